@@ -1,0 +1,76 @@
+"""Distributed locks for asyncio: leases that cancel the work in time, and tokens that fence it off."""
+
+from fencing_sdk._claim import Holder, Token
+from fencing_sdk._client import LockClient, connect
+from fencing_sdk._current import current_lease, current_token
+from fencing_sdk._events import (
+    Abandoned,
+    Acquired,
+    Acquiring,
+    Event,
+    FenceRaised,
+    Lost,
+    Observer,
+    Released,
+    RenewalFailed,
+    RenewalLate,
+    Renewed,
+    StaleRejected,
+)
+from fencing_sdk._lease import Lease
+from fencing_sdk._lock import Lock
+from fencing_sdk.errors import (
+    AcquireError,
+    AcquireTimeoutError,
+    BackendError,
+    BackendRefusedError,
+    BackendUnavailableError,
+    ConfigurationError,
+    FencingError,
+    LeaseLostError,
+    LockHeldError,
+    LossReason,
+    NoLeaseError,
+    StaleTokenError,
+    UnsupportedError,
+    UsageError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Abandoned",
+    "AcquireError",
+    "AcquireTimeoutError",
+    "Acquired",
+    "Acquiring",
+    "BackendError",
+    "BackendRefusedError",
+    "BackendUnavailableError",
+    "ConfigurationError",
+    "Event",
+    "FenceRaised",
+    "FencingError",
+    "Holder",
+    "Lease",
+    "LeaseLostError",
+    "Lock",
+    "LockClient",
+    "LockHeldError",
+    "LossReason",
+    "Lost",
+    "NoLeaseError",
+    "Observer",
+    "Released",
+    "RenewalFailed",
+    "RenewalLate",
+    "Renewed",
+    "StaleRejected",
+    "StaleTokenError",
+    "Token",
+    "UnsupportedError",
+    "UsageError",
+    "connect",
+    "current_lease",
+    "current_token",
+]

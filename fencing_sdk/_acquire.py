@@ -1,0 +1,269 @@
+"""
+Waits for a grant, and undoes itself when it is given up.
+
+What may live here: patience, back-off, and what an attempt without an answer means. A backend
+tries exactly once; this is the one place that tries again.
+
+The owner id is made before the first request and stays the same for every retry, so a retry after
+a lost answer finds its own grant. An attempt without an answer is neither success nor failure: it
+is tried again, and if the acquisition is given up instead, it is released by claim in the
+background, at once and again when the request can no longer arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import anyio
+import tenacity
+
+from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held
+from fencing_sdk._clock import Clock
+from fencing_sdk._errands import Errands, backend_name
+from fencing_sdk._events import Abandoned, Acquiring, Observers, logger
+from fencing_sdk._timing import Timing
+from fencing_sdk.abc import Backend, SupportsQueue
+from fencing_sdk.errors import (
+    AcquireTimeoutError,
+    BackendRefusedError,
+    BackendUnavailableError,
+    ConfigurationError,
+    LockHeldError,
+    UsageError,
+    shown,
+)
+
+Backoff = Callable[[tenacity.RetryCallState], float]
+"""A tenacity wait strategy: ``wait_exponential(...) + wait_random(...)``, or any callable like one."""
+
+DEFAULT_BACKOFF: Backoff = tenacity.wait_random_exponential(multiplier=0.05, max=1.0)
+
+_LONGEST_NAP = 5.0
+"""Seconds between the tries of a waiter that is not woken, whatever the store advises."""
+_SHORTEST_NAP = 0.001
+_LAST_CALL = 1.0
+"""Seconds that a request may take although the patience ends meanwhile."""
+
+
+class Terms(NamedTuple):
+    """What an acquisition is asked to do. ``name`` is the user's, ``store_name`` has the namespace."""
+
+    name: str
+    store_name: str
+    timing: Timing
+    wait: float | None
+    backoff: Backoff
+    metadata: str | None = None
+
+
+class Won(NamedTuple):
+    """A grant that is worth using, and the moment from which it counts."""
+
+    claim: Claim
+    grant: Grant
+    timing: Timing
+    sent_at: float
+    waited: float
+    stray: tuple[asyncio.Task[Any], ...]
+    """Earlier attempts without an answer, which may still reach the store after a release."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """A place in the store's line, kept by an errand so that joining and leaving never hold up the waiter."""
+
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    joined: bool = False
+    errand: asyncio.Task[None] | None = None
+
+
+class Acquisition:
+    """One acquisition, from the first attempt to a grant or an error."""
+
+    def __init__(self, backend: Backend, clock: Clock, errands: Errands, observers: Observers, terms: Terms) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._errands = errands
+        self._observers = observers
+        self._terms = terms
+        self._limit = terms.timing.call_limit
+        self._started = clock.now()
+        self._claim = self._new_claim()
+        self._place: _Place | None = None
+        self._calls: list[asyncio.Task[Any]] = []  # attempts whose outcome is not known
+        self._doubtful_since: float | None = None
+        self._silent_since: float | None = None
+        self._tries: tenacity.RetryCallState | None = None
+
+    async def run(self) -> Won:
+        """
+        Try until there is a grant or the patience is over.
+
+        Raises:
+            LockHeldError: asked once, and somebody else holds the lock.
+            AcquireTimeoutError: somebody else still holds it when the patience ends.
+            BackendUnavailableError: the store did not answer for a ttl, or until the patience ended.
+            BackendRefusedError: the store will not grant this, whatever is tried.
+        """
+        if self._observers:
+            self._observers.emit(Acquiring(name=self._terms.name, at=self._started))
+        try:
+            while True:
+                outcome = await self._attempt()
+                if isinstance(outcome, Won):
+                    self._calls.clear()
+                    return outcome
+                self._check_patience(outcome)
+                if isinstance(outcome, Held):
+                    self._join_line()
+                await self._pause(outcome)
+        finally:
+            self._give_up()
+
+    def _new_claim(self) -> Claim:
+        terms = self._terms
+        return Claim(terms.store_name, terms.timing.ttl, metadata=terms.metadata)
+
+    async def _attempt(self) -> Won | Held | BackendUnavailableError:
+        if self._errands.closing:
+            msg = f"the client was closed while it waited for lock {shown(self._terms.name)}"
+            raise UsageError(msg)
+        sent_at = self._clock.now()
+        limit = self._limit
+        if self._terms.wait is not None:
+            limit = min(limit, max(_LAST_CALL, self._started + self._terms.wait - sent_at))
+        claim = self._claim
+        call = self._errands.send("acquire", lambda: self._backend.acquire(claim), limit)
+        self._calls.append(call)
+        try:
+            outcome = await self._errands.answer("acquire", call, limit)
+        except BackendUnavailableError as error:
+            self._doubtful_since = sent_at if self._doubtful_since is None else self._doubtful_since
+            return self._silent(error, sent_at)
+        except BackendRefusedError:
+            self._calls.remove(call)
+            raise
+        if isinstance(outcome, Held):
+            self._silent_since = None
+            self._calls.remove(call)
+            return outcome
+        return self._judge(outcome, sent_at)
+
+    def _silent(self, error: BackendUnavailableError, sent_at: float) -> BackendUnavailableError:
+        """Note since when the store has given no answer that could be used."""
+        self._silent_since = sent_at if self._silent_since is None else self._silent_since
+        return error
+
+    def _judge(self, grant: Grant, sent_at: float) -> Won | BackendUnavailableError:
+        """Take a grant only if its token is one and its deadline is still ahead."""
+        token: object = grant.token
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < TOKEN_LIMIT:
+            detail = "a token must be an int from 0 to below 2**53"
+            raise BackendRefusedError(backend_name(self._backend), "acquire", detail)
+        try:
+            timing = self._terms.timing.granted(grant.ttl)
+        except ConfigurationError as error:
+            raise BackendRefusedError(backend_name(self._backend), "acquire", f"it grants less: {error}") from error
+        counts_from = sent_at
+        if not grant.restarted and self._doubtful_since is not None:
+            counts_from = self._doubtful_since
+        now = self._clock.now()
+        if now < timing.deadline(counts_from):
+            stray = tuple(self._calls[:-1])
+            return Won(self._claim, grant, timing, counts_from, now - self._started, stray)
+        self._give_up()
+        self._claim = self._new_claim()
+        self._doubtful_since = None
+        detail = f"the grant came {now - counts_from:.3g} s after it was asked for, too late to be used"
+        logger.warning("acquire: %s", detail)
+        return self._silent(BackendUnavailableError(backend_name(self._backend), "acquire", detail), sent_at)
+
+    def _patience_left(self) -> float:
+        wait = self._terms.wait
+        return float("inf") if wait is None else self._started + wait - self._clock.now()
+
+    def _check_patience(self, outcome: Held | BackendUnavailableError) -> None:
+        waited = self._clock.now() - self._started
+        over = self._patience_left() <= 0
+        if isinstance(outcome, BackendUnavailableError):
+            since = self._started if self._silent_since is None else self._silent_since
+            if over or self._clock.now() - since >= self._terms.timing.ttl:
+                raise outcome
+        elif over and self._terms.wait == 0:
+            raise LockHeldError(self._terms.name, waited, outcome.retry_after)
+        elif over:
+            raise AcquireTimeoutError(self._terms.name, waited)
+
+    def _join_line(self) -> None:
+        if self._place is None and isinstance(self._backend, SupportsQueue):
+            place = self._place = _Place()
+            place.errand = self._errands.stand(self._stand(self._backend, self._claim, place))
+
+    async def _pause(self, outcome: Held | BackendUnavailableError) -> None:
+        place = self._place
+        if place is not None and place.joined and isinstance(outcome, Held):
+            nap = min(_advised(outcome), _LONGEST_NAP * random.uniform(0.75, 1.0))
+        else:
+            nap = self._backed_off(outcome)
+        nap = min(nap, max(0.0, self._patience_left()))
+        if place is None:
+            await self._errands.doze(nap)
+            return
+        with anyio.move_on_after(nap):
+            await place.woken.wait()
+        place.woken.clear()
+
+    def _backed_off(self, outcome: Held | BackendUnavailableError) -> float:
+        error = outcome if isinstance(outcome, Exception) else LockHeldError(self._terms.name, 0.0, outcome.retry_after)
+        if self._tries is None:
+            retrying = tenacity.AsyncRetrying(wait=self._terms.backoff)
+            self._tries = tenacity.RetryCallState(retrying, None, (), {})
+        self._tries.set_exception((type(error), error, None))
+        nap = max(0.0, float(self._terms.backoff(self._tries)))
+        self._tries.prepare_for_next_attempt()
+        self._tries.idle_for += nap
+        return min(nap, _advised(outcome)) if isinstance(outcome, Held) else nap
+
+    async def _stand(self, backend: SupportsQueue, claim: Claim, place: _Place) -> None:
+        """Stand in line until cancelled; join again after a fault, and let the waiter poll meanwhile."""
+        try:
+            await self._stand_again_and_again(backend, claim, place)
+        finally:
+            place.joined = False
+            place.woken.set()
+
+    async def _stand_again_and_again(self, backend: SupportsQueue, claim: Claim, place: _Place) -> None:
+        while True:
+            try:
+                async with backend.queue(claim) as turn:
+                    place.joined = True
+                    place.woken.set()  # joined first, then one more try: a release in between is not missed
+                    while True:
+                        await turn.wait()
+                        place.woken.set()
+            except BackendUnavailableError:
+                place.joined = False
+                await asyncio.sleep(random.uniform(0.5, 1.0))
+
+    def _give_up(self) -> None:
+        """Leave the line, and release by claim whatever the attempts without an answer may still achieve."""
+        if self._place is not None and self._place.errand is not None:
+            self._place.errand.cancel()
+        self._place = None
+        if not self._calls:
+            return
+        calls, self._calls = self._calls, []
+        self._errands.abandon(self._claim, calls, self._limit)
+        now = self._clock.now()
+        self._observers.emit(Abandoned(name=self._terms.name, at=now, waited=now - self._started))
+
+
+def _advised(held: Held) -> float:
+    """Seconds until another try makes sense, by the store's advice; never so few that waiting becomes spinning."""
+    advice = held.retry_after
+    return _LONGEST_NAP if advice is None or not math.isfinite(advice) else max(advice, _SHORTEST_NAP)

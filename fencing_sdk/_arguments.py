@@ -1,0 +1,93 @@
+"""
+What may be passed to the front: each argument is checked when the object is built, before anything is sent.
+
+Every refusal is a `ConfigurationError` that names the parameter and says what it takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import unicodedata
+from collections.abc import Sequence
+from typing import cast
+
+from fencing_sdk._acquire import DEFAULT_BACKOFF, Backoff
+from fencing_sdk._clock import BootClock, Clock
+from fencing_sdk._names import check_name
+from fencing_sdk.abc import Guard
+from fencing_sdk.errors import ConfigurationError, shown
+
+METADATA_LIMIT = 1024
+"""Characters of metadata a store keeps beside a grant."""
+
+
+def check_backend(backend: object) -> None:
+    """Refuse what lacks a call of the contract."""
+    if isinstance(backend, type):
+        msg = f"backend must be an object, not the class: call {backend.__name__}(...)"
+        raise ConfigurationError(msg)
+    missing = [call for call in ("acquire", "renew", "release", "inspect", "aclose") if not hasattr(backend, call)]
+    if missing:
+        msg = (
+            f"backend must have the five calls of fencing_sdk.abc.Backend, {type(backend).__name__} lacks "
+            + ", ".join(missing)
+        )
+        raise ConfigurationError(msg)
+
+
+def check_clock(clock: object) -> Clock:
+    """Return the clock of deadlines; None means the default one."""
+    if clock is None:
+        return BootClock()
+    if isinstance(clock, type) or not callable(getattr(clock, "now", None)):
+        msg = f"clock must be an object whose now() tells monotonic seconds, not {shown(clock)}"
+        raise ConfigurationError(msg)
+    return cast("Clock", clock)
+
+
+def check_watch_stalls(watch_stalls: object) -> bool:
+    """Return the switch, which is no number and no text."""
+    if not isinstance(watch_stalls, bool):
+        msg = f"watch_stalls must be True or False, got {shown(watch_stalls)}"
+        raise ConfigurationError(msg)
+    return watch_stalls
+
+
+def check_backoff(backoff: object) -> Backoff:
+    """Return a wait strategy, which is called and never awaited."""
+    if backoff is DEFAULT_BACKOFF:
+        return DEFAULT_BACKOFF  # most locks have it, and the look below takes longer than all other checks
+    if not callable(backoff) or isinstance(backoff, type) or inspect.iscoroutinefunction(backoff):
+        msg = f"backoff must be a tenacity wait strategy such as wait_random(0, 1), not {type(backoff).__name__}"
+        raise ConfigurationError(msg)
+    return backoff
+
+
+def check_metadata(metadata: object) -> str | None:
+    """Return a text that every store can keep."""
+    if metadata is None:
+        return None
+    if (
+        not isinstance(metadata, str)
+        or len(metadata) > METADATA_LIMIT
+        or any(char == "\0" or unicodedata.category(char) == "Cs" for char in metadata)
+    ):
+        msg = f"metadata must be a str of at most {METADATA_LIMIT} characters without NUL and lone surrogates"
+        raise ConfigurationError(msg)
+    return metadata
+
+
+def check_fences(fences: object) -> tuple[tuple[Guard, str | None], ...]:
+    """Return the guards to raise, each with its resource; None means it is named like the lock."""
+    if isinstance(fences, str) or not isinstance(fences, Sequence):
+        msg = "fences must be a sequence of guards, such as fences=[guard]"
+        raise ConfigurationError(msg)
+    return tuple(_check_fence(fence) for fence in fences)
+
+
+def _check_fence(fence: object) -> tuple[Guard, str | None]:
+    guard, resource = fence if isinstance(fence, tuple) and len(fence) == 2 else (fence, None)  # noqa: PLR2004
+    if isinstance(guard, type) or not isinstance(guard, Guard):
+        msg = f"fences must hold guards or (guard, resource) pairs, not {shown(guard)}"
+        raise ConfigurationError(msg)
+    return guard, None if resource is None else check_name(resource, parameter="resource")

@@ -1,0 +1,112 @@
+"""
+What travels between the engine and a store: asked, granted, refused.
+
+Values only: no clock, no task, no store is known here. A `Claim` exists before anything is sent,
+so that an acquisition whose answer never came can still be given back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass, field
+from enum import Enum, auto, unique
+from operator import index
+from typing import Self
+
+TOKEN_LIMIT = 2**53
+"""Tokens stay below this: Lua, JavaScript and JSON compare larger numbers wrongly."""
+
+
+class Token(int):
+    """
+    A fencing token: an int that only grows, and that remembers which holder it was given to.
+
+    ``holder`` is a short public digest of the owner id, or None where it did not travel along. It
+    lets a guard tell one holder that writes twice from two holders that were given one number.
+    """
+
+    holder: str | None
+
+    def __new__(cls, value: int, holder: str | None = None) -> Self:
+        token = super().__new__(cls, index(value))  # int() would read " 34" and Arabic digits, and cut 3.7 to 3
+        token.holder = holder
+        return token
+
+
+def holder_of(owner: str) -> str:
+    """
+    Digest an *owner* id into the public ``holder``.
+
+    The owner id may renew and release the lock, so it stays secret; 32 bits of its SHA-256 are
+    enough to notice that two holders were given one token.
+    """
+    return hashlib.sha256(owner.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """
+    One acquisition, asked for: a name and the owner id made for it before anything is sent.
+
+    Retries of one acquisition use one claim; a new acquisition makes a new one.
+    """
+
+    name: str
+    ttl: float
+    owner: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    """128 random bits. Whoever knows them may release the lock, so they are never shown."""
+    metadata: str | None = None
+    """Shown by `inspect` to whoever asks who holds the lock."""
+
+    @property
+    def holder(self) -> str:
+        """The public digest of the owner id."""
+        return holder_of(self.owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The store's yes."""
+
+    token: int
+    ttl: float | None = None
+    """Seconds the store really grants, where that differs from what was asked for."""
+    restarted: bool = True
+    """
+    Whether this answer (re)started the ttl. False from a store that repeats an earlier grant to
+    the same owner without prolonging it: the deadline then counts from the first attempt.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The store's no: somebody else has it, or is ahead in the line."""
+
+    retry_after: float | None = None
+    """Seconds after which another try may succeed even if nobody wakes us. None: not known."""
+
+
+@unique
+class Renewal(Enum):
+    """What became of one claim in a call that renews many."""
+
+    RENEWED = auto()
+    REFUSED = auto()
+    """The grant is not ours any more: expired, released, or unknown to the store."""
+    TAKEN_OVER = auto()
+    """The same, and somebody else holds the lock."""
+    UNKNOWN = auto()
+    """No answer for this claim (its shard is down). Neither success nor loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock, as `inspect` shows it."""
+
+    name: str
+    token: int
+    holder: str
+    remaining: float
+    """Seconds until the store would hand the lock on without a renewal."""
+    metadata: str | None = None

@@ -1,0 +1,301 @@
+"""
+The client: owns a backend and the one heartbeat, and makes locks.
+
+No task group and no cancel scope spans its entry and exit, so it may be entered and left by
+different tasks (fixtures, application lifespans), and the errors of its body leave as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack
+
+from fencing_sdk._acquire import DEFAULT_BACKOFF, Backoff, Terms
+from fencing_sdk._arguments import (
+    check_backend,
+    check_backoff,
+    check_clock,
+    check_fences,
+    check_metadata,
+    check_watch_stalls,
+)
+from fencing_sdk._claim import Holder
+from fencing_sdk._clock import Clock
+from fencing_sdk._engine import Engine
+from fencing_sdk._errands import backend_name
+from fencing_sdk._events import Observer, Observers
+from fencing_sdk._lock import Lock
+from fencing_sdk._names import check_name, check_namespace, in_namespace
+from fencing_sdk._recording import Recorder
+from fencing_sdk._template import NameTemplate
+from fencing_sdk._timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, seconds
+from fencing_sdk._wire import ENV_RECORD, ENV_URL
+from fencing_sdk.abc import Backend, Guard
+from fencing_sdk.backends import from_url
+from fencing_sdk.errors import ConfigurationError, UsageError, shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Fence = Guard | tuple[Guard, str]
+"""A guard whose resource is named like the lock, or a guard and the name of its resource."""
+
+
+class LockOptions(TypedDict, total=False):
+    """The parameters of `LockClient.lock` besides the name."""
+
+    ttl: Seconds
+    wait: Seconds | None
+    safety_buffer: Seconds | None
+    heartbeat_interval: Seconds | None
+    max_hold: Seconds | None
+    fences: Sequence[Fence]
+    backoff: Backoff
+    metadata: str | None
+
+
+class LockClient:
+    """
+    Makes locks on one backend and renews all their leases with one heartbeat.
+
+    Enter it once with ``async with``; then use it from any number of tasks of that event loop.
+    After it was left it may be entered again, also in another loop.
+
+    Args:
+        backend: Where the locks are kept. See `connect` for URLs.
+
+        namespace: A prefix for every lock name, so that applications can share a store.
+
+        observers: Callables that receive every event, such as `Acquired` and `Lost`.
+
+        drift: How much faster or slower than ours the store's clock may run, as a fraction.
+
+        clock: The monotonic clock of deadlines. The default goes on while the machine is suspended.
+
+        watch_stalls: Whether a sleeping thread looks for the code that blocks the event loop when
+            a heartbeat is overdue.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        namespace: str = "",
+        observers: Sequence[Observer] = (),
+        drift: float = DEFAULT_DRIFT,
+        clock: Clock | None = None,
+        watch_stalls: bool = True,
+    ) -> None:
+        check_backend(backend)
+        self._backend = backend
+        self._namespace = check_namespace(namespace)
+        self._observers = Observers(observers)
+        self._drift = check_drift(drift)
+        self._clock = check_clock(clock)
+        self._watch_stalls = check_watch_stalls(watch_stalls)
+        self._engine: Engine | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._engine is None else f"open, {len(self._engine)} leases"
+        return f"<LockClient on {backend_name(self._backend)}, {state}>"
+
+    async def __aenter__(self) -> Self:
+        if self._engine is not None:
+            msg = "this client is open already; enter it once and share it between tasks"
+            raise UsageError(msg)
+        engine = Engine(self._backend, self._clock, self._observers, watch_stalls=self._watch_stalls)
+        self._engine = engine
+        try:
+            await engine.start()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """
+        Close the client. Idempotent, bounded, and never raises because of the store.
+
+        Leases that are still held are lost with `LossReason.CLOSED` and given back.
+
+        Raises:
+            UsageError: the event loop that opened the client runs elsewhere.
+        """
+        engine = self._engine
+        if engine is not None:
+            await engine.aclose()
+            if self._engine is engine:
+                self._engine = None
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        wait: Seconds | None = None,
+        safety_buffer: Seconds | None = None,
+        heartbeat_interval: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        fences: Sequence[Fence] = (),
+        backoff: Backoff = DEFAULT_BACKOFF,
+        metadata: str | None = None,
+    ) -> Lock:
+        """
+        Describe how to hold *name*; nothing is sent until the lock is entered.
+
+        One lock may be entered by many tasks. Each entry is a lease of its own, with its own token.
+        All times are in seconds, or timedeltas.
+
+        Args:
+            name: What is protected, such as ``"invoices/42"``: 1 to 512 bytes without control characters.
+
+            ttl: Seconds the store keeps a grant after the last renewal. If this process dies,
+                others wait at most this long. From 50 ms to one day; use 1 s or more over a network.
+
+            wait: Seconds to wait for another holder. None waits for ever, 0 asks once. A store
+                that does not answer is tried again for one ttl at most, whatever *wait* says.
+
+            safety_buffer: Seconds before the ttl ends at which the work is cancelled. A fifth of
+                the ttl by default; make it three times the longest pause of your event loop.
+
+            heartbeat_interval: Seconds between renewals. A quarter of what is left of the ttl
+                without the buffer by default.
+
+            max_hold: Seconds after which a lease ends although it could be renewed. Without it a
+                body that hangs keeps its lock for ever.
+
+            fences: Guards to raise as soon as the lock is held, so that an earlier holder is
+                refused even before the first write: a guard whose resource is named like the
+                lock, or a pair of a guard and a resource.
+
+            backoff: A tenacity wait strategy, for stores that cannot wake a waiter.
+
+            metadata: A text that `inspect` shows to others. Not a place for secrets.
+
+        Raises:
+            ConfigurationError: an argument is out of range, or the times do not fit together.
+        """
+        timing = Timing.build(
+            ttl=ttl,
+            safety_buffer=safety_buffer,
+            heartbeat_interval=heartbeat_interval,
+            drift=self._drift,
+            max_hold=max_hold,
+        )
+        terms = Terms(
+            name=check_name(name),
+            store_name=in_namespace(self._namespace, name),
+            timing=timing,
+            wait=None if wait is None else seconds(wait, "wait"),
+            backoff=check_backoff(backoff),
+            metadata=check_metadata(metadata),
+        )
+        return Lock(self._opened, terms, check_fences(fences))
+
+    def locked(
+        self, name: str, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
+        """
+        Decorate a coroutine function: every call holds the lock.
+
+        Args:
+            name: The lock's name, with placeholders for the call's arguments:
+                ``"report/{report_id}"``, ``"tenant/{self.tenant}"``.
+
+            **options: As for `lock`.
+
+        Raises:
+            ConfigurationError: at decoration, when a placeholder is not a parameter, an option
+                cannot work, or the function is not a coroutine function. When called, when the
+                arguments do not make a valid name.
+        """
+        check_name(name)
+        self.lock("checked-when-decorated", **options)
+
+        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+            if not inspect.iscoroutinefunction(function):
+                msg = f"locked() decorates 'async def' functions, not {shown(function)}"
+                raise ConfigurationError(msg)
+            template = NameTemplate(name, function)
+
+            @functools.wraps(function)
+            async def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
+                async with self.lock(template.fill(args, kwargs), **options):
+                    return await function(*args, **kwargs)
+
+            return under_lock
+
+        return decorate
+
+    async def inspect(self, name: str) -> Holder | None:
+        """
+        Tell who holds *name*, or None when it is free. An answer may be outdated when it arrives.
+
+        Raises:
+            BackendError: the store did not answer, or refused.
+            UsageError: the client is not open.
+        """
+        return await self._opened().inspect(in_namespace(self._namespace, check_name(name)))
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            msg = "this client is not open; enter it first: async with client"
+            raise UsageError(msg)
+        return self._engine
+
+
+def connect(
+    url: str | Backend | None = None,
+    *,
+    namespace: str = "",
+    observers: Sequence[Observer] = (),
+    drift: float = DEFAULT_DRIFT,
+    **options: object,
+) -> LockClient:
+    """
+    Make a client for the store at *url*. No I/O happens here, so it is fine at import time.
+
+    When the environment variable ``FENCING_RECORD`` names a file, every event is appended to it.
+
+    Args:
+        url: ``"memory://"``, ``"sqlite:///locks.db"``, a backend object, or None for the value of
+            the environment variable ``FENCING_URL``.
+
+        namespace: A prefix for every lock name.
+
+        observers: Callables that receive every event.
+
+        drift: How much faster or slower than ours the store's clock may run, as a fraction.
+
+        **options: Options of the backend, as they may also stand in the URL's query.
+
+    Raises:
+        ConfigurationError: there is no such backend, its driver is missing, or an option is unknown.
+    """
+    if url is None:
+        url = os.environ.get(ENV_URL)
+        if not url:
+            msg = f"connect() needs a URL such as 'sqlite:///locks.db', or {ENV_URL} in the environment"
+            raise ConfigurationError(msg)
+    if isinstance(url, str):
+        backend = from_url(url, **options)
+    elif options:
+        msg = f"a backend object takes no options, got {', '.join(sorted(options))}; set them on the object"
+        raise ConfigurationError(msg)
+    else:
+        backend = url
+    if record := os.environ.get(ENV_RECORD):
+        observers = (Observers(observers).emit, Recorder(record))
+    return LockClient(backend, namespace=namespace, observers=observers, drift=drift)

@@ -1,0 +1,60 @@
+"""
+The only reader of time.
+
+Durations are compared on one machine only, on a clock that nobody steps and that goes on while
+the machine is suspended. `CLOCK_BOOTTIME` is that clock on Linux; `time.monotonic` stops there
+during a suspend, so a lease would look valid after an hour of sleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Protocol
+
+_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+class Clock(Protocol):
+    """A monotonic clock in seconds. Only differences mean something; read from any thread."""
+
+    def now(self) -> float: ...
+
+
+class BootClock:
+    """Seconds of `CLOCK_BOOTTIME` where the system has it, else of `time.monotonic`."""
+
+    def now(self) -> float:
+        return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+
+
+class LoopClock:
+    """The running event loop's own time: follows a loop that runs on virtual time."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def wall_seconds() -> float:
+    """Seconds since 1970. For people and for the start value of tokens, never for a deadline."""
+    return time.time()
+
+
+def wall_micros() -> int:
+    """Microseconds since 1970: the floor under a token whose counter may get lost."""
+    return time.time_ns() // 1000
+
+
+def boot_identity() -> str:
+    """
+    Name the period in which readings of `BootClock` of this machine may be compared.
+
+    `CLOCK_BOOTTIME` starts at zero with every boot, and a container with a time namespace of its
+    own sees it shifted under the same boot id, so both are part of the name.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/time').readlink()}"
+    except OSError:
+        return "unknown"

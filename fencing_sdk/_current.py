@@ -1,0 +1,59 @@
+"""
+The lease of the code that runs now, without passing it around.
+
+A context variable follows tasks and `asyncio.to_thread`; `loop.run_in_executor` does not carry it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextvars import ContextVar
+from contextvars import Token as Mark
+
+from fencing_sdk._claim import Token
+from fencing_sdk._lease import Lease
+from fencing_sdk.errors import NoLeaseError
+
+_leases: ContextVar[tuple[Lease, ...]] = ContextVar("fencing_sdk_leases", default=())
+
+
+def current_lease(name: str | None = None) -> Lease:
+    """
+    Return the innermost lease of this context, or the innermost one on lock *name*.
+
+    The lease may be over; its token tells.
+
+    Raises:
+        NoLeaseError: this code does not run under such a lock.
+    """
+    for lease in reversed(_leases.get()):
+        if name is None or lease.name == name:
+            return lease
+    raise NoLeaseError(name)
+
+
+def current_token(name: str | None = None) -> Token:
+    """
+    Return the fencing token of `current_lease`, checked against the clock at this moment.
+
+    Raises:
+        NoLeaseError: this code does not run under such a lock.
+        LeaseLostError: it does, and the lease is over.
+    """
+    return current_lease(name).token
+
+
+def held_here() -> tuple[Lease, ...]:
+    """Every lease this context was entered under, outermost first."""
+    return _leases.get()
+
+
+def push(lease: Lease) -> Mark[tuple[Lease, ...]]:
+    """Make *lease* the innermost one of this context."""
+    return _leases.set((*_leases.get(), lease))
+
+
+def pop(mark: Mark[tuple[Lease, ...]]) -> None:
+    """Undo `push`; silently where this is another context than the one it was made in."""
+    with contextlib.suppress(ValueError):
+        _leases.reset(mark)

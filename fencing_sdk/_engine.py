@@ -1,0 +1,260 @@
+"""
+What a client runs while it is open: one heartbeat, its errands, and every lease from grant to release.
+
+An engine belongs to one event loop and is never used again after `aclose`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextvars import Context
+
+import anyio
+
+from fencing_sdk._acquire import Acquisition, Terms, Won
+from fencing_sdk._claim import Claim, Holder, Token
+from fencing_sdk._clock import Clock
+from fencing_sdk._errands import Errands
+from fencing_sdk._events import Acquired, FenceRaised, Observers, Released, StaleRejected, logger
+from fencing_sdk._fork import generation
+from fencing_sdk._heartbeat import Heartbeat
+from fencing_sdk._lease import Lease, scope_class
+from fencing_sdk.abc import Backend, Guard, SupportsLossNotice, SupportsOpen
+from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, UsageError
+
+Fences = Sequence[tuple[Guard, str | None]]
+"""Guards to raise at acquisition, each with its resource; None means the resource is named like the lock."""
+
+_CALL_LIMIT = 5.0
+"""Seconds for opening, inspecting and closing a backend."""
+_RELEASE_LIMIT = 2.0
+"""Seconds a release may hold up whoever leaves; it goes on in the background."""
+
+
+class Engine:
+    """The running part of one client. It is the keeper of its leases."""
+
+    def __init__(self, backend: Backend, clock: Clock, observers: Observers, *, watch_stalls: bool) -> None:
+        scope_class()  # the first anyio call imports a backend for 0.1 s: now, not during the first lease
+        self._backend = backend
+        self._clock = clock
+        self._observers = observers
+        self._loop = asyncio.get_running_loop()
+        self._generation = generation()
+        self._errands = Errands(backend, clock)
+        self._heartbeat = Heartbeat(backend, clock, self._errands, observers, watch_stalls=watch_stalls)
+        self._beating: asyncio.Task[None] | None = None
+        self._stop_notices: Callable[[], object] = lambda: None
+        self._unreleased: dict[str, Claim] = {}
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._heartbeat)
+
+    async def start(self) -> None:
+        """
+        Open the backend and start the heartbeat.
+
+        Raises:
+            BackendError: the backend can tell already that it will not work.
+        """
+        if isinstance(self._backend, SupportsOpen):
+            await self._errands.ask("open", self._backend.open, _CALL_LIMIT)
+        if isinstance(self._backend, SupportsLossNotice):
+            self._stop_notices = self._backend.on_loss(self._on_loss)
+        self._beating = self._loop.create_task(self._heartbeat.run(), context=Context(), name="fencing-heartbeat")
+        self._beating.add_done_callback(_retrieve, context=Context())
+
+    def check_usable(self) -> None:
+        """
+        Raise if no lease can be kept here.
+
+        Raises:
+            UsageError: another event loop, a closed client, or a failed heartbeat.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            msg = "this client was opened in another event loop; open one client for each loop"
+            raise UsageError(msg)
+        if self._closed:
+            msg = "this client is closed; enter it again with 'async with'"
+            raise UsageError(msg)
+        if self._beating is None or self._beating.done():
+            msg = "the heartbeat of this client failed, so it cannot keep a lease; close it and open it again"
+            raise UsageError(msg) from self._heartbeat.failure
+
+    async def hold(self, terms: Terms, fences: Fences) -> Lease:
+        """Acquire a lease that is renewed from now on, with every fence raised."""
+        self.check_usable()
+        won = await Acquisition(self._backend, self._clock, self._errands, self._observers, terms).run()
+        try:
+            self.check_usable()
+        except UsageError:
+            self._errands.give_back(won.claim, _RELEASE_LIMIT)
+            raise
+        lease = self._begin(terms, won)
+        try:
+            await self._raise_fences(lease, fences)
+        except BaseException:
+            await self.release(lease)
+            raise
+        return lease
+
+    def _begin(self, terms: Terms, won: Won) -> Lease:
+        lease = Lease(
+            name=terms.name,
+            claim=won.claim,
+            token=won.grant.token,
+            deadline=won.timing.deadline(won.sent_at),
+            timing=won.timing,
+            clock=self._clock,
+            keeper=self,
+        )
+        lease.stray = won.stray
+        self._unreleased[lease.owner] = won.claim
+        self._heartbeat.add(lease, won.sent_at)
+        if self._observers:
+            self._observers.emit(
+                Acquired(
+                    name=lease.name,
+                    at=self._clock.now(),
+                    token=lease.last_token,
+                    holder=lease.holder,
+                    ttl=lease.ttl,
+                    waited=won.waited,
+                    deadline=lease.deadline,
+                )
+            )
+        return lease
+
+    async def _raise_fences(self, lease: Lease, fences: Fences) -> None:
+        for guard, named in fences:
+            resource = lease.name if named is None else named
+            token: Token = lease.token
+            with anyio.move_on_after(lease.remaining) as scope:
+                try:
+                    await guard.raise_to(resource, token)
+                except StaleTokenError as error:
+                    self.stale(lease, error)
+                    raise
+            if scope.cancelled_caught:
+                raise LeaseLostError(lease.name, lease.last_token, LossReason.EXPIRED)
+            lease.check()
+            self._observers.emit(FenceRaised(name=lease.name, at=self._clock.now(), token=token, resource=resource))
+
+    async def inspect(self, name: str) -> Holder | None:
+        """Ask the store who holds *name*."""
+        self.check_usable()
+        return await self._errands.ask("inspect", lambda: self._backend.inspect(name), _CALL_LIMIT)
+
+    # The keeper's side.
+
+    async def renew(self, lease: Lease) -> None:
+        """Renew one lease now."""
+        self.check_usable()
+        await self._heartbeat.renew_now(lease)
+
+    async def release(self, lease: Lease) -> None:
+        """Give *lease* back: once, shielded from every cancellation, for a bounded time."""
+        if not lease.mark_released():
+            return
+        self._heartbeat.forget(lease.owner)
+        if self._unreleased.pop(lease.owner, None) is None:
+            return  # closing the client has given it back already
+        limit = min(lease.timing.call_limit, _RELEASE_LIMIT)
+        returned = self._errands.give_back(lease.claim, limit)
+        if lease.stray and lease.held_for < lease.ttl:
+            self._errands.abandon(lease.claim, list(lease.stray), limit)
+        cancelled = await self._outwait(returned, limit)
+        self._tell_released(lease, returned)
+        if cancelled is not None:
+            raise cancelled
+
+    def _tell_released(self, lease: Lease, returned: asyncio.Task[bool]) -> None:
+        if self._observers:
+            confirmed = returned.done() and not returned.cancelled() and returned.result()
+            now, held_for = self._clock.now(), lease.held_for
+            event = Released(name=lease.name, at=now, token=lease.last_token, held_for=held_for, confirmed=confirmed)
+            self._observers.emit(event)
+
+    async def _outwait(self, task: asyncio.Task[bool], limit: float) -> asyncio.CancelledError | None:
+        """Wait for *task* against cancellation of both kinds; return one that came, to be raised again."""
+        cancelled = None
+        end = self._clock.now() + limit
+        with scope_class()(shield=True):
+            while not task.done() and (left := end - self._clock.now()) > 0:
+                try:
+                    await self._errands.outwait(task, left)
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        return cancelled
+
+    def lost(self, lease: Lease, reason: LossReason) -> None:
+        """A lease ended against our will."""
+        self._heartbeat.tell_lost(lease, reason)
+
+    def stale(self, lease: Lease, error: StaleTokenError) -> None:
+        """A guard refused a write made under *lease*: tell the observers."""
+        self._observers.emit(
+            StaleRejected(
+                name=lease.name,
+                at=self._clock.now(),
+                token=error.token,
+                resource=error.resource,
+                fence=error.fence,
+                conflict=error.conflict,
+            )
+        )
+
+    def dropped(self, claim: Claim) -> None:
+        """A lease was garbage-collected while it was held."""
+        self._heartbeat.forget(claim.owner)
+        if self._unreleased.pop(claim.owner, None) is not None:
+            self._errands.give_back(claim, _RELEASE_LIMIT)
+
+    def _on_loss(self, claim: Claim, reason: LossReason) -> None:
+        lease = self._heartbeat.find(claim)
+        if lease is not None:
+            lease.lose(reason)
+
+    async def aclose(self) -> None:
+        """
+        End every lease, give back what can be given back, and close the backend. Bounded.
+
+        Nothing is done in a forked child, whose parent goes on with all of it.
+
+        Raises:
+            UsageError: the event loop that opened the client runs elsewhere.
+        """
+        if self._closed or self._generation != generation():
+            return
+        errands = self._errands
+        if asyncio.get_running_loop() is not self._loop:
+            if not self._loop.is_closed():
+                msg = "this client was opened in another event loop, which still exists; close it there"
+                raise UsageError(msg)
+            errands = Errands(self._backend, self._clock)  # the old ones are gone with their loop
+        self._closed = True
+        self._heartbeat.lose_all(LossReason.CLOSED)
+        for claim in self._unreleased.values():
+            errands.give_back(claim, _RELEASE_LIMIT)
+        self._unreleased.clear()
+        self._stop_notices()
+        with anyio.CancelScope(shield=True):
+            if self._beating is not None and not self._beating.done():
+                self._beating.cancel()
+                await asyncio.wait((self._beating,), timeout=_CALL_LIMIT)
+            await errands.aclose(_CALL_LIMIT)
+            await self._close_backend(errands)
+
+    async def _close_backend(self, errands: Errands) -> None:
+        try:
+            await errands.ask("close", self._backend.aclose, _CALL_LIMIT)
+        except Exception as error:  # noqa: BLE001  (closing must not replace the error of the user's body)
+            logger.warning("closing the backend failed", exc_info=error)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Look at the outcome, so that asyncio does not report an error that the engine has handled."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,359 @@
+"""
+One heartbeat per client: renews every lease, and ends those that cannot be renewed.
+
+A single task sleeps until something is due. Leases that begin or are renewed together stay together,
+in a `Cohort` that is scheduled as one, so that ten thousand leases cost a few entries and a few calls.
+One call is sent in a turn of the loop, and one is settled, so that nobody else waits for them all.
+Each claim has its own outcome, and a claim without an answer is tried again until its deadline.
+The call runs in a task of its own, so that one that hangs delays nobody: while it is away, the
+deadlines of its leases are what this task waits for.
+
+If this engine itself fails, every lease is lost at once: nobody would renew them any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import anyio
+
+from fencing_sdk._claim import Claim, Renewal
+from fencing_sdk._clock import Clock
+from fencing_sdk._errands import Errands, backend_name
+from fencing_sdk._events import Event, Lost, Observers, RenewalFailed, RenewalLate, Renewed, logger
+from fencing_sdk._lease import Lease
+from fencing_sdk._schedule import Schedule
+from fencing_sdk._stall import StallWatch
+from fencing_sdk.abc import Backend
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, FencingError, LeaseLostError, LossReason
+
+BATCH = 1000
+"""Claims in one call: bounds a statement or script, and what one failing call delays."""
+_WINDOW = 1 / 8
+"""Part of an interval by which a beat may come early to join a batch."""
+_RETRY = 1 / 4
+"""Part of an interval between the attempts after a renewal without an answer."""
+_LATE = 1 / 4
+"""Part of an interval from which a beat counts as late; never less than `_LATE_FLOOR` seconds."""
+_LATE_FLOOR = 0.05
+_GATHERING = 1 / 16
+"""Part of an interval for which new leases join those that came before them."""
+_INTERVALS = 64
+"""Different intervals whose entries may wait for more leases although nobody is left in them."""
+
+
+Reference = weakref.ref[Lease]
+"""The heartbeat must not keep a lease alive that its holder has dropped."""
+
+
+class Cohort:
+    """Leases that are due together."""
+
+    __slots__ = ("in_flight", "members")
+
+    def __init__(self, members: Collection[Reference], *, in_flight: bool = False) -> None:
+        self.members = members
+        self.in_flight = in_flight
+        """Whether their renewal is on its way, so that only their end is waited for meanwhile."""
+
+    def living(self, now: float) -> list[Lease]:
+        """The members that are held; one that has expired meanwhile learns it here."""
+        return [lease for member in self.members if (lease := member()) is not None and lease.held_at(now)]
+
+
+class Newcomers(Cohort):
+    """Leases of one interval that began almost together; most are gone before their first beat."""
+
+    __slots__ = ("by_owner", "interval", "when")
+
+    def __init__(self, interval: float, when: float) -> None:
+        self.by_owner: dict[str, Reference] = {}
+        self.interval = interval
+        self.when = when
+        super().__init__(self.by_owner.values())
+
+    def takes(self, when: float) -> bool:
+        """Whether a lease that is due at *when* may beat with these."""
+        return 0 <= when - self.when <= self.interval * _GATHERING and len(self.by_owner) < BATCH
+
+
+class Heartbeat:
+    """Keeps the leases of one client alive, in one task."""
+
+    def __init__(
+        self, backend: Backend, clock: Clock, errands: Errands, observers: Observers, *, watch_stalls: bool
+    ) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._errands = errands
+        self._observers = observers
+        self._watch = StallWatch(clock) if watch_stalls else None
+        self._leases: dict[str, Reference] = {}
+        self._schedule: Schedule[Cohort] = Schedule()
+        self._newcomers: dict[str, Newcomers] = {}  # by owner, until their first beat
+        self._gathering: dict[float, Newcomers] = {}  # by interval: those that the next one may join
+        self._ends: dict[str, Cohort] = {}  # by owner: those whose end is waited for, as no renewal can help them
+        self._settling = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._asleep_until = float("inf")
+        self.failure: BaseException | None = None
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    async def run(self) -> None:
+        """Beat for ever. Ends only by cancellation or by its own failure, and then loses every lease."""
+        try:
+            while True:
+                await self._beat()
+                await self._sleep(self._schedule.next())
+        except BaseException as error:
+            self.failure = error
+            if not isinstance(error, asyncio.CancelledError):
+                logger.critical("the heartbeat failed; every lease of this client is lost", exc_info=error)
+            raise
+        finally:
+            self.lose_all(LossReason.CLOSED)
+            if self._watch is not None:
+                self._watch.stop()
+
+    def add(self, lease: Lease, sent_at: float) -> None:
+        """Keep *lease* alive; its last successful request left at *sent_at*."""
+        owner, interval = lease.owner, lease.timing.heartbeat_interval
+        member = self._leases[owner] = weakref.ref(lease)
+        when = max(sent_at + interval, self._clock.now())  # after a slow grant: at once, and not late
+        if not lease.expect_beat(when):
+            self._await_end(lease)
+            return
+        newcomers = self._gathering.get(interval)
+        if newcomers is None or not newcomers.takes(when):
+            newcomers = self._gathering[interval] = Newcomers(interval, when)
+            self._put(newcomers, when)
+        newcomers.by_owner[owner] = member
+        self._newcomers[owner] = newcomers
+
+    def forget(self, owner: str) -> None:
+        """Renew no more. An answer that is still on its way will find nobody."""
+        self._leases.pop(owner, None)
+        if (newcomers := self._newcomers.pop(owner, None)) is not None:
+            del newcomers.by_owner[owner]
+            if not newcomers.by_owner and len(self._gathering) > _INTERVALS:
+                self._settle_in(newcomers)
+                self._schedule.drop(newcomers)
+        elif (end := self._ends.pop(owner, None)) is not None:
+            self._schedule.drop(end)
+
+    def find(self, claim: Claim) -> Lease | None:
+        """The living lease of *claim*."""
+        member = self._leases.get(claim.owner)
+        return None if member is None else member()
+
+    def lose_all(self, reason: LossReason) -> None:
+        """End every lease."""
+        for lease in [lease for member in self._leases.values() if (lease := member()) is not None]:
+            lease.lose(reason)
+        self._leases.clear()
+
+    async def renew_now(self, lease: Lease) -> None:
+        """Renew one lease outside its turn."""
+        sent_at = self._clock.now()
+        limit = min(lease.timing.heartbeat_interval, lease.deadline - sent_at)
+        answers = await self._errands.ask("renew", lambda: self._backend.renew((lease.claim,)), limit)
+        _check_count(answers, (lease.claim,), self._backend)
+        self._apply(lease, answers[0], sent_at, "")
+        if answers[0] is Renewal.UNKNOWN:
+            raise BackendUnavailableError(backend_name(self._backend), "renew")
+        if (reason := lease.lost_reason) is not None:
+            raise LeaseLostError(lease.name, lease.last_token, reason)
+
+    async def _beat(self) -> None:
+        """Send what is due, one call in each turn of the loop."""
+        for leases in self._batches(self._take_due(self._clock.now())):
+            self._send(leases, self._clock.now())
+            self._expect(self._schedule.next())  # whoever runs in this turn may block it
+            await asyncio.sleep(0)
+
+    def _batches(self, due: Iterable[Cohort]) -> Iterator[list[Lease]]:
+        """Those to renew, `BATCH` at a time; whoever ends before its batch is wanted is not in it."""
+        beating: list[Lease] = []
+        for cohort in due:
+            living = cohort.living(self._clock.now())
+            if cohort.in_flight and living:
+                self._put(cohort, min(lease.deadline for lease in living))
+            elif not cohort.in_flight:
+                beating += [lease for lease in living if lease.renewable or self._await_end(lease)]
+            while len(beating) >= BATCH:
+                yield beating[:BATCH]
+                del beating[:BATCH]
+        if beating:
+            yield beating
+
+    def _await_end(self, lease: Lease) -> bool:
+        """Look again when a lease that no renewal can help ends; False: it does not beat."""
+        lease.expect_beat(float("inf"))  # the beat that found it beyond help was in time
+        end = self._ends[lease.owner] = Cohort((weakref.ref(lease),))
+        self._put(end, lease.deadline)
+        return False
+
+    def _take_due(self, now: float) -> list[Cohort]:
+        due = self._schedule.due(now)
+        self._report_lateness(now, due)
+        cohorts = [cohort for cohort, _ in due]
+        first = next((lease for cohort in cohorts if not cohort.in_flight for lease in cohort.living(now)), None)
+        if first is not None:
+            window = first.timing.heartbeat_interval * _WINDOW
+            cohorts += [cohort for cohort, _ in self._schedule.due(now + window)]
+        for cohort in cohorts:
+            if isinstance(cohort, Newcomers):
+                self._settle_in(cohort)
+        return cohorts
+
+    def _settle_in(self, newcomers: Newcomers) -> None:
+        """Take in nobody any more: from now on they are a cohort like any other."""
+        if self._gathering.get(newcomers.interval) is newcomers:
+            del self._gathering[newcomers.interval]
+        for owner in newcomers.by_owner:
+            del self._newcomers[owner]
+
+    def _put(self, cohort: Cohort, when: float) -> None:
+        self._schedule.put(cohort, when)
+        if when < self._asleep_until:
+            self._wake.set()
+
+    def _report_lateness(self, now: float, due: Sequence[tuple[Cohort, float]]) -> None:
+        late = [
+            (lease, when)
+            for cohort, when in due
+            if now - when > _LATE_FLOOR and not cohort.in_flight
+            for lease in cohort.living(now)
+            if now - when > _lateness_limit(lease)
+        ]
+        if late:
+            earliest = min(when for _, when in late)
+            stack = self._blocking_stack(earliest)
+            by = f" by\n{stack}" if stack else ""
+            logger.warning("heartbeat %.3g s late: the event loop was blocked%s", now - earliest, by)
+        for lease, when in late:
+            self._emit_late(lease, when, now)
+
+    def _emit_late(self, lease: Lease, due: float, now: float) -> None:
+        stack = self._blocking_stack(due)
+        self._emit(RenewalLate(name=lease.name, at=now, token=lease.last_token, late=now - due, stack=stack))
+
+    def _blocking_stack(self, since: float) -> str | None:
+        return None if self._watch is None else self._watch.stack_since(since)
+
+    def _send(self, leases: Sequence[Lease], now: float) -> None:
+        """Renew *leases* by one call, and meanwhile wait for the first of their deadlines."""
+        for lease in leases:
+            lease.expect_beat(float("inf"))
+        deadlines = [lease.deadline for lease in leases]
+        limit = min(max(deadlines) - now, *[lease.timing.heartbeat_interval for lease in leases])
+        flight = Cohort([weakref.ref(lease) for lease in leases], in_flight=True)
+        self._put(flight, min(deadlines))
+        self._errands.start(self._renew(flight, [lease.claim for lease in leases], now, limit))
+
+    async def _renew(self, flight: Cohort, claims: Sequence[Claim], sent_at: float, limit: float) -> None:
+        error = ""
+        outcomes: Sequence[Renewal]
+        try:
+            outcomes = await self._errands.ask("renew", lambda: self._backend.renew(claims), limit)
+            _check_count(outcomes, claims, self._backend)
+        except Exception as failure:  # noqa: BLE001  (whatever a driver raises, it is no proof of a loss)
+            error = _told(failure)
+            outcomes = [Renewal.UNKNOWN] * len(claims)
+        async with self._settling:
+            self._schedule.drop(flight)
+            self._settle(flight, outcomes, sent_at, error)
+            await asyncio.sleep(0)
+
+    def _settle(self, flight: Cohort, outcomes: Sequence[Renewal], sent_at: float, error: str) -> None:
+        """Apply the answers of one call, and put those that go on together again."""
+        now = self._clock.now()
+        renewed: dict[float, list[Lease]] = {}
+        unanswered: dict[float, list[Lease]] = {}
+        for member, outcome in zip(flight.members, outcomes, strict=True):
+            lease = member()
+            if lease is None or not lease.held_at(now):
+                continue
+            self._apply(lease, outcome, sent_at, error)
+            if outcome is Renewal.RENEWED:
+                renewed.setdefault(lease.timing.heartbeat_interval, []).append(lease)
+            elif outcome is Renewal.UNKNOWN:
+                unanswered.setdefault(lease.timing.heartbeat_interval, []).append(lease)
+        for interval, leases in renewed.items():
+            self._plan(leases, sent_at + interval)
+        for interval, leases in unanswered.items():
+            self._plan(leases, now + interval * _RETRY * random.uniform(0.5, 1.0))
+
+    def _apply(self, lease: Lease, outcome: Renewal, sent_at: float, error: str) -> None:
+        """Tell one lease what became of it. An answer that came after the deadline changes nothing."""
+        if outcome is Renewal.RENEWED:
+            spare = lease.remaining if self._observers else 0.0
+            if lease.extend(lease.timing.deadline(sent_at)) and self._observers:
+                self._emit_renewed(lease, spare)
+        elif outcome is Renewal.UNKNOWN:
+            now, left = self._clock.now(), lease.remaining
+            self._emit(RenewalFailed(name=lease.name, at=now, token=lease.last_token, error=error, remaining=left))
+        else:
+            lease.lose(LossReason.TAKEN_OVER if outcome is Renewal.TAKEN_OVER else LossReason.REFUSED)
+
+    def _emit_renewed(self, lease: Lease, spare: float) -> None:
+        now, token, deadline = self._clock.now(), lease.last_token, lease.deadline
+        self._emit(Renewed(name=lease.name, at=now, token=token, spare=spare, deadline=deadline))
+
+    def _plan(self, leases: Sequence[Lease], when: float) -> None:
+        """Renew at *when*; where a renewal cannot help or would come too late, wait for the end."""
+        when = max(when, self._clock.now())  # after a slow answer: at once, and not late
+        beating = [weakref.ref(lease) for lease in leases if lease.expect_beat(when) or self._await_end(lease)]
+        if beating:
+            self._put(Cohort(beating), when)
+
+    def tell_lost(self, lease: Lease, reason: LossReason) -> None:
+        """A lease ended against our will: forget it and tell the observers."""
+        self.forget(lease.owner)
+        if reason is LossReason.STALLED:
+            self._emit_late(lease, lease.overdue_since, self._clock.now())
+        self._emit(Lost(name=lease.name, at=self._clock.now(), token=lease.last_token, reason=reason))
+
+    def _emit(self, event: Event) -> None:
+        self._observers.emit(event)
+
+    async def _sleep(self, until: float | None) -> None:
+        self._wake.clear()
+        self._asleep_until = float("inf") if until is None else until
+        self._expect(until)
+        with anyio.move_on_after(max(0.0, self._asleep_until - self._clock.now())):
+            await self._wake.wait()
+
+    def _expect(self, until: float | None) -> None:
+        """Have the loop's stack looked at if this task does not run soon after *until*."""
+        if self._watch is not None:
+            self._watch.arm(None if until is None else until + self._patience())
+
+    def _patience(self) -> float:
+        """Seconds of lateness after which the stack of the loop is looked at."""
+        return min((_lateness_limit(lease) for lease in self._some_leases()), default=1.0)
+
+    def _some_leases(self) -> Iterable[Lease]:
+        for reference in itertools.islice(self._leases.values(), 8):
+            if (lease := reference()) is not None:
+                yield lease
+
+
+def _told(failure: Exception) -> str:
+    """Name *failure* in an event. The text of a driver's own error may hold a URL with its password."""
+    return f"{type(failure).__name__}: {failure}" if isinstance(failure, FencingError) else type(failure).__name__
+
+
+def _check_count(outcomes: Sequence[Renewal], claims: Sequence[Claim], backend: Backend) -> None:
+    if len(outcomes) != len(claims):
+        raise BackendRefusedError(backend_name(backend), "renew", "not one outcome per claim")
+
+
+def _lateness_limit(lease: Lease) -> float:
+    return max(_LATE_FLOOR, lease.timing.heartbeat_interval * _LATE)

@@ -1,0 +1,121 @@
+"""
+A name and a way to hold it: stateless, reusable, shared by many tasks.
+
+Every entry is a lease of its own with an owner of its own. The list of tenures only pairs each
+exit with its entry; it is keyed by task, because the task that lost its lease may leave after the
+next holder came through the same object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from fencing_sdk._acquire import Terms
+from fencing_sdk._current import held_here
+from fencing_sdk._engine import Engine, Fences
+from fencing_sdk._lease import Lease
+from fencing_sdk._tenure import Tenure
+from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown
+
+
+class Lock:
+    """
+    A lock, described. Nothing is sent until it is entered or acquired.
+
+    ``async with lock as lease`` holds it, cancels the body when the lease is lost, and then raises
+    `LeaseLostError`. `acquire` gives a plain handle instead, for places where the exit runs in
+    another task than the entry. Made by `LockClient.lock`.
+    """
+
+    __slots__ = ("_engine", "_fences", "_tenures", "_terms")
+
+    def __init__(self, engine: Callable[[], Engine], terms: Terms, fences: Fences) -> None:
+        self._engine = engine
+        self._terms = terms
+        self._fences = fences
+        self._tenures: list[Tenure] = []
+
+    @property
+    def name(self) -> str:
+        """What the lock protects, without the client's namespace."""
+        return self._terms.name
+
+    def __repr__(self) -> str:
+        return f"<Lock {shown(self.name)} ttl={self._terms.timing.ttl:g}>"
+
+    async def acquire(self) -> Lease:
+        """
+        Take the lock and return a plain handle, to be released by ``await lease.release()`` anywhere.
+
+        The handle is renewed like any lease, but nothing cancels your work when it is lost: ask
+        ``lease.check()``, read ``lease.token``, or wait for ``lease.wait_lost()``.
+
+        Raises:
+            LockHeldError: asked once (``wait=0``), and somebody else holds it.
+            AcquireTimeoutError: somebody else still held it when ``wait`` was over.
+            StaleTokenError: a fence could not be raised, the resource has seen a later token.
+            BackendError: the store did not answer, or refused.
+            UsageError: the client is not open, or this task holds the lock already.
+        """
+        return await self._acquire(self._terms)
+
+    async def try_acquire(self) -> Lease | None:
+        """
+        Take the lock if it is free now, and return a plain handle, or None.
+
+        Raises:
+            StaleTokenError, BackendError, UsageError: as `acquire`.
+        """
+        try:
+            return await self._acquire(self._terms._replace(wait=0.0))
+        except LockHeldError:
+            return None
+
+    async def _acquire(self, terms: Terms) -> Lease:
+        if terms.wait != 0:
+            self._refuse_own_deadlock()
+        return await self._engine().hold(terms, self._fences)
+
+    def _refuse_own_deadlock(self) -> None:
+        """A task that waits for a lock which it holds itself would wait for ever: the heartbeat renews it."""
+        mine = asyncio.current_task()
+        for lease in held_here():
+            same = lease.claim.name == self._terms.store_name and lease.kept_by(self._engine())
+            if same and lease.host is mine and lease.held:
+                msg = f"this task holds lock {shown(self.name)} already; locks are not reentrant"
+                raise UsageError(msg)
+
+    async def __aenter__(self) -> Lease:
+        lease = await self._acquire(self._terms)
+        try:
+            self._tenures.append(Tenure(lease))
+        except BaseException:
+            await lease.release()
+            raise
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        tenure = self._take_tenure()
+        if tenure.task is not asyncio.current_task():
+            error = tenure.abort()
+            await tenure.lease.release()
+            raise error from raised
+        departure = tenure.leave(raised)
+        if isinstance(departure.raised, StaleTokenError):
+            tenure.lease.report_stale(departure.raised)
+        await tenure.lease.release()
+        tenure.conclude(departure, raised)
+
+    def _take_tenure(self) -> Tenure:
+        task = asyncio.current_task()
+        mine = [tenure for tenure in self._tenures if tenure.task is task]
+        candidates = mine[-1:] or self._tenures[:]
+        if len(candidates) != 1:
+            msg = f"lock {shown(self.name)} is left by a task that did not enter it"
+            raise UsageError(msg)
+        self._tenures.remove(candidates[0])
+        return candidates[0]

@@ -1,0 +1,57 @@
+"""Which lock names are valid, and how names become parts of keys, paths and headers."""
+
+from __future__ import annotations
+
+import unicodedata
+from urllib.parse import quote
+
+from fencing_sdk.errors import ConfigurationError, shown
+
+NAME_LIMIT = 512
+"""Bytes of UTF-8. Every store takes keys of this size after escaping."""
+
+
+def check_name(name: object, *, parameter: str = "name") -> str:
+    """
+    Return *name* if it can name a lock or a resource.
+
+    Names are untrusted input, so what could break a log line, a header or a key is refused here
+    once: the empty name, control characters (NUL, CR, LF), lone surrogates, more than 512 bytes.
+    Everything else is allowed and kept as it is: two spellings of an accent are two names.
+
+    Raises:
+        ConfigurationError: *name* is not such a string.
+    """
+    if not isinstance(name, str):
+        msg = f"{parameter} must be a str, not {type(name).__name__}"
+        raise ConfigurationError(msg)
+    name = str.__str__(name)  # the text itself: a member of an enum may print as something else
+    if not name:
+        msg = f"{parameter} must not be empty; name what it protects, such as 'invoices/42'"
+        raise ConfigurationError(msg)
+    if len(name) > NAME_LIMIT or len(name.encode("utf-8", "surrogatepass")) > NAME_LIMIT:
+        msg = f"{parameter} {shown(name)} is longer than {NAME_LIMIT} bytes; use a hash of it"
+        raise ConfigurationError(msg)
+    if not name.isprintable() and any(unicodedata.category(char) in {"Cc", "Cs"} for char in name):
+        msg = f"{parameter} {shown(name)} has a control character or a lone surrogate; escape it"
+        raise ConfigurationError(msg)
+    return name
+
+
+def check_namespace(namespace: object) -> str:
+    """Return *namespace* if it can prefix names; the empty one means no prefix."""
+    if isinstance(namespace, str) and not namespace:
+        return ""
+    return check_name(namespace, parameter="namespace")
+
+
+def in_namespace(namespace: str, name: str) -> str:
+    """Return the name as the store knows it: a *namespace* is nothing but a prefix."""
+    name = check_name(name)
+    return check_name(f"{namespace}:{name}", parameter="namespace:name") if namespace else name
+
+
+def safe_segment(name: str) -> str:
+    """Percent-encode *name* into one path segment: no slash, no leading dot, ASCII only."""
+    segment = quote(name, safe="-_~")
+    return segment.replace(".", "%2E")

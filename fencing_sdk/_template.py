@@ -1,0 +1,78 @@
+"""A lock name with placeholders that the arguments of a call fill in."""
+
+from __future__ import annotations
+
+import inspect
+import string
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fencing_sdk._names import check_name
+from fencing_sdk.errors import ConfigurationError, shown
+
+_FORMATTER = string.Formatter()
+
+
+class NameTemplate:
+    """
+    ``"report/{report_id}"``, bound to the signature of a function.
+
+    A placeholder names a parameter, and may go into it: ``{order.id}``, ``{row[0]}``, ``{day:%F}``.
+
+    Raises:
+        ConfigurationError: the template is malformed, or names what is not a parameter.
+    """
+
+    __slots__ = ("_signature", "_template")
+
+    def __init__(self, template: object, function: Callable[..., Any]) -> None:
+        self._template = check_name(template)
+        self._signature = inspect.signature(function)
+        self._try_out(getattr(function, "__qualname__", shown(function)))
+
+    def _try_out(self, function: str) -> None:
+        """Fill the template in once, with arguments that go along with everything."""
+        known = self._signature.parameters
+        try:
+            _FORMATTER.vformat(self._template, (), dict.fromkeys(known, _AnyArgument()))
+        except KeyError as error:
+            self._refuse(f"a placeholder {shown(error.args[0])}, which {function} does not take", error)
+        except IndexError as error:
+            self._refuse("a placeholder without a name", error)
+        except ValueError as error:
+            msg = f"name {shown(self._template)} is not a template: {error}; write {{{{ }}}} for braces"
+            raise ConfigurationError(msg) from error
+
+    def _refuse(self, what: str, error: LookupError) -> None:
+        known = ", ".join(self._signature.parameters) or "none"
+        msg = f"name {shown(self._template)} has {what}; its parameters are: {known}; write {{{{ }}}} for braces"
+        raise ConfigurationError(msg) from error
+
+    def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """
+        Return the name for one call. A call that does not fit the signature raises its TypeError.
+
+        Raises:
+            ConfigurationError: an argument has no such attribute or item as its placeholder names, or refuses
+                its format.
+        """
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        try:
+            return _FORMATTER.vformat(self._template, (), bound.arguments)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            msg = f"name {shown(self._template)} cannot be filled in from this call: {shown(error)}"
+            raise ConfigurationError(msg) from error
+
+
+class _AnyArgument:
+    """Has every attribute and item, and takes every format."""
+
+    def __getattr__(self, name: str) -> _AnyArgument:
+        return self
+
+    def __getitem__(self, key: object) -> _AnyArgument:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        return "0"

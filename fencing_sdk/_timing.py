@@ -1,0 +1,206 @@
+"""
+The arithmetic of a lease, and the refusal of every mix of numbers that cannot be safe.
+
+    deadline = sent_at + ttl * (1 - drift) - safety_buffer
+
+``sent_at`` is the local clock before the request left, so a slow answer buys no time. ``drift``
+covers clocks that run at different rates, the buffer covers what happens after the deadline: the
+delivery of the cancellation and the last write on its way. (Gray & Cheriton, "Leases", SOSP 1989;
+the ordering of the numbers is that of kubernetes/client-go's leader election.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import lru_cache
+
+from fencing_sdk.errors import ConfigurationError, shown
+
+Seconds = float | timedelta
+
+DEFAULT_TTL = 15.0
+MIN_TTL = 0.05
+MAX_TTL = 86_400.0
+DEFAULT_DRIFT = 0.01
+MAX_DRIFT = 0.5
+MIN_INTERVAL = 0.001
+RENEWALS_BEFORE_DEADLINE = 3
+"""A heartbeat at one interval, a second attempt at two, and the deadline not before three."""
+
+
+def seconds(value: object, parameter: str, *, low: float = 0.0, high: float = math.inf, above: bool = False) -> float:
+    """
+    Return *value*, a number of seconds or a timedelta, as a float within *low* and *high*.
+
+    With *above*, *low* itself is refused. A bool is refused although Python counts it as a number:
+    ``ttl=True`` would otherwise be a lock of one second.
+
+    Raises:
+        ConfigurationError: naming *parameter* and what it takes.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        msg = f"{parameter} must be seconds as an int or a float, or a timedelta, not {type(value).__name__}"
+        raise ConfigurationError(msg)
+    number = _finite(value, parameter)
+    if number < low or (above and number == low):
+        msg = f"{parameter} must be {'more than' if above else 'at least'} {low:g} s, got {number:g}"
+        raise ConfigurationError(msg)
+    if number > high:
+        msg = f"{parameter} must be at most {high:g} s, got {number:g}"
+        raise ConfigurationError(msg)
+    return number
+
+
+def _finite(value: float, parameter: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        msg = f"{parameter} must be finite, got {shown(number)}"
+        raise ConfigurationError(msg)
+    return number
+
+
+def check_ttl(ttl: object) -> float:
+    """Return *ttl* in seconds if a lease can live on it: 50 ms to one day."""
+    return seconds(ttl, "ttl", low=MIN_TTL, high=MAX_TTL)
+
+
+def check_drift(drift: object) -> float:
+    """Return the tolerated difference of two clocks' rates, as a fraction from 0 to 0.5."""
+    if isinstance(drift, bool) or not isinstance(drift, int | float) or not 0 <= drift <= MAX_DRIFT:
+        msg = f"drift must be a fraction from 0 to {MAX_DRIFT}, got {shown(drift)}"
+        raise ConfigurationError(msg)
+    return float(drift)
+
+
+def _check_interval(interval: object) -> float:
+    """A floor keeps a slip of the pen, such as microseconds for seconds, from flooding the store."""
+    return seconds(interval, "heartbeat_interval", low=MIN_INTERVAL)
+
+
+def _rounded_down(number: float) -> str:
+    """Five digits of *number* that are not above it: advice has to be accepted when it is followed."""
+    digits = f"{number:.5g}"
+    return digits if float(digits) <= number else f"{number * (1 - 1e-4):.5g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The numbers of one lock, known to fit together."""
+
+    ttl: float
+    safety_buffer: float
+    heartbeat_interval: float
+    drift: float = DEFAULT_DRIFT
+    max_hold: float | None = None
+    _valid_for: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_valid_for", self.validity(self.ttl))
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        safety_buffer: Seconds | None = None,
+        heartbeat_interval: Seconds | None = None,
+        drift: float = DEFAULT_DRIFT,
+        max_hold: Seconds | None = None,
+    ) -> Timing:
+        """
+        Check the numbers one by one and against each other, and fill in the defaults.
+
+        Raises:
+            ConfigurationError: a number is out of range, or no two renewal attempts fit between a
+                heartbeat and the deadline; the message says which number to change.
+        """
+        try:
+            return _built(ttl, safety_buffer, heartbeat_interval, drift, max_hold)
+        except Exception:  # noqa: BLE001, S110  (bad input, whose hash may raise anything: the checks below name it)
+            pass
+        return _build(ttl, safety_buffer, heartbeat_interval, drift, max_hold)
+
+    def refuse_what_cannot_be_safe(self) -> None:
+        """Check the numbers against each other."""
+        longest = self.longest_interval
+        if not longest >= MIN_INTERVAL:  # "not", so that a ttl of NaN from a store is refused as well
+            msg = (
+                f"safety_buffer={self.safety_buffer:g} leaves nothing of ttl={self.ttl:g} "
+                f"(drift={self.drift:g}); make the buffer smaller or the ttl larger"
+            )
+            raise ConfigurationError(msg)
+        if self.heartbeat_interval > longest:
+            msg = (
+                f"heartbeat_interval={self.heartbeat_interval:g} leaves no room for two renewal attempts "
+                f"before the deadline {self.validity(self.ttl):g} s after sending; make it at most "
+                f"{_rounded_down(longest)}, or make the ttl larger"
+            )
+            raise ConfigurationError(msg)
+
+    def granted(self, ttl: float | None) -> Timing:
+        """
+        The timing of a lease for which the store granted *ttl*, where that is less than was asked for.
+
+        Raises:
+            ConfigurationError: the heartbeat and the buffer do not fit into so short a lease.
+        """
+        if ttl is None or ttl >= self.ttl:
+            return self
+        shorter = replace(self, ttl=ttl)
+        shorter.refuse_what_cannot_be_safe()
+        return shorter
+
+    @property
+    def longest_interval(self) -> float:
+        """Seconds between heartbeats at which two attempts just fit before the deadline."""
+        usable = self.validity(self.ttl)
+        third = usable / RENEWALS_BEFORE_DEADLINE
+        return third if third * RENEWALS_BEFORE_DEADLINE <= usable else math.nextafter(third, 0.0)
+
+    def validity(self, ttl: float) -> float:
+        """Seconds that a grant of *ttl* may be used, counted from before it was asked for."""
+        return ttl * (1 - self.drift) - self.safety_buffer
+
+    def deadline(self, sent_at: float) -> float:
+        """The local moment the lease ends when the request left at *sent_at*."""
+        return sent_at + self._valid_for
+
+    @property
+    def call_limit(self) -> float:
+        """Seconds one acquire or release may take: half of what an acquire could still be worth."""
+        return self._valid_for / 2
+
+
+def _build(
+    ttl: Seconds,
+    safety_buffer: Seconds | None,
+    heartbeat_interval: Seconds | None,
+    drift: float,
+    max_hold: Seconds | None,
+) -> Timing:
+    ttl = check_ttl(ttl)
+    drift = check_drift(drift)
+    buffer = ttl / 5 if safety_buffer is None else seconds(safety_buffer, "safety_buffer")
+    interval = math.inf if heartbeat_interval is None else _check_interval(heartbeat_interval)
+    timing = Timing(
+        ttl=ttl,
+        safety_buffer=buffer,
+        heartbeat_interval=interval,
+        drift=drift,
+        max_hold=None if max_hold is None else seconds(max_hold, "max_hold", above=True),
+    )
+    if heartbeat_interval is None:
+        timing = replace(timing, heartbeat_interval=min((ttl - buffer) / 4, timing.longest_interval))
+    timing.refuse_what_cannot_be_safe()
+    return timing
+
+
+_built = lru_cache(maxsize=128, typed=True)(_build)
+"""A program has few timings and many locks. Typed, because ``True`` equals 1 and is no number of seconds."""

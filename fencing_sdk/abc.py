@@ -1,0 +1,152 @@
+"""
+The contracts: what a store does for the engine, and what a guard does for a resource.
+
+A store tries exactly once. Waiting, retrying and time live in the engine. "Somebody else has it"
+is a value; "the store did not answer" is `BackendUnavailableError`; what another try will not
+change is `BackendRefusedError`. Extra powers are protocols of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, runtime_checkable
+
+from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal, Token
+from fencing_sdk.errors import LossReason
+
+__all__ = [
+    "Backend",
+    "Claim",
+    "Grant",
+    "Guard",
+    "Held",
+    "Holder",
+    "LossNotice",
+    "Renewal",
+    "SupportsLossNotice",
+    "SupportsOpen",
+    "SupportsQueue",
+    "Token",
+    "Turn",
+]
+
+
+class Backend(Protocol):
+    """
+    A lock service, seen through five calls. Used by many tasks of one event loop at once.
+
+    Connections are opened by the first call, and again by a call that comes after `aclose`.
+    """
+
+    async def acquire(self, claim: Claim) -> Grant | Held:
+        """
+        Try once to take the lock for ``claim.owner``.
+
+        The same owner again, while it holds, gets the same token and a fresh ttl. A grant's token
+        is higher than that of every earlier grant of the name, whatever happened in between:
+        release, expiry, clean-up, restart.
+
+        Raises:
+            BackendUnavailableError: the outcome is unknown.
+            BackendRefusedError: another try will not help.
+        """
+        ...
+
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+        """
+        Restart the ttl of every claim that still holds; one outcome each, in order.
+
+        Never creates a grant and never revives an expired one. Claims that could not be asked
+        about (their shard is down) are `Renewal.UNKNOWN`; the others keep their answers. A call
+        that is cancelled at its limit while some shards have answered may return what it has.
+
+        Raises:
+            BackendUnavailableError: no claim has an answer.
+        """
+        ...
+
+    async def release(self, claim: Claim) -> None:
+        """Give the lock back if ``claim.owner`` holds it, else do nothing. Idempotent."""
+        ...
+
+    async def inspect(self, name: str) -> Holder | None:
+        """Tell who holds *name*, or None when it is free."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections. Grants stay until they are released or expire."""
+        ...
+
+
+@runtime_checkable
+class SupportsOpen(Protocol):
+    """A backend that can say at once, and not at the first lock, that it cannot work."""
+
+    async def open(self) -> None:
+        """
+        Connect.
+
+        Raises:
+            BackendError: the store cannot be used.
+        """
+        ...
+
+
+class Turn(Protocol):
+    """A place in the line of one lock."""
+
+    async def wait(self) -> None:
+        """Return when another try may succeed. May wake for nothing; the caller keeps its own timer."""
+        ...
+
+
+@runtime_checkable
+class SupportsQueue(Protocol):
+    """A backend that lets waiters stand in line and wakes them."""
+
+    def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
+        """
+        Join the line for ``claim.name``; leaving the context leaves the line, also when cancelled.
+
+        Entering returns only when a release can no longer be missed. While somebody is in the
+        line, `Backend.acquire` grants to the head of the line alone.
+        """
+        ...
+
+
+LossNotice = Callable[[Claim, LossReason], None]
+"""Called in the event loop by a backend that learns that a grant is gone."""
+
+
+@runtime_checkable
+class SupportsLossNotice(Protocol):
+    """A backend that tells at once when a grant is taken away behind its holder's back."""
+
+    def on_loss(self, notice: LossNotice) -> Callable[[], object]:
+        """Call *notice* for every grant that ends without its holder, until the returned call is made."""
+        ...
+
+
+@runtime_checkable
+class Guard(Protocol):
+    """
+    The resource's side: remembers the highest token it accepted and refuses lower ones.
+
+    Besides these two, each guard has an ``admit`` or ``write`` of its own kind that is part of
+    the write itself: check and write are one atomic step, or there is no fence.
+    """
+
+    async def raise_to(self, resource: str, token: int) -> None:
+        """
+        Refuse every token below *token* from now on.
+
+        Raises:
+            StaleTokenError: the resource has seen a higher token, or this very number from
+                another holder.
+        """
+        ...
+
+    async def highest(self, resource: str) -> Token | None:
+        """The highest token *resource* accepted, or None when it has seen none."""
+        ...

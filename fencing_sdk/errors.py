@@ -1,0 +1,227 @@
+"""
+Every exception of the SDK, and the reasons for which a lease ends.
+
+    FencingError
+      ConfigurationError (ValueError)      raised when built: ttl, name, url, option
+      UnsupportedError                     raised when built: the backend lacks this power
+      UsageError (RuntimeError)            the call cannot work here: client closed, wrong task or loop
+        NoLeaseError (LookupError)         no lease in this context
+      AcquireError                         .name .waited
+        LockHeldError                      asked once, someone else holds it; .retry_after
+        AcquireTimeoutError (TimeoutError)
+      LeaseLostError                       .name .token .reason
+      StaleTokenError                      .resource .token .fence .conflict   (the resource's side)
+      BackendError                         .backend .operation, cause kept
+        BackendUnavailableError            another try may help; the outcome is unknown
+        BackendRefusedError                it will not: credentials, malformed reply, version
+
+Rule of this file: it imports nothing of the package, and an error carries plain values only, so
+that it survives pickling and can be logged. Owner ids and URLs never appear in one.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum, unique
+
+__all__ = [
+    "AcquireError",
+    "AcquireTimeoutError",
+    "BackendError",
+    "BackendRefusedError",
+    "BackendUnavailableError",
+    "ConfigurationError",
+    "FencingError",
+    "LeaseLostError",
+    "LockHeldError",
+    "LossReason",
+    "NoLeaseError",
+    "StaleTokenError",
+    "UnsupportedError",
+    "UsageError",
+    "shown",
+]
+
+_SHOWN_LIMIT = 80
+
+
+def shown(text: object) -> str:
+    """Quote an untrusted *text* for a message: escaped, on one line, at most 80 characters of it."""
+    try:
+        quoted = ascii(text)
+    except Exception:  # noqa: BLE001  (any object's repr may raise; that of an int of 5,000 digits does)
+        quoted = f"<{type(text).__name__}>"
+    if not quoted.isprintable():  # the repr of an object that is not a str, with a line break of its own
+        quoted = ascii(quoted)
+    return quoted if len(quoted) <= _SHOWN_LIMIT else f"{quoted[:_SHOWN_LIMIT]}...{quoted[-1]}"
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds:.3g}" if seconds < 100 else f"{seconds:.0f}"  # noqa: PLR2004  (3.6e+03 s is an hour to nobody)
+
+
+@unique
+class LossReason(StrEnum):
+    """Why a lease ended against our will. The value is the word used in logs and metrics."""
+
+    EXPIRED = "expired"
+    """The deadline passed before a renewal was confirmed."""
+
+    REFUSED = "refused"
+    """The store answered that the grant is not ours any more."""
+
+    TAKEN_OVER = "taken_over"
+    """The store answered that somebody else holds the lock."""
+
+    REVOKED = "revoked"
+    """An operator took the grant away; the store told us so."""
+
+    STALLED = "stalled"
+    """The deadline passed while this process did not run: a blocked loop, a pause, a suspended machine."""
+
+    CLOSED = "closed"
+    """The client was closed, its engine failed, or this process is a fork of the holder."""
+
+
+class FencingError(Exception):
+    """The base of every exception this package raises by itself."""
+
+
+class ConfigurationError(FencingError, ValueError):
+    """A parameter cannot work. Raised when the object is built; the message says what to change."""
+
+
+class UnsupportedError(FencingError):
+    """The chosen backend or guard does not have the power that was asked for."""
+
+
+class UsageError(FencingError, RuntimeError):
+    """A correct call at a place where it cannot work; the message names the alternative."""
+
+
+class NoLeaseError(UsageError, LookupError):
+    """There is no lease in the current context."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        what = "no lease" if self.name is None else f"no lease on {shown(self.name)}"
+        return (
+            f"{what} in this context; call from inside 'async with lock', or pass the lease along "
+            "(loop.run_in_executor does not carry context variables, asyncio.to_thread does)"
+        )
+
+
+class AcquireError(FencingError):
+    """The lock was not acquired. ``waited`` is in seconds."""
+
+    def __init__(self, name: str, waited: float) -> None:
+        Exception.__init__(self, name, waited)  # not super(): as an OSError, a timeout would take the name for an errno
+        self.name = name
+        self.waited = waited
+
+    def __str__(self) -> str:
+        return f"lock {shown(self.name)} not acquired after {_rounded(self.waited)} s"
+
+
+class LockHeldError(AcquireError):
+    """
+    Asked once (``wait=0``), and somebody else holds the lock.
+
+    ``retry_after`` is the number of seconds the holder has left without a renewal, or None where
+    the store does not tell.
+    """
+
+    def __init__(self, name: str, waited: float, retry_after: float | None = None) -> None:
+        super().__init__(name, waited)
+        self.args = (name, waited, retry_after)
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        hint = "" if self.retry_after is None else f" (its lease has {_rounded(self.retry_after)} s left)"
+        return f"lock {shown(self.name)} is held by somebody else{hint}; pass wait= to wait for it"
+
+
+class AcquireTimeoutError(AcquireError, TimeoutError):
+    """The patience given by ``wait=`` is over and somebody else still holds the lock."""
+
+    def __str__(self) -> str:
+        return f"lock {shown(self.name)} not acquired within {_rounded(self.waited)} s; somebody else holds it"
+
+
+_LOSS_TEXT = {
+    LossReason.EXPIRED: "its deadline passed before a renewal was confirmed",
+    LossReason.REFUSED: "the store says the grant is not ours any more",
+    LossReason.TAKEN_OVER: "somebody else holds the lock now",
+    LossReason.REVOKED: "it was taken away by an operator",
+    LossReason.STALLED: "this process did not run until its deadline had passed",
+    LossReason.CLOSED: "it was given back or its client was closed",
+}
+
+
+class LeaseLostError(FencingError):
+    """
+    The lease is over, so work under it must not go on.
+
+    Leaves the ``async with lock`` after the body was cancelled, and every use of ``lease.token``
+    after the deadline. ``token`` is the number the lease had: a guard refuses it once a later
+    holder came, so it is safe to log and useless to send.
+    """
+
+    def __init__(self, name: str, token: int, reason: LossReason) -> None:
+        super().__init__(name, token, reason)
+        self.name = name
+        self.token = token
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"lease on {shown(self.name)} (token {self.token:d}) is over: {_LOSS_TEXT[self.reason]}"
+
+
+class StaleTokenError(FencingError):
+    """
+    A guard refused a write. Raised on the resource's side.
+
+    ``fence`` is the highest token the resource accepted. With ``conflict`` the number is equal but
+    it came from another holder: two grants shared a token, so the token source is broken.
+    Never retry it: the lock has gone to somebody else.
+    """
+
+    def __init__(self, resource: str, token: int, fence: int, *, conflict: bool = False) -> None:
+        super().__init__(resource, token, fence)
+        self.resource = resource
+        self.token = token
+        self.fence = fence
+        self.conflict = conflict
+
+    def __str__(self) -> str:
+        what = f"token {self.token:d} for {shown(self.resource)} refused"
+        if self.conflict:
+            return (
+                f"{what}: another holder already used this very number; "
+                "two grants shared a token, check the lock service's durability"
+            )
+        return f"{what}: the resource has seen {self.fence:d}; the lock has gone to a later holder"
+
+
+class BackendError(FencingError):
+    """The store failed. ``backend`` names it, ``operation`` is the call; the driver's error is the cause."""
+
+    def __init__(self, backend: str, operation: str, detail: str = "") -> None:
+        super().__init__(backend, operation, detail)
+        self.backend = backend
+        self.operation = operation
+        self.detail = detail
+
+    def __str__(self) -> str:
+        detail = self.detail if self.detail.isprintable() else shown(self.detail)
+        return f"{self.backend}: {self.operation} failed" + (f": {detail}" if detail else "")
+
+
+class BackendUnavailableError(BackendError):
+    """The store did not answer. The outcome of the call is unknown and another try may help."""
+
+
+class BackendRefusedError(BackendError):
+    """The store answered in a way that another try will not change."""
