@@ -1,0 +1,148 @@
+"""
+From a URL to a backend, without loading the drivers of the others.
+
+A scheme is looked up among the built-in backends, then among the entry points of the group
+``fencing_sdk.backends``: each names a callable ``from_url(url, **options) -> Backend``.
+
+A URL may hold a password, and one that was not percent-encoded may end up in any part of it. So
+no part of a URL but a well-formed scheme is ever repeated in a message.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
+
+from fencing_sdk.abc import Backend
+from fencing_sdk.errors import ConfigurationError, shown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "fencing_sdk.backends"
+
+Opener = Callable[..., Backend]
+
+_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{0,31})://[^\x00-\x1f\x7f]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Builtin:
+    """Where a built-in backend lives, and the extra that installs its driver."""
+
+    module: str
+    extra: str | None = None
+
+
+_KAHUNA = Builtin("fencing_sdk.backends.kahuna")
+_REDIS = Builtin("fencing_sdk.backends.redis", extra="redis")
+
+BUILTIN = {
+    "memory": Builtin("fencing_sdk.backends.memory"),
+    "sqlite": Builtin("fencing_sdk.backends.sqlite"),
+    "kahuna": _KAHUNA,
+    "kahuna+https": _KAHUNA,
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "unix": _REDIS,
+    "redis+unix": _REDIS,
+    "redis+sentinel": _REDIS,
+    "rediss+sentinel": _REDIS,
+    "redis+cluster": _REDIS,
+    "rediss+cluster": _REDIS,
+    "valkey": _REDIS,
+    "valkeys": _REDIS,
+}
+
+
+def from_url(url: str, **options: object) -> Backend:
+    """
+    Make the backend for *url*. Nothing is opened yet.
+
+    Options may stand in the URL's query or be passed here; a backend refuses those it does not know.
+
+    Raises:
+        ConfigurationError: unknown scheme, missing driver, or a bad option. The URL itself, which
+            may hold a password, is never part of the message.
+    """
+    match = _URL.fullmatch(url)
+    if match is None:
+        msg = "url must look like 'sqlite:///locks.db' or 'memory://', without control characters"
+        raise ConfigurationError(msg)
+    scheme = match[1]
+    builtin = BUILTIN.get(scheme)
+    opener = _load_plugin(scheme) if builtin is None else _load(builtin)
+    return opener(url, **options)
+
+
+def _load(builtin: Builtin) -> Opener:
+    try:
+        module = importlib.import_module(builtin.module)
+    except ModuleNotFoundError as error:
+        if builtin.extra is None:
+            raise
+        msg = f"{error.name} is not installed; run: pip install 'fencing-sdk[{builtin.extra}]'"
+        raise ConfigurationError(msg) from error
+    opener: Opener = module.from_url
+    return opener
+
+
+def _load_plugin(scheme: str) -> Opener:
+    plugins = {entry.name: entry for entry in _plugins()}
+    if scheme not in plugins:
+        known = ", ".join(sorted({*BUILTIN, *plugins}))
+        msg = f"no backend for {shown(scheme)} URLs; known are {known}"
+        raise ConfigurationError(msg)
+    entry = plugins[scheme]
+    try:
+        opener: Opener = entry.load()
+    except (ImportError, AttributeError) as error:
+        msg = f"the backend for {shown(scheme)} URLs, {shown(entry.value)}, cannot be loaded: {error}"
+        raise ConfigurationError(msg) from error
+    return opener
+
+
+def _plugins() -> Iterable[EntryPoint]:
+    from importlib.metadata import entry_points  # noqa: PLC0415  (20 ms, and most programs have no plugin)
+
+    return entry_points(group=GROUP)
+
+
+def take_options(url: str, options: dict[str, object], known: tuple[str, ...]) -> dict[str, object]:
+    """
+    Merge the query of *url* and *options*, and refuse what is not *known*.
+
+    Raises:
+        ConfigurationError: an option is unknown or given twice, or the URL cannot be read.
+    """
+    stated = f"known are {', '.join(known) or 'none'}"
+    for key in options:
+        if key not in known:
+            msg = f"unknown option {shown(key)}; {stated}"
+            raise ConfigurationError(msg)
+    merged = dict(options)
+    for key, value in _query(url):
+        if key not in known:
+            msg = f"unknown option in the url's query; {stated} (a '?' or '&' in a password is written %3F, %26)"
+            raise ConfigurationError(msg)
+        if key in merged:
+            msg = f"option {key} is given twice"
+            raise ConfigurationError(msg)
+        merged[key] = value
+    return merged
+
+
+def _query(url: str) -> list[tuple[str, str]]:
+    if "#" in url:
+        msg = "url has a '#', after which nothing would be read; write %23 where it is meant"
+        raise ConfigurationError(msg)
+    try:
+        return parse_qsl(urlsplit(url).query, keep_blank_values=True)
+    except ValueError:  # it quotes the user and the password, so it is no part of the chain either
+        pass
+    msg = "url has a host that cannot be read; percent-encode what is not plain in user and password"
+    raise ConfigurationError(msg)

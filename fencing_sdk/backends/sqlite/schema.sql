@@ -1,0 +1,37 @@
+-- Times are microseconds of the boot clock, and mean nothing in another boot: each row says which one it is of.
+
+BEGIN IMMEDIATE;
+
+-- Only what is held. A row that has expired counts for nothing, whether it is deleted or not.
+CREATE TABLE IF NOT EXISTS fencing_lock (
+    name     TEXT PRIMARY KEY,
+    owner    TEXT NOT NULL,
+    token    INTEGER NOT NULL,
+    boot     TEXT NOT NULL,
+    renewed  INTEGER NOT NULL,
+    expires  INTEGER NOT NULL,
+    metadata TEXT
+) WITHOUT ROWID;
+
+-- The last token, of all names together: a row apart, so that nothing that happens to a lock can lower it.
+CREATE TABLE IF NOT EXISTS fencing_token (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    last INTEGER NOT NULL
+);
+INSERT OR IGNORE INTO fencing_token (only, last) VALUES (1, 0);
+
+-- Who stands in line, in order of arrival, and how to wake them: see _bell.py.
+CREATE TABLE IF NOT EXISTS fencing_waiter (
+    number  INTEGER PRIMARY KEY,
+    name    TEXT NOT NULL,
+    owner   TEXT NOT NULL,
+    boot    TEXT NOT NULL,
+    seen    INTEGER NOT NULL,
+    network TEXT NOT NULL,
+    bell    TEXT NOT NULL,
+    word    TEXT NOT NULL,
+    UNIQUE (name, owner)
+);
+CREATE INDEX IF NOT EXISTS fencing_waiter_line ON fencing_waiter (name, number);
+
+COMMIT;
