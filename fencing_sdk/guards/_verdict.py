@@ -1,0 +1,84 @@
+"""
+The one decision of every guard: may a write with this token go on?
+
+    the resource has no fence            yes; the token is the fence
+    higher than the fence                yes; the token is the fence
+    equal, and no two holders known      yes; a holder that was unknown is remembered
+    equal, from another holder           no: two grants shared a number
+    lower than the fence                 no: the lock has gone to a later holder
+
+Pure: whoever asks must hold the fence still until the answer is acted upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from fencing_sdk._claim import Token
+from fencing_sdk._clock import BootClock
+from fencing_sdk._events import FenceRaised, Observer, Observers, StaleRejected
+from fencing_sdk._names import check_name
+from fencing_sdk._wire import check_token
+from fencing_sdk.errors import StaleTokenError
+
+
+def admitted(resource: str, token: int, fence: Token | None) -> Token:
+    """
+    Return the fence to remember when *token* writes to a resource whose fence is *fence*.
+
+    For guards of your own. Keep what it returns in the same atomic step as the write, holder included.
+
+    Raises:
+        StaleTokenError: the token is lower, or equal and another holder's.
+        ConfigurationError: *resource* or *token* is not one.
+    """
+    resource, token = check_name(resource, parameter="resource"), check_token(token)
+    if fence is None or token > fence:
+        return token
+    if token < fence or conflicting(token, fence):
+        raise refusal(resource, token, fence)
+    return fence if token.holder is None else token
+
+
+def conflicting(token: Token, fence: Token) -> bool:
+    """Whether one number came from two holders, both known."""
+    return token == fence and token.holder != fence.holder and None not in {token.holder, fence.holder}
+
+
+def refusal(resource: str, token: Token, fence: Token) -> StaleTokenError:
+    """The error that refuses *token* because of *fence*."""
+    return StaleTokenError(resource, int(token), int(fence), conflict=token == fence)
+
+
+class Reports:
+    """Tells a guard's observers what it refused and which fence it raised."""
+
+    __slots__ = ("_clock", "_observers")
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = Observers(observers)
+        self._clock = BootClock()
+
+    @contextmanager
+    def of_refusals(self) -> Iterator[None]:
+        """Report the `StaleTokenError` that leaves the body, if one does."""
+        try:
+            yield
+        except StaleTokenError as error:
+            self._observers.emit(
+                StaleRejected(
+                    name=error.resource,
+                    at=self._clock.now(),
+                    token=error.token,
+                    resource=error.resource,
+                    fence=error.fence,
+                    conflict=error.conflict,
+                )
+            )
+            raise
+
+    def raised(self, resource: str, token: Token) -> None:
+        """Report that every token below *token* is refused from now on."""
+        if self._observers:
+            self._observers.emit(FenceRaised(name=resource, at=self._clock.now(), token=token, resource=resource))

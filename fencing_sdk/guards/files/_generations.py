@@ -1,0 +1,93 @@
+"""
+How the generations of one resource are named, and which one follows.
+
+    0000000000000034.00000002.9f8a01c2          third generation of token 34, with data
+    0000000000000034.00000000.9f8a01c2.empty    the fence was raised before there was any data
+
+Names sort like generations, so the last one of a plain ``ls`` is the one that counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fencing_sdk._claim import Token
+from fencing_sdk._names import safe_segment
+from fencing_sdk.errors import ConfigurationError, shown
+
+_UNKNOWN_HOLDER = "-"
+_EMPTY = ".empty"
+_HOLDER = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
+_NAME = re.compile(r"([0-9]{16})\.([0-9]{8,})\.([0-9a-f]{1,64}|-)(\.empty)?", re.ASCII)
+
+_FOLDER_LIMIT = 180
+_FOLDER_KEPT = 140
+"""Characters of a long resource name that stay readable; with its digest it is longer than the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One published state of a resource: the fence, and the data that stands under it."""
+
+    token: Token
+    number: int
+    """Counts the generations of one token, from 0."""
+    has_data: bool
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What the highest generation is the highest by."""
+        return int(self.token), self.number
+
+    @property
+    def name(self) -> str:
+        """The file name."""
+        holder = self.token.holder or _UNKNOWN_HOLDER
+        return f"{int(self.token):016d}.{self.number:08d}.{holder}{'' if self.has_data else _EMPTY}"
+
+
+def following(last: Generation | None, fence: Token, *, has_data: bool) -> Generation:
+    """The generation after *last*, under *fence*."""
+    number = last.number + 1 if last is not None and last.token == fence else 0
+    return Generation(fence, number, has_data)
+
+
+def in_order(names: Iterable[str]) -> list[Generation]:
+    """The generations among file *names*, the one that counts last. Other files are none of ours."""
+    matches = filter(None, map(_NAME.fullmatch, names))
+    return sorted((_parsed(match) for match in matches), key=lambda generation: generation.order)
+
+
+def _parsed(match: re.Match[str]) -> Generation:
+    holder = None if match[3] == _UNKNOWN_HOLDER else match[3]
+    return Generation(Token(int(match[1]), holder), int(match[2]), match[4] is None)
+
+
+def folder_of(resource: str) -> str:
+    """
+    Encode a *resource* name into the name of its folder: one segment, at most 255 characters.
+
+    What is too long is cut and completed by a digest, which makes it longer than every name that
+    is not cut: no two resources share a folder.
+    """
+    segment = safe_segment(resource)
+    if len(segment) <= _FOLDER_LIMIT:
+        return segment
+    return f"{segment[:_FOLDER_KEPT]}~{hashlib.sha256(resource.encode()).hexdigest()}"
+
+
+def check_holder(token: Token) -> Token:
+    """
+    Return *token* if its holder can be part of a file name.
+
+    Raises:
+        ConfigurationError: it is not a digest such as ``lease.holder``.
+    """
+    holder: object = token.holder
+    if holder is not None and not (isinstance(holder, str) and _HOLDER.fullmatch(holder)):
+        msg = f"the holder of a token must be up to 64 hex digits, such as lease.holder, got {shown(holder)}"
+        raise ConfigurationError(msg)
+    return token

@@ -1,0 +1,102 @@
+"""
+A guard for a resource that lives in this process: a dict, a cache, a device handle.
+
+One lock per guard makes check and write one step, and it is held by plain functions only: a body
+that could await while it holds the lock would stop every other task of its event loop.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+from fencing_sdk._claim import Token
+from fencing_sdk._events import Observer
+from fencing_sdk._names import check_name
+from fencing_sdk._wire import check_token
+from fencing_sdk.errors import UsageError
+from fencing_sdk.guards._verdict import Reports, admitted
+
+__all__ = ["MemoryGuard"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class MemoryGuard:
+    """
+    Fences for resources of this process, safe to use from any task and any thread.
+
+    The fences live as long as the guard, one small entry for each resource it ever saw: a fence
+    that was forgotten would let an old token in again.
+
+    Not promised: anything about other processes, or about this one after a restart. A resource
+    that outlives the process needs a guard that does.
+
+    Args:
+        observers: Callables that receive `StaleRejected` for every refusal and `FenceRaised` for
+            every successful `raise_to`, in the thread where it happens.
+    """
+
+    def __init__(self, *, observers: Sequence[Observer] = ()) -> None:
+        self._fences: dict[str, Token] = {}
+        self._lock = threading.RLock()  # a guarded function may write to another resource of the same guard
+        self._reports = Reports(observers)
+
+    def write(self, resource: str, token: int, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """
+        Check *token* and call ``function(*args, **kwargs)`` as one step; return what it returns.
+
+        No other write and no `raise_to` of this guard comes in between, from any task or thread.
+        They wait meanwhile, the event loop with them, so *function* should be short.
+
+        Raises:
+            StaleTokenError: the resource has seen a later token; *function* was not called.
+            UsageError: *function* is a coroutine function: its writes would come after the check.
+            ConfigurationError: *resource* or *token* is not one.
+        """
+        _refuse_coroutine_function(function)
+        with self._reports.of_refusals(), self._lock:
+            self._admit(resource, token)
+            result = function(*args, **kwargs)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            msg = "the guarded function returned an awaitable, so it would write after the check; await first"
+            raise UsageError(msg)
+        return result
+
+    def admit(self, resource: str, token: int) -> None:
+        """
+        Check *token* and remember it. The write is yours, and has to follow without an ``await``.
+
+        For code that runs in one event loop alone: tasks take turns only at an ``await``, so check
+        and write are one step as long as there is none in between. With threads, use `write`.
+
+        Raises:
+            StaleTokenError: the resource has seen a later token; do not write.
+            ConfigurationError: *resource* or *token* is not one.
+        """
+        with self._reports.of_refusals(), self._lock:
+            self._admit(resource, token)
+
+    async def raise_to(self, resource: str, token: int) -> None:
+        """See `fencing_sdk.abc.Guard.raise_to`. Waits for a `write` that another thread is in."""
+        self.admit(resource, token)
+        self._reports.raised(resource, check_token(token))
+
+    async def highest(self, resource: str) -> Token | None:
+        """See `fencing_sdk.abc.Guard.highest`."""
+        return self._fences.get(check_name(resource, parameter="resource"))
+
+    def _admit(self, resource: str, token: int) -> None:
+        fence = self._fences.get(check_name(resource, parameter="resource"))
+        self._fences[resource] = admitted(resource, token, fence)
+
+
+def _refuse_coroutine_function(function: Callable[..., object]) -> None:
+    if inspect.iscoroutinefunction(function):
+        msg = "the guarded function must not be 'async def': it would write after the check; do the awaiting first"
+        raise UsageError(msg)

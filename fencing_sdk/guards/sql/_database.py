@@ -1,0 +1,126 @@
+"""
+Where a SqlGuard opens short transactions of its own: to raise a fence, and to tell it.
+
+A file is opened anew in a worker thread for each of them, so no connection is kept and the event
+loop is never blocked.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, closing
+from typing import Protocol, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+
+import anyio.to_thread
+
+from fencing_sdk.errors import ConfigurationError, UnsupportedError
+from fencing_sdk.guards.sql._transaction import Transaction
+
+T = TypeVar("T")
+
+_PATIENCE = 30.0
+"""Seconds that SQLite waits for another writer. A caller that is cancelled does not wait for that."""
+
+Work = Callable[[Transaction], T]
+
+
+class Database(Protocol):
+    """Runs some work in a transaction of its own, committed unless it raises."""
+
+    async def run(self, work: Work[T]) -> T: ...
+
+
+class Nowhere:
+    """A guard that was given no database: it lives in its callers' transactions alone."""
+
+    async def run(self, work: Work[T]) -> T:  # noqa: ARG002  (there is no transaction to do it in)
+        """Raise: there is no place for a transaction."""
+        msg = "SqlGuard() has no database of its own; pass SqlGuard('sqlite:///app.db') or SqlGuard(async_engine)"
+        raise UnsupportedError(msg)
+
+
+class File:
+    """An SQLite file, through the standard library."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def run(self, work: Work[T]) -> T:
+        """Run *work* in a worker thread. A caller that is cancelled leaves the thread to finish."""
+        return await anyio.to_thread.run_sync(self._run, work, abandon_on_cancel=True)
+
+    def _run(self, work: Work[T]) -> T:
+        with closing(sqlite3.connect(self._path, timeout=_PATIENCE, isolation_level=None)) as connection:
+            connection.execute("BEGIN")  # the work's first statement takes the lock it needs, and waits for it
+            result = work(Transaction(connection))
+            connection.execute("COMMIT")  # after an error, closing rolls back
+            return result
+
+
+class _AsyncConnection(Protocol):
+    async def run_sync(self, work: Callable[[object], T], /) -> T: ...
+
+
+class _AsyncEngine(Protocol):
+    """The part of `sqlalchemy.ext.asyncio.AsyncEngine` that is used here."""
+
+    def begin(self) -> AbstractAsyncContextManager[_AsyncConnection]: ...
+
+
+class Engine:
+    """An AsyncEngine of SQLAlchemy."""
+
+    def __init__(self, engine: _AsyncEngine) -> None:
+        self._engine = engine
+
+    async def run(self, work: Work[T]) -> T:
+        """Run *work* on a connection of the engine's pool."""
+        async with self._engine.begin() as connection:
+            return await connection.run_sync(lambda opened: work(Transaction(opened)))
+
+
+def database(connect: object) -> Database:
+    """
+    Choose by what *connect* is: None, a path, a URL or an AsyncEngine.
+
+    Raises:
+        ConfigurationError: it is none of these, or names no file.
+    """
+    if connect is None:
+        return Nowhere()
+    if isinstance(connect, os.PathLike):
+        connect = os.fspath(connect)
+    if isinstance(connect, str):
+        return File(_path(connect))
+    if hasattr(connect, "sync_engine") and hasattr(connect, "begin"):
+        return Engine(cast("_AsyncEngine", connect))
+    msg = (
+        "connect must be a path, a URL such as 'sqlite:///app.db', or SQLAlchemy's AsyncEngine, "
+        f"not {type(connect).__name__}"
+    )
+    raise ConfigurationError(msg)
+
+
+def _path(text: str) -> str:
+    path = _path_of_url(text) if "://" in text else text
+    if path in {"", ":memory:"} or "\0" in path:
+        msg = "SqlGuard needs a file, such as sqlite:///app.db: a database in memory is seen by one connection alone"
+        raise ConfigurationError(msg)
+    return path
+
+
+def _path_of_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme.startswith("sqlite+"):
+        msg = (
+            "for a URL with a driver pass the engine: SqlGuard(create_async_engine(url)); "
+            "if it is missing: pip install 'fencing-sdk[sqlalchemy]'"
+        )
+        raise ConfigurationError(msg)
+    if parts.scheme != "sqlite" or parts.netloc or parts.query or parts.fragment:
+        msg = "write sqlite:///relative.db or sqlite:////absolute.db, without options"
+        raise ConfigurationError(msg)
+    return unquote(parts.path.removeprefix("/"), errors="surrogateescape")
