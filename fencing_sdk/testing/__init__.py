@@ -1,0 +1,49 @@
+"""
+What tests need: suites for backends and guards, faults, and a world on virtual time.
+
+Names are loaded when they are asked for: pytest is needed by the suites alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from fencing_sdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fencing_sdk.testing.backend_suite import BackendSuite
+    from fencing_sdk.testing.faults import FaultyBackend
+    from fencing_sdk.testing.guard_suite import GuardSuite
+    from fencing_sdk.testing.world import FencedStore, UnfencedStore, World, WorldClient
+
+__all__ = ["BackendSuite", "FaultyBackend", "FencedStore", "GuardSuite", "UnfencedStore", "World", "WorldClient"]
+
+_HOMES = {
+    "BackendSuite": "backend_suite",
+    "FaultyBackend": "faults",
+    "FencedStore": "world",
+    "GuardSuite": "guard_suite",
+    "UnfencedStore": "world",
+    "World": "world",
+    "WorldClient": "world",
+}
+"""Name -> the module of this package that it lives in. A new name also goes into ``__all__`` and above."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    try:
+        module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "pytest":
+            raise
+        msg = f"{name} needs pytest; run: pip install 'fencing-sdk[testing]'"
+        raise ConfigurationError(msg) from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

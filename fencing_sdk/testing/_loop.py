@@ -1,0 +1,272 @@
+"""
+An asyncio event loop without I/O and without time of its own: whoever drives it says when it turns.
+
+One turn is one iteration of CPython's selector loop, in the same order: what was ready before, what
+arrived meanwhile, the timers that are due. What these schedule waits for the next turn. Nothing
+runs between two turns, so there a process can be frozen as a signal or a hypervisor freezes it.
+
+Tasks are numbered and hash by their number: sets of tasks (`asyncio.wait`, `asyncio.TaskGroup`, a
+cancel scope) are then walked in the same order in every run, which addresses would not grant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+import sys
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextvars import Context
+from typing import Any, NoReturn, TypeVar, TypeVarTuple
+
+from fencing_sdk.errors import FencingError, UsageError
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_RESOLUTION = 1e-9
+"""Seconds by which a timer may be early, as in CPython: converting between clocks rounds."""
+_NOT_HERE = (
+    "add_reader",
+    "add_signal_handler",
+    "add_writer",
+    "create_connection",
+    "create_datagram_endpoint",
+    "create_server",
+    "create_unix_connection",
+    "create_unix_server",
+    "getaddrinfo",
+    "run_in_executor",
+    "set_task_factory",
+    "sock_accept",
+    "sock_connect",
+    "sock_recv",
+    "sock_sendall",
+    "subprocess_exec",
+    "subprocess_shell",
+)
+
+
+class VirtualTask(asyncio.Task[T]):
+    """A task whose hash is its number, not its address."""
+
+    def __init__(self, number: int, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **options: Any) -> None:
+        self._number = number  # first: registering the task hashes it
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the task failed and nobody asked it how it ended."""
+        return self._log_traceback  # what asyncio itself reports a lost exception by
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """
+    An event loop that is turned from outside.
+
+    Args:
+        now: The loop's time, in seconds.
+
+        woken: Called when something was scheduled while the loop does not turn.
+
+        failed: Called with the error and a message when a callback raised, or an error was lost.
+    """
+
+    def __init__(
+        self, now: Callable[[], float], woken: Callable[[], object], failed: Callable[[BaseException, str], object]
+    ) -> None:
+        self._now = now
+        self._woken = woken
+        self._failed = failed
+        self._ready: deque[asyncio.Handle] = deque()
+        self._arrived: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = itertools.count()
+        self._generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
+        self._turning = False
+        self._closed = False
+        self.frozen = False
+        """Whether callbacks have to wait. May be set by a callback: then it is the last one."""
+        self.tasks: dict[VirtualTask[Any], None] = {}
+        """Tasks that did not end yet, oldest first."""
+        self._failed_tasks: list[weakref.ref[VirtualTask[Any]]] = []
+
+    # The driver's side.
+
+    def arrive(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Hand in something from outside, as a socket does: it is noticed in the next turn."""
+        self._arrived.append(asyncio.Handle(callback, args, self))
+        self._wake()
+
+    def next_due(self) -> float | None:
+        """When the next turn has something to do, on the loop's time; None while nothing is scheduled."""
+        if self._ready or self._arrived:
+            return -math.inf
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def take_failed(self) -> list[VirtualTask[Any]]:
+        """The tasks that somebody still refers to, that failed, and that were not asked how they ended."""
+        living = [task for reference in self._failed_tasks if (task := reference()) is not None]
+        self._failed_tasks.clear()
+        return [task for task in (*living, *self.tasks) if task.unseen]
+
+    def turn(self) -> None:
+        """Run one iteration. The caller has made sure that no other loop runs in this thread."""
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(firstiter=self._generators.add, finalizer=self._finalize)
+        asyncio._set_running_loop(self)  # noqa: SLF001  (documented as being for event loops)
+        self._turning = True
+        try:
+            self._iterate()
+        finally:
+            self._turning = False
+            asyncio._set_running_loop(None)  # noqa: SLF001
+            sys.set_asyncgen_hooks(*hooks)
+
+    def _iterate(self) -> None:
+        self._ready.extend(self._arrived)
+        self._arrived.clear()
+        end = self.time() + _RESOLUTION
+        while self._timers and self._timers[0][0] < end:
+            self._ready.append(heapq.heappop(self._timers)[2])
+        for _ in range(len(self._ready)):
+            if self.frozen:
+                return
+            handle = self._ready.popleft()
+            if not handle.cancelled():
+                handle._run()  # noqa: SLF001  (what a loop does with a handle)
+            del handle  # the traceback of an error refers to this frame, and would keep the failed task alive
+
+    def _wake(self) -> None:
+        if not self._turning:
+            self._woken()
+
+    # The side of asyncio and anyio.
+
+    def time(self) -> float:
+        """Seconds on the clock of this loop."""
+        return self._now()
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """See `asyncio.loop.call_soon`."""
+        self._check_open()
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        self._wake()
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """See `call_soon`: a world has one thread."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See `asyncio.loop.call_later`."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See `asyncio.loop.call_at`. Timers that are due at one moment run in the order they were set."""
+        self._check_open()
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        self._wake()
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Nothing to count: a cancelled timer is skipped when it surfaces."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """See `asyncio.loop.create_future`."""
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], *, name: object = None, **options: Any
+    ) -> VirtualTask[T]:
+        """See `asyncio.loop.create_task`."""
+        self._check_open()
+        number = next(self._numbers)
+        label = f"task-{number}" if name is None else str(name)
+        task: VirtualTask[T] = VirtualTask(number, coro, loop=self, name=label, **options)
+        self.tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: VirtualTask[Any]) -> None:
+        self.tasks.pop(task, None)
+        if task.unseen:
+            self._failed_tasks.append(weakref.ref(task))  # dropped unseen, it reports to `call_exception_handler`
+
+    def get_task_factory(self) -> None:
+        """There is none: tasks have to be numbered."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Pass on what would vanish in a log."""
+        message = str(context.get("message", "error in the event loop"))
+        error: BaseException | None = context.get("exception")
+        if not self._closed:
+            self._failed(error or RuntimeError(message), message)
+        elif error is not None and not isinstance(error, FencingError):
+            raise error  # a lost error that the garbage collector found: the interpreter reports it as unraisable
+
+    def get_debug(self) -> bool:
+        """Never: the debug mode measures real time."""
+        return False
+
+    def is_running(self) -> bool:
+        """Whether a turn is under way."""
+        return self._turning
+
+    def is_closed(self) -> bool:
+        """Whether the loop takes no callbacks any more."""
+        return self._closed
+
+    def close(self) -> None:
+        """Forget what is scheduled and take nothing more."""
+        self._closed = True
+        self._ready.clear()
+        self._arrived.clear()
+        self._timers.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            msg = "Event loop is closed"  # the words, and the class, that callers of asyncio know
+            raise RuntimeError(msg)
+
+    def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+        if not self._closed:
+            self.call_soon(self.create_task, generator.aclose())
+
+    async def shutdown_asyncgens(self) -> None:
+        """Close every asynchronous generator that was not run to its end."""
+        for generator in tuple(self._generators):
+            await generator.aclose()
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """There is none."""
+
+
+def _refuse(call: str) -> Callable[..., NoReturn]:
+    def refuse(*_args: object, **_options: object) -> NoReturn:
+        msg = f"a simulated process has no loop.{call}(): no I/O, no threads, only tasks, timers and its links"
+        raise UsageError(msg)
+
+    return refuse
+
+
+for _call in _NOT_HERE:
+    setattr(VirtualLoop, _call, _refuse(_call))

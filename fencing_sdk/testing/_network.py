@@ -1,0 +1,196 @@
+"""
+The network of a world: every client has one link, and what it sends or receives can be held up or lost.
+
+A message that has left cannot be called back: pausing its sender, or healing the link, changes
+nothing about it. Messages of one link may overtake each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, get_args
+
+from fencing_sdk._claim import Grant, Held, Holder
+from fencing_sdk._timing import Seconds, seconds
+from fencing_sdk.errors import ConfigurationError, FencingError, StaleTokenError, UsageError, shown
+from fencing_sdk.testing._process import Process
+from fencing_sdk.testing._timeline import Timeline
+
+T = TypeVar("T")
+
+Operation = Literal["acquire", "renew", "release", "inspect", "write", "raise_to"]
+Way = Literal["request", "reply"]
+
+
+@dataclass(slots=True)
+class _Fault:
+    """What happens to messages of one kind; None matches every kind."""
+
+    operation: str | None
+    way: str | None
+    delay: float = 0.0
+    lose: bool = False
+    times: int | None = None
+
+    def strikes(self, operation: str, way: str) -> bool:
+        """Tell whether a message is hit, and count it."""
+        if self.operation not in {None, operation} or self.way not in {None, way} or self.times == 0:
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+class Link:
+    """What connects one client with the lock service and the stores."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self._network = network
+        self._process = process
+        self._faults: list[_Fault] = []
+
+    def delay(
+        self,
+        seconds_later: Seconds,
+        operation: Operation | None = None,
+        *,
+        way: Way | None = None,
+        times: int | None = None,
+    ) -> None:
+        """
+        Deliver messages that are sent from now on *seconds_later* than usual.
+
+        Args:
+            seconds_later: Added to the latency, and to other delays that are set.
+
+            operation: Only messages about this: ``"acquire"``, ``"renew"``, ``"release"``, ``"inspect"``,
+                ``"write"`` or ``"raise_to"``. All by default.
+
+            way: Only ``"request"`` messages, or only ``"reply"`` messages. Both by default.
+
+            times: Only so many messages. All until `heal` by default.
+
+        Raises:
+            ConfigurationError: an argument is none of these.
+        """
+        self._set(_Fault(operation, way, delay=seconds(seconds_later, "delay"), times=times))
+
+    def drop(self, operation: Operation | None = None, *, way: Way | None = None, times: int | None = None) -> None:
+        """
+        Lose messages that are sent from now on; the arguments select them as for `delay`.
+
+        A lost request changes nothing. A lost reply leaves the client without an answer although the
+        request took effect.
+
+        Raises:
+            ConfigurationError: an argument is none of these.
+        """
+        self._set(_Fault(operation, way, lose=True, times=times))
+
+    def heal(self) -> None:
+        """Deliver messages that are sent from now on as usual."""
+        self._faults.clear()
+
+    def _set(self, fault: _Fault) -> None:
+        for value, kinds, parameter in ((fault.operation, Operation, "operation"), (fault.way, Way, "way")):
+            if value not in {None, *get_args(kinds)}:
+                msg = f"{parameter} must be one of {', '.join(get_args(kinds))}, got {shown(value)}"
+                raise ConfigurationError(msg)
+        self._faults.append(fault)
+
+    async def ask(self, peer: str, operation: Operation, about: str, handle: Callable[[str], T]) -> T:
+        """
+        Send a request to *peer* and wait for the reply, for ever if need be.
+
+        *handle* is called with the name of this client when the request arrives. What it returns
+        travels back, and so does a `FencingError` that it raises.
+        """
+        name = self._process.name
+        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def arrived() -> None:
+            outcome = _outcome(handle, name)
+            text = f"{peer} > {name}: {operation} {about}: {_in_words(outcome)}"
+            self._carry(text, operation, "reply", back, outcome)
+
+        def back(outcome: T | FencingError) -> None:
+            self._process.loop.arrive(_settle, reply, outcome)
+
+        self._carry(f"{name} > {peer}: {operation} {about}", operation, "request", arrived)
+        return await reply
+
+    def _carry(self, text: str, operation: Operation, way: Way, deliver: Callable[..., None], *message: object) -> None:
+        struck = [fault for fault in self._faults if fault.strikes(operation, way)]
+        late = sum(fault.delay for fault in struck)
+        lost = any(fault.lose for fault in struck)
+        self._network.carry(text, late, None if lost else deliver, *message)
+
+
+class Network:
+    """The links of a world, found by the event loop that runs."""
+
+    def __init__(self, timeline: Timeline, *, latency: tuple[float, float]) -> None:
+        self._timeline = timeline
+        self._latency = latency
+        self._links: dict[asyncio.AbstractEventLoop, Link] = {}
+
+    def connect(self, process: Process) -> Link:
+        """Make the link of *process*."""
+        link = self._links[process.loop] = Link(self, process)
+        return link
+
+    def here(self) -> Link:
+        """
+        The link of the client whose code runs now.
+
+        Raises:
+            UsageError: none does.
+        """
+        link = self._links.get(asyncio.get_running_loop())
+        if link is None:
+            msg = "only code of a client can reach a store: await it in client.run(...), or use client.write(...)"
+            raise UsageError(msg)
+        return link
+
+    def carry(self, text: str, late: float, deliver: Callable[..., None] | None, *message: object) -> None:
+        """Deliver a message after the latency and *late* seconds; None loses it."""
+        fate = " (lost)" if deliver is None else f" ({late:g} s late)" if late else ""
+        self._timeline.note(text + fate)
+        if deliver is not None:
+            travels = self._timeline.random.uniform(*self._latency)
+            self._timeline.at(self._timeline.now + travels + late, deliver, *message)
+
+    def heal(self) -> None:
+        """Heal every link."""
+        for link in self._links.values():
+            link.heal()
+
+
+def _outcome(handle: Callable[[str], T], sender: str) -> T | FencingError:
+    try:
+        return handle(sender)
+    except FencingError as error:
+        return error
+
+
+def _settle(reply: asyncio.Future[T], outcome: T | FencingError) -> None:
+    if reply.done():
+        return  # cancelled: nobody waits any more
+    if isinstance(outcome, FencingError):
+        reply.set_exception(outcome)
+    else:
+        reply.set_result(outcome)
+
+
+def _in_words(outcome: object) -> str:
+    if isinstance(outcome, Grant | Holder):
+        return f"token {outcome.token}"
+    if isinstance(outcome, Held):
+        return "held"
+    if isinstance(outcome, StaleTokenError):
+        return f"refused, {outcome.token} {'from another holder' if outcome.conflict else f'< {outcome.fence}'}"
+    if isinstance(outcome, Sequence) and not isinstance(outcome, str):
+        return ", ".join(renewal.name.lower() for renewal in outcome)
+    return "done" if outcome is None else shown(outcome)

@@ -1,0 +1,196 @@
+"""The backend behind a `LockClient`: what users see of it, and what it never gets to see."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from fencing_sdk._claim import Claim
+from fencing_sdk._client import LockClient
+from fencing_sdk._events import Event, Renewed
+from fencing_sdk.abc import Backend
+from fencing_sdk.errors import (
+    AcquireTimeoutError,
+    ConfigurationError,
+    LeaseLostError,
+    LockHeldError,
+    LossReason,
+)
+from fencing_sdk.testing.backend_promises.names import ODD_NAMES
+from fencing_sdk.testing.backend_promises.stage import NAME, Reopen, Stage
+from fencing_sdk.testing.faults import FaultyBackend
+
+_NO_NUMBERS = (-1, -0.001, math.nan, math.inf, -math.inf, 10**400, True, False, "5", b"5", [5], 5j)
+_ODD_NUMBERS = {
+    "ttl": (*_NO_NUMBERS, 0, 1e-9, 1e308, None),
+    "wait": _NO_NUMBERS,
+    "safety_buffer": (*_NO_NUMBERS, 1e308, 60),
+    "heartbeat_interval": (*_NO_NUMBERS, 0, 1e308, 30),
+    "max_hold": (*_NO_NUMBERS, 0),
+}
+_ODD_METADATA: tuple[object, ...] = ("x" * 1025, "a\0b", "\ud800", b"text", 42, True, ["text"], {})
+_ODD_NAMES = ("", "a\0b", "a\nb", "a\r", "\x7f", "\ud800", "x" * 513, "\N{LOCK}" * 129, None, 42, b"a", True)
+
+
+class FrontDoorPromises(Stage):
+    """From ``async with`` to the store and back."""
+
+    async def test_async_with_holds_the_lock_and_gives_it_back(self, backend: Backend) -> None:
+        """The store shows the holder while the body runs, and nobody afterwards."""
+        async with LockClient(backend) as locks:
+            async with locks.lock(NAME, metadata="batch 7") as lease:
+                holder = await locks.inspect(NAME)
+                assert holder is not None
+                assert (holder.token, holder.holder, holder.metadata) == (lease.token, lease.holder, "batch 7")
+            assert await locks.inspect(NAME) is None
+
+    async def test_a_client_may_be_opened_again(self, backend: Backend) -> None:
+        """Its backend was closed with it and opens again; tokens go on growing."""
+        locks = LockClient(backend)
+        tokens = []
+        for _ in range(2):
+            async with self.soon(), locks, locks.lock(NAME) as lease:
+                tokens.append(lease.token)
+        assert tokens[0] < tokens[1]
+
+    async def test_a_waiter_gets_the_lock_when_it_is_released(self, backend: Backend, reopen: Reopen) -> None:
+        """Through another client, with a higher token."""
+        async with LockClient(backend) as here, LockClient(reopen()) as there:
+            async with here.lock(NAME) as first:
+                waiting = asyncio.create_task(there.lock(NAME, wait=self.patience).acquire())
+                await asyncio.sleep(0.05)
+                assert not waiting.done()
+                token = first.token
+            second = await waiting
+            assert second.token > token
+            await second.release()
+
+    async def test_patience_ends_with_an_error_and_leaves_nothing(self, backend: Backend) -> None:
+        """Asked once, or waited for a while: when the holder has gone, the lock is free for a newcomer."""
+        holder = self.claim()
+        await self.granted(backend, holder)
+        async with LockClient(backend) as locks:
+            with pytest.raises(LockHeldError) as held:
+                await locks.lock(NAME, wait=0).acquire()
+            assert held.value.retry_after is None or 0 <= held.value.retry_after <= self.ended_after(holder.ttl)
+            with pytest.raises(AcquireTimeoutError):
+                await locks.lock(NAME, wait=0.1).acquire()
+            await backend.release(holder)
+            await self.freed_soon(backend, self.claim())
+
+    async def test_a_cancelled_waiter_leaves_nothing(self, backend: Backend) -> None:
+        """Neither a grant nor a place in a line."""
+        holder = self.claim()
+        await self.granted(backend, holder)
+        async with LockClient(backend) as locks:
+            for pause in (0, 0.001, 0.01, 0.05):
+                waiting = asyncio.create_task(locks.lock(NAME).acquire())
+                await asyncio.sleep(pause)
+                waiting.cancel()
+                await asyncio.wait((waiting,))
+            await backend.release(holder)
+            await self.freed_soon(backend, self.claim())
+
+    async def test_a_lease_that_was_taken_over_ends_its_work(self, backend: Backend) -> None:
+        """The next heartbeat learns it: the body is cancelled and `LeaseLostError` leaves."""
+        entered = asyncio.get_running_loop().create_future()
+
+        async def work() -> None:
+            async with locks.lock(NAME, ttl=60, heartbeat_interval=0.1) as lease:
+                entered.set_result(lease.owner)
+                await asyncio.Event().wait()
+
+        async with LockClient(backend) as locks, self.soon():
+            working = asyncio.create_task(work())
+            await backend.release(Claim(NAME, 60, await entered))
+            await self.granted(backend, self.claim())
+            with pytest.raises(LeaseLostError) as lost:
+                await working
+        assert lost.value.reason is (LossReason.TAKEN_OVER if self.tells_taken_over else LossReason.REFUSED)
+
+    async def test_the_heartbeat_holds_the_lock_beyond_its_ttl(self, backend: Backend) -> None:
+        """Renewal by renewal; a rival is refused all the time."""
+        renewals = asyncio.Queue[Event]()
+
+        def observe(event: Event) -> None:
+            if isinstance(event, Renewed):
+                renewals.put_nowait(event)
+
+        async with LockClient(backend, observers=[observe]) as locks, self.soon():
+            lease = await locks.lock(NAME, ttl=2 * self.ttl).acquire()
+            for _ in range(3):
+                await self.pass_time(self.ttl * 0.8)
+                while not renewals.empty():
+                    renewals.get_nowait()
+                await renewals.get()
+                await self.refused(backend, self.claim())
+            assert lease.held
+            await lease.release()
+
+    async def test_many_locks_share_one_client(self, backend: Backend) -> None:
+        """Entered and left by many tasks at once, each with a lease and a token of its own."""
+
+        async def hold(number: int) -> None:
+            async with locks.lock(f"reports/{number}") as lease:
+                await lease.renew()
+                holder = await locks.inspect(lease.name)
+                assert holder is not None
+                assert (holder.name, holder.token, holder.holder) == (lease.name, lease.token, lease.holder)
+
+        async with LockClient(backend) as locks, self.soon():
+            await asyncio.gather(*(hold(number) for number in range(50)))
+            assert await locks.inspect("reports/7") is None
+
+    async def test_odd_names_pass_the_front_door(self, backend: Backend, reopen: Reopen) -> None:
+        """Every valid name can be held, also behind a namespace, and excludes others as any name does."""
+        async with LockClient(backend) as locks, LockClient(reopen(), namespace="{shop}:'") as shop:
+            for name in ODD_NAMES:
+                async with locks.lock(name):
+                    assert await locks.lock(name).try_acquire() is None
+            for name in ("../a", "*", "a'; DROP TABLE locks; --"):
+                async with shop.lock(name), locks.lock(name):
+                    assert await shop.lock(name).try_acquire() is None
+
+    @pytest.mark.parametrize("name", _ODD_NAMES, ids=lambda name: ascii(name)[:20])
+    async def test_an_invalid_name_is_refused_before_the_store_sees_it(self, backend: Backend, name: Any) -> None:
+        """Empty, with control characters, too long, or no text at all."""
+        counted = FaultyBackend(backend)
+        async with LockClient(counted) as locks:
+            with pytest.raises(ConfigurationError, match=r"^name "):
+                locks.lock(name)
+            with pytest.raises(ConfigurationError, match=r"^name "):
+                await locks.inspect(name)
+        assert counted.calls == []
+
+    async def test_invalid_metadata_is_refused_before_the_store_sees_it(self, backend: Backend) -> None:
+        """Too long, with NUL, or no text at all."""
+        counted = FaultyBackend(backend)
+        async with LockClient(counted) as locks:
+            for metadata in _ODD_METADATA:
+                options: dict[str, Any] = {"metadata": metadata}
+                with pytest.raises(ConfigurationError, match=r"^metadata "):
+                    await locks.lock(NAME, **options).acquire()
+        assert counted.calls == []
+
+    @pytest.mark.parametrize("parameter", _ODD_NUMBERS)
+    async def test_an_odd_number_is_refused_before_the_store_sees_it(self, backend: Backend, parameter: str) -> None:
+        """The error names the parameter; a bool, a text, nan and infinity are no numbers of seconds."""
+        counted = FaultyBackend(backend)
+        async with LockClient(counted) as locks:
+            for number in _ODD_NUMBERS[parameter]:
+                options: dict[str, Any] = {parameter: number}
+                with pytest.raises(ConfigurationError, match=rf"^{parameter}\b"):
+                    await locks.lock(NAME, **options).acquire()
+        assert counted.calls == []
+
+    async def test_a_client_leaves_the_backend_closed(self, backend: Backend, reopen: Reopen) -> None:
+        """Leaving ``async with`` gives back what is held; another client gets it at once."""
+        async with LockClient(backend) as locks:
+            lease = await locks.lock(NAME).acquire()
+        assert lease.lost_reason is LossReason.CLOSED
+        async with aclosing(reopen()) as other:
+            await self.granted(other, self.claim())

@@ -1,0 +1,144 @@
+"""Renewals: restart the ttl of a grant that lives, and do nothing else. One call carries many."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from fencing_sdk._claim import Claim, Renewal
+from fencing_sdk.abc import Backend
+from fencing_sdk.testing.backend_promises.stage import NAME, Reopen, Stage
+
+_TRIES = 5
+
+
+class RenewalPromises(Stage):
+    """Renewal of one and of many."""
+
+    async def test_a_renewal_restarts_the_ttl(self, backend: Backend) -> None:
+        """A rival is refused for a whole ttl after the renewal was sent, and granted then."""
+        claim, renewed_at = await self._renewed_late(backend)
+        by = self.now() + self.ended_after(self.ttl)
+        freed_at = await self.freed(backend, self.claim(claim.name), by=by)
+        assert freed_at >= self.lasted_until(renewed_at, self.ttl)
+
+    async def test_a_renewal_never_creates(self, backend: Backend) -> None:
+        """A claim that was never granted is refused, and the lock stays free."""
+        claim = self.claim()
+        assert await self.renewed(backend, claim) is Renewal.REFUSED
+        assert await backend.inspect(NAME) is None
+        await self.granted(backend, self.claim())
+
+    async def test_a_renewal_never_revives(self, backend: Backend) -> None:
+        """A grant that expired stays gone, even if nobody else came; a rival gets the lock."""
+        claim = self.claim(ttl=self.ttl)
+        await self.granted(backend, claim)
+        await self.expire(self.ttl)
+        assert await self.renewed(backend, claim) is Renewal.REFUSED
+        await self.granted(backend, self.claim())
+
+    async def test_a_released_grant_is_not_renewed(self, backend: Backend) -> None:
+        """A heartbeat that is still on its way when the lock is given back finds nothing."""
+        claim = self.claim()
+        await self.granted(backend, claim)
+        await backend.release(claim)
+        assert await self.renewed(backend, claim) is Renewal.REFUSED
+        await self.granted(backend, self.claim())
+
+    async def test_nobody_else_can_renew(self, backend: Backend) -> None:
+        """A stranger's renewal is refused, and does not prolong the grant that it met."""
+        ttl = self.ttl
+        await self.granted(backend, self.claim(ttl=ttl))
+        granted_by = self.now()
+        await self.pass_time(ttl * 0.4)
+        assert await self.renewed(backend, self.claim()) in {self.taken_over, Renewal.REFUSED}
+        await self.freed(backend, self.claim(), by=granted_by + self.ended_after(ttl))
+
+    async def test_a_refusal_tells_whether_somebody_else_holds_the_lock(self, backend: Backend) -> None:
+        """Operators ask that first."""
+        former, holder = self.claim(), self.claim()
+        await self.granted(backend, former)
+        await backend.release(former)
+        assert await self.renewed(backend, former) is Renewal.REFUSED
+        await self.granted(backend, holder)
+        assert await self.renewed(backend, former) is self.taken_over
+
+    async def test_a_renewal_keeps_token_and_metadata(self, backend: Backend) -> None:
+        """A renewed grant is the same grant."""
+        claim = self.claim(metadata="batch 7")
+        token = await self.granted(backend, claim)
+        assert await self.renewed(backend, claim) is Renewal.RENEWED
+        holder = await backend.inspect(NAME)
+        assert holder is not None
+        assert (holder.token, holder.metadata) == (token, "batch 7")
+
+    async def test_another_client_may_renew_with_the_claim(self, backend: Backend, reopen: Reopen) -> None:
+        """The owner id is the proof, not the connection: a client that reconnected renews on."""
+        claim = self.claim()
+        await self.granted(backend, claim)
+        async with aclosing(reopen()) as other:
+            assert await self.renewed(other, claim) is Renewal.RENEWED
+
+    # Many in one call
+
+    async def test_an_empty_renewal_has_no_outcomes(self, backend: Backend) -> None:
+        """Nothing is asked and nothing fails."""
+        assert list(await backend.renew([])) == []
+
+    async def test_every_claim_has_its_own_outcome_in_order(self, backend: Backend) -> None:
+        """A claim that is refused changes nothing for the others."""
+        mine, too = self.claim("a"), self.claim("b")
+        await self.granted(backend, mine)
+        await self.granted(backend, too)
+        await self.granted(backend, self.claim("taken"))
+        asked = [self.claim("free"), mine, self.claim("taken"), self.claim("a"), too]
+        assert list(await backend.renew(asked)) == [
+            Renewal.REFUSED,
+            Renewal.RENEWED,
+            self.taken_over,
+            self.taken_over,
+            Renewal.RENEWED,
+        ]
+
+    async def test_a_claim_may_be_renewed_twice_in_one_call(self, backend: Backend) -> None:
+        """Duplicates get the same outcome each."""
+        mine, stranger = self.claim(), self.claim("free")
+        await self.granted(backend, mine)
+        outcomes = await backend.renew([mine, stranger, mine, stranger])
+        assert list(outcomes) == [Renewal.RENEWED, Renewal.REFUSED] * 2
+
+    async def test_more_than_a_thousand_claims_fit_into_one_call(self, backend: Backend) -> None:
+        """No limit of a statement, a script or a packet cuts the batch; the order stays."""
+        asked = [self.claim(f"batch/{number}") for number in range(1100)]
+        held = asked[::50] + asked[-1:]
+        async with self.soon():
+            await asyncio.gather(*(self.granted(backend, claim) for claim in held))
+            outcomes = await backend.renew(asked)
+        owners = {claim.owner for claim in held}
+        expected = [Renewal.RENEWED if claim.owner in owners else Renewal.REFUSED for claim in asked]
+        assert list(outcomes) == expected
+
+    async def test_renewals_may_be_in_flight_together(self, backend: Backend) -> None:
+        """Batches that overlap get their own answers each."""
+        mine, free = self.claim("mine"), self.claim("free")
+        await self.granted(backend, mine)
+        batches = [[mine] * number + [free] * (10 - number) for number in range(10)]
+        async with self.soon():
+            outcomes = await asyncio.gather(*(backend.renew(batch) for batch in batches))
+        for number, answer in enumerate(outcomes):
+            assert list(answer) == [Renewal.RENEWED] * number + [Renewal.REFUSED] * (10 - number)
+
+    async def _renewed_late(self, backend: Backend) -> tuple[Claim, float]:
+        """Renew a grant when part of its ttl has passed; start again if the machine was slower than the ttl."""
+        for attempt in range(_TRIES):
+            claim = self.claim(f"{NAME}/{attempt}", ttl=self.ttl)
+            sent_at = self.now()
+            await self.granted(backend, claim)
+            await self.pass_time(self.ttl * 0.4)
+            renewed_at = self.now()
+            outcome = await self.renewed(backend, claim)
+            if outcome is Renewal.RENEWED:
+                return claim, renewed_at
+            assert self.now() >= self.lasted_until(sent_at, self.ttl), f"a living grant was not renewed: {outcome}"
+        msg = f"this machine needs longer than ttl = {self.ttl} for one renewal; declare a longer one"
+        raise AssertionError(msg)

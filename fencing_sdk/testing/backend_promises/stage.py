@@ -1,0 +1,230 @@
+"""
+The stage that the promises are played on: what a subclass declares, provides and may replace.
+
+No promise is tested here. A power that a backend does not have is declared as a class attribute;
+the promises about it are then not collected, instead of skipped or passed without looking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+import pytest
+
+from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._clock import BootClock
+from fencing_sdk._timing import MIN_TTL
+from fencing_sdk.abc import Backend, SupportsLossNotice, SupportsQueue
+
+F = TypeVar("F", bound=Callable[..., object])
+
+NAME = "invoices/42"
+DRIFT = 0.01
+
+Reopen = Callable[[], Backend]
+"""Makes another backend object on the store of the fixture ``backend``."""
+
+
+class QueueingBackend(Backend, SupportsQueue, Protocol):
+    """A backend whose waiters stand in line."""
+
+
+class NoticingBackend(Backend, SupportsLossNotice, Protocol):
+    """A backend that tells when a grant is taken away."""
+
+
+def needs(power: str) -> Callable[[F], F]:
+    """Collect a promise only for a suite that declares *power*."""
+
+    def mark(promise: F) -> F:
+        promise.__dict__["power"] = power
+        return promise
+
+    return mark
+
+
+class Stage:
+    """
+    What `fencing_sdk.testing.BackendSuite` knows about the backend under test.
+
+    The defaults declare a store that outlives its clients and is shared between processes. A
+    subclass says so where its store is less, or more.
+    """
+
+    ttl: float = 1.0
+    """Seconds of the grants that are waited for until they expire; at least the store's minimum."""
+
+    minimum_ttl: float = MIN_TTL
+    """Seconds to which the store rounds shorter ttls up."""
+
+    expiry_lag: float = 0.1
+    """Seconds, beyond the ttl and 1 % of drift, after which an expired grant is really gone."""
+
+    resolution: float = 0.01
+    """Seconds by which the store may read its clock too coarsely and end a grant too early."""
+
+    patience: float = 15.0
+    """Seconds after which a promise that waits for something is broken."""
+
+    queues: bool = False
+    """Waiters stand in line: the backend is a `SupportsQueue`."""
+
+    notices: bool = False
+    """Holders are told when a grant is taken away: a `SupportsLossNotice`. Needs `revoke`."""
+
+    processes: bool = True
+    """Several processes share the store. Needs the fixture ``url``."""
+
+    breakable: bool = True
+    """The store may be out of reach. Needs `break_store`."""
+
+    survives_restart: bool = True
+    """Grants outlive a restart of the store. Tokens always do, see `restart`."""
+
+    tells_taken_over: bool = True
+    """A refused renewal tells whether somebody else holds the lock."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, promise in _promises_with_a_power(cls).items():
+            if vars(cls).get(name) is not promise:  # where it is defined it stays, for other subclasses
+                setattr(cls, name, promise if getattr(cls, promise.power) else None)
+
+    # What a subclass provides.
+
+    @pytest.fixture
+    def backend(self) -> Backend:
+        """A backend on a fresh, empty store."""
+        pytest.fail("provide a fixture 'backend': a backend object on an empty store")
+
+    @pytest.fixture
+    def reopen(self) -> Reopen:
+        """Return a callable that makes another backend object on the store of ``backend``."""
+        pytest.fail("provide a fixture 'reopen': a callable that makes another object on the same store")
+
+    @pytest.fixture
+    def url(self) -> str:
+        """The URL of the store of ``backend``, for other processes."""
+        pytest.fail("declare processes = False, or provide a fixture 'url'")
+
+    def break_store(self, backend: Backend) -> AbstractAsyncContextManager[object]:
+        """Put the store out of reach of *backend* for the duration of a context."""
+        pytest.fail(f"declare breakable = False, or provide break_store() for {type(backend).__name__}")
+
+    async def revoke(self, backend: Backend, name: str) -> None:
+        """Take the lock *name* away from its holder, as an operator would."""
+        pytest.fail(f"provide revoke() for {type(backend).__name__}, to take {name!r} away")
+
+    # What a subclass may replace.
+
+    def now(self) -> float:
+        """Seconds on a clock that runs like the store's."""
+        return BootClock().now()
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let *seconds* pass for the store. Replace it, and `now`, where its clock can be set."""
+        await asyncio.sleep(seconds)
+
+    async def restart(self, backend: Backend, reopen: Reopen) -> Backend:
+        """Restart the store as far as a test can, and return a backend on it."""
+        await backend.aclose()
+        return reopen()
+
+    async def purge(self, backend: Backend) -> None:
+        """Run the store's clean-up of what is not needed any more, where it has one."""
+
+    # What the promises are written with.
+
+    def claim(self, name: str = NAME, *, ttl: float = 60.0, metadata: str | None = None) -> Claim:
+        """Make a new claim, by default with a ttl that does not end during a test."""
+        return Claim(name, ttl, metadata=metadata)
+
+    async def granted(self, backend: Backend, claim: Claim) -> int:
+        """Acquire *claim*, which must succeed; return the token."""
+        outcome = await backend.acquire(claim)
+        assert isinstance(outcome, Grant), f"expected a grant of {claim.name!r}, got {outcome}"
+        token: object = outcome.token
+        assert isinstance(token, int)
+        assert not isinstance(token, bool)
+        assert 0 <= token < TOKEN_LIMIT
+        return token
+
+    async def refused(self, backend: Backend, claim: Claim) -> Held:
+        """Try to acquire *claim*, which must be refused."""
+        outcome = await backend.acquire(claim)
+        assert isinstance(outcome, Held), f"expected a refusal of {claim.name!r}, got {outcome}"
+        return outcome
+
+    async def renewed(self, backend: Backend, claim: Claim) -> Renewal:
+        """Renew one claim; return its outcome."""
+        (outcome,) = await backend.renew([claim])
+        return outcome
+
+    @property
+    def taken_over(self) -> Renewal:
+        """The outcome of a renewal when somebody else holds the lock."""
+        return Renewal.TAKEN_OVER if self.tells_taken_over else Renewal.REFUSED
+
+    def assert_rising(self, tokens: list[int]) -> None:
+        """Every token is higher than the one before."""
+        assert tokens == sorted(set(tokens)), "tokens did not rise"
+
+    async def expire(self, ttl: float) -> None:
+        """Let so much time pass that a grant of *ttl* seconds has ended."""
+        await self.pass_time(self.ended_after(ttl))
+
+    def ended_after(self, ttl: float) -> float:
+        """Seconds after the answer of a grant of *ttl* seconds by which it must have ended."""
+        return ttl * (1 + DRIFT) + self.expiry_lag
+
+    def lasted_until(self, sent_at: float, ttl: float) -> float:
+        """The moment before which a grant of *ttl* seconds, asked for at *sent_at*, must not end."""
+        return sent_at + ttl * (1 - DRIFT) - self.resolution
+
+    async def freed(self, backend: Backend, claim: Claim, *, by: float) -> float:
+        """Try to acquire *claim* until it is granted; return when. A try after the moment *by* must succeed."""
+        while True:
+            tried_at = self.now()
+            if isinstance(outcome := await backend.acquire(claim), Grant):
+                return self.now()
+            assert tried_at <= by, f"{claim.name!r} was still refused {tried_at - by:.3g} s too late: {outcome}"
+            await self.pass_time(min(self.ttl, 1.0) / 20)
+
+    async def freed_soon(self, backend: Backend, claim: Claim) -> int:
+        """Try to acquire *claim* until it is granted, at most for `patience`; return the token."""
+        async with self.soon():
+            while True:
+                if isinstance(outcome := await backend.acquire(claim), Grant):
+                    return outcome.token
+                await asyncio.sleep(0.01)
+
+    async def taken(self, backend: Backend, name: str = NAME) -> Holder:
+        """Wait until somebody holds *name*, at most for `patience`."""
+        async with self.soon():
+            while True:
+                if (holder := await backend.inspect(name)) is not None:
+                    return holder
+                await asyncio.sleep(0.01)
+
+    @asynccontextmanager
+    async def soon(self) -> AsyncIterator[None]:
+        """Fail when the body takes longer than `patience`."""
+        limit = asyncio.timeout(self.patience)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            pytest.fail(f"waited in vain for {self.patience} s")
+
+
+def _promises_with_a_power(cls: type) -> dict[str, Any]:
+    """The promises that need a declared power, as they were defined, whatever a subclass left of them."""
+    found: dict[str, Any] = {}
+    for parent in reversed(cls.__mro__):
+        found |= {name: value for name, value in vars(parent).items() if getattr(value, "power", None)}
+    return found
