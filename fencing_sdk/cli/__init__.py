@@ -1,0 +1,22 @@
+"""The command line: run a command under a lock, and watch a zombie being refused."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+_USAGE = 2
+
+
+def main() -> int:
+    """Run ``fencing`` with the arguments of this process; return its exit code."""
+    try:
+        app = importlib.import_module("fencing_sdk.cli._app")
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        if missing == "fencing_sdk":
+            raise
+        sys.stderr.write(f"fencing: {missing} is not installed; run: pip install 'fencing-sdk[cli]'\n")
+        return _USAGE
+    code: int = app.run_app(sys.argv[1:])
+    return code

@@ -1,0 +1,118 @@
+"""The commands and their arguments, and what an error of the user's looks like."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter, Token
+from rich.console import Console
+
+from fencing_sdk import __version__
+from fencing_sdk.cli.run import Exit, Job, OnLoss, run_job, say
+from fencing_sdk.errors import ConfigurationError, shown
+
+app = App(
+    name="fencing",
+    version=__version__,
+    help="Distributed locks that stay harmless when they are lost.",
+)
+
+
+def run_app(arguments: Sequence[str]) -> int:
+    """Run the command in *arguments*; return its exit code."""
+    try:
+        code: int | None = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except (CycloptsError, ConfigurationError) as error:
+        say(str(error))
+        return Exit.USAGE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return code or 0
+
+
+def _patience(_hint: object, tokens: Sequence[Token]) -> float | None:
+    value = tokens[0].value
+    if value == "forever":
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        msg = f"expected a number of seconds, or: forever, not {shown(value)}"
+        raise ValueError(msg) from None  # which cyclopts turns into an error that names the option
+
+
+@app.command(usage="Usage: fencing run LOCK [OPTIONS] -- COMMAND [ARGUMENT ...]")
+def run(
+    lock: str,
+    /,
+    *command: str,
+    url: str | None = None,
+    ttl: float = 15.0,
+    wait: Annotated[float | None, Parameter(converter=_patience)] = 0.0,
+    on_loss: OnLoss = "term",
+    quiet: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Run a command while holding a lock.
+
+    The command finds FENCING_TOKEN, FENCING_LOCK and FENCING_DEADLINE in its environment. Its exit
+    code is passed through. Otherwise: 75 the lock is taken and nothing was run, 76 the lease was
+    lost and the command was stopped, 69 the store cannot be used, 2 wrong usage.
+
+    Args:
+        lock: What only one may do at a time, such as nightly-report.
+
+        command: The command and its arguments. Put -- before it.
+
+        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
+
+        ttl: Seconds after which others get the lock if this machine dies.
+
+        wait: Seconds to wait for another holder, or: forever.
+
+        on_loss: What happens to the command when the lease is lost: SIGTERM and soon SIGKILL,
+            SIGKILL at once, or only a warning.
+
+        quiet: Say nothing when the lock is taken.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    if not command:
+        msg = "no command to run; write: fencing run LOCK -- COMMAND"
+        raise ConfigurationError(msg)
+    return run_job(Job(command, on_loss, quiet), lock, url=url, ttl=ttl, wait=wait)
+
+
+@app.command
+def demo(*, svg: Path | None = None) -> int:
+    """Freeze a worker that holds a lock, and see what its late write does without and with a guard.
+
+    Real processes, a real SIGSTOP, two SQLite files in a temporary folder; no server, about ten
+    seconds. The exit code is 0 only if the run showed what it says.
+
+    Args:
+        svg: Draw the run into this file.
+    """
+    from fencing_sdk.cli.demo import show  # noqa: PLC0415  (what cron starts every minute loads no pictures)
+
+    return show(Console(), svg)
+
+
+@app.command
+def timeline(recording: Path, /, *more: Path, svg: Path) -> int:
+    """Draw recordings, made with FENCING_RECORD=run.jsonl on one machine, as an SVG picture.
+
+    Args:
+        recording: A file of JSON lines.
+
+        more: Recordings of other processes of the same machine and run.
+
+        svg: The file to write.
+    """
+    from fencing_sdk.cli.timeline import draw_recordings  # noqa: PLC0415  (as above)
+
+    draw_recordings((recording, *more), svg)
+    return 0

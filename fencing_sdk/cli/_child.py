@@ -1,0 +1,182 @@
+"""
+A command that is supervised: a process group of its own, its signals, and the terminal it may ask for.
+
+The group makes it possible to stop the command with everything it started, and keeps Ctrl-C from
+reaching it twice. The price is that the group is not the terminal's foreground group: a command
+that reads from the terminal is stopped by the kernel. It is given the terminal then, and not
+before, so that a pipeline around the supervisor keeps working.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+
+TO_THE_GROUP = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+"""Signals that mean the work as a whole."""
+TO_THE_COMMAND = ("SIGUSR1", "SIGUSR2", "SIGWINCH")
+"""Signals that mean something to the command alone; what it started might die of them."""
+
+_EXEC = Path(__file__).with_name("_exec.py")
+_POLL = 0.02
+_SIGNALLED = 128
+
+
+class Child:
+    """
+    A command, running.
+
+    Args:
+        command: The program, looked up in PATH, and its arguments.
+
+        environment: Its whole environment.
+
+        death_signal: What it gets if this process dies first; 0 for nothing.
+
+        may_go_on: Asked before the command is continued after a stop from the terminal.
+
+    Raises:
+        OSError: no process can be started, or the arguments are too long.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        death_signal: int,
+        may_go_on: Callable[[], bool],
+    ) -> None:
+        self._may_go_on = may_go_on
+        self.suspended = False
+        """Whether this process stopped itself together with the command."""
+        self._ended = asyncio.Event()
+        self._code: int | None = None
+        script = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid()), str(death_signal)]
+        self._pid = os.posix_spawn(
+            sys.executable, [*script, *command], environment, setpgroup=0, setsigdef=(signal.SIGPIPE,)
+        )
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._look)
+        loop.add_signal_handler(signal.SIGCONT, self.go_on)
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGTSTP, self._signal_group, signal.SIGTSTP)
+        self._look()  # it may have ended before anybody listened
+
+    @property
+    def running(self) -> bool:
+        """Whether the command itself has not ended; what it left behind does not count."""
+        return self._code is None
+
+    @property
+    def code(self) -> int:
+        """The exit code of a command that has ended: its own, or 128 + n after death by signal n."""
+        assert self._code is not None
+        return self._code
+
+    async def wait(self) -> None:
+        """Wait for the end of the command."""
+        await self._ended.wait()
+
+    def forward(self, number: int) -> None:
+        """Pass a signal on that this process got."""
+        if not self.running:
+            return
+        if signal.Signals(number).name in TO_THE_GROUP:
+            self._signal_group(number)
+        else:
+            os.kill(self._pid, number)
+
+    async def stop(self, grace: float) -> None:
+        """Stop the whole group: SIGTERM, and after *grace* seconds SIGKILL. Without grace, SIGKILL at once."""
+        if grace > 0:
+            self._signal_group(signal.SIGTERM)
+            self._signal_group(signal.SIGCONT)  # a stopped process does not hear SIGTERM
+            with anyio.move_on_after(grace):
+                while self._group_lives():  # noqa: ASYNC110  (nobody tells when a process group is empty)
+                    await anyio.sleep(_POLL)
+        self._signal_group(signal.SIGKILL)
+        await self._ended.wait()
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, number)
+
+    def _group_lives(self) -> bool:
+        try:
+            os.killpg(self._pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _look(self) -> None:
+        """See whether the command has ended or was stopped; called whenever a child changed its state."""
+        if not self.running:
+            return
+        pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED)
+        if pid == 0:
+            return
+        if os.WIFSTOPPED(status):
+            self._on_stop(os.WSTOPSIG(status))
+            return
+        code = os.waitstatus_to_exitcode(status)
+        self._code = code if code >= 0 else _SIGNALLED - code
+        _move_terminal(self._pid, os.getpgrp())
+        self._ended.set()
+
+    def _on_stop(self, number: int) -> None:
+        wants_terminal = number in {signal.SIGTTIN, signal.SIGTTOU}
+        if wants_terminal and _move_terminal(os.getpgrp(), self._pid):
+            self._signal_group(signal.SIGCONT)
+        elif wants_terminal or number == signal.SIGTSTP:
+            self._suspend(whole_job=_move_terminal(self._pid, os.getpgrp()) or wants_terminal)
+
+    def _suspend(self, *, whole_job: bool) -> None:
+        """Stop like the command, so that the shell takes over; `go_on` is next."""
+        self.suspended = True
+        if whole_job:  # the terminal stopped the command's group alone, and the shell waits for ours
+            os.killpg(0, signal.SIGSTOP)
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Continue a command that was suspended with this process, if it still may."""
+        if self.suspended and self.running and self._may_go_on():
+            self._signal_group(signal.SIGCONT)
+        self.suspended = False
+
+
+def _move_terminal(owner: int, to: int) -> bool:
+    """Give the terminal from one process group to another; False if it is not *owner*'s to give."""
+    try:
+        terminal = os.open(os.ctermid(), os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        if os.tcgetpgrp(terminal) != owner:
+            return False
+        with _not_stopped_by_terminal():
+            os.tcsetpgrp(terminal, to)
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(terminal)
+
+
+@contextlib.contextmanager
+def _not_stopped_by_terminal() -> Iterator[None]:
+    """Who changes a terminal from the background is stopped, unless it blocks the signal."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

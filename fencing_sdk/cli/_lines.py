@@ -1,0 +1,57 @@
+"""The lines of a recording. They are untrusted input: one that is not an event is an error with its number."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fencing_sdk.errors import ConfigurationError, shown
+
+Line = dict[str, Any]
+"""One event: at least ``t`` in seconds, ``kind``, and ``actor``."""
+
+
+def read_recording(paths: Sequence[Path]) -> list[Line]:
+    """
+    Read the lines of recordings made on one machine, in order of time.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or a line is not an event.
+    """
+    lines: list[Line] = []
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            msg = f"cannot read {shown(str(path))}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
+            raise ConfigurationError(msg) from error
+        lines += [parse_line(raw, f"line {number} of {shown(str(path))}") for number, raw in _numbered(text)]
+    return sorted(lines, key=lambda line: float(line["t"]))
+
+
+def _numbered(text: str) -> Iterable[tuple[int, str]]:
+    return ((number, raw) for number, raw in enumerate(text.split("\n"), start=1) if raw.strip())
+
+
+def parse_line(raw: str | bytes, where: str) -> Line:
+    """
+    Return the event that *raw* holds; *where* names it in the error.
+
+    Raises:
+        ConfigurationError: it is not an object with a finite ``t`` and a ``kind``.
+    """
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        line = None
+    if not isinstance(line, dict) or not isinstance(line.get("kind"), str) or not _number(line.get("t")):
+        msg = f"{where} is not an event: expected a JSON object with 't' in seconds and 'kind'"
+        raise ConfigurationError(msg)
+    return line
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,194 @@
+"""
+The processes of one run of the demo, and the recording that they write together.
+
+Everything waits for what the workers recorded; the only time that simply passes is the lease of
+the one that is frozen. Whatever happens, no process is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fencing_sdk._recording import Recorder
+from fencing_sdk._wire import ENV_RECORD
+from fencing_sdk.cli._demo_worker import BANK, GUARDED, LOCKS, RECORDING, UNGUARDED
+from fencing_sdk.cli._lines import Line, parse_line
+
+PATIENCE = 30.0
+"""Seconds to wait for one event; a busy machine needs some of them."""
+_POLL = 0.01
+_MODULE = "fencing_sdk.cli._demo_worker"
+
+
+class StageError(Exception):
+    """A run that cannot go on: a worker died, or what had to happen did not."""
+
+
+class TooBusyError(StageError):
+    """A worker that was not frozen lost its lease: the machine did not let it renew in time."""
+
+
+class Stage:
+    """
+    A folder, a recording, and some workers.
+
+    Args:
+        room: A folder of its own for this run.
+
+        ttl: Seconds of the leases.
+
+        guarded: Whether the workers write through a guard.
+
+        show: Called with every recorded line, as soon as it is seen.
+    """
+
+    def __init__(self, room: Path, *, ttl: float, guarded: bool, show: Callable[[Line], None]) -> None:
+        self.lines: list[Line] = []
+        self._room = room
+        self._ttl = ttl
+        self._guarded = guarded
+        self._show = show
+        self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._recorder = Recorder(room / RECORDING, actor="demo")
+        self._tape = (room / RECORDING).open("rb")
+        self._unfinished = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for worker in self._workers.values():
+            worker.kill()  # also a frozen one
+        for worker in self._workers.values():
+            with worker:  # closes its pipe and waits for it
+                pass
+        self._tape.close()
+        self._recorder.close()
+
+    def record(self, kind: str, **fields: object) -> None:
+        """Write something down that the workers cannot know."""
+        self._recorder.record(kind, **fields)
+        self._read()
+
+    def start(self, actor: str, *, amount: int) -> None:
+        """Start a worker that adds *amount* to the account."""
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)  # it shall import what we imported
+        environment = {key: value for key, value in os.environ.items() if key != ENV_RECORD} | {"PYTHONPATH": path}
+        guarded = GUARDED if self._guarded else UNGUARDED
+        command = [sys.executable, "-P", "-m", _MODULE, actor, str(amount), str(self._room), str(self._ttl), guarded]
+        # A process group of its own: Ctrl-C is for the demo, which then ends its workers.
+        self._workers[actor] = subprocess.Popen(  # noqa: S603  (our own module)
+            command, stdin=subprocess.PIPE, env=environment, process_group=0
+        )
+
+    def tell(self, actor: str) -> None:
+        """Tell a worker to take its next step. One that is frozen finds the message when it is resumed."""
+        pipe = self._workers[actor].stdin
+        assert pipe is not None  # started with one
+        with contextlib.suppress(BrokenPipeError):  # it is gone, and whoever waits for it will be told
+            pipe.write(b"\n")
+            pipe.flush()
+
+    def wait_for(self, actor: str, kind: str, *, count: int = 1) -> None:
+        """Wait until *actor* has recorded *count* events of this *kind*."""
+        self._wait(lambda: self.count(actor, kind) >= count, f"{kind} by {actor}")
+
+    def wait_for_end(self, actor: str) -> None:
+        """Wait until a worker has ended, and ended well."""
+        self._wait(lambda: self._workers[actor].poll() is not None, f"the end of {actor}")
+
+    def count(self, actor: str, *kinds: str) -> int:
+        """How many events of these *kinds* are recorded for *actor*."""
+        return sum(line["kind"] in kinds and line.get("lane", line.get("actor")) == actor for line in self.lines)
+
+    def freeze(self, actor: str) -> None:
+        """
+        Freeze a worker between two renewals.
+
+        One that holds the write lock of the lock service's file while it is frozen would stop
+        everybody, which is another story than this one.
+        """
+        while True:
+            renewals = self.count(actor, "renewed")
+            self._stop(actor)
+            if self._service_answers():
+                break
+            self._workers[actor].send_signal(signal.SIGCONT)
+            self.wait_for(actor, "renewed", count=renewals + 1)
+        self.record("frozen", lane=actor)
+        self._check_leases()
+
+    def resume(self, actor: str) -> None:
+        """Let a frozen worker go on."""
+        self.record("resumed", lane=actor)
+        self._workers[actor].send_signal(signal.SIGCONT)
+
+    def balance(self) -> int:
+        """What the database holds."""
+        with contextlib.closing(sqlite3.connect(self._room / BANK)) as bank:
+            ((balance,),) = bank.execute("SELECT balance FROM account")
+        return int(balance)
+
+    def _stop(self, actor: str) -> None:
+        worker = self._workers[actor]
+        worker.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(worker.pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            worker.returncode = os.waitstatus_to_exitcode(status)
+            self._check_alive()
+
+    def _service_answers(self) -> bool:
+        with contextlib.closing(sqlite3.connect(self._room / LOCKS, timeout=0.2, isolation_level=None)) as file:
+            try:
+                file.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return False
+            file.execute("ROLLBACK")
+            return True
+
+    def _wait(self, happened: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while True:
+            self._read()
+            if happened():
+                return
+            self._check_alive()
+            self._check_leases()
+            if time.monotonic() >= end:
+                msg = f"waited {PATIENCE:g} s in vain for {what}"
+                raise StageError(msg)
+            time.sleep(_POLL)
+
+    def _check_alive(self) -> None:
+        for actor, worker in self._workers.items():
+            if worker.poll() not in {None, 0}:
+                msg = f"{actor} failed with exit code {worker.returncode}"
+                raise StageError(msg)
+
+    def _check_leases(self) -> None:
+        frozen = set()
+        for line in self.lines:
+            if line["kind"] == "frozen":
+                frozen.add(line["lane"])
+            elif line["kind"] == "lost" and line["actor"] not in frozen:
+                msg = f"{line['actor']} lost its lease without being frozen"
+                raise TooBusyError(msg)
+
+    def _read(self) -> None:
+        *finished, self._unfinished = (self._unfinished + self._tape.read()).split(b"\n")
+        for raw in finished:
+            line = parse_line(raw, "the recording")
+            self.lines.append(line)
+            self._show(line)

@@ -1,0 +1,257 @@
+"""
+What a recording tells: who held which lock when, who was frozen, and what became of the writes.
+
+Lines in, values out: nothing is drawn here. An event of an unknown kind is passed over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from fencing_sdk.cli._lines import Line
+from fencing_sdk.errors import ConfigurationError, LossReason, shown
+
+_BY_THE_CLOCK = {LossReason.EXPIRED, LossReason.STALLED}
+
+
+@dataclass(slots=True)
+class Tenure:
+    """One lease, as its holder and as the store saw it."""
+
+    lane: str
+    lock: str
+    token: int
+    start: float
+    ttl: float
+    deadline: float
+    """When the holder stops by itself, unless it renews."""
+    expires: float
+    """When the store hands the lock on at the latest, unless it is renewed."""
+    renewals: list[float] = field(default_factory=list)
+    released: float | None = None
+    lost: float | None = None
+    reason: str = ""
+
+    @property
+    def ends(self) -> list[float]:
+        """When the lease ended for its holder, other than by its deadline."""
+        return [moment for moment in (self.released, self.lost) if moment is not None]
+
+    @property
+    def used_until(self) -> float:
+        """When the holder's right to work ended."""
+        return min([self.deadline, *self.ends])
+
+    @property
+    def known_to_store(self) -> bool:
+        """Whether the store had ended the grant by then: it said so itself, or was told in time."""
+        return self.lost is None or self.reason not in _BY_THE_CLOCK
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that lasted: a wait for a lock, or a freeze. ``end`` is None while it lasts."""
+
+    lane: str
+    start: float
+    lock: str = ""
+    end: float | None = None
+
+    @property
+    def until(self) -> float:
+        """When it ended, as far as it was recorded."""
+        return self.start if self.end is None else self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A read or a write of the resource, or its fence being raised."""
+
+    kind: str
+    lane: str
+    resource: str
+    at: float
+    token: int
+    fence: int | None = None
+    text: str = ""
+    stale: bool = False
+    """A write that was accepted although a later holder had written before."""
+
+
+@dataclass(slots=True)
+class Story:
+    """One run, to be drawn as one panel."""
+
+    title: str = ""
+    outcome: str = ""
+    start: float = math.inf
+    end: float = -math.inf
+    lanes: list[str] = field(default_factory=list)
+    locks: list[str] = field(default_factory=list)
+    resources: list[str] = field(default_factory=list)
+    tenures: list[Tenure] = field(default_factory=list)
+    waits: list[Span] = field(default_factory=list)
+    freezes: list[Span] = field(default_factory=list)
+    accesses: list[Access] = field(default_factory=list)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first event to the last."""
+        return max(0.0, self.end - self.start)
+
+    def handed_on(self, tenure: Tenure) -> float:
+        """The moment the store's grant behind *tenure* ended."""
+        later = [other.start for other in self.tenures if other.lock == tenure.lock and other.start > tenure.start]
+        return min([tenure.expires, *tenure.ends, *later] if tenure.known_to_store else [tenure.expires, *later])
+
+    def safety_of(self, tenure: Tenure) -> tuple[float, float] | None:
+        """From the holder's own deadline to the moment the store hands on, where the lease came to that."""
+        end = self.handed_on(tenure)
+        reached = tenure.used_until >= tenure.deadline and (tenure.lost is not None or tenure.released is None)
+        return (tenure.deadline, end) if reached and end > tenure.deadline else None
+
+
+def tell(lines: Iterable[Line]) -> list[Story]:
+    """
+    Make a story of every run in a recording. A line of the kind ``run`` begins one.
+
+    Raises:
+        ConfigurationError: an event lacks a number that its kind always has.
+    """
+    tellers = [_Teller()]
+    for line in lines:
+        if line["kind"] == "run":
+            tellers.append(_Teller())
+        tellers[-1].add(line)
+    return [teller.finish() for teller in tellers if teller.told]
+
+
+class _Teller:
+    """Puts one story together, event by event."""
+
+    def __init__(self) -> None:
+        self._story = Story()
+        self._tenures: dict[tuple[str, str, int], Tenure] = {}
+        self.told = False
+
+    def add(self, line: Line) -> None:
+        step: Callable[[Line, str], None] | None = getattr(self, f"_on_{line['kind']}", None)
+        if step is None:
+            return
+        try:
+            step(line, str(line.get("lane", line.get("actor", "?"))))
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"a recorded event of kind {shown(line['kind'])} is incomplete: {shown(str(error))}"
+            raise ConfigurationError(msg) from error
+
+    def finish(self) -> Story:
+        story = self._story
+        for span in (*story.waits, *story.freezes):
+            span.end = story.end if span.end is None else span.end
+        for tenure in story.tenures:
+            if tenure.released is None and tenure.lost is None:
+                tenure.deadline = min(tenure.deadline, story.end)
+                tenure.expires = min(tenure.expires, story.end)
+        story.end = max([story.end, *(story.handed_on(tenure) for tenure in story.tenures)])
+        return story
+
+    def _at(self, line: Line, lane: str) -> float:
+        """Note that *line* takes place, on *lane*; return when."""
+        at = float(line["t"])
+        self.told = True
+        self._story.start = min(self._story.start, at)
+        self._story.end = max(self._story.end, at)
+        _note(self._story.lanes, lane)
+        return at
+
+    def _on_run(self, line: Line, _lane: str) -> None:
+        self._story.title = str(line.get("title", ""))
+
+    def _on_outcome(self, line: Line, _lane: str) -> None:
+        self._story.outcome = str(line.get("text", ""))
+
+    def _on_acquiring(self, line: Line, lane: str) -> None:
+        lock = str(line["name"])
+        _note(self._story.locks, lock)
+        self._story.waits.append(Span(lane, self._at(line, lane), lock))
+
+    def _on_abandoned(self, line: Line, lane: str) -> None:
+        self._end_wait(lane, str(line["name"]), self._at(line, lane))
+
+    def _on_acquired(self, line: Line, lane: str) -> None:
+        at, lock, token, ttl = self._at(line, lane), str(line["name"]), int(line["token"]), float(line["ttl"])
+        _note(self._story.locks, lock)
+        self._end_wait(lane, lock, at)
+        tenure = Tenure(lane, lock, token, at, ttl, deadline=float(line["deadline"]), expires=at + ttl)
+        self._story.tenures.append(tenure)
+        self._tenures[lane, lock, token] = tenure
+
+    def _on_renewed(self, line: Line, lane: str) -> None:
+        at, tenure = self._at(line, lane), self._tenure(line, lane)
+        if tenure is not None:
+            tenure.renewals.append(at)
+            tenure.deadline = float(line["deadline"])
+            tenure.expires = at + tenure.ttl
+
+    def _on_lost(self, line: Line, lane: str) -> None:
+        at, tenure = self._at(line, lane), self._tenure(line, lane)
+        if tenure is not None:
+            tenure.lost, tenure.reason = at, str(line.get("reason", ""))
+
+    def _on_released(self, line: Line, lane: str) -> None:
+        at, tenure = self._at(line, lane), self._tenure(line, lane)
+        if tenure is not None:
+            tenure.released = at
+
+    def _on_frozen(self, line: Line, lane: str) -> None:
+        self._story.freezes.append(Span(lane, self._at(line, lane)))
+
+    def _on_resumed(self, line: Line, lane: str) -> None:
+        at = self._at(line, lane)
+        for freeze in self._story.freezes:
+            if freeze.lane == lane and freeze.end is None:
+                freeze.end = at
+
+    def _on_fence_raised(self, line: Line, lane: str) -> None:
+        self._access(line, lane, "fence")
+
+    def _on_read(self, line: Line, lane: str) -> None:
+        self._access(line, lane, "read")
+
+    def _on_write_accepted(self, line: Line, lane: str) -> None:
+        token, resource = int(line["token"]), str(line["resource"])
+        later = [other.token for other in self._story.accesses if _wrote(other, resource) and other.token > token]
+        self._access(line, lane, "accepted", stale=bool(later), fence=max(later, default=None))
+
+    def _on_write_refused(self, line: Line, lane: str) -> None:
+        self._access(line, lane, "refused", fence=int(line["fence"]))
+
+    def _on_stale_rejected(self, line: Line, lane: str) -> None:
+        self._access(line, lane, "refused", fence=int(line["fence"]))
+
+    def _access(self, line: Line, lane: str, kind: str, *, stale: bool = False, fence: int | None = None) -> None:
+        resource, token = str(line["resource"]), int(line["token"])
+        _note(self._story.resources, resource)
+        access = Access(kind, lane, resource, self._at(line, lane), token, fence, str(line.get("text", "")), stale)
+        self._story.accesses.append(access)
+
+    def _tenure(self, line: Line, lane: str) -> Tenure | None:
+        """The lease *line* is about; None when the recording began after its grant."""
+        return self._tenures.get((lane, str(line["name"]), int(line["token"])))
+
+    def _end_wait(self, lane: str, lock: str, at: float) -> None:
+        for wait in self._story.waits:
+            if (wait.lane, wait.lock, wait.end) == (lane, lock, None):
+                wait.end = at
+                return
+
+
+def _wrote(access: Access, resource: str) -> bool:
+    return access.kind == "accepted" and access.resource == resource
+
+
+def _note(names: list[str], name: str) -> None:
+    if name not in names:
+        names.append(name)

@@ -1,0 +1,204 @@
+"""
+``fencing demo``: a worker is frozen while it holds a lock, and writes when it is too late.
+
+Twice the same: two processes add money to one account, each reads the balance and writes the new
+one. The first is stopped by SIGSTOP between its read and its write, its lease expires, the second
+takes over. Without a guard the late write destroys the second one's; with a guard it is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fencing_sdk._wire import ENV_RECORD
+from fencing_sdk.cli._demo_worker import ACCOUNT, BANK, RECORDING
+from fencing_sdk.cli._evidence import BEFORE, BY_A, BY_B, A, B, Evidence
+from fencing_sdk.cli._lines import Line
+from fencing_sdk.cli._stage import Stage, StageError, TooBusyError
+from fencing_sdk.cli.timeline import draw_recordings
+from fencing_sdk.errors import ConfigurationError, shown
+
+_TTLS = (2.0, 4.0, 8.0)
+"""Seconds of the leases: short ones first, longer ones where the machine is too busy to renew those."""
+_COLOURS = {A: "cyan", B: "magenta"}
+_TITLES = {False: "Without a guard", True: "With a guard"}
+
+
+def show(console: Console, svg: Path | None) -> int:
+    """
+    Run both halves, print what happens and what it showed; return 0 if it showed what it should.
+
+    Raises:
+        ConfigurationError: a file cannot be written, or this system cannot freeze a process.
+    """
+    if not hasattr(signal, "SIGSTOP"):
+        msg = "the demo freezes a process with SIGSTOP, which this system does not have"
+        raise ConfigurationError(msg)
+    with _leaving_on_signals(), tempfile.TemporaryDirectory(prefix="fencing-demo-") as folder:
+        recording = Path(folder) / RECORDING
+        try:
+            found = [_half(console, recording, guarded=guarded) for guarded in (False, True)]
+        except StageError as error:
+            console.print(f"The demo failed: {error}.", style="red", markup=False, highlight=False)
+            return 1
+        code = _conclude(console, found)
+        if kept := os.environ.get(ENV_RECORD):
+            _append(recording, Path(kept))
+            console.print(f"Recorded in {kept}", markup=False, highlight=False)
+        if svg is not None:
+            draw_recordings([recording], svg)
+            console.print(f"Drawn from the recording: {svg}", markup=False, highlight=False)
+    return code
+
+
+def _half(console: Console, recording: Path, *, guarded: bool) -> Evidence:
+    """One run, again with longer leases where the machine was too busy; its recording is kept."""
+    console.print(Text(f"\n{_TITLES[guarded]}", style="bold"))
+    for ttl in _TTLS:
+        room = recording.parent / f"{'guarded' if guarded else 'unguarded'}-{ttl:g}"
+        room.mkdir()
+        try:
+            evidence = _play(room, _Teller(console).tell, ttl=ttl, guarded=guarded)
+        except TooBusyError:
+            console.print(f"This machine is too busy for leases of {ttl:g} s. Once more.", highlight=False)
+        else:
+            _append(room / RECORDING, recording)
+            return evidence
+    msg = "the machine is too busy to renew a lease"
+    raise StageError(msg)
+
+
+def _play(room: Path, tell: Callable[[Line], None], *, ttl: float, guarded: bool) -> Evidence:
+    open_account(room / BANK)
+    with Stage(room, ttl=ttl, guarded=guarded, show=tell) as stage:
+        stage.record("run", title=_TITLES[guarded])
+        stage.start(A, amount=BY_A)
+        stage.start(B, amount=BY_B)
+        stage.wait_for(A, "ready")
+        stage.wait_for(B, "ready")
+        stage.tell(A)  # to ask for the lock
+        stage.wait_for(A, "read")
+        stage.tell(B)
+        stage.wait_for(B, "acquiring")
+        stage.wait_for(A, "renewed", count=2)
+        stage.freeze(A)
+        stage.tell(A)  # to write; it will hear that when it is resumed
+        stage.wait_for(B, "renewed", count=2)
+        stage.tell(B)  # to write
+        stage.wait_for(B, "write_accepted")
+        stage.wait_for(B, "renewed", count=3)
+        stage.resume(A)
+        stage.tell(A)  # to leave, in case its thread is faster than the cancellation
+        stage.wait_for_end(A)
+        stage.tell(B)  # to leave
+        stage.wait_for_end(B)
+        evidence = Evidence(guarded, tuple(stage.lines), stage.balance())
+        stage.record("outcome", text=evidence.outcome)
+    return evidence
+
+
+def open_account(bank: Path) -> None:
+    """Make the database that is to be protected."""
+    with contextlib.closing(sqlite3.connect(bank)) as connection, connection:
+        connection.execute("CREATE TABLE account (name TEXT PRIMARY KEY, balance INTEGER NOT NULL)")
+        connection.execute("INSERT INTO account VALUES (?, ?)", (ACCOUNT, BEFORE))
+
+
+class _Teller:
+    """Prints recorded events as sentences, with the seconds since the first one."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._start: float | None = None
+        self._losers: set[str] = set()
+
+    def tell(self, line: Line) -> None:
+        """Print one event, if there is something to say about it."""
+        actor, sentence = str(line.get("lane", line["actor"])), _SENTENCES.get(line["kind"])
+        if line["kind"] == "lost":
+            self._losers.add(actor)
+        if sentence is None or (line["kind"] == "released" and actor in self._losers):
+            return  # a lease that was lost is given back too, which changes nothing
+        self._start = line["t"] if self._start is None else self._start
+        told = Text(f"{line['t'] - self._start:6.2f} s  ")
+        told.append(f"{actor:<10}", style=_COLOURS.get(actor, "yellow"))
+        told.append(sentence(line), style={"write_refused": "bold green", "raised": "bold"}.get(line["kind"], ""))
+        self._console.print(told, soft_wrap=True)
+
+
+_SENTENCES: dict[str, Callable[[Line], str]] = {
+    "acquiring": lambda _: "asks for the lock",
+    "acquired": lambda line: f"holds the lock: token {line['token']}, lease of {line['ttl']:g} s",
+    "fence_raised": lambda line: f"raises the guard's fence: every token below {line['token']} is refused from now on",
+    "read": lambda line: f"reads: {line['text']}",
+    "renewed": lambda _: "renews its lease",
+    "frozen": lambda _: "is FROZEN by SIGSTOP, between its read and its write",
+    "resumed": lambda _: "is resumed by SIGCONT, and knows of nothing",
+    "renewal_late": lambda line: f"notices that its heartbeat is {line['late']:.1f} s late",
+    "raised": lambda line: f"{line['error']}: {line['text']}",
+    "write_accepted": lambda line: f"writes with token {line['token']}: {line['text']}. Accepted",
+    "write_refused": lambda line: (
+        f"writes with token {line['token']}: {line['text']}. REFUSED, the guard has seen {line['fence']}"
+    ),
+    "released": lambda _: "gives the lock back",
+    "outcome": lambda line: f"{line['text']}.",
+}
+
+
+def _conclude(console: Console, found: Sequence[Evidence]) -> int:
+    console.print()
+    table = Table("", *(_TITLES[evidence.guarded] for evidence in found))
+    for question, answer in _ANSWERS.items():
+        table.add_row(question, *(answer(evidence) for evidence in found))
+    console.print(table)
+    missing = [f"{_TITLES[evidence.guarded].lower()}: {claim}" for evidence in found for claim in evidence.missing]
+    for claim in missing:
+        console.print(f"NOT shown, {claim}.", style="red", highlight=False, soft_wrap=True)
+    if not missing:
+        console.print(f"Shown: {_LESSON}", highlight=False, soft_wrap=True)
+    return 1 if missing else 0
+
+
+_LESSON = "a lock alone does not protect the data. Its token does, checked where the write happens."
+_FATES = {BEFORE + BY_A: f"B's {BY_B} are lost", BEFORE + BY_B: f"B's {BY_B} are safe"}
+_ANSWERS: dict[str, Callable[[Evidence], str]] = {
+    "B takes over while A is frozen": lambda e: f"token {e.token(B)} after {e.token(A)}" if e.taken_over else "no",
+    "A is told as soon as it runs": lambda e: "LeaseLostError" if e.noticed else "no",
+    "A's late write": lambda e: e.late_write,
+    f"balance: {BEFORE}, A +{BY_A}, B +{BY_B}": lambda e: f"{e.balance}: {_FATES.get(e.balance, 'unexpected')}",
+}
+
+
+def _append(recording: Path, to: Path) -> None:
+    try:
+        with to.open("ab") as file:
+            file.write(recording.read_bytes())
+    except OSError as error:
+        msg = f"cannot record to {shown(str(to))}: {error.strerror}"
+        raise ConfigurationError(msg) from error
+
+
+@contextlib.contextmanager
+def _leaving_on_signals() -> Iterator[None]:
+    """Leave through every ``finally`` when somebody ends us: nothing may stay frozen."""
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,249 @@
+"""
+``fencing run``: a command under a lock, for cron and the shell.
+
+    command ends                       its exit code, or 128 + n after signal n
+    lock taken                         75, nothing was run
+    lease lost                         the command and what it started are stopped, 76
+    store unavailable                  69, nothing was run
+    bad usage                          2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+import anyio
+
+from fencing_sdk._client import connect
+from fencing_sdk._clock import BootClock, wall_seconds
+from fencing_sdk._lease import Lease
+from fencing_sdk._lock import Lock
+from fencing_sdk._wire import ENV_DEADLINE, ENV_LOCK, ENV_TOKEN, ENV_URL
+from fencing_sdk.cli._child import TO_THE_COMMAND, TO_THE_GROUP, Child
+from fencing_sdk.errors import (
+    AcquireError,
+    BackendError,
+    ConfigurationError,
+    LeaseLostError,
+    LockHeldError,
+    LossReason,
+    shown,
+)
+
+OnLoss = Literal["term", "kill", "warn"]
+
+_DEATH_SIGNAL = {"term": signal.SIGTERM, "kill": signal.SIGKILL, "warn": 0}
+_SIGNALLED = 128
+
+
+class Exit(IntEnum):
+    """The exit codes of ``fencing run`` itself, from sysexits.h where it has one."""
+
+    USAGE = 2
+    UNAVAILABLE = 69
+    TAKEN = 75
+    LOST = 76
+    NOT_EXECUTABLE = 126
+    NOT_FOUND = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run, and what to do when its lease is lost."""
+
+    command: Sequence[str]
+    on_loss: OnLoss
+    quiet: bool
+
+
+def say(message: str) -> None:
+    """Print one line on standard error. Where nobody can read it, nothing else may fail."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(f"fencing: {message}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _silence()
+
+
+def _silence() -> None:
+    """Let nobody write to a closed pipe again: Python's own flush at the end would turn the exit code into 120."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
+
+
+def default_url() -> str:
+    """
+    The store for locks of this user on this machine: ``$FENCING_URL``, else a file in the state folder.
+
+    Raises:
+        OSError: the folder cannot be made.
+        RuntimeError: it is not known where this user is at home.
+    """
+    if url := os.environ.get(ENV_URL):
+        return url
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    folder = (state if state.is_absolute() else Path.home() / ".local" / "state") / "fencing"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return f"sqlite:///{quote(os.fsencode(folder / 'locks.db'))}"
+
+
+def run_job(job: Job, lock_name: str, *, url: str | None, ttl: float, wait: float | None) -> int:
+    """
+    Run *job* under the lock, in the store at *url* or the default one, and return the exit code.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    if not hasattr(os, "posix_spawn"):
+        msg = "fencing run needs process groups and signals, which this system does not have"
+        raise ConfigurationError(msg)
+    try:
+        url = url or default_url()
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+        say(f"no folder for the locks ({error}); nothing was run, set {ENV_URL} or XDG_STATE_HOME")
+        return Exit.UNAVAILABLE
+    return asyncio.run(supervise(job, lock_name, url=url, ttl=ttl, wait=wait))
+
+
+async def supervise(job: Job, lock_name: str, *, url: str, ttl: float, wait: float | None) -> int:
+    """
+    Run *job* under the lock and return the exit code.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    if url.startswith("memory:"):
+        msg = "memory:// locks exclude nobody here: each process has its own; use a sqlite:// URL or none"
+        raise ConfigurationError(msg)
+    locks = connect(url)
+    lock = locks.lock(lock_name, ttl=ttl, wait=wait)
+    watch = Supervision(job)
+    try:
+        async with locks:
+            await watch.run(lock)
+    except AcquireError as error:
+        if not job.quiet:
+            say(_taken(error))
+        return Exit.TAKEN
+    except BackendError as error:
+        say(f"the lock's store cannot be used, nothing was run: {error}")
+        return Exit.UNAVAILABLE
+    except LeaseLostError as error:
+        if watch.fate:
+            say(f"{error}; {watch.fate}")
+            return Exit.LOST
+    return watch.code
+
+
+def _taken(error: AcquireError) -> str:
+    patience = "" if isinstance(error, LockHeldError) else f" for {error.waited:.3g} s"
+    return f"lock {shown(error.name)} was held by somebody else{patience}, nothing was run"
+
+
+class Supervision:
+    """One command, from the wait for its lock to its end."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.code = 0
+        """The exit code, once the command has ended or a signal came before it was started."""
+        self.fate = "nothing was run"
+        """What the loss of the lease did to the command; empty where it goes on without."""
+        self._waiting = anyio.CancelScope()
+        self._receive: Callable[[int], None] = self._interrupt
+
+    async def run(self, lock: Lock) -> None:
+        """Hold *lock* for as long as the command runs."""
+        _on_signals(self.receive)
+        with self._waiting:
+            async with lock as lease:
+                if not self._waiting.cancel_called:
+                    await self._run_under(lease)
+
+    def receive(self, number: int) -> None:
+        """Take a signal: forward it, or end the wait."""
+        self._receive(number)
+
+    def _interrupt(self, number: int) -> None:
+        """A signal that comes while nothing runs yet ends the wait, unless it is meant for the command alone."""
+        if signal.Signals(number).name in TO_THE_GROUP:
+            self.code = _SIGNALLED + number
+            self._waiting.cancel()
+
+    async def _run_under(self, lease: Lease) -> None:
+        try:
+            child = self._start(lease)
+        except OSError as error:
+            say(f"the command cannot be started: {error.strerror}")
+            self.code = Exit.NOT_EXECUTABLE
+            return
+        try:
+            await child.wait()
+        finally:
+            if child.running:
+                await self._lose(child, lease)
+            self.code = child.code
+
+    def _start(self, lease: Lease) -> Child:
+        child = Child(
+            self._job.command,
+            _environment(lease),
+            death_signal=_DEATH_SIGNAL[self._job.on_loss],
+            may_go_on=lambda: self._job.on_loss == "warn" or lease.held,
+        )
+        self._receive = child.forward
+        self.fate = "" if self._job.on_loss == "warn" else "the command ended too late"
+        return child
+
+    async def _lose(self, child: Child, lease: Lease) -> None:
+        with anyio.CancelScope(shield=True):  # the lease's own cancellation is what brought us here
+            if self._job.on_loss == "warn":
+                reason = lease.lost_reason or LossReason.EXPIRED
+                say(f"{LeaseLostError(lease.name, lease.last_token, reason)}; the command goes on")
+                await child.wait()
+            else:
+                self.fate = "the command was stopped"
+                await child.stop(_grace(lease) if self._job.on_loss == "term" else 0.0)
+
+
+def _grace(lease: Lease) -> float:
+    """
+    Seconds between SIGTERM and SIGKILL: half of the safety buffer, so that both lie before the store hands on.
+
+    Counted from the deadline at the latest: a supervisor that was frozen beyond it has none left.
+    """
+    now = BootClock().now()
+    return min(now, lease.deadline) + lease.timing.safety_buffer / 2 - now
+
+
+def _environment(lease: Lease) -> dict[str, str]:
+    deadline = wall_seconds() + lease.remaining
+    return {
+        **os.environ,
+        ENV_TOKEN: f"{lease.token:d}",
+        ENV_LOCK: lease.name,
+        ENV_DEADLINE: f"{deadline:.3f}",
+    }
+
+
+def _on_signals(receive: Callable[[int], None]) -> None:
+    """Hand every signal to *receive*, except those that were ignored when we were started (nohup, background)."""
+    loop = asyncio.get_running_loop()
+    for name in (*TO_THE_GROUP, *TO_THE_COMMAND):
+        number = signal.Signals[name]
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, receive, number)
