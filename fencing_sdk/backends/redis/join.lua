@@ -1,0 +1,15 @@
+-- Stand at the end of the line, unless in it already; a holder does not wait for itself.
+--   KEYS  lease, q, w
+--   ARGV  owner, command that wakes, channel ('-': none), ticket
+--   ->    1 in line | 0 the caller holds the lock
+local lease, q, w, owner = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
+local held = redis.pcall('GETEX', lease)
+if type(held) == 'table' and held.err then return held end
+if held and string.sub(held, 1, #owner + 1) == owner .. '\0' then return 0 end
+local behind = redis.call('ZREVRANGE', q, 0, 0, 'WITHSCORES')[2]
+local joined = redis.pcall('ZADD', q, 'NX', string.format('%.0f', (tonumber(behind) or 0) + 1), owner)
+if type(joined) == 'table' then return joined end
+local sign = string.format('%.0f', milliseconds()) .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4]
+redis.call('HSET', w, owner, sign)
+keep_line(q, w)
+return 1

@@ -1,0 +1,62 @@
+"""
+Where a resource's fence and its data live: one hash tag, made of the resource's name alone.
+
+    fence:{seats/42}       the fence, in the slot of every key that carries {seats/42}
+    {seats/42}:who         guard.key("seats/42", "who")
+    passenger:{seats/42}   a key of the user's own making
+
+A cluster hashes what stands between the first ``{`` and the next ``}``. So braces in a name are
+percent-encoded, and the percent sign with them: no two resources share a fence.
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+
+from fencing_sdk._names import check_name
+from fencing_sdk.errors import ConfigurationError, shown
+
+_SLOTS = 16_384
+_ESCAPES = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
+
+
+def check_prefix(prefix: object) -> str:
+    """Return *prefix* if it can stand in front of the hash tag."""
+    prefix = check_name(prefix, parameter="prefix")
+    if "{" in prefix or "}" in prefix:
+        msg = f"prefix must not have braces, which would change the slot of every fence, got {shown(prefix)}"
+        raise ConfigurationError(msg)
+    return prefix
+
+
+def tag(resource: str) -> str:
+    """The hash tag of *resource*, with its braces."""
+    return f"{{{resource.translate(_ESCAPES)}}}"
+
+
+def fence_key(prefix: str, resource: str) -> bytes:
+    """The one key of the fence, the same for clients of every encoding."""
+    return f"{prefix}:{tag(resource)}".encode()
+
+
+def slot(key: bytes) -> int:
+    """The slot of a cluster that *key* belongs to."""
+    _, opened, rest = key.partition(b"{")
+    tagged, closed, _ = rest.partition(b"}")
+    return crc_hqx(tagged if opened and closed and tagged else key, 0) % _SLOTS
+
+
+def check_slots(resource: str, fence: bytes, keys: list[bytes]) -> None:
+    """
+    Refuse *keys* that a cluster would keep apart from the *fence*.
+
+    Raises:
+        ConfigurationError: one of them is in another slot.
+    """
+    for key in keys:
+        if slot(key) != slot(fence):
+            msg = (
+                f"key {shown(key)} is in another slot of the cluster than the fence of {shown(resource)}; "
+                f"name it guard.key({shown(resource)}, ...) or let it carry {shown(tag(resource))}"
+            )
+            raise ConfigurationError(msg)
