@@ -1,0 +1,34 @@
+"""Which claims have a request on its way whose outcome nobody knows."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+__all__ = ["Doubts"]
+
+
+class Doubts:
+    """
+    Owners with a request that was not clearly answered: it may have been granted, or may still be.
+
+    Bounded: those that have not asked for the longest time, and so have given up, are forgotten.
+    """
+
+    LIMIT = 100_000
+
+    def __init__(self) -> None:
+        self._owners: OrderedDict[str, None] = OrderedDict()
+
+    def begin(self, owner: str) -> bool:
+        """Doubt the next request of *owner* until `end`; True when an earlier one is doubted already."""
+        doubtful = owner in self._owners
+        self._owners[owner] = None
+        if doubtful:
+            self._owners.move_to_end(owner)
+        elif len(self._owners) > self.LIMIT:
+            self._owners.popitem(last=False)
+        return doubtful
+
+    def end(self, owner: str) -> None:
+        """Every request of *owner* has its answer."""
+        self._owners.pop(owner, None)
