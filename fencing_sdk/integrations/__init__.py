@@ -1,0 +1,15 @@
+"""
+The edge where frameworks are: each module imports its own, and nobody imports these but you.
+
+    aiohttp     client middleware that sends the token; server middleware that guards; raise_for_stale
+    httpx       a request hook for httpx and httpx2, sync and async; raise_for_stale
+    asgi        a middleware that guards, for every ASGI framework; a lifespan
+    fastapi     dependencies: the token of a request, admitted or presented; a lease
+    messages    the token in gRPC metadata and in the headers of messages
+
+    _outgoing   holder's side: whose token goes where
+    _incoming   resource's side: which token a request carries, and which resource it means
+    _problem    what both sides say when a request is refused: RFC 9457
+
+The two sides share `_problem` and the wire format alone.
+"""

@@ -1,0 +1,297 @@
+"""
+Resource's side: the token that a request carries, and the resource that it means.
+
+A header that two readers may read differently is refused: a proxy that takes the first of two
+values and a guard that takes the last would fence different requests.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+from fencing_sdk._claim import Token
+from fencing_sdk._names import check_name
+from fencing_sdk._wire import ACCEPTED_HEADERS, TEXT_LIMIT, parse_token, read_token
+from fencing_sdk.abc import Guard
+from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
+from fencing_sdk.guards._verdict import conflicting
+from fencing_sdk.integrations._problem import (
+    RequestRefused,
+    check_stale_status,
+    malformed_token,
+    missing_token,
+    unnamed_resource,
+)
+
+R = TypeVar("R")
+
+WRITES = ("POST", "PUT", "PATCH", "DELETE")
+
+
+def presented(values: Sequence[str], old: Sequence[str] = ()) -> Token | None:
+    """
+    Return the one token in the *values* of the header and of the *old* one, or None when there is none.
+
+    Raises:
+        RequestRefused: a header came twice or is no token, or the two disagree.
+    """
+    if len(values) == 1 and not old and len(values[0]) <= TEXT_LIMIT and (token := read_token(values[0])) is not None:
+        return token  # nearly always; the rest is for those who err
+    if not (values and old):
+        return _only(values or old) if values or old else None
+    token, same = _only(values), _only(old)
+    if token != same or conflicting(token, same):
+        raise RequestRefused(malformed_token(f"{' and '.join(ACCEPTED_HEADERS)} disagree"))
+    return token if same.holder is None else same
+
+
+def _only(values: Sequence[str]) -> Token:
+    if len(values) > 1:
+        raise RequestRefused(malformed_token("the token came more than once"))
+    try:
+        return parse_token(values[0])
+    except ConfigurationError as error:
+        raise RequestRefused(malformed_token(str(error))) from error
+
+
+class ResourceTemplate:
+    """
+    ``"seats/{seat}"``: a name, with placeholders for what the router found in the path.
+
+    Raises:
+        ConfigurationError: it is malformed.
+    """
+
+    __slots__ = ("_template", "_text", "fields")
+
+    def __init__(self, template: str, *, parameter: str = "resource") -> None:
+        pieces = _pieces(check_name(template, parameter=parameter), parameter)
+        self.fields = frozenset(field for _, field, _ in pieces if field)
+        self._template = template
+        self._text = "".join(
+            literal.replace("%", "%%") + (f"%({field})s" if field else "") for literal, field, _ in pieces
+        )
+
+    def fill(self, values: Mapping[str, object]) -> str:
+        """
+        Return the name for a request whose router found *values*.
+
+        Raises:
+            ConfigurationError: the route has no such parameter; fix the template.
+        """
+        try:
+            return self._text % values
+        except KeyError as error:
+            msg = f"{shown(self._template)} cannot be filled in: the route has no parameter {shown(error.args[0])}"
+            raise ConfigurationError(msg) from error
+
+
+class RouteTemplate(ResourceTemplate):
+    """
+    A resource, and the paths that belong to it.
+
+    Args:
+        resource: The name. ``{seat}`` is one segment of the path, ``{file:path}`` is its whole rest.
+
+        path: Where such requests go, when that is not ``"/" + resource``. Every path below it
+            belongs to the resource, too.
+
+    Raises:
+        ConfigurationError: a template is malformed, or the path lacks a placeholder of the name.
+    """
+
+    __slots__ = ("_canonical", "_pattern")
+
+    def __init__(self, resource: str, *, path: str | None = None) -> None:
+        super().__init__(resource)
+        route = _route(f"/{resource.lstrip('/')}" if path is None else path)
+        if missing := self.fields - {field for _, field, _ in route}:
+            msg = f"resource {shown(resource)} has {{{min(missing)}}}, which path {shown(path)} does not give"
+            raise ConfigurationError(msg)
+        self._canonical = _plain(route)
+        self._pattern = re.compile("".join(_expression(*piece) for piece in route) + "(?:/.*)?", re.DOTALL)
+
+    def __str__(self) -> str:
+        return f"path {shown(self._canonical)}"
+
+    def match(self, path: str) -> str | None:
+        """Return the resource of a request for *path*, or None when it is not one of ours."""
+        match = self._pattern.fullmatch(path)
+        return None if match is None else self.fill(match.groupdict())
+
+    def covers(self, canonical: str) -> bool:
+        """Whether a route that is written like this belongs to the resource."""
+        return canonical == self._canonical or canonical.startswith(f"{self._canonical}/")
+
+
+_Piece = tuple[str, str | None, str]
+"""Text, the placeholder after it, and the kind of that."""
+
+
+def _plain(pieces: Sequence[_Piece]) -> str:
+    return "".join(f"{literal}{{{field}}}" if field else literal for literal, field, _ in pieces)
+
+
+def _pieces(template: str, parameter: str) -> list[_Piece]:
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError as error:
+        msg = f"{parameter} {shown(template)} is not a template: {error}"
+        raise ConfigurationError(msg) from error
+    for literal, field, kind, conversion in parsed:
+        known = field is None or (field.isidentifier() and kind in {"", "path"} and not conversion)
+        if not known or "{" in literal or "}" in literal:
+            msg = f"{parameter} {shown(template)} may have placeholders like {{seat}} or {{file:path}} only"
+            raise ConfigurationError(msg)
+    return [(literal, field, kind or "") for literal, field, kind, _ in parsed]
+
+
+def _route(path: str) -> list[_Piece]:
+    """Take a path apart, so that each request has one reading, found in time that is linear in its length."""
+    route = _pieces(path, "path")
+    fields = [(field, kind) for _, field, kind in route if field]
+    crowded = any("/" not in literal for (literal, field, _) in route[1:] if field)
+    if (
+        not path.startswith("/")
+        or crowded
+        or len({field for field, _ in fields}) < len(fields)
+        or any(kind for _, _, kind in route[:-1])
+    ):
+        msg = (
+            f"path {shown(path)} must begin with '/', have one placeholder in a segment, each of its own name, "
+            "and {file:path} at its end only"
+        )
+        raise ConfigurationError(msg)
+    return route
+
+
+def _expression(literal: str, field: str | None, kind: str) -> str:
+    if field is None:
+        return re.escape(literal)
+    return f"{re.escape(literal)}(?P<{field}>{'.+' if kind == 'path' else '[^/]+'})"
+
+
+class Checkpoint(Generic[R]):
+    """
+    What a server's middleware asks of a request of type *R* before the handler.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    __slots__ = ("_methods", "_named", "_read", "_required", "guard", "stale_status")
+
+    def __init__(
+        self,
+        guard: Guard | None,
+        named: Callable[[R], str | None] | None,
+        read: Callable[[R], Token | None],
+        *,
+        methods: Iterable[str],
+        required: bool,
+        stale_status: int,
+    ) -> None:
+        self.guard = None if guard is None else check_guard(guard, named)
+        self._named = named
+        self._read = read
+        self._methods = _check_methods(methods)
+        self._required = required
+        self.stale_status = check_stale_status(stale_status)
+
+    def question(self, request: R, method: str) -> tuple[str, Token] | None:
+        """
+        Return what the guard has to be asked before the *request* may go on, None when nothing.
+
+        Raises:
+            RequestRefused: the token is missing or malformed, or there is no such resource.
+        """
+        if method not in self._methods:
+            return None
+        resource = None if self._named is None else self._named(request)
+        if resource is None and self._named is not None:
+            return None
+        token = self._read(request)
+        if token is None or resource is None:
+            demanded(token, required=self._required)
+            return None
+        try:
+            return _checked_name(resource), token
+        except ConfigurationError:
+            return check_resource(resource), token  # which knows whose fault it is
+
+    def blames(self, error: Exception, request: R) -> bool:
+        """Whether an *error* that left the handler is the answer to this *request*."""
+        return blames(error, request, self._read)
+
+
+def demanded(token: Token | None, *, required: bool) -> Token | None:
+    """
+    Return *token*.
+
+    Raises:
+        RequestRefused: there is none, and one is *required*.
+    """
+    if token is None and required:
+        raise RequestRefused(missing_token())
+    return token
+
+
+def check_resource(resource: object) -> str:
+    """
+    Return the name that a request's path makes, if it is one.
+
+    Raises:
+        RequestRefused: it is too long or has control characters; so untrusted a text is no error of ours.
+    """
+    if not isinstance(resource, str):
+        msg = f"resource must be named by a str, not {type(resource).__name__}"
+        raise ConfigurationError(msg)
+    try:
+        return _checked_name(resource)
+    except ConfigurationError as error:
+        raise RequestRefused(unnamed_resource(str(error))) from error
+
+
+@lru_cache(maxsize=1024)  # the same few are written to all the time; what is no name is not remembered
+def _checked_name(resource: str) -> str:
+    return check_name(resource, parameter="resource")
+
+
+def blames(error: Exception, request: R, read: Callable[[R], Token | None]) -> bool:
+    """
+    Whether an *error* that left the handler is the answer to this *request*.
+
+    A handler may write under a lease of its own. If that one is stale, the caller's token is not
+    to blame, and saying so would make the caller give up a lock that it holds.
+    """
+    if not isinstance(error, StaleTokenError):
+        return True
+    try:
+        token = read(request)
+    except RequestRefused:
+        return False
+    return token is None or error.token == token
+
+
+def check_guard(guard: object, resource: object) -> Guard:
+    """Return *guard* if it is one, and if it is known what it guards."""
+    if not isinstance(guard, Guard):
+        msg = f"guard must have raise_to() and highest(), like those of fencing_sdk.guards; got {shown(guard)}"
+        raise ConfigurationError(msg)
+    if resource is None:
+        msg = "resource is missing: name what the guard protects, such as resource='seats/{seat}'"
+        raise ConfigurationError(msg)
+    return guard
+
+
+def _check_methods(methods: Iterable[object]) -> frozenset[str]:
+    given = [] if isinstance(methods, str) else [*methods]
+    found = [method for method in given if isinstance(method, str) and method.isupper()]
+    if not found or len(found) < len(given):
+        msg = f"methods must be a list such as ['PUT', 'DELETE'], got {shown(methods)}"
+        raise ConfigurationError(msg)
+    return frozenset(found)

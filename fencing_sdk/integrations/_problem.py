@@ -1,0 +1,182 @@
+"""
+What both sides say about a refused request: RFC 9457, ``application/problem+json``.
+
+    428   no token, and one is required
+    400   a header that is no token, or a path that names no resource
+    409   StaleTokenError (or 412, where chosen)
+    423   the lock that the handler needs is held by somebody else; with Retry-After
+    503   the handler lost its own lease on the way; with Retry-After
+
+A stale token is never a 5xx: what retries those would retry it. Neither owners nor the names of
+locks leave the house; the name of a resource does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fencing_sdk._names import check_name
+from fencing_sdk._wire import check_token
+from fencing_sdk.errors import (
+    AcquireError,
+    ConfigurationError,
+    FencingError,
+    LeaseLostError,
+    LockHeldError,
+    StaleTokenError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+STALE_STATUSES = (409, 412)
+BODY_LIMIT = 16_384
+"""Bytes of an answer that are looked at; a problem about the longest resource name needs a quarter of it."""
+
+_STALE = "urn:fencing-sdk:problem:stale-token"
+_MISSING = "urn:fencing-sdk:problem:token-required"
+_MALFORMED = "urn:fencing-sdk:problem:malformed-token"
+_NO_RESOURCE = "urn:fencing-sdk:problem:no-such-resource"
+_LOCKED = "urn:fencing-sdk:problem:locked"
+_LOST = "urn:fencing-sdk:problem:lease-lost"
+
+
+class RequestRefused(FencingError):  # noqa: N818  (it is the request that erred)
+    """A request cannot be judged: its token is missing or malformed, or its path names no resource."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.problem.status} {self.problem.title}: {self.problem.detail}"
+
+
+MAPPED = (StaleTokenError, RequestRefused, LeaseLostError, AcquireError)
+"""The exceptions that have an answer. All others stay errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An answer of the resource's side."""
+
+    status: int
+    type: str
+    title: str
+    detail: str
+    members: Mapping[str, str | int] = field(default_factory=dict)
+    retry_after: int | None = None
+
+    @property
+    def body(self) -> bytes:
+        """The JSON document, in ASCII."""
+        document: dict[str, object] = {
+            "type": self.type,
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+        }
+        return json.dumps({**document, **self.members}).encode()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Its headers, without the length."""
+        headers = {"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store"}
+        return headers if self.retry_after is None else {**headers, "Retry-After": str(self.retry_after)}
+
+
+def refusals(stale_status: int) -> dict[int, str]:
+    """What a guarded endpoint may answer, for its documentation."""
+    return {
+        400: "The token is malformed, or the path names no resource",
+        stale_status: "The token is stale: a later holder was here. Do not retry",
+        428: "The token is missing",
+    }
+
+
+def missing_token() -> Problem:
+    """The answer to a request without a token, where one is required."""
+    return Problem(428, _MISSING, "Fencing token required", "send the header Fencing-Token with the token of the lease")
+
+
+def malformed_token(detail: str) -> Problem:
+    """The answer to a request whose token cannot be read, or can be read in two ways."""
+    return Problem(400, _MALFORMED, "Malformed fencing token", detail)
+
+
+def unnamed_resource(detail: str) -> Problem:
+    """The answer to a request whose path names no resource."""
+    return Problem(400, _NO_RESOURCE, "Not a resource", detail)
+
+
+def problem_of(error: FencingError, *, stale_status: int) -> Problem:
+    """The answer to one of `MAPPED`."""
+    match error:
+        case RequestRefused(problem=problem):
+            return problem
+        case StaleTokenError():
+            return _stale(error, stale_status)
+        case AcquireError():
+            text = "somebody else holds the lock that this request needs"
+            return Problem(423, _LOCKED, "Locked", text, retry_after=_seconds(error))
+    text = "the lease that this request worked under is over; what it did may be incomplete"
+    return Problem(503, _LOST, "Lease lost", text, retry_after=1)
+
+
+def _stale(error: StaleTokenError, status: int) -> Problem:
+    members: dict[str, str | int] = {
+        "resource": error.resource,
+        "token": int(error.token),
+        "fence": int(error.fence),
+        "conflict": error.conflict,
+    }
+    return Problem(status, _STALE, "Stale fencing token", str(error), members)
+
+
+def _seconds(error: AcquireError) -> int:
+    """Whole seconds, as Retry-After wants them: the header has no fractions, and 0 asks for a storm."""
+    left = error.retry_after if isinstance(error, LockHeldError) else None
+    return 1 if left is None else math.ceil(min(max(left, 1), 3600))
+
+
+def check_stale_status(status: object) -> int:
+    """Return *status* if it may answer a stale token."""
+    if status in STALE_STATUSES and isinstance(status, int):
+        return status
+    msg = f"stale_status must be 409 or 412, not {status!r:.20}"
+    raise ConfigurationError(msg)
+
+
+def may_be_stale(status: int, content_type: str) -> bool:
+    """Whether an answer with this head can be a refusal, so that its body is worth reading."""
+    return status in STALE_STATUSES and content_type.partition(";")[0].strip().lower() == MEDIA_TYPE
+
+
+def stale_error(status: int, body: bytes) -> StaleTokenError | None:
+    """
+    Return the `StaleTokenError` that *body* tells of, or None if it tells of anything else.
+
+    Strict: an answer that does not add up is somebody else's problem, not a refusal.
+    """
+    if len(body) > BODY_LIMIT:
+        return None
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or (document.get("type"), document.get("status")) != (_STALE, status):
+        return None
+    return _told(document)
+
+
+def _told(document: dict[str, object]) -> StaleTokenError | None:
+    conflict = document.get("conflict")
+    try:
+        resource = check_name(document.get("resource"))
+        token, fence = check_token(document.get("token")), check_token(document.get("fence"))
+    except ConfigurationError:
+        return None
+    if not isinstance(conflict, bool) or token > fence or conflict != (token == fence):
+        return None
+    return StaleTokenError(resource, int(token), int(fence), conflict=conflict)

@@ -1,0 +1,221 @@
+"""
+Both sides for aiohttp: a client middleware that sends the token, a server middleware that guards.
+
+    session = ClientSession(middlewares=[fencing_middleware(origins=["https://seats.example"])])
+    app = web.Application(middlewares=[guard_middleware(guard, resource="seats/{seat}")])
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack
+
+from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse, web
+from aiohttp.typedefs import Handler, Middleware
+from multidict import istr
+
+from fencing_sdk._claim import Token
+from fencing_sdk._client import LockClient
+from fencing_sdk._wire import HEADER, OLD_HEADER
+from fencing_sdk.abc import Guard
+from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, presented
+from fencing_sdk.integrations._outgoing import Outgoing, SentHeaders, answers
+from fencing_sdk.integrations._problem import (
+    BODY_LIMIT,
+    MAPPED,
+    STALE_STATUSES,
+    Problem,
+    may_be_stale,
+    problem_of,
+    stale_error,
+)
+
+__all__ = ["cleanup_ctx", "fencing_middleware", "guard_middleware", "raise_for_stale", "request_token"]
+
+_HEADER, _OLD_HEADER = istr(HEADER), istr(OLD_HEADER)
+
+# The holder's side
+
+
+def fencing_middleware(
+    origins: Iterable[str], *, name: str | None = None, required: bool = False, raise_stale: bool = True
+) -> ClientMiddlewareType:
+    """
+    Make a middleware that sends the token of the current lease to *origins*, and to nobody else.
+
+    It runs for every request and every hop of a redirect. A request to another origin loses the
+    header, also one that you set yourself; to an origin of the list, a header that you set stays.
+    ``middlewares=`` of a single request *replaces* those of the session: name this one there, too.
+
+    Args:
+        origins: Scheme, host and port, such as ``"https://seats.example"``, compared exactly.
+
+        name: Send the token of this lock. By default, of the innermost one.
+
+        required: Whether a request outside of such a lease is an error.
+
+        raise_stale: Whether the refusal of a guarded service is raised as `StaleTokenError`. It
+            is no ClientError, so that nothing that retries those retries it.
+
+    Raises:
+        ConfigurationError: an argument cannot work. The request itself raises `LeaseLostError`
+            when the lease is over and `NoLeaseError` when there is none and one is required, and
+            nothing is sent; and `StaleTokenError`.
+    """
+    outgoing = Outgoing(origins, name=name, required=required)
+
+    async def fencing(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        url = request.url
+        origin = (url.scheme, url.raw_host or "", url.port or 0)  # in lower case, with the default port
+        outgoing.carry(origin, request.headers)
+        response = await handler(request)
+        if response.status in STALE_STATUSES and raise_stale and outgoing.allows(origin):
+            await _raise_for_stale(response, request.headers)
+        return response
+
+    return fencing
+
+
+async def raise_for_stale(response: ClientResponse) -> None:
+    """
+    Raise `StaleTokenError` if *response* is the refusal of a guarded service; for sessions without the middleware.
+
+    Call it before ``raise_for_status()``. It believes whoever answered: ask it about your own services.
+
+    Raises:
+        StaleTokenError: the token of this request was refused. Never retry it.
+    """
+    await _raise_for_stale(response, response.request_info.headers)
+
+
+async def _raise_for_stale(response: ClientResponse, headers: SentHeaders) -> None:
+    if not may_be_stale(response.status, response.headers.get("Content-Type", "")):
+        return
+    if (response.content_length or 0) > BODY_LIMIT:
+        return
+    error = stale_error(response.status, await response.read())
+    if error is not None and answers(error, headers):
+        raise error
+
+
+# The resource's side
+
+
+def guard_middleware(
+    guard: Guard | None = None,
+    *,
+    resource: str | Callable[[web.Request], str | None] | None = None,
+    path: str | None = None,
+    methods: Iterable[str] = WRITES,
+    required: bool = True,
+    stale_status: int = 409,
+) -> Middleware:
+    """
+    Make a middleware that refuses stale requests, and answers the errors of ours that leave the handler.
+
+    As `fencing_sdk.integrations.asgi.FencingMiddleware`, with two differences. *path* is compared
+    with the route that was found, so it is written like that route, prefixes of sub-applications
+    included, and a template that fits no route of the application is an error. A callable gets
+    the request, with its ``match_info``.
+
+    Whoever gets here may raise the fence, so put it behind the middleware that knows the caller.
+
+    Not promised: that the token is still the highest when the handler writes.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    checkpoint = Checkpoint(
+        guard, _naming(resource, path), request_token, methods=methods, required=required, stale_status=stale_status
+    )
+
+    @web.middleware
+    async def guarding(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            question = checkpoint.question(request, request.method)
+            if question is not None and guard is not None:
+                await guard.raise_to(*question)
+            return await handler(request)
+        except MAPPED as error:
+            if request.writer.output_size or not checkpoint.blames(error, request):
+                raise
+            return _response(problem_of(error, stale_status=checkpoint.stale_status))
+
+    return guarding
+
+
+def request_token(request: web.Request) -> Token | None:
+    """
+    The token that a request carries, or None: what `guard_middleware` has looked at.
+
+    Raises:
+        FencingError: it is malformed, in a request that the middleware had no reason to look at.
+            The middleware answers that error, too.
+    """
+    headers = request.headers
+    return presented(headers.getall(_HEADER, ()), headers.getall(_OLD_HEADER) if _OLD_HEADER in headers else ())
+
+
+def cleanup_ctx(*clients: LockClient) -> Callable[[web.Application], AsyncIterator[None]]:
+    """
+    Keep lock clients open while the application runs: ``app.cleanup_ctx.append(cleanup_ctx(locks))``.
+
+    For clients, not for locks: aiohttp may clean up in another task than it started in.
+    """
+
+    async def opened(_app: web.Application) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for client in clients:
+                await stack.enter_async_context(client)
+            yield
+
+    return opened
+
+
+def _naming(
+    resource: str | Callable[[web.Request], str | None] | None, path: str | None
+) -> Callable[[web.Request], str | None] | None:
+    if isinstance(resource, str):
+        return _Routes(RouteTemplate(resource, path=path))
+    if path is not None:
+        msg = "path goes with a resource that is a template; a callable gets the whole request"
+        raise ConfigurationError(msg)
+    return resource
+
+
+class _Routes:
+    """Names resources by the routes of the application, once it was seen that there are such routes."""
+
+    __slots__ = ("_covered", "_seen", "_template")
+
+    def __init__(self, template: RouteTemplate) -> None:
+        self._template = template
+        self._covered: set[web.AbstractResource] = set()
+        self._seen: set[web.Application] = set()  # a middleware may stand in several
+
+    def __call__(self, request: web.Request) -> str | None:
+        match = request.match_info
+        if match.route.resource in self._covered or self._is_new(request):
+            return self._template.fill(match)
+        return None
+
+    def _is_new(self, request: web.Request) -> bool:
+        """Whether the route turns out to be ours, in an application that was not seen before."""
+        if request.app in self._seen:
+            return False
+        self._look(request.app)
+        return request.match_info.route.resource in self._covered
+
+    def _look(self, app: web.Application) -> None:
+        resources = {route.resource for route in app.router.routes()}
+        found = {one for one in resources if one is not None and self._template.covers(one.canonical)}
+        if not found:
+            msg = f"{self._template} fits no route of the application, so nothing would be guarded; set path="
+            raise ConfigurationError(msg)
+        self._covered |= found
+        self._seen.add(app)
+
+
+def _response(problem: Problem) -> web.Response:
+    return web.Response(status=problem.status, body=problem.body, headers=problem.headers)

@@ -1,0 +1,167 @@
+"""
+The resource's side for every ASGI framework, without importing one.
+
+    app.add_middleware(FencingMiddleware, guard=guard, resource="seats/{seat}")     # Starlette, FastAPI
+    app = FencingMiddleware(app, guard, resource="seats/{seat}")                    # any other
+
+The check is over before the handler runs, and a pause in between is as long as any pause. Where
+the handler's write has to be part of the check, leave the guard out and admit in its transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, TypeAlias
+
+from fencing_sdk._claim import Token
+from fencing_sdk._client import LockClient
+from fencing_sdk._wire import ACCEPTED_HEADERS
+from fencing_sdk.abc import Guard
+from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, presented
+from fencing_sdk.integrations._problem import MAPPED, Problem, problem_of
+
+__all__ = ["FencingMiddleware", "lifespan", "request_token"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_NAMES = tuple(name.lower().encode() for name in ACCEPTED_HEADERS)
+_LENGTHS = frozenset(map(len, _NAMES))
+
+
+class FencingMiddleware:
+    """
+    Refuses stale requests before the handler runs, and answers the errors of ours that leave it.
+
+    The guard's fence is raised to the token of every request with one of *methods* whose path
+    belongs to *resource*: 409 for a stale token, 428 for none, 400 for what is no token. Errors of
+    the guard itself stay errors. Without a guard the token is read, and `request_token` hands it
+    to the handler, which admits it where it writes; a `StaleTokenError` of that token is 409 all
+    the same. `LeaseLostError` is 503, a lock that was not acquired 423, both with Retry-After.
+
+    Whoever gets here may raise the fence, so put it behind the middleware that knows the caller.
+    Websockets pass unguarded: a connection outlives every check, so admit each message.
+
+    Not promised: that the token is still the highest when the handler writes.
+
+    Args:
+        app: The application.
+
+        guard: Any guard. None leaves the check to the handler.
+
+        resource: The resource of a request: ``"seats/{seat}"``, filled in from the path, or a
+            callable of the scope that returns it, or None for a request that needs no token.
+
+        path: Where such requests go, when that is not ``"/" + resource``. Paths below it belong
+            to the resource, too. A path that does not match passes unguarded.
+
+        methods: The methods that write.
+
+        required: Whether a request without a token is refused.
+
+        stale_status: 409, or 412.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        guard: Guard | None = None,
+        *,
+        resource: str | Callable[[Scope], str | None] | None = None,
+        path: str | None = None,
+        methods: Iterable[str] = WRITES,
+        required: bool = True,
+        stale_status: int = 409,
+    ) -> None:
+        self.app = app
+        self._checkpoint = Checkpoint(
+            guard, _naming(resource, path), request_token, methods=methods, required=required, stale_status=stale_status
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is no HTTP request; judge what is."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = begun or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            question = self._checkpoint.question(scope, scope["method"])
+            if question is not None and self._checkpoint.guard is not None:
+                await self._checkpoint.guard.raise_to(*question)
+            await self.app(scope, receive, watched)
+        except MAPPED as error:
+            if begun or not self._checkpoint.blames(error, scope):
+                raise
+            await _answer(problem_of(error, stale_status=self._checkpoint.stale_status), send)
+
+
+def request_token(scope: Scope) -> Token | None:
+    """
+    The token that a request carries, or None: what `FencingMiddleware` has looked at.
+
+    Raises:
+        FencingError: it is malformed, in a request that the middleware had no reason to look at.
+            The middleware answers that error, too.
+    """
+    values: list[str] = []
+    old: list[str] = []
+    for name, value in scope["headers"]:
+        if len(name) in _LENGTHS and (known := bytes(name).lower()) in _NAMES:
+            (values if known == _NAMES[0] else old).append(bytes(value).decode("latin-1"))
+    return presented(values, old)
+
+
+def lifespan(*clients: LockClient) -> Callable[[object], AbstractAsyncContextManager[None]]:
+    """
+    Keep lock clients open while the application runs: ``Starlette(lifespan=lifespan(locks))``.
+
+    For clients, not for locks: what a server does with the tasks of its lifespan is its own affair.
+    """
+
+    @asynccontextmanager
+    async def opened(_app: object) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for client in clients:
+                await stack.enter_async_context(client)
+            yield
+
+    return opened
+
+
+def _naming(
+    resource: str | Callable[[Scope], str | None] | None, path: str | None
+) -> Callable[[Scope], str | None] | None:
+    if isinstance(resource, str):
+        template = RouteTemplate(resource, path=path)
+        return lambda scope: template.match(_path(scope))
+    if path is not None:
+        msg = "path goes with a resource that is a template; a callable gets the whole scope"
+        raise ConfigurationError(msg)
+    return resource
+
+
+def _path(scope: Scope) -> str:
+    """The path as the routes of a mounted application see it."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+async def _answer(problem: Problem, send: Send) -> None:
+    headers = {**problem.headers, "Content-Length": str(len(problem.body))}
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
+    await send({"type": "http.response.body", "body": problem.body})

@@ -1,0 +1,206 @@
+"""
+FastAPI: the token of a request and the lease of a handler, as dependencies.
+
+    app = FastAPI(lifespan=lifespan(locks))
+    answer_problems(app)
+
+    @app.put("/seats/{seat}")
+    async def book(seat: str, token: Annotated[Token, Fenced(guard, resource="seats/{seat}")]): ...
+
+Dependencies run in the order in which they are written, those of the application and the router
+first. Put the one that knows the caller before these: whoever gets here may raise a fence.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any, TypeAlias, Unpack
+
+from fastapi import Depends, FastAPI, Header, Request, Response
+from fastapi.params import Depends as Dependency
+
+from fencing_sdk._claim import Token
+from fencing_sdk._client import LockClient, LockOptions
+from fencing_sdk._lease import Lease
+from fencing_sdk._wire import HEADER, OLD_HEADER
+from fencing_sdk.abc import Guard
+from fencing_sdk.errors import ConfigurationError, FencingError, shown
+from fencing_sdk.integrations._incoming import (
+    ResourceTemplate,
+    blames,
+    check_guard,
+    check_resource,
+    demanded,
+    presented,
+)
+from fencing_sdk.integrations._problem import (
+    MAPPED,
+    MEDIA_TYPE,
+    check_stale_status,
+    problem_of,
+    refusals,
+)
+from fencing_sdk.integrations.asgi import lifespan
+
+__all__ = ["Fenced", "Leased", "Presented", "answer_problems", "lifespan"]
+
+Naming: TypeAlias = str | Callable[..., str] | Callable[..., Awaitable[str]]
+"""A template, filled in from the path, or a dependency of your own that returns the name."""
+
+_ABOUT = "The fencing token of the caller's lease, such as `34`."
+_Shown = Annotated[str | None, Header(alias=HEADER, description=_ABOUT)]
+"""For OpenAPI: FastAPI would take the last of two headers, so the value is read from the raw ones."""
+
+
+async def _read(request: Request, fencing_token: _Shown = None) -> Token | None:  # noqa: ARG001  (shown, not read)
+    return _presented(request)
+
+
+_Carried = Annotated[Token | None, Depends(_read)]
+
+
+def Fenced(guard: Guard, *, resource: Naming, required: bool = True) -> Dependency:  # noqa: N802  (like Depends)
+    """
+    Depend on the token of the request, admitted by *guard*.
+
+        token: Annotated[Token, Fenced(guard, resource="seats/{seat}")]
+
+    The fence is raised before the handler runs, and a pause in between is as long as any pause.
+    Where the handler's write has to be part of the check, use `Presented` and admit in its
+    transaction.
+
+    Args:
+        guard: Any guard.
+
+        resource: ``"seats/{seat}"``, filled in from the text of the path, or a dependency that
+            returns the name. Take the latter where one thing has two spellings (``42``, ``042``):
+            two names are two fences.
+
+        required: Whether a request without a token is refused. If not, the token may be None.
+
+    Raises:
+        ConfigurationError: an argument cannot work. For the answers, see `answer_problems`.
+    """
+    check_guard(guard, resource)
+    named = _naming(resource, "resource")
+
+    async def fenced(token: _Carried, resource: str = Depends(named)) -> Token | None:
+        resource = check_resource(resource)
+        token = demanded(token, required=required)
+        if token is not None:
+            await guard.raise_to(resource, token)
+        return token
+
+    return Dependency(fenced)
+
+
+def Presented(*, required: bool = True) -> Dependency:  # noqa: N802
+    """
+    Depend on the token that the request carries. It is well formed, and nobody has checked it.
+
+    Check it where the handler writes: ``await guard.admit(session, resource, token)``, first in
+    the transaction. The `StaleTokenError` may leave the handler: `answer_problems` answers it.
+    """
+
+    async def presented_token(token: _Carried) -> Token | None:
+        return demanded(token, required=required)
+
+    return Dependency(presented_token)
+
+
+def Leased(locks: LockClient, name: Naming, **options: Unpack[LockOptions]) -> Dependency:  # noqa: N802
+    """
+    Depend on a lock that is held while the handler runs.
+
+        lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]
+
+    It is given back before the answer is sent, so a lease that was lost answers 503 even when the
+    handler did not notice; what a streaming response sends later is sent without the lock. An
+    ``async def`` handler is cancelled when the lease is lost. A plain ``def`` handler runs in a
+    thread, which nobody can cancel: let it call ``lease.check()``, and send the token.
+
+    Args:
+        locks: An open client; see `lifespan`.
+
+        name: The name of the lock: a template filled in from the path, or a dependency.
+
+        **options: As for `LockClient.lock`. Give ``wait``: without it a request waits for ever.
+
+    Raises:
+        ConfigurationError: an argument cannot work. For the answers, see `answer_problems`.
+    """
+    locks.lock("checked-when-declared", **options)
+    named = _naming(name, "name")
+
+    async def leased(name: str = Depends(named)) -> AsyncIterator[Lease]:
+        async with locks.lock(check_resource(name), **options) as lease:
+            yield lease
+
+    return Dependency(leased, scope="function")
+
+
+def answer_problems(app: FastAPI, *, stale_status: int = 409) -> None:
+    """
+    Answer the errors of ours that leave a handler or a dependency of *app* with problem+json, and show it in OpenAPI.
+
+    ``StaleTokenError`` is 409 (or 412), if it is about the token of this very request; a missing
+    token 428, a malformed one 400; a lock that was not acquired 423, a lost lease 503, both with
+    Retry-After. Call it once, before the application starts.
+
+    Raises:
+        ConfigurationError: *stale_status* is neither 409 nor 412.
+    """
+    check_stale_status(stale_status)
+
+    async def answer(request: Request, error: Exception) -> Response:
+        assert isinstance(error, FencingError)
+        if not blames(error, request, _presented):
+            raise error
+        problem = problem_of(error, stale_status=stale_status)
+        return Response(problem.body, problem.status, problem.headers)
+
+    for kind in MAPPED:
+        app.add_exception_handler(kind, answer)
+    _show_in_openapi(app, stale_status)
+
+
+def _naming(name: object, parameter: str) -> Callable[..., object]:
+    if callable(name):
+        return name
+    if not isinstance(name, str):
+        msg = f"{parameter} must be a template such as 'seats/{{seat}}' or a dependency, not {shown(name)}"
+        raise ConfigurationError(msg)
+    template = ResourceTemplate(name, parameter=parameter)
+
+    async def by_path(request: Request) -> str:
+        return template.fill(request.path_params)
+
+    return by_path
+
+
+def _presented(request: Request) -> Token | None:
+    return presented(request.headers.getlist(HEADER), request.headers.getlist(OLD_HEADER))
+
+
+def _show_in_openapi(app: FastAPI, stale_status: int) -> None:
+    """Add our answers to every operation that takes the header: dependencies cannot declare them."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = plain()
+        for path in schema.get("paths", {}).values():
+            for operation in path.values():
+                if isinstance(operation, dict) and _takes_a_token(operation):
+                    for status, text in refusals(stale_status).items():
+                        operation["responses"].setdefault(str(status), _shown(text))
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's documentation extends it
+
+
+def _takes_a_token(operation: dict[str, Any]) -> bool:
+    return any((one.get("in"), one.get("name")) == ("header", HEADER) for one in operation.get("parameters", ()))
+
+
+def _shown(description: str) -> dict[str, object]:
+    members = {"type": {"type": "string"}, "title": {"type": "string"}, "status": {"type": "integer"}}
+    schema = {"type": "object", "properties": {**members, "detail": {"type": "string"}}}
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": schema}}}

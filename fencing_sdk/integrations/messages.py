@@ -1,0 +1,49 @@
+"""
+The token in gRPC metadata and in the headers of messages, where names are lower case.
+
+    await stub.Book(request, metadata=current_metadata())
+    await producer.send(topic, body, headers=[(key, text.encode()) for key, text in current_metadata()])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fencing_sdk._claim import Token
+from fencing_sdk._current import current_token
+from fencing_sdk._wire import ACCEPTED_HEADERS, parse_token, token_metadata
+from fencing_sdk.errors import ConfigurationError
+
+__all__ = ["current_metadata", "token_of"]
+
+_NAMES = frozenset(name.lower() for name in ACCEPTED_HEADERS)
+
+
+def current_metadata(name: str | None = None) -> tuple[tuple[str, str], ...]:
+    """
+    The pairs that carry the token of the current lease, or of the one on lock *name*.
+
+    A message may lie in a queue for a day. It carries the number that was good when it was sent;
+    the guard where it is worked on decides.
+
+    Raises:
+        NoLeaseError: this code does not run under such a lock.
+        LeaseLostError: it does, and the lease is over.
+    """
+    return token_metadata(current_token(name))
+
+
+def token_of(pairs: Iterable[tuple[str, str | bytes]]) -> Token | None:
+    """
+    The token in the metadata of a call or the headers of a message, to be admitted by a guard.
+
+    Raises:
+        ConfigurationError: it is no token, or there is more than one. Do not do the work.
+    """
+    found = [value for key, value in pairs if key.lower() in _NAMES]
+    if len(found) > 1:
+        msg = "the token came more than once"
+        raise ConfigurationError(msg)
+    for value in found:
+        return parse_token(value.decode("latin-1") if isinstance(value, bytes) else value)
+    return None
