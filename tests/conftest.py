@@ -1,0 +1,190 @@
+"""Loops, and the stage on which a caller's ``async with lock`` is watched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+import fencing_sdk
+from fencing_sdk import Event, LeaseLostError, Lock, LockClient, LossReason
+from fencing_sdk._current import held_here
+from fencing_sdk.abc import LossNotice
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.testing import FaultyBackend
+
+PACKAGE = Path(fencing_sdk.__file__).parent
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def _eager_loop() -> asyncio.AbstractEventLoop:
+    """Make a loop whose tasks run at once, up to their first suspension."""
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)
+    return loop
+
+
+def _loops() -> dict[str, LoopFactory]:
+    loops: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop}
+    if sys.version_info >= (3, 12):
+        loops["eager"] = _eager_loop
+    if importlib.util.find_spec("uvloop"):
+        import uvloop
+
+        loops["uvloop"] = uvloop.new_event_loop
+    return loops
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "every_loop: run on asyncio, on asyncio with eager tasks (3.12+), and on uvloop")
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
+    """Run every test on asyncio, and those that ask for it on every loop."""
+    return _loops() if item.get_closest_marker("every_loop") else {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture
+def no_blocking_calls() -> Iterator[None]:
+    """Turn a blocking call that the package makes inside an event loop into an error."""
+    with blockbuster_ctx("fencing_sdk"):
+        yield
+
+
+class Network(FaultyBackend):
+    """A bad network that also passes on what the store announces by itself."""
+
+    def __init__(self, store: MemoryBackend) -> None:
+        super().__init__(store)
+        self._store = store
+
+    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
+        return self._store.on_loss(notice)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the caller of some code saw, at the very moment the code was left."""
+
+    value: object
+    error: BaseException | None
+    cancelling: int
+    """`Task.cancelling()` of the caller's task."""
+    held: tuple[str, ...]
+    """The locks that the store still had granted."""
+    leases: tuple[object, ...]
+    """The leases that were still current in the caller's context."""
+
+    @property
+    def lost(self) -> tuple[str, LossReason] | None:
+        """The lock and the reason of the bare `LeaseLostError` that left, if one did."""
+        return (self.error.name, self.error.reason) if isinstance(self.error, LeaseLostError) else None
+
+    @property
+    def kind(self) -> type[BaseException] | None:
+        return None if self.error is None else type(self.error)
+
+    @property
+    def notes(self) -> list[str]:
+        return getattr(self.error, "__notes__", [])
+
+    @property
+    def tidy(self) -> bool:
+        """Nothing is left behind: no lock in the store, no lease in the context, no cancellation on the task."""
+        return not self.held and not self.leases and self.cancelling == 0
+
+
+class Stage:
+    """A store, a network in front of it, a client on that, and callers who are watched."""
+
+    def __init__(self) -> None:
+        self.store = MemoryBackend(tokens="counter")
+        self.network = Network(self.store)
+        self.client = LockClient(self.network, observers=[self._tell])
+        self.names: list[str] = []
+        self.events: list[Event] = []
+        self._expected: list[tuple[str, asyncio.Future[Event]]] = []
+
+    def lock(self, name: str = "a", **options: Any) -> Lock:
+        """A lock that is renewed all the time, so that a refusal is noticed soon, and that nothing else ends."""
+        if name not in self.names:
+            self.names.append(name)
+        return self.client.lock(name, **({"ttl": 10, "heartbeat_interval": 0.02} | options))
+
+    def soon(self, *calls: Callable[[], object]) -> None:
+        """Make *calls* one after the other, in one turn of the loop, after the caller had time to suspend."""
+        asyncio.get_running_loop().call_later(0.01, lambda: [call() for call in calls])
+
+    def revoke(self, name: str = "a") -> None:
+        self.store.revoke(name)
+
+    def revoke_soon(self, name: str = "a") -> None:
+        """Let the store take the lock away, and say so, while the caller is suspended."""
+        self.soon(lambda: self.store.revoke(name))
+
+    def _tell(self, event: Event) -> None:
+        self.events.append(event)
+        for kind, future in self._expected:
+            if kind == event.kind and not future.done():
+                future.set_result(event)
+
+    async def told(self, kind: str) -> Event:
+        """Wait until the client tells of something of this *kind*."""
+        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        self._expected.append((kind, future))
+        return await future
+
+    async def free(self, name: str = "a") -> bool:
+        return await self.store.inspect(name) is None
+
+    async def watch(self, caller: Callable[[], Awaitable[object]]) -> Sight:
+        """Run *caller* in a task of its own and tell what it sees when it is left."""
+
+        async def watched() -> Sight:
+            value: object = None
+            error: BaseException | None = None
+            try:
+                value = await caller()
+            except BaseException as left:
+                error = left
+            task = asyncio.current_task()
+            assert task is not None
+            held = tuple([name for name in self.names if not await self.free(name)])
+            return Sight(value, error, task.cancelling(), held, held_here())
+
+        return await asyncio.get_running_loop().create_task(watched())
+
+
+@contextlib.contextmanager
+def no_loose_ends() -> Iterator[None]:
+    """Refuse errors that only the loop's exception handler gets to see, such as "was never retrieved"."""
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    yield
+    assert not unhandled
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    """A stage, and afterwards the proof that the client left no task and no unhandled error behind."""
+    stage = Stage()
+    before = asyncio.all_tasks()
+    with no_loose_ends():
+        async with stage.client:
+            yield stage
+            stage.network.heal()
+        assert [task for task in asyncio.all_tasks() - before if _runs_the_package(task)] == []
+
+
+def _runs_the_package(task: asyncio.Task[Any]) -> bool:
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and Path(code.co_filename).is_relative_to(PACKAGE)

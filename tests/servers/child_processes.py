@@ -1,0 +1,56 @@
+"""Processes that do not outlive the tests: not after an exit, not after Ctrl-C, and on Linux not after ``kill -9``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+STOP_PATIENCE = 10.0
+
+_running: set[subprocess.Popen[bytes]] = set()
+_owner = os.getpid()
+_spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
+"""Linux ends a child when the *thread* that made it ends, so all children are made by one that stays."""
+
+
+def spawn(command: Sequence[str], *, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start *command* in *folder* with its output in *log*, in a group of its own: Ctrl-C is for the tests alone."""
+    guarded = [*(["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []), *command]
+
+    def start() -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                guarded, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+
+    process = _spawner.submit(start).result()
+    _running.add(process)
+    return process
+
+
+def end(process: subprocess.Popen[bytes], *, politely: bool = True) -> None:
+    """Stop *process*, with SIGTERM if it listens to that in time, and collect it."""
+    if process.poll() is None and politely:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(STOP_PATIENCE)
+        except subprocess.TimeoutExpired:
+            politely = False
+    if process.poll() is None and not politely:
+        process.kill()
+    process.wait()
+    _running.discard(process)
+
+
+@atexit.register
+def _end_all() -> None:
+    if os.getpid() == _owner:
+        for process in list(_running):
+            end(process, politely=False)

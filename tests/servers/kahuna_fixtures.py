@@ -1,0 +1,53 @@
+"""
+A Kahuna cluster for tests; a test module asks for it with ``pytest_plugins = ["kahuna_fixtures"]``.
+
+It is a stand-in, because a real one needs .NET. ``FENCING_TEST_KAHUNA_URL``, such as ``http://localhost:2070``, puts
+that server behind it, and the very same tests run against a real Kahuna.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from kahuna_server import KahunaServer
+
+from fencing_sdk.backends.kahuna import KahunaBackend, from_url
+
+UPSTREAM = os.environ.get("FENCING_TEST_KAHUNA_URL", "").rstrip("/")
+
+
+@pytest.fixture(scope="session")
+def _shared_kahuna(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KahunaServer]:
+    with KahunaServer(tmp_path_factory.mktemp("kahuna"), upstream=UPSTREAM) as server:
+        yield server
+
+
+@pytest.fixture
+def kahuna_server(_shared_kahuna: KahunaServer) -> KahunaServer:
+    """One node, empty and without faults."""
+    _shared_kahuna.reset()
+    return _shared_kahuna
+
+
+@pytest.fixture(scope="session")
+def _shared_kahuna_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KahunaServer]:
+    with KahunaServer(tmp_path_factory.mktemp("kahuna-cluster"), nodes=3, upstream=UPSTREAM) as server:
+        yield server
+
+
+@pytest.fixture
+def kahuna_cluster(_shared_kahuna_cluster: KahunaServer) -> Iterator[KahunaServer]:
+    """Three nodes; what a test takes down comes up again."""
+    _shared_kahuna_cluster.reset()
+    yield _shared_kahuna_cluster
+    _shared_kahuna_cluster.kill()  # an own process for each test: nodes that are down, connections that hang
+
+
+@pytest.fixture
+async def kahuna(kahuna_server: KahunaServer) -> AsyncIterator[KahunaBackend]:
+    """A backend on the one node."""
+    backend = from_url(kahuna_server.url)
+    yield backend
+    await backend.aclose()
