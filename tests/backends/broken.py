@@ -1,0 +1,923 @@
+"""
+Backends that break one promise each, and the tests of the suite that must notice.
+
+Run by `test_suite_catches.py`: a test of the suite that no broken backend fails proves nothing.
+Most of these were seen in real lock libraries.
+"""
+
+import asyncio
+import fnmatch
+import itertools
+import unicodedata
+from collections import deque
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from urllib.parse import unquote
+
+import pytest
+
+from fencing_sdk._claim import Grant, Held, Renewal
+from fencing_sdk.backends._table import LockTable
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, LossReason
+from fencing_sdk.testing import BackendSuite
+
+EXPECTED: dict[str, tuple[str, ...]] = {}
+"""Broken backend -> the tests that must fail on it."""
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class Sound(MemoryBackend):
+    """Breaks nothing, and can be put out of reach."""
+
+    reachable = True
+
+    def _reach(self, operation):
+        if not self.reachable:
+            raise BackendUnavailableError("Sound", operation) from ConnectionError("refused")
+
+    async def acquire(self, claim):
+        self._reach("acquire")
+        return await super().acquire(claim)
+
+    async def renew(self, claims):
+        self._reach("renew")
+        return await super().renew(claims)
+
+    async def release(self, claim):
+        self._reach("release")
+        await super().release(claim)
+
+    async def inspect(self, name):
+        self._reach("inspect")
+        return await super().inspect(name)
+
+
+class Bench(BackendSuite):
+    queues = True
+    notices = True
+    processes = False
+    survives_restart = False
+    patience = 0.3
+
+    backend_class: type[MemoryBackend] = Sound
+
+    def make(self):
+        return self.backend_class(clock=self.clock)
+
+    @pytest.fixture
+    def backend(self):
+        self.clock = ManualClock()
+        return self.make()
+
+    @pytest.fixture
+    def reopen(self, backend):
+        return lambda: backend
+
+    @asynccontextmanager
+    async def break_store(self, backend):
+        backend.reachable = False
+        yield
+        backend.reachable = True
+
+    def now(self):
+        return self.clock.now()
+
+    async def pass_time(self, seconds):
+        self.clock.time += seconds
+        await asyncio.sleep(0)
+
+    async def restart(self, backend, reopen):
+        return self.make()
+
+    async def revoke(self, backend, name):
+        backend.revoke(name)
+
+
+class TestSound(Bench):
+    """The control: what is broken below is broken by a few lines, and not by this bench."""
+
+    patience = 15.0
+
+
+def caught_by(*tests, bench=Bench, **declared):
+    """Put a broken backend on a bench of its own, which *tests* must fail."""
+
+    def expect(broken):
+        EXPECTED[broken.__name__] = tests
+        name = f"Test{broken.__name__}"
+        globals()[name] = type(name, (bench,), {"backend_class": broken, "__module__": __name__, **declared})
+        return broken
+
+    return expect
+
+
+def elsewhere(claim, **changes):
+    """The claim that a backend takes *claim* for."""
+    return replace(claim, **changes)
+
+
+# Grants
+
+
+@caught_by("test_the_declared_powers_are_the_real_ones", queues=False)
+class HidesItsLine(Sound):
+    pass
+
+
+@caught_by("test_the_declared_powers_are_the_real_ones", notices=False)
+class HidesItsNotices(Sound):
+    pass
+
+
+@caught_by(
+    "test_a_free_lock_is_granted_and_a_held_one_is_not",
+    "test_patience_ends_with_an_error_and_leaves_nothing",
+    "test_many_tasks_count_exactly",
+    "test_tasks_that_are_cancelled_at_random_harm_nobody",
+)
+class GrantsEverybody(Sound):
+    tokens = itertools.count()
+
+    async def acquire(self, claim):
+        return Grant(next(self.tokens))
+
+
+@caught_by(
+    "test_a_released_lock_is_free",
+    "test_async_with_holds_the_lock_and_gives_it_back",
+    "test_a_waiter_gets_the_lock_when_it_is_released",
+    "test_a_client_leaves_the_backend_closed",
+)
+class ReleaseDoesNothing(Sound):
+    async def release(self, claim):
+        pass
+
+
+@caught_by("test_inspect_shows_the_grant_that_was_given", "test_inspect_and_retries_show_the_token_of_the_grant")
+class InspectShowsAnotherToken(Sound):
+    async def inspect(self, name):
+        holder = await super().inspect(name)
+        return holder and replace(holder, token=holder.token + 1)
+
+
+@caught_by("test_inspect_shows_none_when_the_lock_is_free")
+class InspectShowsTheLastHolder(Sound):
+    last = None
+
+    async def inspect(self, name):
+        self.last = await super().inspect(name) or self.last
+        return self.last
+
+    async def release(self, claim):
+        await self.inspect(claim.name)
+        await super().release(claim)
+
+
+@caught_by("test_inspect_keeps_the_owner_id_secret", "test_no_two_names_are_the_same_lock")
+class InspectShowsTheOwner(Sound):
+    async def inspect(self, name):
+        holder = await super().inspect(name)
+        return holder and replace(holder, holder=self._table._rows[name].owner)
+
+
+@caught_by("test_grants_outlive_the_object_that_asked_for_them")
+class ClosingReleases(Sound):
+    async def aclose(self):
+        self._table._rows.clear()
+
+
+@caught_by("test_a_closed_backend_opens_again", "test_a_client_may_be_opened_again")
+class StaysClosed(Sound):
+    async def aclose(self):
+        self.reachable = False
+
+
+class Apart(Bench):
+    """Every client has an object of its own."""
+
+    @pytest.fixture
+    def reopen(self, backend):
+        return lambda: self.join(backend, self.make())
+
+    def join(self, first, other):
+        return other
+
+
+@caught_by("test_another_client_of_the_store_is_refused_too", bench=Apart)
+class ExcludesOnlyWithinTheObject(Sound):
+    pass
+
+
+@caught_by("test_one_of_many_rivals_wins")
+class ChecksThenActs(Sound):
+    async def acquire(self, claim):
+        if await self.inspect(claim.name) is not None:
+            return Held()
+        await asyncio.sleep(0)
+        self._table._rows.pop(claim.name, None)
+        return await super().acquire(claim)
+
+
+@caught_by("test_locks_of_different_names_do_not_exclude_each_other")
+class OneLockForAll(Sound):
+    async def acquire(self, claim):
+        return await super().acquire(elsewhere(claim, name="all"))
+
+
+@caught_by(
+    "test_nobody_else_can_release",
+    "test_a_late_release_leaves_the_next_holder_alone",
+    "test_the_former_owner_cannot_touch_the_next_grant",
+)
+class ReleaseIgnoresTheOwner(Sound):
+    async def release(self, claim):
+        row = self._table._rows.get(claim.name)
+        await super().release(elsewhere(claim, owner=row.owner) if row else claim)
+
+
+@caught_by("test_acquiring_again_with_the_same_owner_repeats_the_grant")
+class ARetryIsARival(Sound):
+    async def acquire(self, claim):
+        held = await self.inspect(claim.name)
+        return Held(held.remaining) if held is not None else await super().acquire(claim)
+
+
+@caught_by(
+    "test_acquiring_again_with_the_same_owner_repeats_the_grant",
+    "test_retries_of_one_acquisition_that_arrive_together_are_one_grant",
+    "test_inspect_and_retries_show_the_token_of_the_grant",
+    "test_a_holder_that_was_served_is_not_in_the_line_any_more",
+)
+class ARetryGetsANewToken(Sound):
+    async def acquire(self, claim):
+        await self.release(claim)
+        return await super().acquire(claim)
+
+
+@caught_by("test_releasing_again_is_no_error", "test_a_release_that_overtakes_its_acquisition_is_repeated")
+class ReleasingNothingIsAnError(Sound):
+    async def release(self, claim):
+        if await self.renew([claim]) != [Renewal.RENEWED]:
+            raise BackendRefusedError("Broken", "release", "not locked")
+        await super().release(claim)
+
+
+@caught_by("test_retry_after_is_a_number_of_seconds_or_unknown")
+class RetryAfterIsTheWholeTtl(Sound):
+    async def acquire(self, claim):
+        outcome = await super().acquire(claim)
+        return outcome if isinstance(outcome, Grant) else Held(1.0)
+
+
+# Renewals
+
+
+@caught_by("test_a_renewal_restarts_the_ttl", "test_the_heartbeat_holds_the_lock_beyond_its_ttl")
+class RenewalDoesNotProlong(Sound):
+    async def renew(self, claims):
+        outcomes = []
+        for claim in claims:
+            row = self._table._rows.get(claim.name)
+            expires = row and row.expires
+            outcomes += await super().renew([claim])
+            if row:
+                row.expires = expires
+        return outcomes
+
+
+@caught_by("test_a_renewal_never_creates", "test_a_released_grant_is_not_renewed")
+class RenewalCreates(Sound):
+    async def renew(self, claims):
+        return [
+            Renewal.RENEWED if isinstance(await self.acquire(claim), Grant) else Renewal.TAKEN_OVER for claim in claims
+        ]
+
+
+@caught_by("test_a_renewal_never_revives")
+class RenewalRevives(Sound):
+    async def renew(self, claims):
+        for claim in claims:
+            row = self._table._rows.get(claim.name)
+            if row and row.owner == claim.owner:
+                row.expires = self._clock.now() + claim.ttl
+        return await super().renew(claims)
+
+
+@caught_by("test_nobody_else_can_renew", "test_the_former_owner_cannot_touch_the_next_grant")
+class RenewalIgnoresTheOwner(Sound):
+    async def renew(self, claims):
+        rows = self._table._rows
+        return await super().renew(
+            [elsewhere(claim, owner=rows[claim.name].owner) if claim.name in rows else claim for claim in claims]
+        )
+
+
+@caught_by("test_a_lease_that_was_taken_over_ends_its_work")
+class RenewsWhateverItIsAsked(Sound):
+    async def renew(self, claims):
+        return [Renewal.RENEWED] * len(claims)
+
+
+@caught_by("test_a_refusal_tells_whether_somebody_else_holds_the_lock", "test_every_claim_has_its_own_outcome_in_order")
+class NeverTellsWhoHoldsTheLock(Sound):
+    async def renew(self, claims):
+        outcomes = await super().renew(claims)
+        return [Renewal.REFUSED if outcome is Renewal.TAKEN_OVER else outcome for outcome in outcomes]
+
+
+@caught_by("test_a_renewal_keeps_token_and_metadata", "test_inspect_and_retries_show_the_token_of_the_grant")
+class RenewalGivesANewToken(Sound):
+    async def renew(self, claims):
+        outcomes = await super().renew(claims)
+        for claim, outcome in zip(claims, outcomes, strict=True):
+            if outcome is Renewal.RENEWED:
+                self._table._rows[claim.name].token += 1
+        return outcomes
+
+
+class Together(Apart):
+    """Two objects on one table, as two connections to one server."""
+
+    def join(self, first, other):
+        other._table = first._table
+        return other
+
+
+@caught_by("test_another_client_may_renew_with_the_claim", bench=Together)
+class RenewsOnlyWhatItGranted(Sound):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.mine = set()
+
+    async def acquire(self, claim):
+        self.mine.add(claim.owner)
+        return await super().acquire(claim)
+
+    async def renew(self, claims):
+        asked = [claim for claim in claims if claim.owner in self.mine]
+        outcomes = dict(zip((claim.owner for claim in asked), await super().renew(asked), strict=True))
+        return [outcomes.get(claim.owner, Renewal.REFUSED) for claim in claims]
+
+
+@caught_by("test_an_empty_renewal_has_no_outcomes")
+class AnEmptyRenewalIsASyntaxError(Sound):
+    async def renew(self, claims):
+        if not claims:
+            raise BackendRefusedError("Broken", "renew", "syntax error near ')'")
+        return await super().renew(claims)
+
+
+@caught_by("test_every_claim_has_its_own_outcome_in_order")
+class RenewalStopsAtTheFirstRefusal(Sound):
+    async def renew(self, claims):
+        outcomes = await super().renew(claims)
+        stop = [*outcomes, Renewal.REFUSED].index(Renewal.REFUSED) + 1
+        return outcomes[:stop]
+
+
+@caught_by("test_every_claim_has_its_own_outcome_in_order")
+class RenewalAnswersInItsOwnOrder(Sound):
+    async def renew(self, claims):
+        return await super().renew(sorted(claims, key=lambda claim: claim.name))
+
+
+@caught_by("test_a_claim_may_be_renewed_twice_in_one_call")
+class RenewalForgetsDuplicates(Sound):
+    async def renew(self, claims):
+        return await super().renew(list({claim.owner: claim for claim in claims}.values()))
+
+
+@caught_by("test_more_than_a_thousand_claims_fit_into_one_call")
+class RenewalCutsTheBatch(Sound):
+    async def renew(self, claims):
+        return [*await super().renew(claims[:1000]), *[Renewal.REFUSED] * len(claims[1000:])]
+
+
+class OneConnection(Sound):
+    """Answers come back in the order of the requests; who reads which one is left to luck."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.answers = deque()
+
+    async def renew(self, claims):
+        return await self._round_trip(await super().renew(claims))
+
+    async def inspect(self, name):
+        return await self._round_trip(await super().inspect(name))
+
+    async def acquire(self, claim):
+        return await self._round_trip(await super().acquire(claim))
+
+    async def _round_trip(self, answer):
+        self.answers.append(answer)
+        await asyncio.sleep(0)
+        return self._next()
+
+    def _next(self):
+        return self.answers.popleft()
+
+
+@caught_by("test_a_cancelled_call_does_not_harm_the_next_ones")
+class ACancelledCallLeavesItsAnswerBehind(OneConnection):
+    pass
+
+
+@caught_by("test_renewals_may_be_in_flight_together", "test_many_locks_share_one_client")
+class MixesUpAnswersInFlight(OneConnection):
+    def _next(self):
+        return self.answers.pop()
+
+
+# Expiry
+
+
+@caught_by(
+    "test_a_grant_lasts_its_ttl_and_not_longer",
+    "test_tokens_grow_after_an_expiry",
+    "test_the_head_gets_the_lock_of_a_holder_that_died",
+)
+class NeverExpires(Sound):
+    async def acquire(self, claim):
+        return await super().acquire(elsewhere(claim, ttl=1e9))
+
+
+@caught_by("test_a_grant_lasts_its_ttl_and_not_longer", "test_a_renewal_restarts_the_ttl")
+class ExpiresTooEarly(Sound):
+    async def acquire(self, claim):
+        return await super().acquire(elsewhere(claim, ttl=claim.ttl * 0.9))
+
+    async def renew(self, claims):
+        return await super().renew([elsewhere(claim, ttl=claim.ttl * 0.9) for claim in claims])
+
+
+@caught_by("test_an_odd_ttl_is_not_cut")
+class CutsTheTtlToSeconds(Sound):
+    async def acquire(self, claim):
+        return await super().acquire(elsewhere(claim, ttl=max(1, int(claim.ttl))))
+
+
+@caught_by("test_an_odd_ttl_is_not_cut")
+class CutsTheTtlToTenths(Sound):
+    async def acquire(self, claim):
+        return await super().acquire(elsewhere(claim, ttl=int(claim.ttl * 10) / 10))
+
+
+@caught_by("test_an_expired_grant_is_gone_even_if_nobody_came")
+class ExpiresOnlyWhenARivalComes(Sound):
+    async def inspect(self, name):
+        return self._table.inspect(name, 0.0)
+
+
+@caught_by("test_acquiring_again_gives_a_fresh_ttl")
+class ARetryKeepsTheOldTtl(Sound):
+    async def acquire(self, claim):
+        row = self._table._rows.get(claim.name)
+        expires = row and row.expires
+        outcome = await super().acquire(claim)
+        if row and self._table._rows.get(claim.name) is row:
+            row.expires = expires
+        return outcome
+
+
+@caught_by("test_grants_of_one_name_may_have_different_ttls")
+class TheFirstTtlStays(Sound):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.ttls = {}
+
+    async def acquire(self, claim):
+        return await super().acquire(elsewhere(claim, ttl=self.ttls.setdefault(claim.name, claim.ttl)))
+
+
+@caught_by("test_the_remaining_seconds_shrink")
+class RemainingIsTheTtl(Sound):
+    async def inspect(self, name):
+        holder = await super().inspect(name)
+        return holder and replace(holder, remaining=10.0)
+
+
+# Tokens
+
+
+@caught_by("test_tokens_grow_after_a_release", "test_two_grants_never_share_a_token")
+class TheTokenGoesWithTheRow(Sound):
+    async def release(self, claim):
+        await super().release(claim)
+        if await self.inspect(claim.name) is None:
+            self._table._last_token = 0
+            self._table._next_token = lambda last: last + 1
+
+
+@caught_by("test_tokens_grow_when_the_same_owner_comes_after_its_expiry")
+class RevivesForTheSameOwner(Sound):
+    async def acquire(self, claim):
+        row = self._table._rows.get(claim.name)
+        if row and row.owner == claim.owner:
+            row.expires = self._clock.now() + claim.ttl
+        return await super().acquire(claim)
+
+
+class Counting(Bench):
+    """A plain counter: right as long as nothing loses it."""
+
+    def make(self):
+        return self.backend_class(clock=self.clock, tokens="counter")
+
+
+class Purging(Counting):
+    async def purge(self, backend):
+        backend._table = LockTable(lambda last: last + 1)
+
+
+@caught_by("test_tokens_grow_after_a_clean_up", bench=Purging)
+class TheCleanUpTakesTheCounter(Sound):
+    pass
+
+
+@caught_by("test_tokens_grow_after_a_restart", "test_tokens_grow_after_many_restarts", bench=Counting)
+class TheCounterDiesWithTheProcess(Sound):
+    pass
+
+
+@caught_by("test_grants_survive_a_restart", survives_restart=True)
+class ForgetsGrantsAtRestart(Sound):
+    pass
+
+
+class CountingApart(Counting, Together):
+    def join(self, first, other):
+        other._table._rows = first._table._rows
+        return other
+
+
+@caught_by("test_tokens_grow_across_clients", bench=CountingApart)
+class EveryClientCountsForItself(Sound):
+    pass
+
+
+@caught_by("test_tokens_grow_for_each_name", bench=Counting)
+class CountsForOneNameAtATime(Sound):
+    name = ""
+
+    async def acquire(self, claim):
+        if claim.name != self.name:
+            self.name = claim.name
+            self._table._last_token = 0
+        return await super().acquire(claim)
+
+
+@caught_by("test_two_grants_never_share_a_token", "test_many_tasks_count_exactly")
+class TwoGrantsShareAToken(Sound):
+    def __init__(self, **options):
+        super().__init__(**options)
+        numbers = itertools.count()
+        self._table._next_token = lambda _: next(numbers) // 2
+
+
+# Abandoned acquisitions
+
+
+@caught_by("test_a_claim_is_enough_to_free_a_grant_that_nobody_read")
+class ReleaseNeedsTheAnswer(Sound):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.answered = {}
+
+    async def acquire(self, claim):
+        outcome = await super().acquire(claim)
+        self.answered[id(claim)] = claim
+        return outcome
+
+    async def release(self, claim):
+        if id(claim) in self.answered:
+            await super().release(claim)
+
+
+@caught_by("test_a_cancelled_acquisition_can_be_given_back")
+class ACancelledAcquisitionSticks(Sound):
+    async def acquire(self, claim):
+        outcome = await super().acquire(elsewhere(claim, owner=f"pending {claim.owner}"))
+        await asyncio.sleep(0)
+        if isinstance(outcome, Grant):
+            self._table._rows[claim.name].owner = claim.owner
+        return outcome
+
+
+# Lines
+
+
+@caught_by(
+    "test_a_release_wakes_the_head_of_the_line",
+    "test_a_release_between_joining_and_waiting_is_not_missed",
+    "test_fifty_waiters_are_all_served_in_order",
+)
+class WakesNobody(Sound):
+    def _wake(self, name):
+        pass
+
+
+@caught_by("test_a_release_on_another_client_wakes_the_head_too", bench=Together)
+class WakesOnlyItsOwnWaiters(Sound):
+    pass
+
+
+@caught_by("test_a_release_before_joining_is_not_missed")
+class GrantsOnlyToThoseItWoke(Sound):
+    async def acquire(self, claim):
+        woken = self._woken.get((claim.name, claim.owner))
+        if woken is not None and not woken.is_set():
+            return Held()
+        return await super().acquire(claim)
+
+
+@caught_by("test_a_release_between_joining_and_waiting_is_not_missed")
+class AWakeUpIsNotKept(Sound):
+    def _wake(self, name):
+        owner = self._table.next_in_line(name, self._clock.now())
+        if (woken := self._woken.get((name, owner))) is not None:
+            woken.set()
+            woken.clear()
+
+
+@caught_by("test_the_line_is_served_in_order", "test_fifty_waiters_are_all_served_in_order")
+class LastComeFirstServed(Sound):
+    def queue(self, claim):
+        @asynccontextmanager
+        async def stand():
+            async with super(LastComeFirstServed, self).queue(claim) as turn:
+                self._table._lines[claim.name].move_to_end(claim.owner, last=False)
+                yield turn
+
+        return stand()
+
+
+@caught_by("test_a_newcomer_does_not_overtake_the_line", "test_the_line_is_served_in_order")
+class NewcomersOvertake(Sound):
+    async def acquire(self, claim):
+        line = self._table._lines.pop(claim.name, None)
+        outcome = await super().acquire(claim)
+        if line:
+            line.pop(claim.owner, None)
+            self._table._lines[claim.name] = line
+        return outcome
+
+
+@caught_by("test_a_newcomer_does_not_overtake_the_line")
+class NewcomersSpin(Sound):
+    async def acquire(self, claim):
+        outcome = await super().acquire(claim)
+        free = await self.inspect(claim.name) is None
+        return Held(0.0) if free else outcome
+
+
+@caught_by("test_leaving_while_it_is_your_turn_passes_the_turn_on")
+class LeavingTellsNobody(Sound):
+    @asynccontextmanager
+    async def _stand(self, claim):
+        async with super()._stand(claim) as turn:
+            try:
+                yield turn
+            finally:
+                self._table.leave(claim)
+                self._woken, woken = {}, self._woken
+                asyncio.get_running_loop().call_soon(self._woken.update, woken)
+
+
+@caught_by("test_leaving_from_the_middle_of_the_line_keeps_the_order")
+class LeavingReversesTheLine(Sound):
+    @asynccontextmanager
+    async def _stand(self, claim):
+        async with super()._stand(claim) as turn:
+            yield turn
+        line = self._table._lines.get(claim.name, {})
+        for owner in list(line)[::-1]:
+            line.move_to_end(owner)
+
+
+@caught_by("test_a_cancelled_waiter_leaves_nothing_in_the_line", "test_a_cancelled_waiter_leaves_nothing")
+class CancelledWaitersStay(Sound):
+    @asynccontextmanager
+    async def _stand(self, claim):
+        self._table.join(claim, self._clock.now())
+        woken = self._woken[claim.name, claim.owner] = asyncio.Event()
+        yield _Place(woken)
+        self._table.leave(claim)
+
+
+class _Place:
+    def __init__(self, woken):
+        self._woken = woken
+
+    async def wait(self):
+        await self._woken.wait()
+        self._woken.clear()
+
+
+@caught_by("test_a_waiter_cancelled_while_joining_leaves_nothing_in_the_line")
+class HalfJoinedWaitersStay(Sound):
+    @asynccontextmanager
+    async def _stand(self, claim):
+        self._table.join(claim, self._clock.now())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        async with super()._stand(claim) as turn:
+            yield turn
+
+
+@caught_by("test_a_holder_that_was_served_is_not_in_the_line_any_more")
+class LeavingTheLineGivesTheLockBack(Sound):
+    @asynccontextmanager
+    async def _stand(self, claim):
+        async with super()._stand(claim) as turn:
+            yield turn
+        self._table.release(claim)
+
+
+@caught_by("test_each_name_has_a_line_of_its_own")
+class OneLineForAll(Sound):
+    async def acquire(self, claim):
+        heads = [next(iter(line)) for line in self._table._lines.values()]
+        return Held() if heads and claim.owner not in heads else await super().acquire(claim)
+
+
+# Notices
+
+
+@caught_by(
+    "test_the_holder_is_told_that_its_grant_was_taken_away",
+    "test_a_notice_ends_the_lease_and_its_work",
+)
+class TellsNobodyOfALoss(Sound):
+    def on_loss(self, notice):
+        return lambda: None
+
+
+@caught_by("test_giving_back_is_no_loss")
+class TellsOfEveryRelease(Sound):
+    async def release(self, claim):
+        await super().release(claim)
+        for notice in self._notices:
+            notice(claim, LossReason.REVOKED)
+
+
+@caught_by("test_notices_stop_when_nobody_wants_them")
+class TellsForEver(Sound):
+    def on_loss(self, notice):
+        super().on_loss(notice)
+        return lambda: None
+
+
+@caught_by("test_notices_stop_when_nobody_wants_them")
+class StoppingTwiceIsAnError(Sound):
+    def on_loss(self, notice):
+        self._notices[notice] = None
+
+        def stop():
+            if notice not in self._notices:
+                raise RuntimeError("nobody listens")
+            del self._notices[notice]
+
+        return stop
+
+
+# Outages
+
+
+@caught_by("test_a_store_out_of_reach_is_an_error_of_ours")
+class LeaksTheDriversError(Sound):
+    def _reach(self, operation):
+        if not self.reachable:
+            raise ConnectionError("refused")
+
+
+@caught_by("test_a_store_out_of_reach_is_an_error_of_ours")
+class HidesTheCause(Sound):
+    def _reach(self, operation):
+        if not self.reachable:
+            raise BackendUnavailableError("Broken", operation)
+
+
+@caught_by("test_a_store_out_of_reach_is_an_error_of_ours")
+class ShowsTheOwnerInAnError(Sound):
+    async def acquire(self, claim):
+        if not self.reachable:
+            raise BackendUnavailableError("Broken", "acquire", f"SET {claim.owner}") from ConnectionError("refused")
+        return await super().acquire(claim)
+
+
+@caught_by("test_the_same_object_works_again_after_an_outage")
+class NeverReconnects(Sound):
+    broken = False
+
+    def _reach(self, operation):
+        self.broken = self.broken or not self.reachable
+        if self.broken:
+            raise BackendUnavailableError("Broken", operation) from ConnectionError("refused")
+
+
+@caught_by("test_a_lease_rides_out_an_outage")
+class TakesAnOutageForALoss(Sound):
+    async def renew(self, claims):
+        return await super().renew(claims) if self.reachable else [Renewal.REFUSED] * len(claims)
+
+
+# Names and metadata
+
+
+def mangles(mangle):
+    """A backend that keeps every lock under a mangled name."""
+
+    class Mangles(Sound):
+        async def acquire(self, claim):
+            return await super().acquire(elsewhere(claim, name=mangle(claim.name)))
+
+        async def renew(self, claims):
+            return await super().renew([elsewhere(claim, name=mangle(claim.name)) for claim in claims])
+
+        async def release(self, claim):
+            await super().release(elsewhere(claim, name=mangle(claim.name)))
+
+        async def inspect(self, name):
+            holder = await super().inspect(mangle(name))
+            return holder and replace(holder, name=name)
+
+    return Mangles
+
+
+@caught_by("test_no_two_names_are_the_same_lock", "test_a_renewal_is_about_one_name_alone")
+class FoldsCase(mangles(str.casefold)):
+    pass
+
+
+@caught_by("test_no_two_names_are_the_same_lock")
+class NormalizesUnicode(mangles(lambda name: unicodedata.normalize("NFC", name))):
+    pass
+
+
+@caught_by("test_no_two_names_are_the_same_lock")
+class StripsSpaces(mangles(str.strip)):
+    pass
+
+
+@caught_by("test_no_two_names_are_the_same_lock")
+class CutsLongNames(mangles(lambda name: name[:511])):
+    pass
+
+
+@caught_by("test_no_two_names_are_the_same_lock")
+class UnquotesNames(mangles(unquote)):
+    pass
+
+
+@caught_by("test_a_release_frees_one_name_alone")
+class ReleasesByPattern(Sound):
+    async def release(self, claim):
+        await super().release(claim)
+        for name in fnmatch.filter(list(self._table._rows), claim.name):
+            del self._table._rows[name]
+
+
+@caught_by("test_odd_names_pass_the_front_door")
+class RefusesOddNames(Sound):
+    async def acquire(self, claim):
+        if not claim.name.isprintable():
+            raise BackendRefusedError("Broken", "acquire", "bad name")
+        return await super().acquire(claim)
+
+
+@caught_by("test_metadata_is_shown_as_it_was_given")
+class TakesEmptyMetadataForNone(Sound):
+    async def acquire(self, claim):
+        return await super().acquire(elsewhere(claim, metadata=claim.metadata or None))
+
+
+@caught_by("test_metadata_is_shown_as_it_was_given")
+class StripsMetadata(Sound):
+    async def acquire(self, claim):
+        return await super().acquire(elsewhere(claim, metadata=claim.metadata and claim.metadata.strip()))
+
+
+@caught_by("test_metadata_belongs_to_the_grant")
+class KeepsTheMetadataOfTheHolderBefore(Sound):
+    metadata = None
+
+    async def acquire(self, claim):
+        self.metadata = claim.metadata or self.metadata
+        return await super().acquire(elsewhere(claim, metadata=self.metadata))
+
+
+# Processes
+
+
+@caught_by("test_processes_count_exactly", processes=True, url=pytest.fixture(lambda self: "memory://"))
+class EveryProcessIsAlone(Sound):
+    pass

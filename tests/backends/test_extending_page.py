@@ -1,0 +1,73 @@
+"""The backend on the page about backends passes the suite, whichever plugin runs the tests."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "extending.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+ANYIO = "\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
+AUTO = ("asyncio_mode=auto", "asyncio_default_fixture_loop_scope=function")
+STRICT = ("asyncio_mode=strict", "asyncio_default_fixture_loop_scope=function")
+PLUGINS = {
+    "asyncio, strict mode": (STRICT, "\npytestmark = pytest.mark.asyncio\n"),
+    "anyio": (("addopts=-p no:asyncio",), ANYIO + "\npytestmark = pytest.mark.anyio\n"),
+}
+
+
+CODE = "".join(block for block in BLOCKS if not block.startswith("from fencing_sdk import connect"))
+
+
+def run(folder: Path, code: str, options: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pytest.ini").write_text("[pytest]\n" + "\n".join(options))
+    (folder / "test_kv.py").write_text(code)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=50)
+
+
+def test_the_page_passes_its_own_suite(tmp_path: Path):
+    done = run(tmp_path, CODE, AUTO)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 100
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_the_suite_runs_under_any_plugin(tmp_path: Path, plugin: str):
+    options, lines = PLUGINS[plugin]
+    done = run(tmp_path, CODE + lines, options, "-k", "declared or token or outage or patience or odd")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 20
+
+
+HALF = """
+import pytest
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.testing import BackendSuite
+
+class TestNothing(BackendSuite): pass
+
+class TestHalf(BackendSuite):
+    queues = notices = True
+
+    @pytest.fixture
+    def backend(self):
+        return MemoryBackend()
+"""
+
+
+def test_a_suite_without_its_fixtures_says_what_to_provide(tmp_path: Path):
+    done = run(tmp_path, HALF, AUTO, "-k", "survive or processes or outage or giving_back")
+    assert done.returncode == 1
+    for missing in ("fixture 'backend'", "fixture 'reopen'", "fixture 'url'", "break_store()", "revoke()"):
+        assert f"provide a {missing}" in done.stdout or f"provide {missing}" in done.stdout
+
+
+def test_a_failed_promise_is_explained_with_its_values(tmp_path: Path):
+    assert "row.token + 1" in CODE
+    done = run(tmp_path, CODE.replace("row.token + 1", "7"), AUTO, "-k", "tokens_grow_after_a_release")
+    assert done.returncode == 1
+    assert "assert [7, 7, 7, 7, 7] == [7]" in done.stdout

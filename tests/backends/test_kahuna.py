@@ -1,0 +1,104 @@
+"""The Kahuna backend keeps the contract, on a stand-in or, behind it, on a real Kahuna."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import pytest
+from kahuna_server import KahunaServer
+
+from fencing_sdk.abc import Backend, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk.backends.kahuna import KahunaBackend, from_url
+from fencing_sdk.errors import BackendUnavailableError
+from fencing_sdk.testing import BackendSuite
+from fencing_sdk.testing.backend_promises.stage import Reopen
+
+T = TypeVar("T")
+
+pytest_plugins = ["kahuna_fixtures"]
+
+
+class TestKahunaBackend(BackendSuite):
+    resolution = 0.02
+
+    @pytest.fixture(autouse=True)
+    def server(self, kahuna_server: KahunaServer) -> KahunaServer:
+        self.own_server = kahuna_server
+        return kahuna_server
+
+    @pytest.fixture
+    def url(self, server: KahunaServer) -> str:
+        return server.url
+
+    @pytest.fixture
+    def reopen(self, url: str) -> Callable[[], KahunaBackend]:
+        return lambda: from_url(url)
+
+    @pytest.fixture
+    async def backend(self, reopen: Callable[[], KahunaBackend]) -> AsyncIterator[KahunaBackend]:
+        made = reopen()
+        yield made
+        await made.aclose()
+
+    @asynccontextmanager
+    async def break_store(self, backend: Backend) -> AsyncIterator[None]:
+        """Kill the server."""
+        await asyncio.to_thread(self.own_server.kill)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.own_server.start)
+
+    async def restart(self, backend: Backend, reopen: Reopen) -> Backend:
+        """Restart the server too, by force."""
+        await asyncio.to_thread(self.own_server.kill)
+        await asyncio.to_thread(self.own_server.start)
+        return await super().restart(backend, reopen)
+
+
+class Persevering:
+    """What the engine does with an outcome that is not known: it asks again, with the same claim."""
+
+    def __init__(self, backend: KahunaBackend) -> None:
+        self._backend = backend
+        self.aclose = backend.aclose
+
+    async def acquire(self, claim: Claim) -> Grant | Held:
+        return await self._again(lambda: self._backend.acquire(claim))
+
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+        outcomes = list(await self._again(lambda: self._backend.renew(claims)))
+        while open_ones := [number for number, outcome in enumerate(outcomes) if outcome is Renewal.UNKNOWN]:
+            again = await self._again(lambda: self._backend.renew([claims[number] for number in open_ones]))
+            for number, outcome in zip(open_ones, again, strict=True):
+                outcomes[number] = outcome
+        return outcomes
+
+    async def release(self, claim: Claim) -> None:
+        await self._again(lambda: self._backend.release(claim))
+
+    async def inspect(self, name: str) -> Holder | None:
+        return await self._again(lambda: self._backend.inspect(name))
+
+    async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
+        for _ in range(15):
+            try:
+                return await call()
+            except BackendUnavailableError:
+                await asyncio.sleep(0.005)
+        return await call()
+
+
+class TestKahunaThroughFaults(TestKahunaBackend):
+    """Every fifth request meets trouble, before or after it is carried out; no promise is broken by it."""
+
+    @pytest.fixture(autouse=True)
+    def server(self, kahuna_server: KahunaServer) -> KahunaServer:
+        kahuna_server.chaos(0.2, spared="fencing-sdk/open")  # opening a client is one request, and may fail
+        self.own_server = kahuna_server
+        return kahuna_server
+
+    @pytest.fixture
+    def reopen(self, url: str) -> Callable[[], Persevering]:
+        return lambda: Persevering(from_url(url))

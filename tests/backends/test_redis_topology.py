@@ -1,0 +1,353 @@
+"""Which server is dialled: the master that Sentinels name, the owner that a cluster names, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Iterator
+
+import pytest
+import redis.asyncio
+import redis.asyncio.sentinel
+import redis.exceptions
+from redis_cluster import Cluster
+from redis_links import PATIENCE, Ears, ask, dialer, dialled, until_nobody_is_connected
+from redis_sentinels import Sentinels
+from redis_server import HOST, RedisServer, free_port
+
+from fencing_sdk.backends.redis._cluster import SLOTS, SlotMap
+from fencing_sdk.backends.redis._race import first
+from fencing_sdk.backends.redis._settings import settings_from_client, settings_from_url
+from fencing_sdk.errors import BackendRefusedError
+
+pytest_plugins = ["redis_fixtures"]
+
+
+def hosts(servers: list[RedisServer]) -> str:
+    return ",".join(f"{HOST}:{server.port}" for server in servers)
+
+
+def dead() -> str:
+    return f"{HOST}:{free_port()}"
+
+
+# Sentinels
+
+
+def sentinel_url(group: Sentinels, *, more: str = "") -> str:
+    return f"redis+sentinel://{more}{hosts(group.sentinels)}/{group.name}"
+
+
+async def test_the_master_is_dialled(redis_sentinels):
+    async with dialled(sentinel_url(redis_sentinels)) as (link, ears):
+        assert link.address == f"{HOST}:{redis_sentinels.master.port}"
+        assert (await ask(link, ears, "ROLE"))[0] == b"master"
+
+
+async def test_a_failover_is_followed_and_the_demoted_master_is_not_dialled_again(redis_sentinels):
+    place = dialer(sentinel_url(redis_sentinels))
+    lost = redis_sentinels.master
+    async with dialled(place):
+        pass
+    new = await redis_sentinels.failover()
+    lost.start()
+    async with dialled(place) as (link, _):
+        assert link.address == f"{HOST}:{new.port}"
+
+
+async def test_a_master_that_was_demoted_behind_the_sentinels_back_is_refused(start_redis):
+    """A Sentinel that is not up to date still names it."""
+    other, demoted = start_redis(), start_redis()
+    with lone_sentinel(demoted) as sentinel:
+        url = f"redis+sentinel://{HOST}:{sentinel.port}/alone"
+        async with dialled(url):
+            pass
+        await demoted.command("REPLICAOF", HOST, other.port)
+        with pytest.raises(redis.exceptions.ReadOnlyError):
+            await dialer(url).dial(Ears())
+
+
+class _Sentinel(RedisServer):
+    mode = "--sentinel"
+
+    def defaults(self) -> dict[str, str]:
+        return {}
+
+
+@contextlib.contextmanager
+def lone_sentinel(master: RedisServer, *, patience: int = 60_000, **settings: str) -> Iterator[RedisServer]:
+    watch = [f"monitor alone {HOST} {master.port} 1", f"down-after-milliseconds alone {patience}"]
+    with _Sentinel(sentinel=watch, **settings) as sentinel:
+        yield sentinel
+
+
+async def test_a_master_that_is_known_to_be_down_is_none(start_redis):
+    master = start_redis()
+    with lone_sentinel(master, patience=200) as sentinel:
+        master.kill()
+        async with asyncio.timeout(PATIENCE):
+            while "s_down" not in str(await sentinel.command("SENTINEL", "MASTER", "alone")):  # noqa: ASYNC110  (a server)
+                await asyncio.sleep(0.01)
+        with pytest.raises(redis.asyncio.sentinel.MasterNotFoundError):
+            await dialer(f"redis+sentinel://{HOST}:{sentinel.port}/alone").dial(Ears())
+
+
+async def test_sentinels_have_a_login_of_their_own(start_redis):
+    master = start_redis(requirepass="data")
+    with lone_sentinel(master, requirepass="dog") as sentinel:
+        url = f"redis+sentinel://:data@{HOST}:{sentinel.port}/alone"
+        async with dialled(f"{url}?sentinel_password=dog") as (link, ears):
+            assert await ask(link, ears, "PING") == b"PONG"
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            await dialer(f"{url}?sentinel_password=cat").dial(Ears())
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            await dialer(f"{url}?sentinel_password=dog".replace(":data@", ":lost@")).dial(Ears())
+
+
+async def test_a_service_that_no_sentinel_knows_has_no_master(redis_sentinels):
+    url = f"redis+sentinel://{dead()},{hosts(redis_sentinels.sentinels)}/nonsense"
+    with pytest.raises(redis.asyncio.sentinel.MasterNotFoundError):
+        await dialer(url).dial(Ears())
+
+
+async def test_a_sentinel_that_knows_too_few_others_does_not_count(redis_sentinels):
+    for peers, counts in ((2, True), (3, False)):
+        manager = redis.asyncio.sentinel.Sentinel(redis_sentinels.addresses, min_other_sentinels=peers)
+        place = settings_from_client(manager.master_for(redis_sentinels.name)).place
+        if counts:
+            async with dialled(place):
+                pass
+        else:
+            with pytest.raises(redis.asyncio.sentinel.MasterNotFoundError):
+                await place.dial(Ears())
+
+
+async def test_no_sentinel_at_all_is_a_connection_error():
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await dialer(f"redis+sentinel://{dead()},{dead()}/service").dial(Ears())
+
+
+async def test_a_server_in_the_place_of_a_sentinel_and_the_other_way_round_are_refused(redis_server, redis_sentinels):
+    with pytest.raises(BackendRefusedError, match="no Sentinel"):
+        await dialer(f"redis+sentinel://{HOST}:{redis_server.port}/service").dial(Ears())
+    with pytest.raises(BackendRefusedError, match=r"redis\+sentinel"):
+        await dialer(redis_sentinels.sentinels[0].url).dial(Ears())
+
+
+async def test_a_client_made_by_a_sentinel_is_left_alone(redis_sentinels):
+    manager = redis.asyncio.sentinel.Sentinel([(HOST, free_port()), *redis_sentinels.addresses])
+    before = list(manager.sentinels)
+    async with manager.master_for(redis_sentinels.name) as client:
+        async with dialled(settings_from_client(client).place) as (link, _):
+            assert link.address == f"{HOST}:{redis_sentinels.master.port}"
+        assert manager.sentinels == before
+        assert not any(one.connection_pool._available_connections for one in manager.sentinels)
+        assert client.connection_pool.master_address is None
+
+
+async def test_sentinels_that_are_dead_or_silent_are_passed_over(redis_sentinels):
+    url = sentinel_url(redis_sentinels, more=f"{dead()},{dead()},{dead()},")
+    master = redis_sentinels.master
+    redis_sentinels.sentinels[0].pause()
+    async with asyncio.timeout(4), dialled(url) as (link, _):  # the silent one alone would cost 5 s
+        assert link.address == f"{HOST}:{master.port}"
+
+
+# Clusters
+
+
+def slot_map(url: str) -> SlotMap:
+    place = settings_from_url(url).place
+    assert isinstance(place, SlotMap)
+    return place
+
+
+def cluster_map(cluster: Cluster, *, more: str = "") -> SlotMap:
+    return slot_map(f"redis+cluster://{more}{HOST}:{cluster.nodes[0].port}")
+
+
+def owner(cluster: Cluster, slot: int) -> str:
+    return f"{HOST}:{cluster.owner_of(slot).port}"
+
+
+async def test_every_slot_has_its_owner_and_every_owner_can_be_dialled(redis_cluster):
+    slots = cluster_map(redis_cluster)
+    await slots.refresh()
+    for slot in (0, 5460, 5461, 5462, 10922, 10923, SLOTS - 1):
+        assert slots.address(slot) == owner(redis_cluster, slot)
+    assert len({slots.address(slot) for slot in range(SLOTS)}) == 3
+    for address in {slots.address(slot) for slot in range(SLOTS)}:
+        async with dialled(slots.dialer(address)) as (link, _):
+            assert (link.address, link.cluster) == (address, True)
+    for node in redis_cluster.nodes:
+        assert "name=fencing-sdk" not in str(await node.command("CLIENT", "LIST"))
+
+
+async def test_a_slot_that_moved_is_found_after_a_refresh(redis_cluster):
+    slots = cluster_map(redis_cluster)
+    await slots.refresh()
+    target = redis_cluster.other_than(redis_cluster.owner_of(7))
+    await asyncio.to_thread(redis_cluster.move_slot, 7, to=target)
+    assert slots.address(7) != f"{HOST}:{target.port}"
+    await slots.refresh()
+    assert slots.address(7) == f"{HOST}:{target.port}"
+
+
+async def test_seeds_that_are_dead_or_silent_are_passed_over(redis_cluster):
+    redis_cluster.nodes[2].pause()
+    slots = cluster_map(redis_cluster, more=f"{dead()},{dead()},{HOST}:{redis_cluster.nodes[2].port},")
+    async with asyncio.timeout(4):  # the silent one alone would cost 5 s
+        await slots.refresh()
+    assert slots.address(0) == owner(redis_cluster, 0)
+
+
+async def test_a_map_can_be_read_although_every_seed_has_gone(redis_cluster):
+    slots = cluster_map(redis_cluster)
+    await slots.refresh()
+    redis_cluster.nodes[0].kill()
+    await slots.refresh()
+    assert slots.address(SLOTS - 1) == owner(redis_cluster, SLOTS - 1)
+
+
+async def test_a_failover_is_found_after_a_refresh(redis_binary):
+    with Cluster(binary=redis_binary, replicas=1) as cluster:
+        slots = cluster_map(cluster)
+        await slots.refresh()
+        lost = cluster.owner_of(0)
+        new = await cluster.failover(lost)
+        await slots.refresh()
+        assert slots.address(0) == f"{HOST}:{new.port}"
+        async with dialled(slots.dialer(slots.address(0))) as (link, ears):
+            assert await ask(link, ears, "GET", "{06S}") is None  # a key of slot 0
+
+
+async def test_all_nodes_share_the_login(start_redis):
+    server = await one_node(start_redis, range(SLOTS), user=["app on >secret ~* +@all"])
+    slots = slot_map(f"redis+cluster://app:secret@{HOST}:{server.port}")
+    await slots.refresh()
+    async with dialled(slots.dialer(slots.address(1))) as (link, ears):
+        assert await ask(link, ears, "ACL", "WHOAMI") == b"app"
+    with pytest.raises(redis.exceptions.AuthenticationError):
+        await slot_map(f"redis+cluster://app:wrong@{dead()},{HOST}:{server.port},{dead()}").refresh()
+
+
+async def one_node(start_redis, slots: range, **settings) -> RedisServer:
+    server = start_redis(cluster_enabled=True, **settings)
+    await server.command("CLUSTER", "ADDSLOTS", *slots)
+    return server
+
+
+async def test_nodes_have_tls_as_the_url_says(start_redis, certificates):
+    server = await one_node(start_redis, range(SLOTS), tls=certificates, tls_cluster=True, tls_replication=True)
+    slots = slot_map(f"rediss+cluster://localhost:{server.tls_port}?ssl_ca_certs={certificates.authority}")
+    await slots.refresh()
+    assert slots.address(0) == f"localhost:{server.tls_port}"  # a node that never met another tells no host
+    async with dialled(slots.dialer(slots.address(0))) as (link, ears):
+        assert await ask(link, ears, "PING") == b"PONG"
+
+
+async def test_a_slot_that_nobody_has_is_told(start_redis):
+    server = await one_node(start_redis, range(100))
+    slots = slot_map(f"redis+cluster://{HOST}:{server.port}")
+    for _ in range(2):
+        with pytest.raises(redis.exceptions.ClusterDownError):
+            slots.address(100)
+        await slots.refresh()
+    assert slots.address(99)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hostname", "host"),
+    [
+        ("ip", "", HOST),
+        ("hostname", "localhost", "localhost"),
+        ("hostname", "", HOST),
+        ("unknown-endpoint", "", "localhost"),
+    ],
+)
+async def test_nodes_are_reached_by_the_name_they_announce(start_redis, kind, hostname, host):
+    """The last two: by the address they have where there is no name, and by the host that was asked."""
+    server = await one_node(start_redis, range(SLOTS), cluster_announce_ip=HOST)
+    await server.command("CONFIG", "SET", "cluster-announce-hostname", hostname)
+    await server.command("CONFIG", "SET", "cluster-preferred-endpoint-type", kind)
+    slots = slot_map(f"redis+cluster://localhost:{server.port}")
+    await slots.refresh()
+    assert slots.address(5) == f"{host}:{server.port}"
+    async with dialled(slots.dialer(slots.address(5))) as (link, ears):
+        assert await ask(link, ears, "PING") == b"PONG"
+
+
+async def test_a_redirection_without_a_host_means_the_one_that_was_asked(redis_server):
+    slots = slot_map(f"redis+cluster://localhost:{free_port()}")
+    async with dialled(slots.dialer(f":{redis_server.port}")) as (link, _):
+        assert link.address == f"localhost:{redis_server.port}"
+
+
+async def test_a_server_that_is_no_node_is_refused(redis_server):
+    with pytest.raises(BackendRefusedError, match="redis://"):
+        await slot_map(f"redis+cluster://{HOST}:{redis_server.port}").refresh()
+    await until_nobody_is_connected(redis_server)
+
+
+async def test_a_client_of_a_cluster_is_left_alone(redis_cluster):
+    async with redis.asyncio.RedisCluster(host=HOST, port=redis_cluster.nodes[0].port) as client:
+        before = dict(client.nodes_manager.startup_nodes)
+        slots = settings_from_client(client).place
+        assert isinstance(slots, SlotMap)
+        await slots.refresh()
+        assert slots.address(3) == owner(redis_cluster, 3)
+        assert client.nodes_manager.startup_nodes == before
+        assert await client.set("a", "b")
+
+
+# Asking several at once
+
+
+async def test_the_first_answer_counts_and_the_others_are_cancelled():
+    cancelled, started = [], []
+
+    async def slow(number: int) -> int:
+        started.append(number)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            cancelled.append(number)
+        return number
+
+    async def broken() -> int:
+        raise redis.exceptions.ConnectionError
+
+    async def quick() -> int:
+        return 7
+
+    assert await first([broken, lambda: slow(1), broken, broken, lambda: slow(2), quick, lambda: slow(3)]) == 7
+    assert sorted(cancelled) == sorted(started)
+    assert 3 not in started
+
+
+async def test_what_a_server_says_is_told_rather_than_that_another_is_down():
+    async def down() -> int:
+        raise redis.exceptions.ConnectionError
+
+    async def wrong() -> int:
+        raise redis.exceptions.AuthenticationError
+
+    for questions in ([down, wrong, down, down, down], [wrong, down], [down, down, down, down, wrong]):
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            await first(questions)
+
+
+async def test_who_stops_asking_leaves_no_question_behind():
+    async def slow() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    before = asyncio.all_tasks()
+    asking = asyncio.create_task(first([slow, slow]))
+    while len(asyncio.all_tasks() - before) < 3:  # noqa: ASYNC110  (tasks start within some turns)
+        await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert not asyncio.all_tasks() - before
+    gc.collect()

@@ -1,0 +1,53 @@
+"""The SQLite backend keeps the contract, between objects, loops and processes that share a file."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from fencing_sdk.abc import Backend
+from fencing_sdk.backends.sqlite import SqliteBackend, _file
+from fencing_sdk.testing import BackendSuite
+
+
+class TestSqliteBackend(BackendSuite):
+    queues = True
+    ttl = 0.7
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "locks.db"
+
+    @pytest.fixture
+    def url(self, path: Path) -> str:
+        return f"sqlite:///{path}"
+
+    @pytest.fixture
+    def reopen(self, path: Path) -> Callable[[], SqliteBackend]:
+        return lambda: SqliteBackend(path)
+
+    @pytest.fixture
+    async def backend(self, reopen: Callable[[], SqliteBackend]) -> AsyncIterator[SqliteBackend]:
+        made = reopen()
+        yield made
+        await made.aclose()
+
+    @asynccontextmanager
+    async def break_store(self, backend: Backend) -> AsyncIterator[None]:
+        """Take the write lock of the file and do not give it back; nobody waits for it for long."""
+        assert isinstance(backend, SqliteBackend)
+        hog = sqlite3.connect(backend._path, isolation_level=None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_file, "PATIENCE", 0.2)
+            try:
+                hog.execute("BEGIN IMMEDIATE")
+                yield
+            finally:
+                hog.close()
+
+    async def purge(self, backend: Backend) -> None:
+        """The clean-up runs whenever the file is opened."""
+        await backend.aclose()
+        await backend.inspect("anything")

@@ -1,0 +1,68 @@
+"""The suite itself is under test: every broken backend is caught, and every promise catches one."""
+
+import runpy
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from fencing_sdk.testing import BackendSuite
+
+HERE = Path(__file__).parent
+BROKEN = HERE / "broken.py"
+EXPECTED: dict[str, tuple[str, ...]] = runpy.run_path(str(BROKEN))["EXPECTED"]
+CATCHES = [(broken, promise) for broken, promises in EXPECTED.items() for promise in promises]
+OUTAGES = (
+    "test_a_store_out_of_reach_is_an_error_of_ours",
+    "test_the_same_object_works_again_after_an_outage",
+    "test_a_lease_rides_out_an_outage",
+)
+OF_THE_CLIENT = {
+    "test_invalid_metadata_is_refused_before_the_store_sees_it",
+    "test_an_invalid_name_is_refused_before_the_store_sees_it",
+    "test_an_odd_number_is_refused_before_the_store_sees_it",
+}
+"""Promises about what a backend never gets to see, so that none can break them."""
+BUGS_OF_THE_BENCH = ("AttributeError", "NameError", "TypeError", "ImportError", "KeyError", "fixture")
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[str]]:
+    """What pytest says about each broken backend and promise: one text for each case, empty when it passed."""
+    report = tmp_path_factory.mktemp("broken") / "report.xml"
+    wanted = [*CATCHES, *(("Sound", promise) for promise in OUTAGES)]
+    tests = [f"{BROKEN}::Test{broken}::{promise}" for broken, promise in wanted]
+    quiet = ["-q", "--tb=line", "-p", "no:cacheprovider", "-p", "no:unraisableexception"]
+    command = [sys.executable, "-m", "pytest", *quiet, f"--junitxml={report}"]
+    done = subprocess.run([*command, *tests], cwd=HERE.parent.parent, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found: dict[tuple[str, str], list[str]] = {}
+    for case in ET.parse(report).iter("testcase"):
+        broken = case.attrib["classname"].rpartition(".")[2].removeprefix("Test")
+        failures = [failure.attrib["message"] for failure in case.findall("failure")]
+        assert not case.findall("error"), f"{broken}: {case.findall('error')[0].attrib['message']}"
+        assert not case.findall("skipped")
+        found.setdefault((broken, case.attrib["name"].partition("[")[0]), []).append("".join(failures))
+    return found
+
+
+@pytest.mark.parametrize(("broken", "promise"), CATCHES, ids=lambda name: name.removeprefix("test_"))
+def test_a_broken_backend_is_caught(verdicts, broken: str, promise: str):
+    failures = [failure for failure in verdicts[broken, promise] if failure]
+    assert failures, f"{promise} does not notice {broken}"
+    assert not any(failure.startswith(BUGS_OF_THE_BENCH) for failure in failures)
+
+
+@pytest.mark.parametrize("promise", OUTAGES)
+def test_a_sound_backend_passes(verdicts, promise: str):
+    assert verdicts["Sound", promise]
+    assert not any(verdicts["Sound", promise])
+
+
+def test_every_promise_catches_a_broken_backend():
+    promises = {name for name in dir(BackendSuite) if name.startswith("test_")}
+    caught = {promise for _, promise in CATCHES}
+    assert OF_THE_CLIENT.isdisjoint(caught)
+    assert promises - caught == OF_THE_CLIENT

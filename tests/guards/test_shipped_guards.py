@@ -1,0 +1,95 @@
+"""What is true of every guard that is shipped, and more than the contract asks for."""
+
+import asyncio
+import pkgutil
+from contextlib import AsyncExitStack
+
+import pytest
+
+from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, StaleTokenError, guards
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.guards.files import FileGuard
+from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.guards.redis import RedisGuard
+from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.testing.guard_promises.fences import NO_RESOURCES
+
+pytest_plugins = ["redis_fixtures"]
+
+SHIPPED = {
+    "memory": lambda path: MemoryGuard(),
+    "sql": lambda path: SqlGuard(path / "app.db"),
+    "files": lambda path: FileGuard(path / "files"),
+}
+
+
+@pytest.fixture(params=[*SHIPPED, "redis"])
+async def guard(request, tmp_path, redis_server):
+    async with AsyncExitStack() as stack:
+        if request.param == "redis":
+            yield await stack.enter_async_context(RedisGuard(redis_server.url))
+        else:
+            yield SHIPPED[request.param](tmp_path)
+
+
+def test_the_list_is_complete():
+    assert {module.name for module in pkgutil.iter_modules(guards.__path__) if module.name[0] != "_"} == {
+        *SHIPPED,
+        "redis",
+    }
+
+
+@pytest.mark.parametrize("resource", NO_RESOURCES, ids=lambda resource: ascii(resource)[:20])
+async def test_asking_for_what_names_no_resource_is_an_error(guard, resource):
+    with pytest.raises(ConfigurationError):
+        await guard.highest(resource)
+
+
+async def test_a_fence_that_is_ahead_fails_the_acquisition_and_gives_the_lock_back(guard):
+    """The store forgot what it had granted, and the resource did not."""
+    await guard.raise_to("invoices/42", 1_000)
+    store = MemoryBackend(tokens="counter")
+    async with LockClient(store) as locks:
+        with pytest.raises(StaleTokenError):
+            async with locks.lock("invoices/42", fences=[guard]):
+                pytest.fail("the body must not run")
+        assert await locks.inspect("invoices/42") is None
+
+
+@pytest.mark.every_loop
+async def test_a_resource_may_be_named_unlike_its_lock(guard):
+    async with LockClient(MemoryBackend()) as locks, locks.lock("a", fences=[(guard, "b"), (guard, "c")]) as lease:
+        assert await guard.highest("a") is None
+        assert [await guard.highest("b"), await guard.highest("c")] == [lease.token] * 2
+        assert (await guard.highest("b")).holder == lease.holder
+
+
+async def test_a_refusal_leaves_the_body_bare_and_is_told_to_the_clients_observers(guard):
+    events, store = [], MemoryBackend()
+    async with LockClient(store, observers=[events.append]) as locks:
+        zombie = await locks.lock("a").acquire()
+        stale = zombie.token
+        store.revoke("a")
+        async with locks.lock("a", fences=[guard]):
+            with pytest.raises(StaleTokenError):
+                await guard.raise_to("a", stale)
+        with pytest.raises(StaleTokenError):
+            async with locks.lock("b"):
+                await guard.raise_to("a", stale)
+    assert [event.kind for event in events if event.kind in {"fence_raised", "stale_rejected"}] == [
+        "fence_raised",
+        "stale_rejected",
+    ]
+
+
+async def test_a_fence_that_takes_too_long_costs_the_lease_and_not_its_safety(tmp_path):
+    """The acquisition ends with the lease it was about, and the lock is free for others."""
+
+    class Slow(MemoryGuard):
+        async def raise_to(self, resource, token):
+            await asyncio.sleep(30)
+
+    async with LockClient(MemoryBackend()) as locks:
+        with pytest.raises(LeaseLostError):
+            await locks.lock("a", ttl=0.3, max_hold=0.2, fences=[Slow()]).acquire()
+        assert await locks.inspect("a") is None

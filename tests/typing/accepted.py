@@ -1,0 +1,109 @@
+"""What a type checker is to accept and to infer. Never run; `mypy tests/typing` reads it."""
+
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any, assert_type
+
+from tenacity import wait_exponential, wait_random
+
+from fencing_sdk import (
+    Event,
+    Holder,
+    Lease,
+    LeaseLostError,
+    Lock,
+    LockClient,
+    LossReason,
+    Observer,
+    Token,
+    connect,
+    current_lease,
+    current_token,
+)
+from fencing_sdk.abc import Backend, Guard
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.testing import FaultyBackend
+
+locks = connect("memory://", namespace="shop", tokens="counter")
+
+
+@locks.locked("report/{report_id}", ttl=30, wait=timedelta(seconds=5), backoff=wait_exponential() + wait_random(0, 1))
+async def build_report(report_id: int, /, *parts: str, scale: float = 1.0) -> list[bytes]:
+    return [b"%d" % report_id, *(part.encode() for part in parts)]
+
+
+class Tenant:
+    @locks.locked("tenant/{self.key}")
+    async def update(self, price: int) -> str:
+        return str(price)
+
+    key = "acme"
+
+
+async def a_decorated_coroutine_keeps_its_signature() -> None:
+    assert_type(await build_report(7), list[bytes])
+    assert_type(await build_report(7, "head", "tail", scale=2.0), list[bytes])
+    report: Coroutine[Any, Any, list[bytes]] = build_report(7)
+    await report
+    assert_type(await Tenant().update(5), str)
+    assert_type(await Tenant().update(price=5), str)
+    job: Callable[[int], Coroutine[Any, Any, list[bytes]]] = build_report
+    await job(1)
+
+
+async def a_lock_gives_leases() -> None:
+    lock = locks.lock("seats/42", ttl=timedelta(minutes=1), max_hold=3600, metadata="worker 3")
+    assert_type(lock, Lock)
+    async with lock as lease:
+        assert_type(lease, Lease)
+        assert_type(lease.token, Token)
+        assert_type(lease.remaining, float)
+        assert_type(lease.held, bool)
+        assert_type(lease.lost_reason, LossReason | None)
+        assert_type(lease.headers(), dict[str, str])
+        assert_type(await lease.wait_lost(), LossReason | None)
+    assert_type(await lock.acquire(), Lease)
+    assert_type(await lock.try_acquire(), Lease | None)
+    assert_type(current_lease(), Lease)
+    assert_type(current_token("seats/42"), Token)
+    number: int = current_token()
+    print(number)  # noqa: T201  (never run)
+
+
+async def the_body_may_return_and_the_code_behind_it_is_reachable() -> int:
+    """An exit that swallowed exceptions would be typed so, and a return after the block demanded."""
+    async with locks.lock("a") as lease:
+        return int(lease.token)
+
+
+async def a_client_is_a_context_manager_of_itself() -> None:
+    async with connect() as client:
+        assert_type(client, LockClient)
+        assert_type(await client.inspect("a"), Holder | None)
+    async with LockClient(MemoryBackend(), observers=[watch]) as client:
+        await client.aclose()
+
+
+def watch(event: Event) -> None:
+    assert_type(event.kind, str)
+    assert_type(event.name, str)
+
+
+def an_error_carries_plain_values(error: LeaseLostError) -> None:
+    assert_type(error.name, str)
+    assert_type(error.token, int)
+    assert_type(error.reason, LossReason)
+
+
+class OwnGuard:
+    async def raise_to(self, resource: str, token: int) -> None: ...
+
+    async def highest(self, resource: str) -> Token | None: ...
+
+
+def things_of_ones_own_fit_the_contracts() -> None:
+    backend: Backend = FaultyBackend(MemoryBackend())
+    guard: Guard = OwnGuard()
+    observer: Observer = watch
+    client = LockClient(backend, observers=[observer])
+    client.lock("a", fences=[guard, (guard, "other/resource")])

@@ -1,0 +1,76 @@
+"""
+What a type checker is to refuse. Never run; `mypy tests/typing` reads it.
+
+Every mistake is marked with the error that it must cause. A mark on a line that is accepted is an error itself
+(``warn_unused_ignores``), so nothing here can pass unnoticed.
+"""
+
+from fencing_sdk import Event, LockClient, connect, current_token
+from fencing_sdk.backends.memory import MemoryBackend
+
+locks = connect("memory://")
+
+
+@locks.locked("report/{report_id}")
+async def build_report(report_id: int) -> str:
+    return str(report_id)
+
+
+async def calls_of_a_decorated_coroutine() -> None:
+    await build_report("seven")  # type: ignore[arg-type]
+    await build_report()  # type: ignore[call-arg]
+    await build_report(7, colour="red")  # type: ignore[call-arg]
+    number: int = await build_report(7)  # type: ignore[assignment]
+    build_report(7)  # type: ignore[unused-coroutine]
+    print(number)  # noqa: T201  (never run)
+
+
+@locks.locked("a")  # type: ignore[arg-type]
+def not_a_coroutine() -> None: ...
+
+
+@locks.locked("a", timeout=5)  # type: ignore[call-arg]
+async def misspelt_option() -> None: ...
+
+
+@locks.locked("a", ttl="30")  # type: ignore[arg-type]
+async def wrong_type_of_option() -> None: ...
+
+
+async def descriptions_of_a_lock() -> None:
+    locks.lock(42)  # type: ignore[arg-type]
+    locks.lock("a", 30)  # type: ignore[call-arg]
+    locks.lock("a", timeout=5)  # type: ignore[call-arg]
+    locks.lock("a", ttl="30")  # type: ignore[arg-type]
+    locks.lock("a", fences=["resource"])  # type: ignore[list-item]
+    locks.lock("a", backoff=0.5)  # type: ignore[arg-type]
+    locks.lock("a", metadata=b"worker")  # type: ignore[arg-type]
+
+
+async def uses_of_a_lock() -> None:
+    with locks.lock("a"):  # type: ignore[attr-defined]
+        pass
+    async with locks.lock("a") as lease:
+        lease.token = 5  # type: ignore[misc, assignment]
+        lease.release()  # type: ignore[unused-coroutine]
+        text: str = lease.token  # type: ignore[assignment]
+    handle = await locks.lock("a").try_acquire()
+    handle.check()  # type: ignore[union-attr]
+    current_token(42)  # type: ignore[arg-type]
+    print(text)  # noqa: T201  (never run)
+
+
+class HalfABackend:
+    async def release(self, claim: object) -> None: ...
+
+
+def clients() -> None:
+    LockClient(HalfABackend())  # type: ignore[arg-type]
+    LockClient("memory://")  # type: ignore[arg-type]
+    LockClient(MemoryBackend(), observers=[lambda: None])  # type: ignore[misc, list-item]
+    LockClient(MemoryBackend(), "shop")  # type: ignore[call-arg]
+    LockClient(MemoryBackend(), namespace=None)  # type: ignore[arg-type]
+
+
+def watch(event: Event) -> None:
+    event.name = "b"  # type: ignore[misc]

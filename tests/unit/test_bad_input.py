@@ -1,0 +1,592 @@
+"""
+Every parameter against every kind of nonsense.
+
+Refused when built, by its name and with the way out; nothing is sent to the store.
+"""
+
+import datetime as dt
+import enum
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tenacity
+
+from fencing_sdk import ConfigurationError, LockClient, connect
+from fencing_sdk.abc import Claim
+from fencing_sdk.backends import BUILTIN, from_url
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.backends.redis._options import DRIVER_OPTIONS
+from fencing_sdk.guards.memory import MemoryGuard
+
+HUGE = "x" * 1_000_000
+NAN, INF = math.nan, math.inf
+ODD_NAMES = ["}", "{}", " ", "/", "..", "%", "\\", "*?[]", "'\";", "🔒", "a" * 512, "\u00e8", "e\u0300"]
+
+
+class Unasked(MemoryBackend):
+    """A store that notes every request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[object] = []
+
+    async def acquire(self, claim: Claim) -> Any:
+        self.requests.append(claim)
+        return await super().acquire(claim)
+
+    async def inspect(self, name: str) -> Any:
+        self.requests.append(name)
+        return await super().inspect(name)
+
+
+class Loud:
+    """Not a value of any kind, and proud of it."""
+
+    def __repr__(self) -> str:
+        return "loud\nCRITICAL forged"
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    __str__ = __bool__ = __eq__ = __hash__ = __repr__
+
+
+NOT_SECONDS = [
+    True,
+    False,
+    "5",
+    "",
+    HUGE,
+    "1\n2",
+    b"5",
+    bytearray(b"5"),
+    Decimal(5),
+    Fraction(5),
+    5j,
+    [],
+    [5],
+    (),
+    {},
+    {5},
+    object(),
+    Loud(),
+    Broken(),
+    Ellipsis,
+    int,
+    dt.date(2024, 1, 1),
+    dt.datetime(2024, 1, 1, tzinfo=dt.UTC),
+    dt.time(0, 0, 5),
+    NAN,
+    INF,
+    -INF,
+    10**400,
+    -(10**400),
+    10**5000,
+    -1,
+    -1e-9,
+    -5e-324,
+    dt.timedelta(seconds=-1),
+    dt.timedelta.min,
+]
+NOT_TEXT = [
+    0,
+    5,
+    True,
+    1.5,
+    NAN,
+    b"text",
+    bytearray(b"x"),
+    Decimal(5),
+    5j,
+    [],
+    ["a"],
+    (),
+    ("a",),
+    {},
+    object(),
+    Loud(),
+    Broken(),
+]
+NOT_ON_A_LINE = [
+    "a\0b",
+    "\0",
+    "a\nb",
+    "a\r\nb",
+    "\t",
+    "\x1b[31m",
+    "\x7f",
+    "\x85",
+    "\ud800",
+    "a\udfffb",
+    HUGE,
+    "a" * 513,
+    "è" * 257,
+]
+NOT_A_COLLECTION = [None, 0, 5, True, 1.5, object(), Loud(), Broken()]
+
+
+async def an_async_function(_: object) -> float:
+    return 1.0
+
+
+class GoodGuard(MemoryGuard):
+    """Has all that a guard has; the class itself is no guard."""
+
+
+LOCK_PARAMETERS: dict[str, list[object]] = {
+    "name": [None, "", *NOT_TEXT, *NOT_ON_A_LINE, Path("seats")],
+    "ttl": [*NOT_SECONDS, None, 0, 0.0, 4e-4, 0.0499, dt.timedelta(0), 86_400.001, 2**53, 1e300, dt.timedelta.max],
+    "wait": NOT_SECONDS,
+    "safety_buffer": [*NOT_SECONDS, 15, 14.85, 1e9, dt.timedelta.max],
+    "heartbeat_interval": [*NOT_SECONDS, 0, 0.0, dt.timedelta(0), 1e-9, 4, 15, 1e9],
+    "max_hold": [*NOT_SECONDS, 0, 0.0, -0.0, dt.timedelta(0)],
+    "metadata": [*NOT_TEXT, "a\0b", "\ud800", "x" * 1025, HUGE],
+    "fences": [
+        *NOT_A_COLLECTION,
+        "seats",
+        b"seats",
+        {"a": 1},
+        MemoryGuard(),
+        iter([MemoryGuard()]),
+        [None],
+        ["seats"],
+        [object()],
+        [Loud()],
+        [Broken()],
+        [MemoryGuard],
+        [GoodGuard],
+        [MemoryGuard(), None],
+        (MemoryGuard(), "seats"),
+        [()],
+        [(MemoryGuard(),)],
+        [("seats", MemoryGuard())],
+        [(MemoryGuard(), "seats", 1)],
+        [[MemoryGuard(), "seats"]],
+        [(MemoryGuard(), 5)],
+        [(MemoryGuard(), "")],
+        [(MemoryGuard(), "a\nb")],
+        [(MemoryGuard(), HUGE)],
+        [(MemoryGuard, "seats")],
+    ],
+    "backoff": [
+        None,
+        0,
+        1.0,
+        True,
+        "exponential",
+        [],
+        object(),
+        Loud(),
+        Broken(),
+        dt.timedelta(1),
+        tenacity.wait_fixed,
+        an_async_function,
+    ],
+}
+CLIENT_PARAMETERS: dict[str, list[object]] = {
+    "namespace": [None, *NOT_TEXT, *NOT_ON_A_LINE],
+    "observers": [
+        *NOT_A_COLLECTION,
+        "print",
+        b"print",
+        print,
+        [None],
+        ["print"],
+        [print, 5],
+        [Loud()],
+        [Broken()],
+        [an_async_function],
+        {"a": print},
+    ],
+    "drift": [*NOT_SECONDS, None, 0.500001, 1, 100, dt.timedelta(0), dt.timedelta(seconds=0.1)],
+    "clock": [
+        0,
+        5,
+        True,
+        "boot",
+        b"",
+        object(),
+        Loud(),
+        Broken(),
+        [],
+        print,
+        SimpleNamespace(now=5),
+        MemoryBackend,
+    ],
+    "watch_stalls": [None, 0, 1, "no", "", [], object(), Broken()],
+}
+BACKENDS = [
+    None,
+    5,
+    True,
+    b"memory://",
+    object(),
+    Loud(),
+    Broken(),
+    [],
+    {},
+    Path("locks.db"),
+    SimpleNamespace(acquire=1),
+    MemoryBackend,
+]
+URLS = [
+    "",
+    " ",
+    "memory",
+    "memory:/",
+    "://",
+    "\0",
+    "memory://\n",
+    "memory://a b",
+    "memory:///x",
+    "nosuch://host",
+    HUGE,
+    f"x://{HUGE}",
+]
+OPTIONS: dict[str, dict[str, list[object]]] = {
+    "memory": {"tokens": [None, "", "serial", "HYBRID", 5, True, b"hybrid", [], HUGE, "a\nb", "\0", Loud()]},
+    "sqlite": {
+        "tokens": [None, "", "serial", "HYBRID", 5, True, b"hybrid", [], HUGE, "a\nb", "\0", Loud()],
+        "synchronous": [None, "", "off", "FULL", 5, True, b"full", [], HUGE, "a\nb", "\0", Loud()],
+    },
+}
+OPTIONS["rediss"] = {
+    "prefix": [None, "", 5, True, b"fencing", [], "a\nb", "\0", "a{b}", "x" * 600, Loud()],
+    "tokens": OPTIONS["memory"]["tokens"],
+    "fair": [None, "", "maybe", 5, 2.0, b"true", [], "a\nb", Loud()],
+    "min_replicas": [None, "", -1, 1.5, True, "two", b"1", [], HUGE, 10**6, "\u0661", Loud()],
+    "retention": [None, "", 0, -1, 0.5, True, math.nan, math.inf, "soon", [], HUGE, Loud()],
+    **{option: [None, "", b"text", []] for option in DRIVER_OPTIONS},
+}
+OPTIONS["kahuna+https"] = {
+    "durability": [None, "", "eternal", "PERSISTENT", 5, True, b"persistent", [], HUGE, "a\nb", "\0", Loud()],
+    "ca": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()],
+    "ssl_context": ["", 5, True, b"", [], "a\nb", Loud()],
+    "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
+    "connections": [None, "", 0, -1, 1.5, True, "two", b"1", [], 10**6, Loud()],
+}
+URL_OF = {
+    "kahuna+https": "kahuna+https://localhost",
+    "memory": "memory://",
+    "sqlite": "sqlite:///locks.db",
+    "rediss": "rediss://localhost",
+}
+
+
+def rows(table: dict[str, list[object]]) -> list[Any]:
+    return [
+        pytest.param(
+            parameter,
+            value,
+            id=f"{parameter}-{number}-{label(value)}",
+        )
+        for parameter, values in table.items()
+        for number, value in enumerate(values)
+    ]
+
+
+def label(value: object) -> str:
+    return ascii(value)[:24] if isinstance(value, str | bytes | float | None) else type(value).__name__
+
+
+WAY_OUT = re.compile(r"\b(must|make|use|needs|escape|write|known are|pass|set|decorates)\b")
+
+
+def refuse(build: Callable[[], object], *names: str) -> str:
+    """Build something that must be refused, by an error that can be shown to anybody and acted upon."""
+    with pytest.raises(ConfigurationError) as caught:
+        build()
+    text = str(caught.value)
+    assert text.startswith(names), f"does not begin with the parameter: {text}"
+    assert WAY_OUT.search(text), f"does not tell the way out: {text}"
+    assert text.isascii()
+    assert text.isprintable()
+    assert len(text) < 400
+    return text
+
+
+@pytest.mark.parametrize(("parameter", "value"), rows(LOCK_PARAMETERS))
+def test_a_lock_that_cannot_work_is_refused_when_it_is_described(parameter, value):
+    store = Unasked()
+    client = LockClient(store)
+    arguments = {"name": "seats/42", parameter: value}
+    names = (parameter, "resource") if parameter == "fences" else (parameter,)
+    refuse(lambda: client.lock(**arguments), *names)
+    assert store.requests == []
+
+
+@pytest.mark.parametrize(("parameter", "value"), rows(LOCK_PARAMETERS))
+def test_a_decorator_that_cannot_work_is_refused_when_it_decorates(parameter, value):
+    store = Unasked()
+    client = LockClient(store)
+    arguments = {"name": "seats/42", parameter: value}
+    called = []
+
+    async def book() -> None:
+        called.append(1)
+
+    names = (parameter, "resource") if parameter == "fences" else (parameter,)
+    refuse(lambda: client.locked(**arguments)(book), *names)
+    assert store.requests == called == []
+
+
+@pytest.mark.parametrize(("parameter", "value"), rows(CLIENT_PARAMETERS))
+def test_a_client_that_cannot_work_is_refused_when_it_is_built(parameter, value):
+    store = Unasked()
+    refuse(lambda: LockClient(store, **{parameter: value}), parameter)
+    assert store.requests == []
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value"), rows({name: CLIENT_PARAMETERS[name] for name in ("namespace", "observers", "drift")})
+)
+def test_connecting_checks_what_the_client_checks(parameter, value):
+    refuse(lambda: connect("memory://", **{parameter: value}), parameter)
+
+
+@pytest.mark.parametrize("observers", [*NOT_A_COLLECTION, print], ids=label)
+def test_connecting_checks_the_observers_also_where_a_recorder_joins_them(observers, monkeypatch, tmp_path):
+    monkeypatch.setenv("FENCING_RECORD", str(tmp_path / "run.jsonl"))
+    refuse(lambda: connect("memory://", observers=observers), "observers")
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=label)
+def test_what_is_no_backend_is_refused(backend):
+    refuse(lambda: LockClient(backend), "backend")
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:], ids=label)
+def test_what_is_neither_a_url_nor_a_backend_is_refused(backend):
+    refuse(lambda: connect(backend), "backend", "url")
+
+
+@pytest.mark.parametrize("url", URLS, ids=label)
+def test_a_url_that_leads_nowhere_is_refused(url):
+    refuse(lambda: connect(url), "url", "no backend for", "memory://")
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_a_url_the_environment_has_to_have_one(monkeypatch, value):
+    monkeypatch.delenv("FENCING_URL", raising=False)
+    if value is not None:
+        monkeypatch.setenv("FENCING_URL", value)
+    refuse(connect, "connect")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "option", "value"),
+    [
+        pytest.param(scheme, option, value, id=f"{scheme}-{option}-{number}-{label(value)}")
+        for scheme, options in OPTIONS.items()
+        for option, values in options.items()
+        for number, value in enumerate(values)
+    ],
+)
+def test_a_bad_option_of_a_backend_is_refused_before_it_is_opened(scheme, option, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refuse(lambda: connect(URL_OF[scheme], **{option: value}), option)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("scheme", OPTIONS)
+def test_an_option_nobody_knows_is_refused_and_the_known_ones_are_listed(scheme):
+    for build in (
+        lambda: connect(URL_OF[scheme], ttl=5),
+        lambda: connect(URL_OF[scheme], toekns="counter"),
+        lambda: connect(f"{URL_OF[scheme]}?ttl=5"),
+    ):
+        text = refuse(build, "unknown option")
+        assert all(option in text for option in OPTIONS[scheme])
+
+
+def test_the_options_of_every_built_in_backend_are_tried_here():
+    assert {BUILTIN[scheme].module for scheme in OPTIONS} == {builtin.module for builtin in BUILTIN.values()}
+    for scheme, options in OPTIONS.items():
+        with pytest.raises(ConfigurationError) as caught:
+            from_url(URL_OF[scheme], nobody="knows")
+        assert str(caught.value).endswith(f"known are {', '.join(options)}")
+
+
+def test_a_backend_object_takes_no_options():
+    assert "tokens" in refuse(lambda: connect(MemoryBackend(), tokens="counter"), "a backend object")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.lock("a", tll=5),
+        lambda client: client.lock("a", timeout=5),
+        lambda client: client.lock("a", 5),
+        lambda client: client.lock(),
+        lambda client: client.locked("a", tll=5),
+        lambda client: client.locked("a", blocking=False),
+        lambda client: LockClient(MemoryBackend(), namespce="a"),
+        lambda client: LockClient(MemoryBackend(), "a"),
+        lambda client: LockClient(),
+    ],
+)
+def test_an_unknown_keyword_is_a_type_error_at_once(call):
+    with pytest.raises(TypeError, match=r"unexpected keyword|positional"):
+        call(LockClient(MemoryBackend()))
+
+
+@pytest.mark.parametrize("name", [None, "", *NOT_TEXT, *NOT_ON_A_LINE], ids=label)
+async def test_inspecting_a_bad_name_asks_nobody(name):
+    store = Unasked()
+    async with LockClient(store) as client:
+        with pytest.raises(ConfigurationError, match=r"^name "):
+            await client.inspect(name)
+    assert store.requests == []
+
+
+@pytest.mark.parametrize("function", [print, None, 5, "book", lambda: None, LockClient, Loud()], ids=label)
+def test_what_is_no_coroutine_function_cannot_be_decorated(function):
+    text = refuse(lambda: LockClient(MemoryBackend()).locked("seats/42", ttl=5)(function), "locked")
+    assert "async def" in text
+
+
+def test_forgetting_the_parentheses_of_the_decorator_is_noticed_at_once():
+    client = LockClient(MemoryBackend())
+    with pytest.raises(ConfigurationError, match=r"^name must be a str, not function"):
+
+        @client.locked
+        async def book() -> None: ...
+
+
+@pytest.mark.parametrize("name", ["{}", "}", "{", "{0}", "{seat", "{row}", "{seat!z}", "{seat[0]x}", "{seat:{row}}"])
+def test_a_malformed_template_is_refused_when_it_decorates(name):
+    client = LockClient(MemoryBackend())
+
+    async def book(seat: int) -> None: ...
+
+    refuse(lambda: client.locked(name)(book), "name")
+
+
+async def test_arguments_that_make_a_bad_name_send_nothing():
+    store = Unasked()
+    ran = []
+    async with LockClient(store) as client:
+
+        @client.locked("{seat}")
+        async def book(seat: str) -> None:
+            ran.append(seat)
+
+        for seat in ("", "a\nb", "\ud800", HUGE):
+            with pytest.raises(ConfigurationError, match=r"^name "):
+                await book(seat)
+    assert store.requests == ran == []
+
+
+def test_namespace_and_name_together_have_the_limit_of_a_name():
+    client = LockClient(MemoryBackend(), namespace="n" * 500)
+    assert client.lock("a" * 11)
+    refuse(lambda: client.lock("a" * 12), "namespace:name")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"ttl": 10, "safety_buffer": 9.9}, "safety_buffer=9.9 leaves nothing of ttl=10"),
+        ({"ttl": 10, "heartbeat_interval": 2.7}, "heartbeat_interval=2.7 .* make it at most 2.6333"),
+        ({"ttl": 10, "safety_buffer": 5, "heartbeat_interval": 2}, "heartbeat_interval=2 .* make it at most 1.6333"),
+    ],
+)
+def test_numbers_that_do_not_fit_together_say_which_to_change(options, complaint):
+    client = LockClient(MemoryBackend())
+    with pytest.raises(ConfigurationError, match=rf"^{complaint}"):
+        client.lock("seats/42", **options)
+
+
+class Seat(enum.IntEnum):
+    TTL = 7
+
+
+class OtherFloat(float):
+    """Such as numpy.float64."""
+
+
+GOOD: list[dict[str, Any]] = [
+    {"ttl": 0.05},
+    {"ttl": 86_400},
+    {"ttl": dt.timedelta(days=1)},
+    {"ttl": dt.timedelta(milliseconds=500)},
+    {"ttl": Seat.TTL},
+    {"ttl": OtherFloat(1.5)},
+    {"wait": 0},
+    {"wait": 0.0},
+    {"wait": -0.0},
+    {"wait": None},
+    {"wait": 1e300},
+    {"wait": dt.timedelta.max},
+    {"wait": 5e-324},
+    {"safety_buffer": 0},
+    {"safety_buffer": None},
+    {"safety_buffer": dt.timedelta(seconds=1)},
+    {"heartbeat_interval": 0.001},
+    {"max_hold": 1e300},
+    {"max_hold": None},
+    {"metadata": ""},
+    {"metadata": None},
+    {"metadata": "🔒" * 1024},
+    {"metadata": 'line\nbreak\ttab "quote" \\'},
+    {"fences": ()},
+    {"fences": []},
+    {"fences": [MemoryGuard()]},
+    {"fences": ((MemoryGuard(), "other"), MemoryGuard())},
+    {"fences": [GoodGuard(), (GoodGuard(), "è")]},
+    {"backoff": tenacity.wait_none()},
+    {"backoff": tenacity.wait_fixed(1) + tenacity.wait_random(0, 1)},
+    {"backoff": lambda state: 0.1},
+    *({"name": name} for name in ODD_NAMES),
+]
+
+
+@pytest.mark.parametrize("options", GOOD, ids=lambda options: re.sub("0x[0-9a-f]+", "", ascii(options))[:40])
+async def test_an_odd_value_that_makes_sense_is_accepted_and_works(options):
+    async with LockClient(MemoryBackend()) as client:
+        async with client.lock(**({"name": "seats/42"} | options)) as lease:
+            assert lease.token
+            assert lease.name == options.get("name", "seats/42")
+            holder = await client.inspect(lease.name)
+        assert holder.metadata == options.get("metadata")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"namespace": ""},
+        {"namespace": "shop"},
+        {"namespace": "🔒:/{}"},
+        {"observers": ()},
+        {"observers": [print].copy()[:0]},
+        {"observers": (each for each in [lambda event: None])},
+        {"observers": {print.__class__}},
+        {"drift": 0},
+        {"drift": 0.5},
+        {"drift": OtherFloat(0.1)},
+        {"clock": None},
+        {"clock": SimpleNamespace(now=__import__("time").monotonic)},
+        {"watch_stalls": False},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+async def test_an_odd_client_that_makes_sense_is_accepted_and_works(options):
+    async with LockClient(MemoryBackend(), **options) as client, client.lock("seats/42") as lease:
+        assert lease.token
+
+
+def test_describing_a_lock_sends_nothing_and_needs_no_loop():
+    store = Unasked()
+    client = LockClient(store)
+    for options in GOOD:
+        client.lock(**({"name": "seats/42"} | options))
+    assert store.requests == []

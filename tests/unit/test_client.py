@@ -1,0 +1,243 @@
+"""The client: where it gets its backend, what its locks share, and how it is opened and closed."""
+
+import asyncio
+
+import pytest
+
+import fencing_sdk
+from fencing_sdk import (
+    BackendUnavailableError,
+    ConfigurationError,
+    LeaseLostError,
+    LockClient,
+    LossReason,
+    UsageError,
+    connect,
+)
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.testing import FaultyBackend
+
+# Connecting
+
+
+def test_connecting_needs_no_loop_and_opens_nothing():
+    assert repr(connect("memory://")) == "<LockClient on MemoryBackend, closed>"
+
+
+def test_connecting_takes_a_backend_object():
+    assert isinstance(connect(MemoryBackend()), LockClient)
+
+
+def test_connecting_without_a_url_reads_the_environment(monkeypatch):
+    monkeypatch.setenv("FENCING_URL", "memory://")
+    assert "MemoryBackend" in repr(connect())
+
+
+def test_a_url_that_is_given_comes_before_the_environment(monkeypatch):
+    monkeypatch.setenv("FENCING_URL", "nonsense://")
+    assert "MemoryBackend" in repr(connect("memory://"))
+
+
+def test_connecting_without_any_url_names_the_variable(monkeypatch):
+    monkeypatch.delenv("FENCING_URL", raising=False)
+    with pytest.raises(ConfigurationError, match="FENCING_URL"):
+        connect()
+
+
+async def test_options_of_the_backend_are_passed_on():
+    async with connect("memory://", tokens="counter") as locks, locks.lock("a") as lease:
+        assert lease.token == 1
+
+
+def test_a_backend_object_takes_no_options():
+    with pytest.raises(ConfigurationError, match="tokens"):
+        connect(MemoryBackend(), tokens="counter")
+
+
+def test_a_thing_without_the_five_calls_is_no_backend_and_the_error_lists_what_it_lacks():
+    class Half:
+        async def acquire(self, claim): ...
+
+        async def release(self, claim): ...
+
+    with pytest.raises(ConfigurationError, match="Half lacks renew, inspect, aclose"):
+        LockClient(Half())
+
+
+async def test_a_recording_is_made_where_the_environment_asks_for_one(monkeypatch, tmp_path):
+    path = tmp_path / "run.jsonl"
+    monkeypatch.setenv("FENCING_RECORD", str(path))
+    async with connect("memory://") as locks, locks.lock("a") as lease:
+        owner = lease.owner
+    recorded = path.read_text()
+    assert recorded.count("\n") == 3
+    assert '"released"' in recorded
+    assert owner not in recorded
+
+
+# Open and closed
+
+
+async def test_a_clients_text_shows_its_state_and_no_url():
+    locks = connect("memory://?tokens=counter")
+    async with locks:
+        lease = await locks.lock("a").acquire()
+        assert repr(locks) == "<LockClient on MemoryBackend, open, 1 leases>"
+        await lease.release()
+    assert repr(locks) == "<LockClient on MemoryBackend, closed>"
+
+
+async def test_entering_gives_the_client_itself():
+    locks = connect("memory://")
+    async with locks as entered:
+        assert entered is locks
+
+
+async def test_a_client_is_entered_and_left_by_different_tasks():
+    locks = connect("memory://")
+    await asyncio.create_task(locks.__aenter__())
+    async with locks.lock("a") as lease:
+        assert lease.held
+    await asyncio.create_task(locks.__aexit__(None, None, None))
+    with pytest.raises(UsageError):
+        await locks.lock("a").acquire()
+
+
+async def test_the_errors_of_its_body_leave_a_client_as_they_are():
+    mine = ValueError("mine")
+    with pytest.raises(ValueError) as left:
+        async with connect("memory://"):
+            raise mine
+    assert left.value is mine
+
+
+async def test_closing_twice_and_closing_what_was_never_open_does_nothing():
+    locks = connect("memory://")
+    await locks.aclose()
+    async with locks:
+        pass
+    await locks.aclose()
+
+
+async def test_a_client_is_opened_again_after_it_was_closed():
+    locks = connect("memory://", tokens="counter")
+    lock = locks.lock("a")
+    for token in (1, 2):
+        async with locks, lock as lease:
+            assert lease.token == token
+
+
+async def test_closing_gives_back_what_is_held_and_tells_the_holders():
+    store = MemoryBackend()
+    async with LockClient(store) as locks:
+        plain = await locks.lock("a").acquire()
+    assert plain.lost_reason is LossReason.CLOSED
+    assert await store.inspect("a") is None
+
+
+async def test_a_store_that_fails_does_not_replace_the_error_of_the_body():
+    network = FaultyBackend(MemoryBackend())
+    network.fail("release")
+
+    async def work():
+        async with LockClient(network) as locks:
+            leases.append(await locks.lock("a").acquire())
+            raise ValueError
+
+    leases = []
+    with pytest.raises(ValueError):
+        await work()
+
+
+async def test_closing_tells_those_who_hold_and_those_who_wait(stage):
+    waiting = None
+
+    async def hold():
+        nonlocal waiting
+        async with stage.lock():
+            waiting = asyncio.create_task(stage.lock().acquire())
+            await asyncio.sleep(0.01)
+            await stage.client.aclose()
+
+    with pytest.raises(LeaseLostError):
+        await hold()
+    with pytest.raises(UsageError, match="closed while it waited for lock 'a'"):
+        await waiting
+
+
+# What its locks share
+
+
+async def test_a_namespace_prefixes_the_stores_names_and_nobody_elses():
+    store = MemoryBackend()
+    async with LockClient(store, namespace="shop") as locks, LockClient(store) as others:
+        async with locks.lock("seats") as lease:
+            assert lease.name == "seats"
+            assert (await locks.inspect("seats")).token == lease.token
+            assert await store.inspect("seats") is None
+            assert (await store.inspect("shop:seats")).token == lease.token
+            async with others.lock("seats"):
+                pass
+            assert await others.lock("shop:seats").try_acquire() is None
+
+
+async def test_errors_and_events_speak_of_the_users_name_without_the_namespace():
+    events = []
+    async with LockClient(MemoryBackend(), namespace="shop", observers=[events.append]) as locks:
+        async with locks.lock("seats"):
+            assert await locks.lock("seats").try_acquire() is None
+    assert {event.name for event in events} == {"seats"}
+
+
+async def test_two_clients_on_one_store_exclude_each_other():
+    store = MemoryBackend()
+    async with LockClient(store) as one, LockClient(store) as two, one.lock("a") as lease:
+        assert await two.lock("a").try_acquire() is None
+        assert (await two.inspect("a")).holder == lease.holder
+
+
+async def test_inspecting_a_store_that_does_not_answer_is_an_error_and_not_a_free_lock(stage):
+    stage.network.fail("inspect")
+    with pytest.raises(BackendUnavailableError):
+        await stage.client.inspect("a")
+
+
+async def test_every_observer_is_told_and_one_that_raises_harms_nobody(caplog):
+    told = []
+
+    def broken(event):
+        raise RuntimeError("observer")
+
+    async with LockClient(MemoryBackend(), observers=[broken, told.append]) as locks, locks.lock("a") as lease:
+        assert lease.held
+    assert [event.kind for event in told] == ["acquiring", "acquired", "released"]
+    assert "observer" in caplog.text
+
+
+async def test_the_clock_of_the_client_is_the_clock_of_its_leases():
+    class Clock:
+        def __init__(self):
+            self.time = 500.0
+
+        def now(self):
+            return self.time
+
+    clock = Clock()
+    async with LockClient(MemoryBackend(), clock=clock, drift=0, watch_stalls=False) as locks:
+        lease = await locks.lock("a", ttl=10).acquire()
+        assert lease.deadline == 508.0
+        clock.time = 508.0
+        assert not lease.held
+        await lease.release()
+
+
+async def test_drift_takes_its_part_of_the_ttl():
+    async with LockClient(MemoryBackend(), drift=0.5) as locks:
+        lease = await locks.lock("a", ttl=10).acquire()
+        assert lease.remaining <= 3.0
+        await lease.release()
+
+
+def test_the_front_door_calls_its_things_by_their_public_names():
+    assert fencing_sdk.connect is connect
+    assert fencing_sdk.LockClient is LockClient

@@ -1,0 +1,498 @@
+"""The engine, on virtual time: from a grant to its release, and what is left when the client closes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+import tenacity
+from virtual_time import in_virtual_time, now, settle
+
+from fencing_sdk import (
+    Abandoned,
+    Acquired,
+    BackendRefusedError,
+    BackendUnavailableError,
+    Event,
+    FenceRaised,
+    Lease,
+    LeaseLostError,
+    LossReason,
+    Lost,
+    Released,
+    StaleRejected,
+    StaleTokenError,
+    UsageError,
+)
+from fencing_sdk._acquire import DEFAULT_BACKOFF, Terms
+from fencing_sdk._clock import LoopClock
+from fencing_sdk._engine import Engine
+from fencing_sdk._events import Observers
+from fencing_sdk._timing import Timing
+from fencing_sdk.abc import Claim
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.testing import FaultyBackend
+
+TTL, VALID, INTERVAL = 10.0, 7.9, 2.0
+RELEASE_LIMIT = 2.0
+
+
+class Store(FaultyBackend):
+    """A store on virtual time with a bad network in front; it can also be opened, and announce losses."""
+
+    def __init__(self) -> None:
+        self.table = MemoryBackend(clock=LoopClock())
+        super().__init__(self.table)
+        self.opened = 0
+        self.closed = 0
+        self.opening_error: Exception | None = None
+        self.closing_error: Exception | None = None
+        self.closing_delay = 0.0
+        self.on_loss = self.table.on_loss
+
+    async def open(self) -> None:
+        self.opened += 1
+        if self.opening_error is not None:
+            raise self.opening_error
+
+    async def aclose(self) -> None:
+        self.closed += 1
+        await asyncio.sleep(self.closing_delay)
+        if self.closing_error is not None:
+            raise self.closing_error
+
+    async def free(self, name: str = "a") -> bool:
+        return await self.table.inspect(name) is None
+
+    def count(self, operation: str) -> int:
+        return sum(called == operation for called, _ in self.calls)
+
+
+class Guard:
+    """Raises its fence after `delay` seconds, or raises what it was given."""
+
+    def __init__(self, *, delay: float = 0.0, error: Exception | None = None) -> None:
+        self.delay = delay
+        self.error = error
+        self.raised: list[tuple[str, int]] = []
+
+    async def raise_to(self, resource, token):
+        await asyncio.sleep(self.delay)
+        if self.error is not None:
+            raise self.error
+        self.raised.append((resource, int(token)))
+
+    async def highest(self, resource):
+        return None
+
+
+def terms(name: str = "a", *, wait=None, backoff=DEFAULT_BACKOFF, **timing) -> Terms:
+    return Terms(name, f"spaced:{name}", Timing.build(**({"ttl": TTL} | timing)), wait, backoff)
+
+
+class House:
+    def __init__(self) -> None:
+        self.store = Store()
+        self.events: list[Event] = []
+        self.engine = Engine(self.store, LoopClock(), Observers([self.events.append]), watch_stalls=False)
+
+    async def hold(self, name: str = "a", *, fences=(), **options) -> Lease:
+        return await self.engine.hold(terms(name, **options), fences)
+
+    async def free(self, name: str = "a") -> bool:
+        return await self.store.free(f"spaced:{name}")
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@contextlib.asynccontextmanager
+async def house() -> AsyncIterator[House]:
+    house = House()
+    await house.engine.start()
+    yield house
+    house.store.heal()
+    await house.engine.aclose()
+
+
+@in_virtual_time
+async def test_a_lease_is_acquired_renewed_and_released():
+    async with house() as h:
+        lease = await h.hold()
+        await asyncio.sleep(3 * VALID)
+        assert lease.held
+        assert len(h.engine) == 1
+        await lease.release()
+        assert await h.free()
+        assert len(h.engine) == 0
+        assert h.store.opened == 1
+        acquired, released = h.of(Acquired)[0], h.of(Released)[0]
+        assert (acquired.name, acquired.token, acquired.holder, acquired.ttl) == (
+            "a",
+            lease.last_token,
+            lease.holder,
+            TTL,
+        )
+        assert acquired.deadline == pytest.approx(1000 + VALID)
+        assert released.confirmed
+        assert released.held_for == pytest.approx(3 * VALID)
+    assert h.store.closed == 1
+
+
+@in_virtual_time
+async def test_a_backend_that_cannot_be_opened_says_so_at_once():
+    h = House()
+    h.store.opening_error = BackendRefusedError("Store", "open")
+    with pytest.raises(BackendRefusedError):
+        await h.engine.start()
+    await h.engine.aclose()
+    assert h.store.closed == 1
+
+
+@in_virtual_time
+async def test_a_backend_that_hangs_while_it_opens_is_not_waited_for_for_ever():
+    h = House()
+    h.store.open = asyncio.Event().wait
+    with pytest.raises(BackendUnavailableError):
+        await h.engine.start()
+    assert now() < 6
+    await h.engine.aclose()
+
+
+@in_virtual_time
+async def test_a_notice_of_the_store_ends_the_lease_at_once():
+    async with house() as h:
+        lease, other = await h.hold("a"), await h.hold("b")
+        h.store.table.revoke("spaced:a")
+        assert lease.lost_reason is LossReason.REVOKED
+        assert other.held
+        h.engine._on_loss(Claim("nobody's", TTL), LossReason.REVOKED)
+        await lease.release()
+        await other.release()
+
+
+@in_virtual_time
+async def test_notices_stop_with_the_engine():
+    async with house() as h:
+        assert len(h.store.table._notices) == 1
+    assert not h.store.table._notices
+
+
+@in_virtual_time
+async def test_fences_are_raised_in_order_and_before_anybody_gets_the_lease():
+    first, second = Guard(delay=0.5), Guard()
+    async with house() as h:
+        lease = await h.hold(fences=[(first, None), (second, "elsewhere")])
+        assert now() == 0.5
+        assert first.raised == [("a", lease.token)]
+        assert second.raised == [("elsewhere", lease.token)]
+        assert [(event.resource, event.token) for event in h.of(FenceRaised)] == [
+            ("a", lease.token),
+            ("elsewhere", lease.token),
+        ]
+        await lease.release()
+
+
+@in_virtual_time
+async def test_a_fence_that_refuses_gives_the_lock_back():
+    refusal = StaleTokenError("a", 1, 2)
+    async with house() as h:
+        with pytest.raises(StaleTokenError):
+            await h.hold(fences=[(Guard(error=refusal), None)])
+        assert await h.free()
+        assert h.of(StaleRejected)[0].fence == 2
+        assert len(h.of(Released)) == 1
+
+
+@in_virtual_time
+async def test_a_fence_that_hangs_is_waited_for_as_long_as_the_lease_was_granted():
+    async with house() as h:
+        with pytest.raises(LeaseLostError):
+            await h.hold(fences=[(Guard(delay=3600), None)])
+        assert abs(now() - VALID) < 1e-6
+        assert await h.free()
+
+
+@in_virtual_time
+async def test_a_fence_raised_too_late_is_no_fence():
+    """The store went silent meanwhile; whoever comes now raises the fence higher."""
+    async with house() as h:
+        h.store.fail("renew")
+        second = Guard()
+        with pytest.raises(LeaseLostError):
+            await h.hold(fences=[(Guard(delay=VALID - 0.1), None), (Guard(delay=0.2), None), (second, None)])
+        assert second.raised == []
+        assert await h.free()
+
+
+@in_virtual_time
+async def test_cancelled_while_a_fence_is_raised_it_gives_the_lock_back():
+    async with house() as h:
+        task = asyncio.create_task(h.hold(fences=[(Guard(delay=60), None)]))
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await h.free()
+
+
+@in_virtual_time
+async def test_a_release_holds_up_its_caller_for_a_bounded_time_and_goes_on_behind():
+    async with house() as h:
+        lease = await h.hold(ttl=60)
+        h.store.hang("release", times=2)
+        began = now()
+        await lease.release()
+        assert now() - began == pytest.approx(RELEASE_LIMIT)
+        assert [event.confirmed for event in h.of(Released)] == [False]
+        assert not await h.free()
+        await asyncio.sleep(5)
+        assert await h.free()
+        assert h.store.count("release") == 3
+
+
+@in_virtual_time
+async def test_the_release_of_a_short_lease_holds_up_even_less():
+    async with house() as h:
+        lease = await h.hold(ttl=1.0)
+        h.store.hang("release")
+        began = now()
+        await lease.release()
+        assert now() - began <= 0.79 / 2 + 0.001
+
+
+@in_virtual_time
+async def test_a_cancelled_release_is_finished_and_stays_cancelled():
+    async with house() as h:
+        lease = await h.hold()
+        h.store.delay("release", 1.0)
+        task = asyncio.create_task(lease.release())
+        for _ in range(3):
+            await asyncio.sleep(0.2)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert now() == 1.0
+        assert await h.free()
+        assert [event.confirmed for event in h.of(Released)] == [True]
+
+
+@in_virtual_time
+async def test_a_release_under_a_cancelled_scope_is_finished():
+    async with house() as h:
+        lease = await h.hold()
+        h.store.delay("release", 1.0)
+        with anyio.move_on_after(0.2) as scope:
+            await lease.release()
+            await asyncio.sleep(1)
+        assert scope.cancelled_caught
+        assert now() == 1.0
+        assert await h.free()
+
+
+@in_virtual_time
+async def test_nothing_is_renewed_once_the_release_has_begun():
+    async with house() as h:
+        lease = await h.hold()
+        h.store.hang("release")
+        await asyncio.sleep(INTERVAL - 0.5)
+        await lease.release()
+        await asyncio.sleep(3 * INTERVAL)
+        assert h.store.count("renew") == 0
+
+
+@in_virtual_time
+async def test_a_lost_lease_is_released_all_the_same():
+    """It may be the answer that was lost: the lock would stay blocked for a ttl."""
+    async with house() as h:
+        lease = await h.hold()
+        h.store.lose_reply("renew")
+        await lease.wait_lost()
+        assert not await h.free()
+        await lease.release()
+        assert await h.free()
+        assert lease.lost_reason is LossReason.EXPIRED
+
+
+@in_virtual_time
+async def test_an_attempt_that_straggles_past_the_release_is_released_as_well():
+    """Two attempts, the second one granted; the first one reaches the store after the lease was given back."""
+    async with house() as h:
+        h.store.straggle("acquire", 5.0, times=1)
+        lease = await h.hold(backoff=tenacity.wait_fixed(0.1))
+        await lease.release()
+        assert await h.free()
+        await h.store.delivered()
+        assert not await h.free(), "granted to nobody"
+        await asyncio.sleep(0.1 + TTL - now())
+        assert await h.free(), f"freed {now()} s after the start, and not only by its ttl, 15 s after it"
+
+
+@in_virtual_time
+async def test_an_attempt_that_can_no_longer_arrive_is_not_released_again():
+    async with house() as h:
+        h.store.fail("acquire", times=1)
+        lease = await h.hold()
+        await asyncio.sleep(TTL + 1)
+        await lease.release()
+        await asyncio.sleep(3 * TTL)
+        assert h.store.count("release") == 1
+
+
+@in_virtual_time
+async def test_a_grant_that_arrives_while_the_client_closes_is_given_back():
+    h = House()
+    await h.engine.start()
+    h.store.delay("acquire", 1.0)
+    task = asyncio.create_task(h.hold())
+    await asyncio.sleep(0.5)
+    await h.engine.aclose()
+    with pytest.raises(UsageError, match="closed"):
+        await task
+    assert await h.free()
+    assert now() == 1.0
+
+
+@in_virtual_time
+async def test_closing_loses_every_lease_and_gives_it_back():
+    async with house() as h:
+        leases = [await h.hold(name) for name in "abc"]
+        waiting = asyncio.create_task(leases[0].wait_lost())
+        await settle()
+        await h.engine.aclose()
+        assert [lease.lost_reason for lease in leases] == [LossReason.CLOSED] * 3
+        assert await waiting is LossReason.CLOSED
+        assert [await h.free(name) for name in "abc"] == [True] * 3
+        assert len(h.of(Lost)) == 3
+        for lease in leases:
+            await lease.release()
+        assert h.store.count("release") == 3
+
+
+@in_virtual_time
+async def test_closing_is_bounded_however_silent_the_store():
+    async with house() as h:
+        held = await h.hold()
+        for operation in ("acquire", "renew", "release"):
+            h.store.hang(operation)
+        h.store.closing_delay = 3600
+        task = asyncio.create_task(h.hold("b"))
+        await asyncio.sleep(1)
+        began = now()
+        await h.engine.aclose()
+        assert now() - began < 11
+        assert held.lost_reason is LossReason.CLOSED
+        with pytest.raises((UsageError, BackendUnavailableError)):
+            await task
+
+
+@in_virtual_time
+async def test_an_error_of_a_closing_backend_is_logged_and_replaces_nothing(caplog):
+    async with house() as h:
+        h.store.closing_error = ZeroDivisionError()
+    assert "closing the backend failed" in caplog.text
+
+
+@in_virtual_time
+async def test_closing_twice_closes_once():
+    async with house() as h:
+        await h.engine.aclose()
+        await h.engine.aclose()
+    assert h.store.closed == 1
+
+
+@in_virtual_time
+async def test_a_closed_engine_gives_no_lease():
+    async with house() as h:
+        await h.engine.aclose()
+        with pytest.raises(UsageError, match="closed"):
+            await h.hold()
+        with pytest.raises(UsageError, match="closed"):
+            await h.engine.inspect("spaced:a")
+
+
+@in_virtual_time
+async def test_an_engine_belongs_to_its_loop():
+    async with house() as h:
+
+        def elsewhere() -> None:
+            with pytest.raises(UsageError, match="another event loop"):
+                asyncio.run(h.hold())
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert h.store.count("acquire") == 0
+
+
+@in_virtual_time
+async def test_an_engine_whose_heartbeat_failed_gives_no_lease():
+    async with house() as h:
+        await settle()
+        h.engine._beating.cancel()
+        await settle()
+        with pytest.raises(UsageError, match="heartbeat of this client failed") as refused:
+            await h.hold()
+        assert isinstance(refused.value.__cause__, asyncio.CancelledError)
+
+
+@in_virtual_time
+async def test_an_engine_whose_heartbeat_was_cancelled_before_it_began_gives_no_lease():
+    async with house() as h:
+        h.engine._beating.cancel()
+        await settle()
+        with pytest.raises(UsageError):
+            await (await h.hold()).release()
+
+
+@in_virtual_time
+async def test_a_grant_that_arrives_after_the_heartbeat_failed_is_given_back():
+    async with house() as h:
+        h.store.delay("acquire", 1.0)
+        task = asyncio.create_task(h.hold())
+        await asyncio.sleep(0.5)
+        h.engine._beating.cancel()
+        with pytest.raises(UsageError):
+            await task
+        await settle()
+        assert await h.free()
+
+
+@in_virtual_time
+async def test_a_lease_that_was_dropped_is_given_back():
+    async with house() as h:
+        lease = await h.hold()
+        with pytest.warns(ResourceWarning, match="dropped without release"):
+            del lease
+        await settle()
+        assert await h.free()
+        assert len(h.engine) == 0
+
+
+@in_virtual_time
+async def test_an_acquisition_that_is_given_up_is_told():
+    async with house() as h:
+        h.store.hang("acquire")
+        task = asyncio.create_task(h.hold())
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert h.kinds() == ["acquiring", "abandoned"]
+        assert h.of(Abandoned)[0].waited == 1.0
+
+
+@in_virtual_time
+async def test_inspecting_is_bounded():
+    async with house() as h:
+        h.store.hang("inspect")
+        with pytest.raises(BackendUnavailableError):
+            await h.engine.inspect("spaced:a")
+        assert now() < 6

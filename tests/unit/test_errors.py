@@ -1,0 +1,269 @@
+"""The errors: the documented tree, plain values that survive any journey, one sentence on one line."""
+
+import copy
+import inspect
+import json
+import pickle
+import re
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fencing_sdk import errors
+from fencing_sdk.errors import (
+    AcquireError,
+    AcquireTimeoutError,
+    BackendError,
+    BackendRefusedError,
+    BackendUnavailableError,
+    ConfigurationError,
+    FencingError,
+    LeaseLostError,
+    LockHeldError,
+    LossReason,
+    NoLeaseError,
+    StaleTokenError,
+    UnsupportedError,
+    UsageError,
+    shown,
+)
+
+EXAMPLES = [
+    ConfigurationError("ttl must be at least 0.05 s, got 0"),
+    UnsupportedError("memory:// has no permits"),
+    UsageError("this client is closed"),
+    NoLeaseError(),
+    NoLeaseError("seats/42"),
+    AcquireError("seats/42", 1.5),
+    LockHeldError("seats/42", 0.001),
+    LockHeldError("seats/42", 0.001, 7.5),
+    AcquireTimeoutError("seats/42", 5.0),
+    *[LeaseLostError("seats/42", 34, reason) for reason in LossReason],
+    StaleTokenError("seats/42", 33, 34),
+    StaleTokenError("seats/42", 34, 34, conflict=True),
+    BackendError("MemoryBackend", "acquire"),
+    BackendUnavailableError("MemoryBackend", "renew", "no answer within 2 s"),
+    BackendRefusedError("MemoryBackend", "release", "not one outcome per claim"),
+]
+each_error = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: f"{type(error).__name__} {error.args}"[:50])
+
+
+def documented_tree() -> dict[str, set[str]]:
+    """Name to bases, read from the drawing at the top of the module."""
+    tree: dict[str, set[str]] = {}
+    path: list[str] = []
+    for line in inspect.getdoc(errors).splitlines():
+        found = re.match(r"( *)(\w+Error)(?: \((\w+)\))?(?: |$)", line)
+        if found is None:
+            continue
+        depth = (len(found[1]) - 4) // 2
+        path[depth:] = [found[2]]
+        tree[found[2]] = {path[depth - 1] if depth else "Exception"} | ({found[3]} if found[3] else set())
+    return tree
+
+
+def test_the_tree_is_exactly_the_documented_one():
+    real = {
+        name: {base.__name__ for base in thing.__bases__}
+        for name, thing in vars(errors).items()
+        if inspect.isclass(thing) and issubclass(thing, Exception)
+    }
+    assert real == documented_tree()
+    assert len(real) == 13
+
+
+def test_the_attributes_are_exactly_the_documented_ones():
+    for name, attributes in re.findall(r"^ +(\w+Error).*?((?: \.\w+)+)", inspect.getdoc(errors), re.MULTILINE):
+        (example,) = [error for error in EXAMPLES if type(error).__name__ == name][-1:]
+        for attribute in attributes.split():
+            assert attribute[1:] in vars(example), (name, attribute)
+
+
+def test_every_error_is_tried_here():
+    assert {type(error).__name__ for error in EXAMPLES} == set(documented_tree()) - {"FencingError"}
+
+
+@each_error
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_an_error_survives_pickling_with_all_it_knows(error, protocol):
+    sent = copy.copy(error)
+    sent.add_note("while booking seat 42")
+    back = pickle.loads(pickle.dumps(sent, protocol))
+    assert type(back) is type(error)
+    assert vars(back) == vars(sent)
+    assert str(back) == str(error)
+    assert back.args == error.args
+    assert back.__notes__ == ["while booking seat 42"]
+    assert pickle.loads(pickle.dumps(back)).__notes__ == back.__notes__
+
+
+@each_error
+def test_an_error_survives_copying(error):
+    for twin in (copy.copy(error), copy.deepcopy(error)):
+        assert type(twin) is type(error)
+        assert (vars(twin), twin.args, str(twin)) == (vars(error), error.args, str(error))
+
+
+@each_error
+def test_an_error_holds_plain_values_only(error):
+    json.dumps([vars(error), error.args])
+
+
+@each_error
+def test_a_message_is_one_sentence_on_one_line(error):
+    text = str(error)
+    assert text.isprintable()
+    assert text[0] in string.ascii_letters
+    assert text[-1] not in string.whitespace + ".!"
+    assert ". " not in text
+
+
+ELSEWHERE = (
+    "call from inside 'async with lock', or pass the lease along "
+    "(loop.run_in_executor does not carry context variables, asyncio.to_thread does)"
+)
+CONFLICT = (
+    "another holder already used this very number; two grants shared a token, check the lock service's durability"
+)
+
+
+def test_what_a_reader_of_the_message_learns():
+    texts = [str(error) for error in EXAMPLES[3:]]
+    assert texts == [
+        f"no lease in this context; {ELSEWHERE}",
+        f"no lease on 'seats/42' in this context; {ELSEWHERE}",
+        "lock 'seats/42' not acquired after 1.5 s",
+        "lock 'seats/42' is held by somebody else; pass wait= to wait for it",
+        "lock 'seats/42' is held by somebody else (its lease has 7.5 s left); pass wait= to wait for it",
+        "lock 'seats/42' not acquired within 5 s; somebody else holds it",
+        "lease on 'seats/42' (token 34) is over: its deadline passed before a renewal was confirmed",
+        "lease on 'seats/42' (token 34) is over: the store says the grant is not ours any more",
+        "lease on 'seats/42' (token 34) is over: somebody else holds the lock now",
+        "lease on 'seats/42' (token 34) is over: it was taken away by an operator",
+        "lease on 'seats/42' (token 34) is over: this process did not run until its deadline had passed",
+        "lease on 'seats/42' (token 34) is over: it was given back or its client was closed",
+        "token 33 for 'seats/42' refused: the resource has seen 34; the lock has gone to a later holder",
+        f"token 34 for 'seats/42' refused: {CONFLICT}",
+        "MemoryBackend: acquire failed",
+        "MemoryBackend: renew failed: no answer within 2 s",
+        "MemoryBackend: release failed: not one outcome per claim",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("waited", "text"),
+    [(0.0, "0 s"), (0.05, "0.05 s"), (1.23456, "1.23 s"), (99.99, "100 s"), (123.4, "123 s"), (3600, "3600 s")],
+)
+def test_seconds_are_written_for_people(waited, text):
+    assert f"within {text};" in str(AcquireTimeoutError("a", waited))
+    assert f"has {text} left" in str(LockHeldError("a", 0.0, waited))
+
+
+ODD = [
+    "a\nb",
+    "a\r\nERROR forged",
+    "\x1b[31mred",
+    "a\u2028b",
+    "\u202egnp",
+    "é" * 600,
+    "x" * 1_000_000,
+    "\ud800",
+    "'\"",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", ODD, ids=lambda name: ascii(name)[:20])
+def test_a_name_in_a_message_is_escaped_and_cut(name):
+    made = [
+        NoLeaseError(name),
+        AcquireError(name, 1.0),
+        LockHeldError(name, 1.0),
+        AcquireTimeoutError(name, 1.0),
+        LeaseLostError(name, 34, LossReason.EXPIRED),
+        StaleTokenError(name, 33, 34),
+        StaleTokenError(name, 33, 34, conflict=True),
+    ]
+    for error in made:
+        text = str(error)
+        assert text.isascii()
+        assert text.isprintable()
+        assert len(text) < 320
+        assert name in error.args  # whole, for whoever handles it
+
+
+@pytest.mark.parametrize("detail", ["a\nCRITICAL forged", "\x1b[2J", "\r", "x\x00"], ids=ascii)
+def test_what_a_store_said_cannot_break_the_line(detail):
+    text = str(BackendRefusedError("MemoryBackend", "acquire", detail))
+    assert text.isprintable()
+    assert text.startswith("MemoryBackend: acquire failed: ")
+
+
+def test_the_repr_of_an_error_shows_all_it_was_made_from():
+    assert repr(LockHeldError("a", 0.5, 7.5)) == "LockHeldError('a', 0.5, 7.5)"
+    assert repr(AcquireTimeoutError("a", 0.5)) == "AcquireTimeoutError('a', 0.5)"
+    assert repr(BackendError("B", "renew", "away")) == "BackendError('B', 'renew', 'away')"
+
+
+def test_a_timeout_is_what_timeouts_are_caught_as():
+    error = AcquireTimeoutError("seats/42", 5.0)
+    assert isinstance(error, TimeoutError)
+    assert (error.errno, error.strerror, error.filename) == (None, None, None)
+
+
+def test_builtin_bases_catch_what_they_should():
+    assert issubclass(ConfigurationError, ValueError)
+    assert issubclass(NoLeaseError, LookupError)
+    assert issubclass(UsageError, RuntimeError)
+    assert not issubclass(LeaseLostError, TimeoutError)
+    assert not issubclass(FencingError, (ValueError, RuntimeError, OSError))
+
+
+def test_a_loss_is_known_by_the_word_of_its_reason():
+    assert [reason.value for reason in LossReason] == [
+        "expired",
+        "refused",
+        "taken_over",
+        "revoked",
+        "stalled",
+        "closed",
+    ]
+    assert json.dumps(LossReason.TAKEN_OVER) == '"taken_over"'
+    assert pickle.loads(pickle.dumps(LossReason.STALLED)) is LossReason.STALLED
+    assert str(LeaseLostError("a", 1, "expired")) == str(LeaseLostError("a", 1, LossReason.EXPIRED))
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+class Lines:
+    def __repr__(self) -> str:
+        return "<one\ntwo\x1b[31m>"
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [*ODD, b"bytes" * 100, 10**5000, -(10**4000), float("nan"), Broken(), Lines(), [Broken()], None, ["x"] * 500],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_whatever_is_shown_is_short_printable_ascii(thing):
+    text = shown(thing)
+    assert text
+    assert text.isascii()
+    assert text.isprintable()
+    assert len(text) <= 84
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text(max_size=60))
+def test_a_short_text_is_shown_whole(text):
+    if len(ascii(text)) <= 80:
+        assert shown(text) == ascii(text)
+
+
+def test_a_cut_text_says_that_it_was_cut():
+    assert shown("x" * 100) == f"'{'x' * 79}...'"

@@ -1,0 +1,201 @@
+"""Events are frozen plain values, and what an observer does wrong stays with the observer."""
+
+import asyncio
+import copy
+import dataclasses
+import json
+import logging
+import pickle
+from collections import deque
+
+import pytest
+
+import fencing_sdk
+from fencing_sdk import (
+    Abandoned,
+    Acquired,
+    Acquiring,
+    Event,
+    FenceRaised,
+    LossReason,
+    Lost,
+    Released,
+    RenewalFailed,
+    RenewalLate,
+    Renewed,
+    StaleRejected,
+    Token,
+)
+from fencing_sdk._events import Observers
+from fencing_sdk.errors import ConfigurationError
+
+EVENTS = [
+    Acquiring(name="a", at=1.0),
+    Acquired(name="a", at=1.0, token=34, holder="9f8a01c2", ttl=15.0, waited=0.5, deadline=12.0),
+    Renewed(name="a", at=1.0, token=34, spare=3.0, deadline=12.0),
+    RenewalLate(name="a", at=1.0, token=34, late=0.5, stack=None),
+    RenewalFailed(name="a", at=1.0, token=34, error="away", remaining=2.0),
+    Lost(name="a", at=1.0, token=34, reason=LossReason.EXPIRED),
+    Released(name="a", at=1.0, token=34, held_for=2.0, confirmed=True),
+    Abandoned(name="a", at=1.0, waited=2.0),
+    FenceRaised(name="a", at=1.0, token=Token(34, "9f8a01c2"), resource="a"),
+    StaleRejected(name="a", at=1.0, token=34, resource="a", fence=35, conflict=False),
+]
+each_event = pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
+
+
+def test_every_event_of_the_package_is_tried_here():
+    shown = {thing for thing in vars(fencing_sdk).values() if isinstance(thing, type) and issubclass(thing, Event)}
+    assert {type(event) for event in EVENTS} == shown - {Event}
+
+
+def test_every_kind_is_its_own_snake_case_word():
+    assert len({event.kind for event in EVENTS}) == len(EVENTS)
+    for event in EVENTS:
+        assert event.kind.replace("_", "") == type(event).__name__.lower()
+
+
+@each_event
+def test_an_event_cannot_be_changed(event):
+    for field in dataclasses.fields(event):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(event, field.name, None)
+    with pytest.raises((AttributeError, TypeError)):
+        event.note = "mine"
+    assert not hasattr(event, "__dict__")
+
+
+@each_event
+def test_an_event_is_named_by_keywords_alone(event):
+    with pytest.raises(TypeError):
+        type(event)(*(getattr(event, field.name) for field in dataclasses.fields(event)))
+
+
+@each_event
+def test_an_event_is_plain_json_with_its_kind_first(event):
+    plain = event.as_dict()
+    assert list(plain)[:3] == ["kind", "name", "at"]
+    assert set(plain) == {"kind", *(field.name for field in dataclasses.fields(event))}
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+
+
+@each_event
+def test_an_event_survives_pickling_and_copying(event):
+    assert pickle.loads(pickle.dumps(event)) == copy.deepcopy(event) == event
+    assert hash(event) == hash(copy.copy(event))
+
+
+def test_the_dict_of_an_event_is_the_takers_own():
+    event = EVENTS[0]
+    event.as_dict()["name"] = "other"
+    assert event.name == "a"
+
+
+@pytest.mark.parametrize(
+    "failure", [ValueError, ZeroDivisionError, asyncio.CancelledError, RecursionError, MemoryError]
+)
+def test_an_observer_that_raises_is_logged_and_the_others_are_still_called(failure, caplog):
+    """CancelledError comes from looking at the result of a cancelled task: nobody cancelled the heartbeat."""
+    seen = []
+
+    def broken(event: Event) -> None:
+        seen.append("broken")
+        raise failure
+
+    observers = Observers([lambda event: seen.append("first"), broken, lambda event: seen.append("last")])
+    observers.emit(EVENTS[0])
+    assert seen == ["first", "broken", "last"]
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("fencing_sdk", logging.ERROR)
+    assert record.exc_info[0] is failure
+    assert record.getMessage().startswith("observer <function ")
+    assert record.getMessage().endswith(" failed on acquiring")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_an_observer_may_end_the_program(stop):
+    def stopping(event: Event) -> None:
+        raise stop
+
+    with pytest.raises(stop):
+        Observers([stopping]).emit(EVENTS[0])
+
+
+def test_an_observer_whose_repr_breaks_lines_or_fails_cannot_forge_the_log(caplog):
+    class Forger:
+        def __repr__(self) -> str:
+            return "x\nCRITICAL forged"
+
+        def __call__(self, event: Event) -> None:
+            raise ValueError
+
+    class Mute(Forger):
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    Observers([Forger(), Mute()]).emit(EVENTS[0])
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert not any("\n" in message for message in messages)
+
+
+def test_the_order_of_observers_is_the_order_given():
+    seen = []
+    Observers([lambda _, number=number: seen.append(number) for number in range(5)]).emit(EVENTS[0])
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_no_observers_means_no_work():
+    assert not Observers(())
+    assert Observers([print])
+    Observers(()).emit(EVENTS[0])
+
+
+@pytest.mark.parametrize("make", [list, tuple, deque, set, iter, lambda observers: (each for each in observers)])
+def test_every_collection_of_observers_is_heard(make):
+    """A generator has one pass only: checking it must not use it up."""
+    seen = []
+    Observers(make([seen.append])).emit(EVENTS[0])
+    assert seen == [EVENTS[0]]
+
+
+def test_changing_the_list_later_changes_nothing():
+    given = [print]
+    observers = Observers(given)
+    given.clear()
+    assert observers
+
+
+async def an_async_function(event: Event) -> None:
+    """Would return a coroutine that nobody awaits."""
+
+
+class AsyncCall:
+    async def __call__(self, event: Event) -> None:
+        """The same, as an object."""
+
+
+@pytest.mark.parametrize(
+    "bad", [an_async_function, AsyncCall(), AsyncCall().__call__], ids=["function", "object", "method"]
+)
+def test_an_async_observer_is_refused_because_it_would_never_run(bad):
+    with pytest.raises(ConfigurationError, match=r"^observers must be plain functions, got 'async def'"):
+        Observers([bad])
+
+
+@pytest.mark.parametrize("bad", [None, 5, print, "print", b"", object(), True], ids=lambda bad: type(bad).__name__)
+def test_observers_are_a_collection(bad):
+    with pytest.raises(ConfigurationError, match=r"^observers must be a sequence such as"):
+        Observers(bad)
+
+
+@pytest.mark.parametrize("bad", [None, 5, "print", {"a": 1}, object()], ids=lambda bad: type(bad).__name__)
+def test_every_observer_is_callable(bad):
+    with pytest.raises(ConfigurationError, match=r"^observers must be callables that take one event, got "):
+        Observers([print, bad])
+
+
+def test_the_logger_is_silent_until_somebody_configures_logging():
+    handlers = logging.getLogger("fencing_sdk").handlers
+    assert any(isinstance(handler, logging.NullHandler) for handler in handlers)
+    assert logging.getLogger("fencing_sdk").level == logging.NOTSET

@@ -1,0 +1,637 @@
+"""The heartbeat, on virtual time: what it sends and when, and what an answer or its absence does to a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import warnings
+from typing import Self
+
+import pytest
+from virtual_time import block, in_virtual_time, now, settle
+
+from fencing_sdk import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    Event,
+    Lease,
+    LeaseLostError,
+    LossReason,
+    Lost,
+    RenewalFailed,
+    RenewalLate,
+    Renewed,
+)
+from fencing_sdk._clock import LoopClock
+from fencing_sdk._errands import Errands
+from fencing_sdk._events import Observers
+from fencing_sdk._heartbeat import BATCH, Heartbeat
+from fencing_sdk._timing import Timing
+from fencing_sdk.abc import Claim, Renewal
+
+# A lease of ttl 10 may be used for 7.9 s after it was asked for, and is renewed every 2 s.
+TTL, VALID, INTERVAL = 10.0, 7.9, 2.0
+
+
+class ScriptedStore:
+    """Renews after `delay` seconds, as `outcomes` or `failure` say; everybody holds for ever by default."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, tuple[str, ...]]] = []
+        self.delay = 0.0
+        self.outcomes: dict[str, Renewal] = {}
+        self.failure: Exception | None = None
+
+    async def renew(self, claims):
+        self.calls.append((round(now(), 6), tuple(claim.name for claim in claims)))
+        outcomes = [self.outcomes.get(claim.name, Renewal.RENEWED) for claim in claims]
+        await asyncio.sleep(self.delay)
+        if self.failure is not None:
+            raise self.failure
+        return outcomes
+
+    @property
+    def times(self) -> list[float]:
+        return [at for at, _ in self.calls]
+
+
+class Bench:
+    """A heartbeat that runs, and the keeper of its leases."""
+
+    def __init__(self) -> None:
+        self.store = ScriptedStore()
+        self.events: list[Event] = []
+        clock = LoopClock()
+        self.errands = Errands(self.store, clock)
+        observers = Observers([self.events.append])
+        self.heartbeat = Heartbeat(self.store, clock, self.errands, observers, watch_stalls=False)
+        self.task = asyncio.create_task(self.heartbeat.run())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ZeroDivisionError):
+            await self.task
+        await self.errands.aclose(1.0)
+
+    def lease(self, name: str = "a", *, sent_ago: float = 0.0, **options) -> Lease:
+        """A lease that was asked for *sent_ago* seconds ago."""
+        timing = Timing.build(**({"ttl": TTL} | options))
+        sent_at = LoopClock().now() - sent_ago
+        claim = Claim(name, timing.ttl)
+        deadline = timing.deadline(sent_at)
+        lease = Lease(name=name, claim=claim, token=7, deadline=deadline, timing=timing, clock=LoopClock(), keeper=self)
+        self.heartbeat.add(lease, sent_at)
+        return lease
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def renew(self, lease: Lease) -> None:
+        await self.heartbeat.renew_now(lease)
+
+    async def release(self, lease: Lease) -> None:
+        lease.mark_released()
+        self.heartbeat.forget(lease.owner)
+
+    def lost(self, lease: Lease, reason: LossReason) -> None:
+        self.heartbeat.tell_lost(lease, reason)
+
+    def stale(self, lease: Lease, error: Exception) -> None: ...
+
+    def dropped(self, claim: Claim) -> None:
+        self.heartbeat.forget(claim.owner)
+
+
+def left(lease: Lease) -> float:
+    return round(lease.remaining, 6)
+
+
+@in_virtual_time
+async def test_a_lease_is_renewed_every_interval_from_the_moment_it_was_asked_for():
+    async with Bench() as bench:
+        lease = bench.lease(sent_ago=0.5)
+        await asyncio.sleep(7)
+        assert bench.store.times == [1.5, 3.5, 5.5]
+        await bench.release(lease)
+
+
+@in_virtual_time
+async def test_the_deadline_counts_from_the_sending_of_the_renewal_not_from_its_answer():
+    async with Bench() as bench:
+        bench.store.delay = 1.5
+        lease = bench.lease()
+        await asyncio.sleep(INTERVAL + 1.5 + 0.01)
+        assert round(lease.deadline - 1000, 6) == INTERVAL + VALID
+        renewed = bench.of(Renewed)[0]
+        assert round(renewed.spare, 6) == VALID - INTERVAL - 1.5
+        await bench.release(lease)
+
+
+@in_virtual_time
+async def test_beats_that_lie_close_together_share_a_call_from_then_on():
+    async with Bench() as bench:
+        leases = []
+        for name in "abc":
+            leases.append(bench.lease(name))
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2 * INTERVAL)
+        assert bench.store.calls == [(2.0, ("a", "b", "c")), (4.0, ("a", "b", "c"))]
+        for lease in leases:
+            await bench.release(lease)
+
+
+@in_virtual_time
+async def test_beats_that_lie_far_apart_do_not_wait_for_each_other():
+    async with Bench() as bench:
+        first = bench.lease("a")
+        await asyncio.sleep(1)
+        second = bench.lease("b")
+        await asyncio.sleep(3.5)
+        assert bench.store.calls == [(2.0, ("a",)), (3.0, ("b",)), (4.0, ("a",))]
+        await bench.release(first)
+        await bench.release(second)
+
+
+@in_virtual_time
+async def test_a_short_lease_that_comes_later_is_not_kept_waiting_by_a_long_one():
+    async with Bench() as bench:
+        long = bench.lease("long", ttl=1000)
+        await asyncio.sleep(1)
+        short = bench.lease("short", ttl=1.0)
+        await asyncio.sleep(0.5)
+        assert bench.store.calls == [(1.2, ("short",)), (1.4, ("short",))]
+        await bench.release(long)
+        await bench.release(short)
+
+
+@in_virtual_time
+async def test_a_lease_that_came_later_and_is_due_earlier_is_not_kept_waiting():
+    async with Bench() as bench:
+        first = bench.lease("first")
+        slow = bench.lease("slow", sent_ago=1.0)
+        await asyncio.sleep(INTERVAL + 0.1)
+        assert bench.store.calls == [(1.0, ("slow",)), (2.0, ("first",))]
+        await bench.release(first)
+        await bench.release(slow)
+
+
+@in_virtual_time
+async def test_a_call_renews_a_thousand_claims_at_most():
+    async with Bench() as bench:
+        leases = [bench.lease(f"seats/{number}") for number in range(2 * BATCH + 500)]
+        assert len(bench.heartbeat._schedule) == 3, "no turn of the loop looks at more than a batch"
+        await asyncio.sleep(INTERVAL + 0.1)
+        assert [len(names) for _, names in bench.store.calls] == [BATCH, BATCH, 500]
+        for lease in leases:
+            await bench.release(lease)
+
+
+@in_virtual_time
+async def test_a_released_lease_is_not_renewed_and_its_answer_on_the_way_changes_nothing():
+    async with Bench() as bench:
+        lease = bench.lease()
+        bench.store.delay = 0.5
+        await asyncio.sleep(INTERVAL + 0.1)
+        deadline = lease.deadline
+        await bench.release(lease)
+        await asyncio.sleep(20)
+        assert bench.store.times == [2.0]
+        assert lease.deadline == deadline
+        assert bench.events == []
+        assert len(bench.heartbeat) == 0
+
+
+@in_virtual_time
+async def test_a_renewal_without_an_answer_is_tried_again_until_the_deadline():
+    async with Bench() as bench:
+        bench.store.failure = BackendUnavailableError("Store", "renew")
+        lease = bench.lease()
+        assert await lease.wait_lost() is LossReason.EXPIRED
+        assert abs(now() - VALID) < 1e-6
+        assert bench.store.times[0] == INTERVAL
+        pauses = [later - earlier for earlier, later in itertools.pairwise(bench.store.times)]
+        assert len(pauses) > 10
+        assert all(INTERVAL / 8 - 1e-6 <= pause <= INTERVAL / 4 + 1e-6 for pause in pauses)
+        assert len(set(pauses)) > 5, "with jitter, lest all clients of a store come back at once"
+        failed = bench.of(RenewalFailed)
+        assert len(failed) == len(bench.store.calls)
+        assert "BackendUnavailableError" in failed[0].error
+        assert round(failed[0].remaining, 6) == VALID - INTERVAL
+
+
+@in_virtual_time
+async def test_a_call_that_hangs_is_ended_in_time_for_a_second_attempt():
+    async with Bench() as bench:
+        bench.store.delay = 3600
+        lease = bench.lease()
+        await lease.wait_lost()
+        assert abs(now() - VALID) < 1e-6
+        assert len(bench.store.calls) >= 2
+        assert bench.store.times[1] <= 2 * INTERVAL + INTERVAL / 4 + 0.1
+
+
+@in_virtual_time
+async def test_a_lease_whose_renewals_hang_recovers_with_the_store():
+    async with Bench() as bench:
+        bench.store.delay = 3600
+        lease = bench.lease()
+        await asyncio.sleep(INTERVAL + 0.1)
+        bench.store.delay = 0
+        await asyncio.sleep(10)
+        assert lease.held
+        await bench.release(lease)
+
+
+@in_virtual_time
+async def test_an_answer_that_comes_after_the_old_deadline_revives_nothing():
+    async with Bench() as bench:
+        bench.store.delay = 1.5
+        late = bench.lease("late", sent_ago=VALID - 1.0)
+        fresh = bench.lease("fresh", sent_ago=INTERVAL)
+        await asyncio.sleep(1.6)
+        assert bench.store.calls == [(0.0, ("late", "fresh"))]
+        assert late.lost_reason is LossReason.EXPIRED
+        assert round(bench.of(Lost)[0].at - 1000, 6) == 1.0
+        assert round(fresh.deadline - 1000, 6) == VALID
+        assert [event.name for event in bench.of(Renewed)] == ["fresh"]
+        await bench.release(fresh)
+
+
+@pytest.mark.parametrize("by", ["heartbeat", "hand"])
+@in_virtual_time
+async def test_an_answer_that_waited_while_the_loop_was_blocked_revives_nothing(by):
+    """It was given in time and is read too late: the old deadline is compared before it is moved."""
+    async with Bench() as bench:
+        bench.store.delay = 0.5
+        lease = bench.lease()
+        if by == "hand":
+            renewing = asyncio.create_task(lease.renew())
+            await asyncio.sleep(0.1)
+        else:
+            await asyncio.sleep(INTERVAL + 0.1)
+        assert len(bench.store.calls) == 1
+        block(VALID)
+        await settle()
+        assert not lease.held
+        assert not bench.of(Renewed)
+        assert len(bench.of(Lost)) == 1
+        if by == "hand":
+            with pytest.raises((LeaseLostError, BackendUnavailableError)):
+                await renewing
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [(Renewal.REFUSED, LossReason.REFUSED), (Renewal.TAKEN_OVER, LossReason.TAKEN_OVER)],
+)
+@in_virtual_time
+async def test_a_definite_no_ends_one_lease_at_once(outcome, reason):
+    async with Bench() as bench:
+        gone, stays, unknown = bench.lease("gone"), bench.lease("stays"), bench.lease("unknown")
+        bench.store.outcomes = {"gone": outcome, "unknown": Renewal.UNKNOWN}
+        assert await gone.wait_lost() is reason
+        assert round(now(), 6) == INTERVAL
+        assert [(event.name, event.reason) for event in bench.of(Lost)] == [("gone", reason)]
+        assert stays.held
+        assert left(stays) == VALID
+        assert unknown.held
+        assert left(unknown) == VALID - INTERVAL
+        await asyncio.sleep(1)
+        assert "gone" not in {name for _, names in bench.store.calls[1:] for name in names}
+        assert ("unknown",) in {names for _, names in bench.store.calls[1:]}
+        await bench.release(stays)
+        await bench.release(unknown)
+
+
+@in_virtual_time
+async def test_the_end_of_a_lease_is_told_although_its_renewal_is_still_away():
+    async with Bench() as bench:
+        bench.store.delay = 3600
+        lease = bench.lease(sent_ago=VALID - 0.5)
+        assert await lease.wait_lost() is LossReason.EXPIRED
+        assert round(now(), 6) == 0.5
+        assert [event.reason for event in bench.of(Lost)] == [LossReason.EXPIRED]
+
+
+@in_virtual_time
+async def test_a_held_lease_is_ended_by_its_max_hold_and_not_renewed_beyond_it():
+    async with Bench() as bench:
+        lease = bench.lease(max_hold=9.0)
+        assert await lease.wait_lost() is LossReason.EXPIRED
+        assert round(now(), 6) == 9.0
+        assert bench.store.times == [2.0], "the first renewal reaches max_hold, a second one could not help"
+
+
+@in_virtual_time
+async def test_a_lease_that_a_renewal_by_hand_took_to_its_max_hold_is_not_renewed_any_more():
+    async with Bench() as bench:
+        lease = bench.lease(max_hold=9.0)
+        await asyncio.sleep(1.5)
+        await lease.renew()
+        assert await lease.wait_lost() is LossReason.EXPIRED
+        assert round(now(), 6) == 9.0
+        assert bench.store.times == [1.5]
+
+
+@in_virtual_time
+async def test_a_handle_that_may_be_held_for_less_than_an_interval_ends_in_time():
+    async with Bench() as bench:
+        lease = bench.lease(max_hold=0.5)
+        await lease.wait_lost()
+        assert now() == pytest.approx(0.5, abs=0.01)
+        assert not bench.store.calls
+
+
+@in_virtual_time
+async def test_the_heartbeat_keeps_nobody_alive_that_its_holder_has_dropped():
+    async with Bench() as bench:
+        lease = bench.lease()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del lease
+            gc.collect()
+        await asyncio.sleep(20)
+        assert bench.store.calls == []
+        assert len(bench.heartbeat) == 0
+
+
+@in_virtual_time
+async def test_a_failure_of_the_heartbeat_loses_every_lease_and_is_remembered(monkeypatch):
+    async with Bench() as bench:
+        leases = [bench.lease(name) for name in "abc"]
+
+        def crash(*_):
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(type(bench.heartbeat._schedule), "due", crash)
+        await asyncio.wait((bench.task,))
+        assert [lease.lost_reason for lease in leases] == [LossReason.CLOSED] * 3
+        assert [event.reason for event in bench.of(Lost)] == [LossReason.CLOSED] * 3
+        assert isinstance(bench.heartbeat.failure, ZeroDivisionError)
+
+
+@in_virtual_time
+async def test_a_cancelled_heartbeat_loses_every_lease():
+    async with Bench() as bench:
+        lease = bench.lease()
+        await settle()
+        bench.task.cancel()
+        await asyncio.wait((bench.task,))
+        assert lease.lost_reason is LossReason.CLOSED
+        assert isinstance(bench.heartbeat.failure, asyncio.CancelledError)
+
+
+@in_virtual_time
+async def test_losing_all_tells_every_holder():
+    async with Bench() as bench:
+        leases = [bench.lease(name) for name in "abc"]
+        bench.heartbeat.lose_all(LossReason.CLOSED)
+        assert [lease.lost_reason for lease in leases] == [LossReason.CLOSED] * 3
+        assert len(bench.heartbeat) == 0
+
+
+@in_virtual_time
+async def test_a_blocked_loop_is_told_with_how_late_it_was():
+    async with Bench() as bench:
+        lease = bench.lease()
+        await asyncio.sleep(1)
+        block(3)
+        await settle()
+        assert round(bench.of(RenewalLate)[0].late, 6) == 2.0
+        assert lease.held
+        assert left(lease) == VALID
+        await bench.release(lease)
+
+
+@in_virtual_time
+async def test_a_loop_that_was_blocked_past_the_deadline_is_told_as_stalled():
+    async with Bench() as bench:
+        lease = bench.lease()
+        await asyncio.sleep(1)
+        block(10)
+        assert await lease.wait_lost() is LossReason.STALLED
+        await settle()
+        assert bench.store.calls == [], "a lease that is over is not renewed"
+        assert [event.late for event in bench.of(RenewalLate)] == [pytest.approx(9.0)]
+        assert len(bench.of(Lost)) == 1
+
+
+@in_virtual_time
+async def test_a_beat_that_is_a_little_late_is_not_worth_a_word():
+    async with Bench() as bench:
+        lease = bench.lease()
+        await asyncio.sleep(1.9)
+        block(0.5)
+        await settle()
+        assert bench.store.calls
+        assert not bench.of(RenewalLate)
+        await bench.release(lease)
+
+
+@in_virtual_time
+async def test_a_store_that_is_slow_to_grant_is_not_taken_for_a_blocked_loop():
+    async with Bench() as bench:
+        lease = bench.lease(sent_ago=INTERVAL * 1.5)
+        await settle()
+        assert bench.store.calls
+        assert not bench.of(RenewalLate)
+        await bench.release(lease)
+
+
+@in_virtual_time
+async def test_a_silent_store_is_not_taken_for_a_stall_when_the_last_retry_lies_close_to_the_deadline():
+    async with Bench() as bench:
+        lease = bench.lease()
+        lease.expect_beat(lease.deadline - 0.001)  # a retry, after an answer that did not come
+        block(VALID + 0.0005)  # the timers of a loop are this inexact
+        assert lease.lost_reason is LossReason.EXPIRED
+        await settle()
+
+
+@in_virtual_time
+async def test_a_loop_that_was_blocked_while_a_renewal_was_away_is_told_as_stalled_too():
+    async with Bench() as bench:
+        bench.store.delay = 0.5
+        lease = bench.lease()
+        await asyncio.sleep(INTERVAL + 0.1)
+        assert bench.store.calls
+        block(10)
+        assert await lease.wait_lost() is LossReason.STALLED
+        await settle()
+        assert bench.of(RenewalLate)[0].late > 0
+
+
+@in_virtual_time
+async def test_renewing_now_moves_the_deadline():
+    async with Bench() as bench:
+        lease = bench.lease()
+        await asyncio.sleep(1)
+        await lease.renew()
+        assert left(lease) == VALID
+        await bench.release(lease)
+
+
+@in_virtual_time
+async def test_renewing_now_is_bounded_by_the_deadline_it_defends():
+    async with Bench() as bench:
+        bench.store.delay = 3600
+        lease = bench.lease(sent_ago=VALID - 0.5)
+        with pytest.raises(BackendUnavailableError):
+            await lease.renew()
+        assert now() < 0.6
+        assert lease.lost_reason is LossReason.EXPIRED
+
+
+@in_virtual_time
+async def test_renewing_now_raises_what_the_store_said():
+    async with Bench() as bench:
+        lease, other, third = bench.lease("a"), bench.lease("b"), bench.lease("c")
+        bench.store.outcomes = {"a": Renewal.REFUSED, "b": Renewal.UNKNOWN}
+        with pytest.raises(LeaseLostError) as lost:
+            await lease.renew()
+        assert lost.value.reason is LossReason.REFUSED
+        with pytest.raises(BackendUnavailableError):
+            await other.renew()
+        assert other.held
+        bench.store.failure = BackendRefusedError("Store", "renew")
+        with pytest.raises(BackendRefusedError):
+            await third.renew()
+        assert third.held
+        await bench.release(other)
+        await bench.release(third)
+
+
+@in_virtual_time
+async def test_a_lease_that_was_renewed_by_hand_at_the_last_moment_goes_on_being_renewed():
+    """The next attempt of the heartbeat would have come too late, so it had settled for the end."""
+    async with Bench() as bench:
+        bench.store.outcomes = {"a": Renewal.UNKNOWN}
+        lease = bench.lease(sent_ago=VALID - 0.2)
+        await settle()
+        bench.store.outcomes = {}
+        await lease.renew()
+        assert left(lease) == VALID
+        await asyncio.sleep(5 * VALID)
+        assert lease.held
+        await bench.release(lease)
+
+
+@in_virtual_time
+async def test_an_observer_that_raises_stops_no_heartbeat():
+    async with Bench() as bench:
+        bench.heartbeat._observers = Observers([lambda _: 1 // 0])
+        lease = bench.lease()
+        bench.store.failure = BackendUnavailableError("Store", "renew")
+        await asyncio.sleep(INTERVAL + 0.5)
+        bench.store.failure = None
+        await asyncio.sleep(3 * VALID)
+        assert lease.held
+        await bench.release(lease)
+
+
+@in_virtual_time
+async def test_leases_that_begin_together_are_one_entry_until_they_are_gone():
+    async with Bench() as bench:
+        leases = [bench.lease(f"seats/{number}") for number in range(100)]
+        assert len(bench.heartbeat._schedule) == 1
+        assert len(bench.heartbeat._newcomers) == 100
+        for lease in leases[1:]:
+            await lease.release()
+        assert len(bench.heartbeat._newcomers) == 1
+        await asyncio.sleep(INTERVAL + 0.01)
+        assert bench.store.calls == [(INTERVAL, ("seats/0",))]
+        assert not bench.heartbeat._newcomers
+        assert not bench.heartbeat._gathering
+        await leases[0].release()
+
+
+@in_virtual_time
+async def test_what_is_left_of_one_batch_goes_into_the_next(monkeypatch):
+    monkeypatch.setattr("fencing_sdk._heartbeat.BATCH", 5)
+    async with Bench() as bench:
+        leases = [bench.lease(f"seats/{number}") for number in range(4)]
+        await asyncio.sleep(0.2)  # too late to be one of them, and early enough to beat with them
+        leases += [bench.lease(f"seats/{number}") for number in range(4, 8)]
+        await asyncio.sleep(INTERVAL - 0.1)
+        assert [(at, len(names)) for at, names in bench.store.calls] == [(2.0, 5), (2.0, 3)]
+        for lease in leases:
+            await lease.release()
+
+
+@in_virtual_time
+async def test_no_turn_of_the_loop_sends_more_than_one_call(monkeypatch):
+    monkeypatch.setattr("fencing_sdk._heartbeat.BATCH", 5)
+    sent, most = [], []
+
+    async def renew(claims):
+        if not sent:
+            asyncio.get_running_loop().call_soon(sent.clear)
+        sent.append(claims)
+        most.append(len(sent))
+        return [Renewal.RENEWED] * len(claims)
+
+    async with Bench() as bench:
+        bench.store.renew = renew
+        leases = [bench.lease(f"seats/{number}") for number in range(20)]
+        await asyncio.sleep(INTERVAL + 0.1)
+        assert most == [1, 1, 1, 1]
+        for lease in leases:
+            await lease.release()
+
+
+@in_virtual_time
+async def test_no_turn_of_the_loop_settles_more_than_one_call(monkeypatch):
+    """Ten calls whose answers come at once would keep everybody else waiting for ten thousand leases."""
+    monkeypatch.setattr("fencing_sdk._heartbeat.BATCH", 5)
+    answered = asyncio.Event()
+
+    async def renew(claims):
+        await answered.wait()
+        return [Renewal.RENEWED] * len(claims)
+
+    async with Bench() as bench:
+        bench.store.renew = renew
+        leases = [bench.lease(f"seats/{number}") for number in range(50)]
+        await asyncio.sleep(INTERVAL + 0.5)
+        answered.set()
+        renewed = [0]
+        while renewed[-1] < 50:
+            await asyncio.sleep(0)
+            renewed.append(len(bench.of(Renewed)))
+        assert max(later - earlier for earlier, later in itertools.pairwise(renewed)) == 5
+        for lease in leases:
+            await lease.release()
+
+
+@in_virtual_time
+async def test_a_lease_that_is_gone_leaves_no_entry_although_no_renewal_could_have_helped_it():
+    """It would stay until the deadline: with a ttl of hours, a million of them."""
+    async with Bench() as bench:
+        for number in range(100):
+            await bench.lease(f"seats/{number}", max_hold=0.5).release()
+        assert len(bench.heartbeat._schedule) == 0
+        lease = bench.lease(max_hold=9.0)
+        await asyncio.sleep(INTERVAL + 0.1)
+        assert len(bench.heartbeat._schedule) == 1
+        await lease.release()
+        assert len(bench.heartbeat._schedule) == 0
+        assert not bench.heartbeat._ends
+
+
+@in_virtual_time
+async def test_leases_that_are_gone_leave_few_entries_although_each_has_an_interval_of_its_own():
+    async with Bench() as bench:
+        stays = [bench.lease(f"stays/{number}", ttl=TTL + number / 100) for number in range(5)]
+        for number in range(1000):
+            await bench.lease(f"seats/{number}", ttl=TTL + 1 + number / 100).release()
+        assert len(bench.heartbeat._schedule) < 100
+        assert len(bench.heartbeat._gathering) < 100
+        await asyncio.sleep(INTERVAL + 0.1)
+        assert sorted(name for _, names in bench.store.calls for name in names) == [lease.name for lease in stays]
+        for lease in stays:
+            await lease.release()

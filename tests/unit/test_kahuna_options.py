@@ -1,0 +1,155 @@
+"""What may be written in a URL or passed to the backend, and which node is asked first. Nothing is sent here."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from fencing_sdk.backends.kahuna import KahunaBackend, from_url
+from fencing_sdk.backends.kahuna._doubts import Doubts
+from fencing_sdk.backends.kahuna._endpoints import read_endpoints
+from fencing_sdk.errors import ConfigurationError
+
+
+def origins(texts: list[str], *, tls: bool = False) -> list[str]:
+    return [endpoint.origin for endpoint in read_endpoints(texts, tls=tls).in_turn()]
+
+
+def test_endpoints_have_default_ports():
+    assert origins(["h1", "h2:81", "[::1]", "[::1]:82"]) == [
+        "http://h1:2070",
+        "http://h2:81",
+        "http://[::1]:2070",
+        "http://[::1]:82",
+    ]
+    assert origins(["h1"], tls=True) == ["https://h1:2071"]
+
+
+def test_an_endpoint_that_is_named_twice_is_one():
+    assert origins(["h1:2070", "H1", "h1"]) == ["http://h1:2070"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kahuna://",
+        "kahuna:///",
+        "kahuna://h1,",
+        "kahuna://,h1",
+        "kahuna://h1:",
+        "kahuna://h1:0",
+        "kahuna://h1:65536",
+        "kahuna://h1:x",
+        "kahuna://h1 h2",
+        "kahuna://[::1",
+        "kahuna://[zz]",
+        "kahuna://h1/path",
+        "kahuna://h1?durability=eternal",
+        "kahuna://h1?durability=",
+        "kahuna://h1?connections=0",
+        "kahuna://h1?connections=x",
+        "kahuna://h1?connections=1.5",
+        "kahuna://h1?connections=100000",
+        "kahuna://h1?connect_timeout=0",
+        "kahuna://h1?connect_timeout=nan",
+        "kahuna://h1?connect_timeout=x",
+        "kahuna://h1?tls=true",
+        "kahuna://h1?ca=/etc/ssl/ca.pem",
+        "kahuna+https://h1?ssl_context=none",
+        "kahuna+https://h1?verify=off",
+        "kahuna+https://h1?ca=/",
+        "kahuna://h1#h2",
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_when_it_is_read(url: str):
+    with pytest.raises(ConfigurationError):
+        from_url(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["kahuna://me:s3cret@h1", "kahuna://h1:s3cret", "kahuna://s3cret,h2:0", "kahuna://[s3cret]"]
+)
+def test_what_may_be_a_password_is_not_repeated(url: str):
+    """Kahuna has none, so whoever writes one has to hear of it."""
+    with pytest.raises(ConfigurationError) as raised:
+        from_url(url)
+    assert "s3cret" not in f"{raised.value!r} {raised.value.__cause__!r} {raised.value.__context__!r}"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("tls", 1),
+        ("durability", None),
+        ("durability", ["persistent"]),
+        ("connect_timeout", True),
+        ("connections", True),
+        ("connections", 2.0),
+        ("ssl_context", True),
+        ("ca", "ca.pem"),
+    ],
+)
+def test_an_argument_of_a_wrong_kind_is_refused(option: str, value: object):
+    with pytest.raises(ConfigurationError, match=option):
+        KahunaBackend(["h1"], **{option: value})
+
+
+@pytest.mark.parametrize("endpoints", ["h1:2070", [], None, [b"h1"], [None]])
+def test_endpoints_of_a_wrong_kind_are_refused(endpoints: object):
+    with pytest.raises(ConfigurationError, match="endpoint"):
+        KahunaBackend(endpoints)
+
+
+def test_an_authority_and_a_context_exclude_each_other(tmp_path: Path):
+    context = ssl.create_default_context()
+    with pytest.raises(ConfigurationError, match="exclude"):
+        KahunaBackend(["h1"], tls=True, ca=tmp_path / "ca.pem", ssl_context=context)
+    KahunaBackend(["h1"], tls=True, ssl_context=context)
+
+
+def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path):
+    (tmp_path / "ca.pem").write_text("no certificate")
+    with pytest.raises(ConfigurationError, match=r"ca .* cannot be read"):
+        from_url(f"kahuna+https://h1?ca={tmp_path}/ca.pem")
+
+
+def test_certificates_are_checked_unless_a_context_says_otherwise():
+    tls = from_url("kahuna+https://h1")._http._tls
+    assert tls is not None
+    assert tls.check_hostname
+    assert tls.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_options_may_stand_in_the_url_or_beside_it():
+    backend = from_url("kahuna://h1,h2?durability=ephemeral&connections=8&connect_timeout=0.5")
+    assert backend._http._connections == 8
+    assert backend._http._limits.sock_connect == 0.5
+    assert from_url("kahuna://h1", connections=8)._http._connections == 8
+
+
+def test_a_node_that_failed_is_asked_last():
+    endpoints = read_endpoints(["a", "b", "c"], tls=False)
+    a, b, c = endpoints.in_turn()
+    endpoints.failed(a)
+    assert endpoints.in_turn() == (b, c, a)
+    endpoints.failed(a)
+    assert endpoints.in_turn() == (b, c, a)
+    endpoints.failed(b)
+    assert endpoints.in_turn() == (c, a, b)
+
+
+def test_an_owner_is_doubted_until_its_request_has_an_answer():
+    doubts = Doubts()
+    assert not doubts.begin("a")
+    assert doubts.begin("a")
+    doubts.end("a")
+    assert not doubts.begin("a")
+
+
+def test_doubts_are_bounded_and_those_who_go_on_asking_are_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Doubts, "LIMIT", 3)
+    doubts = Doubts()
+    for owner in ("a", "b", "c", "a", "d"):
+        doubts.begin(owner)
+    assert doubts.begin("a")
+    assert not doubts.begin("b")

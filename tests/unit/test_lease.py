@@ -1,0 +1,547 @@
+"""The tenure a task holds, on a clock that is moved by hand."""
+
+import asyncio
+import contextlib
+import math
+import threading
+
+import anyio
+import pytest
+from virtual_time import in_virtual_time
+
+from fencing_sdk import Lease, LeaseLostError, LossReason, Token, UsageError, _fork
+from fencing_sdk._clock import LoopClock
+from fencing_sdk._lease import scope_class
+from fencing_sdk._timing import Timing
+from fencing_sdk.abc import Claim
+
+DEADLINE = 8.0
+
+
+class HandClock:
+    """Stands still until it is moved."""
+
+    def __init__(self):
+        self.time = 0.0
+
+    def now(self):
+        return self.time
+
+
+class Ledger:
+    """A keeper that writes down what it is told."""
+
+    def __init__(self):
+        self.entries = []
+
+    async def renew(self, lease):
+        self.entries.append("renew")
+
+    async def release(self, lease):
+        self.entries.append("release")
+        lease.mark_released()
+
+    def lost(self, lease, reason):
+        self.entries.append(reason)
+
+    def stale(self, lease, error):
+        self.entries.append(error)
+
+    def dropped(self, claim):
+        self.entries.append("dropped")
+
+
+@pytest.fixture
+def clock():
+    return HandClock()
+
+
+@pytest.fixture
+def ledger():
+    return Ledger()
+
+
+@pytest.fixture
+async def make(clock, ledger):
+    """A function that makes leases, all of which end with the test."""
+    leases = []
+
+    def make(*, name="seats/42", deadline=DEADLINE, **timing):
+        leases.append(
+            Lease(
+                name=name,
+                claim=Claim(name, 10.0),
+                token=34,
+                deadline=deadline,
+                timing=Timing.build(ttl=10, **timing),
+                clock=clock,
+                keeper=ledger,
+            )
+        )
+        return leases[-1]
+
+    yield make
+    for lease in leases:
+        lease.mark_released()
+
+
+USES = {
+    "token": lambda lease: lease.token,
+    "check": lambda lease: lease.check(),
+    "headers": lambda lease: lease.headers(),
+}
+
+
+# The clock, at every use
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+async def test_every_use_looks_at_the_clock_and_is_refused_from_the_deadline_on(make, clock, use):
+    lease = make()
+    clock.time = math.nextafter(DEADLINE, 0)
+    use(lease)
+    clock.time = DEADLINE
+    with pytest.raises(LeaseLostError) as refusal:
+        use(lease)
+    assert (refusal.value.name, refusal.value.token, refusal.value.reason) == ("seats/42", 34, LossReason.EXPIRED)
+
+
+async def test_a_held_lease_tells_what_it_is(make, clock):
+    lease = make()
+    clock.time = 3.0
+    assert lease.held
+    assert lease.lost_reason is None
+    assert lease.remaining == 5.0
+    assert lease.held_for == 3.0
+    assert lease.ttl == 10.0
+    assert lease.name == "seats/42"
+    assert lease.token == 34
+    assert isinstance(lease.token, Token)
+    assert lease.token.holder == lease.holder
+    assert lease.headers() == {"Fencing-Token": f'34;holder="{lease.holder}"'}
+
+
+async def test_a_lease_that_is_over_has_nothing_left(make, clock):
+    lease = make()
+    clock.time = DEADLINE + 100
+    assert lease.remaining == 0.0
+    assert not lease.held
+    assert lease.last_token == 34  # for logs and errors, where an old number does no harm
+
+
+async def test_a_clock_that_goes_back_does_not_revive_a_lease(make, clock):
+    lease = make()
+    clock.time = DEADLINE
+    assert not lease.held
+    clock.time = 0.0
+    assert not lease.held
+    assert lease.remaining == 0.0
+
+
+async def test_the_owner_is_secret_and_the_holder_is_its_public_digest(make):
+    lease = make()
+    assert lease.owner == lease.claim.owner
+    assert lease.owner not in {lease.holder, repr(lease), str(lease)}
+    assert lease.holder not in lease.owner
+    assert lease.owner not in repr(lease)
+    assert lease.owner not in repr(lease.claim)
+
+
+async def test_its_text_shows_name_token_and_time_left(make, clock):
+    lease = make()
+    clock.time = 1.5
+    assert repr(lease) == "<Lease 'seats/42' token=34, 6.5 s left>"
+
+
+async def test_its_text_shows_how_it_ended(make, clock):
+    lost, released = make(), make()
+    lost.lose(LossReason.TAKEN_OVER)
+    released.mark_released()
+    assert repr(lost) == "<Lease 'seats/42' token=34, lost: taken_over>"
+    assert repr(released) == "<Lease 'seats/42' token=34, released>"
+
+
+async def test_its_text_escapes_and_cuts_the_name(make):
+    text = repr(make(name="ü\u2028" + "x" * 200))
+    assert text.isascii()
+    assert len(text) < 150
+
+
+# Renewals
+
+
+async def test_a_renewal_moves_the_deadline(make, clock):
+    lease = make()
+    clock.time = 7.9
+    assert lease.extend(12.0)
+    clock.time = 11.9
+    assert lease.token == 34
+    assert lease.deadline == 12.0
+
+
+async def test_a_renewal_confirmed_after_the_old_deadline_does_not_revive_the_lease(make, clock):
+    lease = make()
+    clock.time = DEADLINE
+    assert not lease.extend(12.0)
+    assert lease.deadline == DEADLINE
+    assert lease.lost_reason is LossReason.EXPIRED
+    with pytest.raises(LeaseLostError):
+        lease.check()
+
+
+async def test_a_renewal_confirmed_late_does_not_spare_the_body_that_was_not_cancelled_yet(make, clock):
+    """A scope that is moved after its deadline passed, and before it struck, would revive silently."""
+    lease = make()
+    scope = lease.open_scope()
+    clock.time = DEADLINE
+    lease.extend(12.0)
+    with pytest.raises(asyncio.CancelledError) as struck:
+        await asyncio.sleep(30)
+    assert scope.__exit__(asyncio.CancelledError, struck.value, None)
+
+
+async def test_a_renewal_moves_the_end_of_the_work_too(make):
+    lease = make(deadline=0.05)
+    scope = lease.open_scope()
+    lease.extend(3600)
+    await asyncio.sleep(0.1)
+    scope.__exit__(None, None, None)
+    assert not scope.cancel_called
+
+
+async def test_a_renewal_never_shortens_a_lease(make):
+    lease = make()
+    assert lease.extend(5.0)
+    assert lease.deadline == DEADLINE
+
+
+async def test_a_lost_lease_stays_lost_and_a_released_one_released(make):
+    lost, released = make(), make()
+    lost.lose(LossReason.REVOKED)
+    released.mark_released()
+    for lease in (lost, released):
+        assert not lease.extend(100.0)
+        lease.lose(LossReason.REFUSED)
+    assert lost.lost_reason is LossReason.REVOKED
+    assert released.lost_reason is None
+
+
+async def test_max_hold_ends_a_lease_that_would_be_renewed_for_ever(make, clock):
+    lease = make(max_hold=20)
+    for moment in (5.0, 10.0, 15.0):
+        clock.time = moment
+        assert lease.renewable
+        assert lease.extend(moment + DEADLINE)
+    assert lease.deadline == 20.0
+    assert not lease.renewable
+    clock.time = 20.0
+    assert lease.lost_reason is LossReason.EXPIRED
+
+
+async def test_a_first_deadline_beyond_max_hold_is_cut(make):
+    lease = make(max_hold=3)
+    assert lease.deadline == 3.0
+    assert not lease.renewable
+
+
+async def test_renewing_by_hand_asks_the_keeper_while_the_lease_is_held(make, clock, ledger):
+    lease = make()
+    await lease.renew()
+    clock.time = DEADLINE
+    with pytest.raises(LeaseLostError):
+        await lease.renew()
+    assert ledger.entries.count("renew") == 1
+
+
+# Losing and releasing
+
+
+async def test_the_keeper_is_told_once_however_many_notice_the_loss(make, clock, ledger):
+    lease = make()
+    clock.time = DEADLINE
+    for _ in range(3):
+        assert not lease.held
+        lease.lose(LossReason.REFUSED)
+    await asyncio.sleep(0)
+    assert ledger.entries == [LossReason.EXPIRED]
+
+
+async def test_the_first_reason_is_the_reason(make, ledger):
+    lease = make()
+    lease.lose(LossReason.TAKEN_OVER)
+    lease.lose(LossReason.CLOSED)
+    assert lease.lost_reason is LossReason.TAKEN_OVER
+    assert ledger.entries == [LossReason.TAKEN_OVER]
+
+
+async def test_what_is_lost_by_the_clock_is_not_blamed_on_a_later_answer(make, clock):
+    lease = make()
+    clock.time = DEADLINE
+    lease.lose(LossReason.REFUSED)
+    assert lease.lost_reason is LossReason.EXPIRED
+
+
+async def test_a_beat_that_was_far_overdue_makes_the_loss_a_stall(make, clock):
+    lease = make()
+    lease.expect_beat(2.0)
+    clock.time = DEADLINE
+    assert lease.lost_reason is LossReason.STALLED
+
+
+async def test_an_unanswered_renewal_is_no_stall(make, clock):
+    lease = make()
+    lease.expect_beat(math.inf)  # it is on its way
+    clock.time = DEADLINE
+    assert lease.lost_reason is LossReason.EXPIRED
+
+
+async def test_looking_long_after_the_deadline_makes_the_loss_a_stall(make, clock):
+    lease = make()
+    lease.expect_beat(math.inf)
+    clock.time = DEADLINE + 3600  # a suspended machine: nobody could look earlier
+    assert lease.lost_reason is LossReason.STALLED
+
+
+async def test_a_release_ends_the_lease_without_a_loss(make):
+    lease = make()
+    assert lease.mark_released()
+    assert not lease.mark_released()
+    assert lease.lost_reason is None
+    with pytest.raises(LeaseLostError) as refusal:
+        lease.check()
+    assert refusal.value.reason is LossReason.CLOSED
+
+
+async def test_a_lease_that_ran_out_before_its_release_counts_as_lost(make, clock):
+    lease = make()
+    clock.time = DEADLINE
+    lease.mark_released()
+    assert lease.lost_reason is LossReason.EXPIRED
+
+
+async def test_the_time_after_a_release_is_no_loss(make, clock):
+    lease = make()
+    lease.mark_released()
+    clock.time = DEADLINE + 1
+    assert lease.lost_reason is None
+
+
+# Waiting for the end
+
+
+async def test_waiting_for_the_loss_returns_its_reason(make):
+    lease = make()
+    waiting = asyncio.ensure_future(lease.wait_lost())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    lease.lose(LossReason.REVOKED)
+    assert await waiting is LossReason.REVOKED
+
+
+async def test_everybody_who_waits_for_the_loss_is_told(make):
+    lease = make()
+    waiting = [asyncio.ensure_future(lease.wait_lost()) for _ in range(3)]
+    await asyncio.sleep(0)
+    lease.lose(LossReason.REVOKED)
+    async with asyncio.timeout(30):
+        assert await asyncio.gather(*waiting) == [LossReason.REVOKED] * 3
+
+
+async def test_waiting_for_the_loss_returns_none_when_the_lease_is_released(make):
+    lease = make()
+    waiting = asyncio.ensure_future(lease.wait_lost())
+    await asyncio.sleep(0)
+    lease.mark_released()
+    assert await waiting is None
+
+
+async def test_waiting_for_the_loss_of_a_lease_that_is_over_returns_at_once(make, clock):
+    lease = make()
+    clock.time = DEADLINE
+    assert await lease.wait_lost() is LossReason.EXPIRED
+
+
+async def test_a_loss_noticed_in_a_thread_wakes_those_who_wait_and_cancels_the_body(make, clock, ledger):
+    lease = make()
+    scope = lease.open_scope()
+    waiting = asyncio.ensure_future(lease.wait_lost())
+    await asyncio.sleep(0)
+    clock.time = DEADLINE
+    thread = threading.Thread(target=lambda: lease.held)
+    thread.start()
+    with pytest.raises(asyncio.CancelledError, match="lease on 'seats/42' lost") as struck:
+        await asyncio.sleep(30)
+    assert scope.__exit__(asyncio.CancelledError, struck.value, None)
+    thread.join()
+    assert await waiting is LossReason.EXPIRED
+    assert ledger.entries == [LossReason.EXPIRED]
+
+
+def test_a_lease_of_a_loop_that_is_gone_is_still_refused_in_time(clock, ledger):
+    async def make_lease():
+        return Lease(
+            name="a",
+            claim=Claim("a", 10.0),
+            token=0,
+            deadline=DEADLINE,
+            timing=Timing.build(ttl=10),
+            clock=clock,
+            keeper=ledger,
+        )
+
+    lease = asyncio.run(make_lease())
+    assert lease.token == 0
+    clock.time = DEADLINE
+    with pytest.raises(LeaseLostError):
+        _ = lease.token
+
+
+# The scope
+
+
+async def test_a_scope_opened_over_a_lease_that_is_over_strikes_at_the_first_await(make, clock):
+    lease = make()
+    clock.time = DEADLINE
+    scope = lease.open_scope()
+    with pytest.raises(asyncio.CancelledError) as struck:
+        await asyncio.sleep(30)
+    assert scope.__exit__(asyncio.CancelledError, struck.value, None)
+    assert scope.cancelled_caught
+
+
+async def test_a_scope_opened_over_a_lease_that_was_lost_meanwhile_strikes_at_the_first_await(make):
+    lease = make(deadline=3600)
+    lease.lose(LossReason.REVOKED)
+    with anyio.fail_after(30):
+        scope = lease.open_scope()
+        with pytest.raises(asyncio.CancelledError) as struck:
+            await asyncio.Event().wait()
+        assert scope.__exit__(asyncio.CancelledError, struck.value, None)
+
+
+async def test_the_scope_counts_the_span_that_is_left_on_the_lease_and_not_the_clocks_reading(make, clock):
+    """The loop's time and the lease's clock may be hours apart."""
+    clock.time = 1_000_000.0
+    lease = make(deadline=1_000_000.02)
+    asyncio.get_running_loop().call_later(0.01, setattr, clock, "time", 1_000_000.02)
+    with anyio.fail_after(30):
+        scope = lease.open_scope()
+        with pytest.raises(asyncio.CancelledError) as struck:
+            await asyncio.sleep(20)
+        assert scope.__exit__(asyncio.CancelledError, struck.value, None)
+
+
+async def test_the_timer_of_a_scope_keeps_no_lease_alive_that_its_holder_has_dropped(clock, ledger):
+    claim, timing = Claim("seats/42", 10.0), Timing.build(ttl=10)
+    lease = Lease(name=claim.name, claim=claim, token=34, deadline=DEADLINE, timing=timing, clock=clock, keeper=ledger)
+    scope = lease.open_scope()
+    with pytest.warns(ResourceWarning, match="dropped without release"):
+        del lease
+    scope.__exit__(None, None, None)
+
+
+async def test_the_timer_of_a_scope_tells_a_machine_that_was_suspended_from_an_expiry(make, clock, ledger):
+    lease = make(deadline=0.02)
+    scope = lease.open_scope()
+    clock.time = 3600
+    with pytest.raises(asyncio.CancelledError) as struck:
+        await asyncio.sleep(30)
+    assert scope.__exit__(asyncio.CancelledError, struck.value, None)
+    assert ledger.entries == [LossReason.STALLED]
+
+
+async def test_a_renewal_sets_no_timer(make, monkeypatch):
+    """Ten thousand of them would fill the loop's heap with timers that were taken back."""
+    lease = make()
+    scope = lease.open_scope()
+    with monkeypatch.context() as watched:
+        watched.setattr(asyncio.get_running_loop(), "call_at", None, raising=False)
+        assert lease.extend(DEADLINE + 5)
+    scope.__exit__(None, None, None)
+
+
+def test_the_class_of_scopes_is_asyncios_although_another_library_asked_first(monkeypatch):
+    """Remembered from a run of trio, it would break every later lease of this process."""
+
+    class TriosScope: ...
+
+    async def ask():
+        return scope_class()
+
+    scope_class.cache_clear()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(anyio, "CancelScope", TriosScope)
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            scope_class()
+    assert issubclass(asyncio.run(ask()), anyio.CancelScope)
+
+
+ENDS = {
+    "released": lambda lease: lease.mark_released(),
+    "left": lambda lease: lease.forget_scope(),
+    "lost and left": lambda lease: (lease.lose(LossReason.REVOKED), lease.forget_scope()),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@in_virtual_time
+async def test_a_lease_that_is_over_leaves_no_timer_behind(end):
+    claim, timing = Claim("seats/42", 10.0), Timing.build(ttl=10)
+    deadline = LoopClock().now() + DEADLINE
+    lease = Lease(name="a", claim=claim, token=1, deadline=deadline, timing=timing, clock=LoopClock(), keeper=Ledger())
+    scope = lease.open_scope()
+    end(lease)
+    assert not any(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
+    lease.mark_released()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    scope.__exit__(None, None, None)
+
+
+async def test_a_forgotten_scope_strikes_nobody(make, clock):
+    lease = make(deadline=0.02)
+    scope = lease.open_scope()
+    lease.forget_scope()
+    clock.time = DEADLINE
+    lease.lose(LossReason.REVOKED)
+    await asyncio.sleep(0.05)
+    scope.__exit__(None, None, None)
+    assert not scope.cancel_called
+
+
+async def test_the_scope_of_a_lease_that_its_body_released_strikes_nobody(make):
+    lease = make(deadline=0.02)
+    scope = lease.open_scope()
+    lease.mark_released()
+    await asyncio.sleep(0.05)
+    scope.__exit__(None, None, None)
+    assert not scope.cancel_called
+
+
+# Forks, as seen from inside; the real thing is among the traps
+
+
+async def test_a_lease_of_the_parent_is_inert_in_a_forked_child(make, ledger, monkeypatch):
+    lease = make()
+    monkeypatch.setattr(_fork, "_generation", 1)
+    with pytest.raises(LeaseLostError) as refusal:
+        _ = lease.token
+    assert refusal.value.reason is LossReason.CLOSED
+    assert lease.remaining == 0.0
+    with pytest.raises(LeaseLostError):
+        await lease.renew()
+    await lease.release()
+    await asyncio.sleep(0)
+    assert ledger.entries == []
+
+
+async def test_only_its_own_loop_may_renew_release_and_wait(make, ledger):
+    lease = make()
+
+    def elsewhere(use):
+        with pytest.raises(UsageError, match="belongs to another event loop"):
+            asyncio.run(use())
+
+    for use in (lease.renew, lease.release, lease.wait_lost):
+        await asyncio.to_thread(elsewhere, use)
+    assert ledger.entries == []

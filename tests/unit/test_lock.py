@@ -1,0 +1,265 @@
+"""A name and a way to hold it: entering, the plain handle, and what goes with a grant."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+import fencing_sdk._tenure
+from fencing_sdk import (
+    AcquireTimeoutError,
+    BackendUnavailableError,
+    LeaseLostError,
+    LockClient,
+    LockHeldError,
+    LossReason,
+    NoLeaseError,
+    StaleTokenError,
+    Token,
+    current_lease,
+)
+from fencing_sdk.backends.memory import MemoryBackend
+
+
+async def forever():
+    await asyncio.Event().wait()
+
+
+class Fence:
+    """A guard in its smallest form: the highest token of each resource."""
+
+    def __init__(self):
+        self.highest_seen = {}
+
+    async def raise_to(self, resource, token):
+        seen = self.highest_seen.get(resource, 0)
+        if token < seen:
+            raise StaleTokenError(resource, token, seen)
+        self.highest_seen[resource] = token
+
+    async def highest(self, resource):
+        seen = self.highest_seen.get(resource)
+        return None if seen is None else Token(seen)
+
+
+def test_a_lock_shows_its_name_and_ttl():
+    lock = LockClient(MemoryBackend(), namespace="shop").lock("seats/42", ttl=timedelta(minutes=1))
+    assert lock.name == "seats/42"
+    assert repr(lock) == "<Lock 'seats/42' ttl=60>"
+
+
+def test_a_locks_text_escapes_and_cuts_its_name():
+    text = repr(LockClient(MemoryBackend()).lock("ü" * 200))
+    assert text.isascii()
+    assert len(text) < 150
+
+
+async def test_describing_a_lock_sends_nothing(stage):
+    stage.lock("a")
+    await asyncio.sleep(0)
+    assert stage.network.calls == []
+
+
+async def test_each_entry_is_a_lease_of_its_own_with_a_higher_token(stage):
+    lock = stage.lock()
+    async with lock as first:
+        pass
+    async with lock as second:
+        assert second is not first
+        assert second.owner != first.owner
+        assert second.token > first.last_token
+
+
+async def test_a_token_of_zero_is_a_token_like_any_other(stage):
+    """Some stores begin to count there."""
+    stage.store._table._next_token = lambda last: 0
+    async with stage.lock() as lease:
+        assert lease.token == 0
+        assert lease.headers()["Fencing-Token"].startswith("0;")
+
+
+# Patience
+
+
+async def test_asked_once_a_held_lock_tells_how_long_its_lease_has_left(stage):
+    async with stage.lock():
+        with pytest.raises(LockHeldError) as refusal:
+            async with stage.lock(wait=0):
+                pass
+    assert refusal.value.name == "a"
+    assert 0 < refusal.value.retry_after <= 10
+
+
+async def test_patience_that_is_over_is_a_timeout(stage):
+    async def impatient():
+        async with stage.lock(wait=0.02):
+            pass
+
+    async with stage.lock():
+        with pytest.raises(TimeoutError) as timeout:
+            await asyncio.create_task(impatient())
+    assert type(timeout.value) is AcquireTimeoutError
+    assert timeout.value.waited >= 0.02
+
+
+async def test_trying_once_gives_the_lease_or_none(stage):
+    lock = stage.lock()
+    lease = await lock.try_acquire()
+    assert lease.held
+    assert await lock.try_acquire() is None
+    await lease.release()
+    again = await lock.try_acquire()
+    assert again.token > lease.last_token
+    await again.release()
+
+
+async def test_trying_once_raises_when_the_store_does_not_answer_because_that_is_no_no(stage):
+    stage.network.fail("acquire")
+    with pytest.raises(BackendUnavailableError):
+        await stage.lock().try_acquire()
+
+
+async def test_trying_once_does_not_change_the_patience_of_the_lock(stage):
+    lock = stage.lock(backoff=lambda _: 0.001)
+    held = await lock.acquire()
+    assert await lock.try_acquire() is None
+    waiting = asyncio.ensure_future(lock.acquire())
+    stage.soon(lambda: asyncio.ensure_future(held.release()))
+    await (await waiting).release()
+
+
+# The plain handle
+
+
+async def test_a_plain_handle_may_be_released_by_another_task(stage):
+    lease = await stage.lock().acquire()
+    await asyncio.create_task(lease.release())
+    assert not lease.held
+    assert await stage.free()
+
+
+async def test_a_plain_handle_is_renewed_but_cancels_nobody_when_it_is_lost(stage):
+    async def caller():
+        lease = await stage.lock().acquire()
+        await stage.told("renewed")
+        stage.revoke()
+        await asyncio.sleep(0.01)
+        with pytest.raises(LeaseLostError):
+            lease.check()
+        assert await lease.wait_lost() is LossReason.REVOKED
+        await lease.release()
+        return "not cancelled"
+
+    seen = await stage.watch(caller)
+    assert seen.value == "not cancelled"
+    assert seen.tidy
+
+
+async def test_a_plain_handle_is_no_context(stage):
+    lease = await stage.lock().acquire()
+    with pytest.raises(NoLeaseError):
+        current_lease()
+    await lease.release()
+
+
+async def test_renewing_by_hand_moves_the_deadline_and_tells_a_loss_at_once(stage):
+    lease = await stage.lock(heartbeat_interval=2).acquire()
+    before = lease.deadline
+    await asyncio.sleep(0.01)
+    await lease.renew()
+    assert lease.deadline > before
+    await stage.store.release(lease.claim)
+    with pytest.raises(LeaseLostError) as loss:
+        await lease.renew()
+    assert loss.value.reason is LossReason.REFUSED
+    await lease.release()
+
+
+async def test_renewing_by_hand_without_an_answer_is_no_loss(stage):
+    lease = await stage.lock(heartbeat_interval=2).acquire()
+    stage.network.fail("renew", times=1)
+    with pytest.raises(BackendUnavailableError):
+        await lease.renew()
+    assert lease.held
+    await lease.release()
+
+
+async def test_max_hold_ends_work_that_would_be_renewed_for_ever(stage):
+    async def caller():
+        async with stage.lock(ttl=0.6, heartbeat_interval=0.1, max_hold=0.7):
+            await forever()
+
+    seen = await stage.watch(caller)
+    assert seen.kind is LeaseLostError
+    assert [event for event in stage.events if event.kind == "renewed"]
+    assert seen.tidy
+
+
+# What goes with a grant
+
+
+async def test_metadata_and_the_holders_digest_are_shown_to_whoever_asks(stage):
+    async with stage.lock(metadata="worker 3") as lease:
+        holder = await stage.client.inspect("a")
+        assert holder.name == "a"
+        assert holder.metadata == "worker 3"
+        assert holder.token == lease.token
+        assert holder.holder == lease.holder
+        assert 0 < holder.remaining <= 10
+        assert lease.owner not in repr(holder)
+    assert await stage.client.inspect("a") is None
+
+
+async def test_fences_are_raised_before_the_body_runs(stage):
+    fence = Fence()
+    async with stage.lock(fences=[fence, (fence, "other/resource")]) as lease:
+        assert fence.highest_seen == {"a": lease.token, "other/resource": lease.token}
+
+
+async def test_a_fence_above_the_token_refuses_the_lock_and_gives_it_back(stage):
+    fence = Fence()
+    fence.highest_seen["a"] = 99
+    with pytest.raises(StaleTokenError):
+        async with stage.lock(fences=[fence]):
+            raise AssertionError("never entered")
+    assert await stage.free()
+    assert [event.kind for event in stage.events if event.kind == "stale_rejected"] == ["stale_rejected"]
+
+
+async def test_a_stale_write_in_the_body_leaves_as_it_is_and_is_told_to_observers(stage):
+    refusal = StaleTokenError("a", 1, 2)
+
+    async def caller():
+        async with stage.lock():
+            raise refusal
+
+    seen = await stage.watch(caller)
+    assert seen.error is refusal
+    assert [event.fence for event in stage.events if event.kind == "stale_rejected"] == [2]
+    assert seen.tidy
+
+
+async def test_a_lock_whose_body_cannot_be_entered_is_given_back(stage, monkeypatch):
+    def push(lease):
+        raise MemoryError
+
+    monkeypatch.setattr(fencing_sdk._tenure, "push", push)
+    with pytest.raises(MemoryError):
+        async with stage.lock():
+            raise AssertionError("never entered")
+    assert await stage.free()
+
+
+async def test_the_life_of_a_lease_is_told_in_order(stage):
+    async with stage.lock(heartbeat_interval=2) as lease:
+        await lease.renew()
+    assert [event.kind for event in stage.events] == ["acquiring", "acquired", "renewed", "released"]
+    assert {event.name for event in stage.events} == {"a"}
+    assert stage.events[-1].confirmed
+    stage.events.clear()
+    with pytest.raises(LeaseLostError):
+        async with stage.lock():
+            stage.revoke_soon()
+            await forever()
+    kinds = [event.kind for event in stage.events if event.kind != "renewed"]
+    assert kinds == ["acquiring", "acquired", "lost", "released"]

@@ -1,0 +1,433 @@
+"""Waiters of one client: who leaves leaves nothing, who stays is woken; and losses that are told to nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+
+import pytest
+from patience import until
+from redis_cluster import Cluster
+from redis_server import RedisServer, version_of
+
+from fencing_sdk._claim import Claim, Grant, Held, Renewal
+from fencing_sdk.backends.redis import RedisBackend, from_url
+from fencing_sdk.backends.redis._losses import Losses
+from fencing_sdk.errors import BackendUnavailableError, LossReason
+
+pytest_plugins = ["redis_fixtures"]
+
+PATIENCE = 20.0
+LINE = "{fencing:a}:q"
+
+
+@pytest.fixture(params=["single", "cluster"])
+def store(request: pytest.FixtureRequest, redis_server: RedisServer, redis_cluster: Cluster) -> tuple[str, RedisServer]:
+    """The URL of a store, and the server that has the lock ``a``."""
+    if request.param == "single":
+        return redis_server.url, redis_server
+    return redis_cluster.url.replace("redis://", "redis+cluster://"), redis_cluster.node_of(LINE)
+
+
+@pytest.fixture
+async def backend(store: tuple[str, RedisServer]) -> AsyncIterator[RedisBackend]:
+    backend = from_url(store[0])
+    await backend.open()
+    yield backend
+    await backend.aclose()
+
+
+@pytest.fixture
+def server(store: tuple[str, RedisServer]) -> RedisServer:
+    return store[1]
+
+
+async def hold(backend: RedisBackend, name: str = "a") -> Claim:
+    claim = Claim(name, 60)
+    assert isinstance(await backend.acquire(claim), Grant)
+    return claim
+
+
+async def within(work: Awaitable[None]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        await work
+
+
+def shard_channels(server: RedisServer) -> list[str]:
+    reply = server.ask_all(["PUBSUB", "SHARDCHANNELS"])[0]
+    return reply if isinstance(reply, list) else []
+
+
+def nobody_is_left(backend: RedisBackend, server: RedisServer) -> None:
+    assert backend._line._places == {}
+    assert backend._line._by_ticket == {}
+    assert server.ask("EXISTS", LINE) == 0
+
+
+# Leaving at any moment.
+
+
+async def test_whoever_gives_up_while_it_joins_leaves_nothing_at_whatever_step(backend, server):
+    holder = await hold(backend)
+    for steps in range(12):
+        joined = asyncio.Event()
+
+        async def wait(joined: asyncio.Event = joined) -> None:
+            async with backend.queue(Claim("a", 60)):
+                joined.set()
+                await asyncio.Event().wait()
+
+        waiter = asyncio.create_task(wait())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.wait((waiter,))
+        assert waiter.cancelled()
+        nobody_is_left(backend, server)
+    await until(lambda: not shard_channels(server), what="nobody listens")
+    await backend.release(holder)
+
+
+async def test_an_error_in_the_body_of_a_queue_leaves_as_it_is(backend, server):
+    holder = await hold(backend)
+    with pytest.raises(ZeroDivisionError):
+        async with backend.queue(Claim("a", 60)):
+            raise ZeroDivisionError
+    nobody_is_left(backend, server)
+    await backend.release(holder)
+
+
+async def test_whoever_cannot_join_leaves_nothing(backend, server):
+    server.ask("SET", LINE, "no line")
+    with pytest.raises(Exception, match="RedisBackend: queue failed"):
+        async with backend.queue(Claim("a", 60)):
+            pytest.fail("it joined")
+    assert backend._line._places == backend._line._by_ticket == {}
+    server.ask("DEL", LINE)
+
+
+async def test_who_was_served_is_not_told_to_leave(backend, server):
+    claim = Claim("a", 60)
+    async with backend.queue(claim):
+        assert isinstance(await backend.acquire(claim), Grant)
+        server.ask("CONFIG", "RESETSTAT")
+    assert "cmdstat_evalsha" not in server.ask("INFO", "commandstats")
+    await backend.release(claim)
+
+
+# Those who stay.
+
+
+async def test_who_stays_is_woken_although_others_of_the_same_client_leave(backend, server):
+    holder = await hold(backend)
+    leaving, staying = Claim("a", 60), Claim("a", 60)
+    async with backend.queue(staying) as turn:
+        async with backend.queue(leaving):
+            pass
+        await backend.release(holder)
+        await within(turn.wait())
+        assert isinstance(await backend.acquire(staying), Grant)
+    await backend.release(staying)
+
+
+async def test_who_comes_while_another_leaves_is_woken(backend, server):
+    holder = await hold(backend)
+    for _ in range(5):
+        coming = Claim("a", 60)
+        first = backend.queue(Claim("a", 60))
+        await first.__aenter__()
+        leaves = asyncio.create_task(first.__aexit__(None, None, None))
+        async with backend.queue(coming) as turn:
+            await leaves
+            await backend.release(holder)
+            await within(turn.wait())
+            assert isinstance(await backend.acquire(coming), Grant)
+        holder = coming
+    await backend.release(holder)
+
+
+async def test_only_the_head_is_woken_and_the_next_when_the_head_leaves(backend, server):
+    holder = await hold(backend)
+    head, second = Claim("a", 60), Claim("a", 60)
+    leaving = backend.queue(head)
+    turn = await leaving.__aenter__()
+    async with backend.queue(second) as later:
+        waits = asyncio.create_task(later.wait())
+        await backend.release(holder)
+        await within(turn.wait())
+        assert not waits.done()
+        assert isinstance(await backend.acquire(second), Held)
+        await leaving.__aexit__(None, None, None)
+        await within(waits)
+        assert isinstance(await backend.acquire(second), Grant)
+    await backend.release(second)
+
+
+async def test_a_waiter_that_was_passed_over_stands_at_the_end_again(backend, server):
+    holder = await hold(backend)
+    passed, next_one = Claim("a", 60), Claim("a", 60)
+    async with backend.queue(passed), backend.queue(next_one):
+        server.ask("ZREM", LINE, passed.owner)
+        server.ask("HDEL", LINE[:-1] + "w", passed.owner)
+        assert isinstance(await backend.acquire(passed), Held)
+        assert server.ask("ZRANGE", LINE, 0, -1) == [next_one.owner, passed.owner]
+        await backend.release(holder)
+        assert isinstance(await backend.acquire(passed), Held)
+        assert isinstance(await backend.acquire(next_one), Grant)
+    await backend.release(next_one)
+
+
+async def test_a_waiter_in_line_keeps_its_place_and_joins_no_second_time(backend, server):
+    holder = await hold(backend)
+    first, second = Claim("a", 60), Claim("a", 60)
+    async with backend.queue(first), backend.queue(second):
+        server.ask("CONFIG", "RESETSTAT")
+        for _ in range(3):
+            assert isinstance(await backend.acquire(first), Held)
+        assert "cmdstat_zadd" not in server.ask("INFO", "commandstats")
+        assert server.ask("ZRANGE", LINE, 0, -1) == [first.owner, second.owner]
+    await backend.release(holder)
+
+
+async def test_whoever_stands_in_line_again_keeps_its_place(backend, server):
+    holder = await hold(backend)
+    first, second = Claim("a", 60), Claim("a", 60)
+    async with backend.queue(first), backend.queue(second):
+        await backend._line.join(backend._line.place(first))
+        assert server.ask("ZRANGE", LINE, 0, -1) == [first.owner, second.owner]
+    await backend.release(holder)
+
+
+async def test_a_holder_does_not_wait_for_itself(backend, server):
+    holder = await hold(backend)
+    async with backend.queue(holder):
+        assert server.ask("EXISTS", LINE) == 0
+    await backend.release(holder)
+
+
+async def test_a_line_that_everybody_has_left_without_a_word_goes_by_itself(backend, server):
+    holder = await hold(backend)
+    async with backend.queue(Claim("a", 60)):
+        assert 0 < server.ask("PTTL", LINE) <= 12_000
+        assert 0 < server.ask("PTTL", LINE[:-1] + "w") <= 12_000
+    await backend.release(holder)
+
+
+async def test_nobody_is_woken_by_who_leaves_while_the_lock_is_held(backend, server):
+    holder = await hold(backend)
+    async with backend.queue(Claim("a", 60)):
+        server.ask("CONFIG", "RESETSTAT")
+        async with backend.queue(Claim("a", 60)):
+            pass
+        assert "publish" not in server.ask("INFO", "commandstats")
+    await backend.release(holder)
+
+
+async def test_a_waiter_whose_channel_was_taken_away_is_told_to_stand_again(redis_cluster: Cluster):
+    """The slot moves: the old server ends the subscription, and says so."""
+    backend = from_url(redis_cluster.url.replace("redis://", "redis+cluster://"))
+    holder = await hold(backend)
+    node = redis_cluster.node_of(LINE)
+    if version_of(node.binary) < (7,):
+        await backend.aclose()
+        pytest.skip("no channels of their own before Redis 7")
+    async with backend.queue(Claim("a", 60)) as turn:
+        redis_cluster.move_slot(redis_cluster.slot_of(LINE), to=redis_cluster.other_than(node))
+        with pytest.raises(BackendUnavailableError, match="moved"):
+            await within(turn.wait())
+    await backend.release(holder)
+    await backend.aclose()
+
+
+async def test_waiters_listen_again_when_their_slot_comes_back(redis_cluster: Cluster):
+    """One has followed the slot already when the other leaves the server that it was on."""
+    slot, source = redis_cluster.slot_of(LINE), redis_cluster.node_of(LINE)
+    if version_of(source.binary) < (7,):
+        pytest.skip("no channels of their own before Redis 7")
+    backend = from_url(redis_cluster.url.replace("redis://", "redis+cluster://"))
+    holder, quick, slow = await hold(backend), Claim("a", 60), Claim("a", 60)
+    first, second = backend.queue(quick), backend.queue(slow)
+    turns = [await first.__aenter__(), await second.__aenter__()]
+    await asyncio.to_thread(redis_cluster.move_slot, slot, to=redis_cluster.other_than(source))
+    for turn in turns:
+        with pytest.raises(BackendUnavailableError):
+            await within(turn.wait())
+    await first.__aexit__(None, None, None)
+    async with backend.queue(quick) as turn:
+        await second.__aexit__(None, None, None)
+        await asyncio.to_thread(redis_cluster.move_slot, slot, to=source)
+        with pytest.raises(BackendUnavailableError):
+            await within(turn.wait())
+    async with backend.queue(quick) as turn:
+        assert len(shard_channels(source)) == 1
+        await backend.release(holder)
+        await within(turn.wait())
+    await backend.aclose()
+
+
+async def test_a_message_for_nobody_wakes_nobody(backend):
+    holder = await hold(backend)
+    async with backend.queue(Claim("a", 60)) as turn:
+        waits = asyncio.create_task(turn.wait())
+        for message in (
+            [b"message", b"c", b"999"],
+            [b"message", b"c", b"\xff"],
+            [b"message", b"c", None],
+            [b"pong", b""],
+        ):
+            backend._line.hear(message)
+        await asyncio.sleep(0.01)
+        assert not waits.done()
+        waits.cancel()
+    await backend.release(holder)
+
+
+# Losses.
+
+
+class Looks:
+    """What is asked of a store, and its answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[Claim]] = []
+        self.answers: list[Sequence[Renewal] | Exception] = []
+        self.silent = False
+        self.speak = asyncio.Event()
+
+    async def __call__(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+        self.asked.append(list(claims))
+        if self.silent:
+            await self.speak.wait()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def watched(look: Looks) -> tuple[Losses, list[tuple[Claim, LossReason]]]:
+    losses, lost = Losses(look), []
+    losses.on_loss(lambda claim, reason: lost.append((claim, reason)))
+    return losses, lost
+
+
+def changed(*keys: str) -> list[object]:
+    return [b"invalidate", [key.encode() for key in keys]]
+
+
+@pytest.mark.every_loop
+async def test_losses_are_still_told_after_a_look_that_failed_at_once():
+    look = Looks()
+    losses, lost = watched(look)
+    claim = Claim("a", 60)
+    losses.granted("a", claim)
+    look.answers = [RuntimeError(), [Renewal.REFUSED]]
+    losses.hear(changed("a"))
+    await asyncio.sleep(0.01)
+    assert lost == []
+    losses.hear(changed("a"))
+    await asyncio.sleep(0.01)
+    assert lost == [(claim, LossReason.REVOKED)]
+
+
+def test_losses_are_told_in_a_loop_after_one_that_ended_in_the_middle_of_a_look():
+    look = Looks()
+    losses, lost = watched(look)
+    losses.granted("a", Claim("a", 60))
+    look.silent = True
+    dead = asyncio.new_event_loop()
+    dead.call_soon(losses.hear, changed("a"))
+    dead.call_later(0.01, dead.stop)
+    dead.run_forever()
+    assert look.asked
+    look.silent, look.answers = False, [[Renewal.TAKEN_OVER]]
+
+    async def later() -> None:
+        losses.hear(changed("a"))
+        await asyncio.sleep(0.01)
+
+    asyncio.run(later())
+    assert [reason for _, reason in lost] == [LossReason.TAKEN_OVER]
+    for task in asyncio.all_tasks(dead):
+        task.cancel()
+    dead.call_soon(dead.stop)
+    dead.run_forever()
+    dead.close()
+
+
+async def test_a_grant_that_replaced_another_during_a_look_is_not_lost():
+    """The answer is about the claim that was asked for, and not about whoever holds the lock now."""
+    look = Looks()
+    losses, lost = watched(look)
+    old, new = Claim("a", 60), Claim("a", 60)
+    losses.granted("a", old)
+    look.silent, look.answers = True, [[Renewal.TAKEN_OVER]]
+    losses.hear(changed("a"))
+    await asyncio.sleep(0.01)
+    losses.granted("a", new)
+    losses.ended("a", old)
+    look.speak.set()
+    await asyncio.sleep(0.01)
+    assert look.asked == [[old]]
+    assert lost == []
+    look.answers = [[Renewal.REFUSED]]
+    losses.hear(changed("a"))
+    await asyncio.sleep(0.01)
+    assert lost == [(new, LossReason.REVOKED)]
+
+
+async def test_keys_of_others_are_not_looked_at_and_a_flush_is_about_all_of_ours():
+    look = Looks()
+    losses, lost = watched(look)
+    claims = [Claim(name, 60) for name in "abc"]
+    for claim in claims:
+        losses.granted(claim.name, claim)
+    losses.hear(changed("x", "\xff"))
+    losses.hear([b"message", b"c", b"1"])
+    await asyncio.sleep(0.01)
+    assert look.asked == []
+    look.answers = [[Renewal.RENEWED, Renewal.REFUSED, Renewal.UNKNOWN]]
+    losses.hear([b"invalidate", None])
+    await asyncio.sleep(0.01)
+    assert look.asked == [claims]
+    assert lost == [(claims[1], LossReason.REVOKED)]
+
+
+async def test_what_changes_during_a_look_is_looked_at_afterwards():
+    look = Looks()
+    losses, lost = watched(look)
+    for name in "ab":
+        losses.granted(name, Claim(name, 60))
+    look.silent, look.answers = True, [[Renewal.RENEWED], [Renewal.REFUSED]]
+    losses.hear(changed("a"))
+    await asyncio.sleep(0.01)
+    losses.hear(changed("b"))
+    look.speak.set()
+    await asyncio.sleep(0.01)
+    assert [[claim.name for claim in claims] for claims in look.asked] == [["a"], ["b"]]
+    assert [claim.name for claim, _ in lost] == ["b"]
+
+
+async def test_who_wants_no_notices_any_more_gets_none():
+    look = Looks()
+    losses = Losses(look)
+    lost: list[Claim] = []
+    stop = losses.on_loss(lambda claim, _: lost.append(claim))
+    losses.granted("a", Claim("a", 60))
+    stop()
+    look.answers = [[Renewal.REFUSED]]
+    losses.hear(changed("a"))
+    await asyncio.sleep(0.01)
+    assert look.asked
+    assert lost == []
+
+
+async def test_closing_ends_a_look_that_hangs():
+    look = Looks()
+    losses, _ = watched(look)
+    losses.granted("a", Claim("a", 60))
+    look.silent = True
+    losses.hear(changed("a"))
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(PATIENCE):
+        await losses.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,310 @@
+"""One connection that everybody shares: replies in order, one write a turn, and what becomes of those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import hiredis
+import pytest
+
+from fencing_sdk.backends.redis import _pipe
+from fencing_sdk.backends.redis._pipe import Pipe, PipeError, ReplyError
+
+PATIENCE = 10.0
+PUSHED = b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\n7\r\n"
+SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n"
+
+
+class Counted:
+    """A transport that counts what is written to it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.writes: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class Far:
+    """The far end of a pipe: a socket, and what the pipe was told that was no reply."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._reader = hiredis.Reader(notEnoughData=self)
+        self.pushes: list[list[object]] = []
+        self.pipe = Pipe(self.pushes.append)
+        self.transport: Any = None
+
+    async def asked(self, number: int = 1) -> list[Any]:
+        """The next commands that came."""
+        commands: list[Any] = []
+        while len(commands) < number:
+            while (command := self._reader.gets()) is self:
+                async with asyncio.timeout(PATIENCE):
+                    self._reader.feed(await asyncio.get_running_loop().sock_recv(self._end, 65536))
+            commands.append(command)
+        return commands
+
+    async def says(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._end, data)
+
+    def leaves(self) -> None:
+        self._end.close()
+
+
+@pytest.fixture
+async def far() -> AsyncIterator[Far]:
+    """A pipe on a real socket, and afterwards the proof that the loop was told of nothing."""
+    loop = asyncio.get_running_loop()
+    told: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    near, end = socket.socketpair()
+    near.setblocking(False)
+    end.setblocking(False)
+    far = Far(end)
+    transport, _ = await loop.create_connection(lambda: far.pipe, sock=near)
+    far.transport = Counted(transport)
+    far.pipe.attach(far.transport)
+    yield far
+    far.pipe.close()
+    await far.pipe.closed()
+    end.close()
+    gc.collect()
+    assert told == []
+
+
+async def answer(future: asyncio.Future[object]) -> object:
+    async with asyncio.timeout(PATIENCE):
+        return await future
+
+
+async def heard(far: Far, number: int = 1) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while len(far.pushes) < number:  # noqa: ASYNC110  (a protocol hears without an event)
+            await asyncio.sleep(0)
+
+
+@pytest.mark.every_loop
+async def test_replies_are_handed_out_in_the_order_of_the_calls(far):
+    calls = [far.pipe.call("ECHO", number) for number in range(100)]
+    assert await far.asked(100) == [[b"ECHO", b"%d" % number] for number in range(100)]
+    await far.says(b"".join(b":%d\r\n" % number for number in range(100)))
+    assert [await answer(call) for call in calls] == list(range(100))
+
+
+@pytest.mark.every_loop
+async def test_what_is_asked_in_one_turn_leaves_in_two_writes_at_most(far):
+    calls = [far.pipe.call("PING") for _ in range(100)]
+    await far.asked(100)
+    assert len(far.transport.writes) == 2
+    await far.says(b"+OK\r\n" * 100)
+    assert [await answer(call) for call in calls] == [b"OK"] * 100
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+async def test_replies_may_come_in_any_pieces(far, size):
+    calls = [far.pipe.call("X") for _ in range(4)]
+    data = b"$5\r\nab\r\nc\r\n" + PUSHED + b"*2\r\n:1\r\n_\r\n" + b"-OOM no\r\n" + b"%1\r\n+k\r\n#t\r\n"
+    for start in range(0, len(data), size):
+        await far.says(data[start : start + size])
+        await asyncio.sleep(0)
+    assert await answer(calls[0]) == b"ab\r\nc"
+    assert await answer(calls[1]) == [1, None]
+    with pytest.raises(ReplyError):
+        await answer(calls[2])
+    assert list((await answer(calls[3])).values()) == [True]
+    assert far.pushes == [[b"message", b"c", b"7"]]
+
+
+async def test_a_call_that_is_given_up_does_not_shift_the_replies(far):
+    first, second, third = far.pipe.call("A"), far.pipe.call("B"), far.pipe.call("C")
+    second.cancel()
+    await far.says(b":1\r\n-ERR nobody hears this\r\n:3\r\n")
+    assert await answer(first) == 1
+    assert await answer(third) == 3
+
+
+async def test_an_error_shows_its_code_and_not_what_was_asked(far):
+    call = far.pipe.call("EVALSHA", "x", 0, "owner-id")
+    await far.says(b"-ERR unknown command 'EVALSHA', with args beginning with: 'owner-id'\r\n")
+    with pytest.raises(ReplyError) as caught:
+        await answer(call)
+    assert caught.value.code == "ERR"
+    assert "owner-id" not in str(caught.value) + repr(caught.value)
+
+
+async def test_messages_between_replies_are_no_replies(far):
+    first, second = far.pipe.call("A"), far.pipe.call("B")
+    await far.says(PUSHED + b":1\r\n" + PUSHED + b":2\r\n" + PUSHED)
+    assert [await answer(first), await answer(second)] == [1, 2]
+    await heard(far, 3)
+    assert far.pushes == [[b"message", b"c", b"7"]] * 3
+
+
+# Subscriptions.
+
+
+async def test_a_subscription_is_confirmed_by_a_message_in_its_turn(far):
+    before, subscription, after = far.pipe.call("A"), far.pipe.subscribe("SUBSCRIBE", "c"), far.pipe.call("B")
+    await far.says(b":1\r\n" + SUBSCRIBED + PUSHED + b":2\r\n")
+    assert [await answer(before), await answer(after)] == [1, 2]
+    assert await answer(subscription) == [b"subscribe", b"c", 1]
+    assert far.pushes == [[b"message", b"c", b"7"]]
+
+
+async def test_a_message_before_the_confirmation_is_heard(far):
+    subscription = far.pipe.subscribe("SUBSCRIBE", "c")
+    await far.says(PUSHED + SUBSCRIBED)
+    assert await answer(subscription) == [b"subscribe", b"c", 1]
+    assert len(far.pushes) == 1
+
+
+async def test_a_refused_subscription_raises_and_the_next_one_is_confirmed(far):
+    refused, confirmed = far.pipe.subscribe("SUBSCRIBE", "x"), far.pipe.subscribe("SUBSCRIBE", "c")
+    after = far.pipe.call("A")
+    await far.says(b"-NOPERM no\r\n" + SUBSCRIBED + b":1\r\n")
+    with pytest.raises(ReplyError) as caught:
+        await answer(refused)
+    assert caught.value.code == "NOPERM"
+    assert await answer(confirmed) == [b"subscribe", b"c", 1]
+    assert await answer(after) == 1
+
+
+async def test_an_unsubscription_that_nobody_asked_for_is_heard(far):
+    far.pipe.subscribe("SUBSCRIBE", "c")
+    await far.says(SUBSCRIBED + b">3\r\n$12\r\nsunsubscribe\r\n$1\r\nc\r\n:0\r\n")
+    await heard(far)
+    assert far.pushes == [[b"sunsubscribe", b"c", 0]]
+
+
+async def test_a_server_that_ends_a_subscription_just_before_we_do_shifts_no_reply(far):
+    ended = b">3\r\n$12\r\nsunsubscribe\r\n$1\r\nc\r\n:0\r\n"
+    before, ending, after = far.pipe.call("A"), far.pipe.subscribe("SUNSUBSCRIBE", "c"), far.pipe.call("B")
+    await far.says(ended + b":1\r\n" + ended + b":2\r\n")
+    assert [await answer(before), await answer(after)] == [1, 2]
+    assert await answer(ending) == [b"sunsubscribe", b"c", 0]
+    assert far.pushes == [[b"sunsubscribe", b"c", 0]]
+
+
+# Confirmations by replicas.
+
+
+async def test_all_calls_of_one_turn_share_one_confirmation(far):
+    calls, confirmations = [], set()
+    for number in range(3):
+        calls.append(far.pipe.call("A", number))
+        confirmations.add(far.pipe.confirm(1, 200))
+    assert await far.asked(4) == [[b"A", b"0"], [b"A", b"1"], [b"A", b"2"], [b"WAIT", b"1", b"200"]]
+    (confirmation,) = confirmations
+    later, again = far.pipe.call("B"), far.pipe.confirm(1, 200)
+    assert await far.asked(2) == [[b"B"], [b"WAIT", b"1", b"200"]]
+    await far.says(b":0\r\n:1\r\n:2\r\n:7\r\n:3\r\n:8\r\n")
+    assert [await answer(call) for call in (*calls, confirmation, later, again)] == [0, 1, 2, 7, 3, 8]
+
+
+async def test_a_confirmation_fails_with_the_connection(far):
+    call, confirmation = far.pipe.call("A"), far.pipe.confirm(1, 200)
+    far.pipe.close()
+    for future in (call, confirmation):
+        with pytest.raises(PipeError):
+            await answer(future)
+
+
+# The end of a connection.
+
+
+@pytest.mark.every_loop
+async def test_whoever_waits_is_told_when_the_connection_is_lost(far):
+    calls = [far.pipe.call("A"), far.pipe.subscribe("SUBSCRIBE", "c")]
+    await far.asked(2)
+    far.leaves()
+    for call in calls:
+        with pytest.raises(PipeError):
+            await answer(call)
+    assert not far.pipe.usable
+    with pytest.raises(PipeError):
+        await answer(far.pipe.call("B"))
+    assert len(far.transport.writes) <= 2
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"hello\r\n", b"HTTP/1.1 400 Bad Request\r\n", b"\x15\x03\x01\x00\x02", b":1\r\n:2\r\n", b"*-7\r\n"]
+)
+async def test_a_server_that_talks_nonsense_is_left(far, nonsense):
+    call = far.pipe.call("A")
+    await far.says(nonsense)
+    with contextlib.suppress(PipeError):
+        assert await answer(call) == 1
+    async with asyncio.timeout(PATIENCE):
+        while far.pipe.usable:  # noqa: ASYNC110  (a protocol hears without an event)
+            await asyncio.sleep(0)
+    with pytest.raises(PipeError):
+        await answer(far.pipe.call("B"))
+
+
+async def test_nothing_can_be_asked_before_there_is_a_connection():
+    pipe = Pipe(lambda _: None)
+    assert not pipe.usable
+    with pytest.raises(PipeError):
+        await answer(pipe.call("A"))
+    pipe.close()
+    await pipe.closed()
+
+
+async def test_closing_twice_and_at_once_is_fine(far):
+    abandoned = far.pipe.call("A")
+    del abandoned
+    far.pipe.close()
+    far.pipe.close()
+    await far.pipe.closed()
+    assert not far.pipe.usable
+
+
+async def test_the_words_of_a_call_that_cannot_be_sent_change_nothing(far):
+    with pytest.raises((TypeError, UnicodeEncodeError)):
+        far.pipe.call("A", object())
+    call = far.pipe.call("B")
+    assert await far.asked() == [[b"B"]]
+    await far.says(b":1\r\n")
+    assert await answer(call) == 1
+
+
+# Silence.
+
+
+async def test_a_connection_is_silent_only_while_somebody_waits_and_nothing_comes(far, monkeypatch):
+    class Hands:
+        at = 100.0
+
+        def now(self) -> float:
+            return self.at
+
+    clock = Hands()
+    monkeypatch.setattr(_pipe, "_CLOCK", clock)
+    assert far.pipe.silent_for == 0
+    clock.at = 200.0
+    first = far.pipe.call("A")
+    assert far.pipe.silent_for == 0
+    clock.at = 201.0
+    first.cancel()  # given up, but the server owes an answer
+    second = far.pipe.call("B")
+    assert far.pipe.silent_for == 1.0
+    await far.says(PUSHED)  # a sign of life
+    await heard(far)
+    assert far.pipe.silent_for == 0
+    clock.at = 204.0
+    assert far.pipe.silent_for == 3.0
+    await far.says(b":1\r\n:2\r\n")
+    assert await answer(second) == 2
+    clock.at = 300.0
+    assert far.pipe.silent_for == 0

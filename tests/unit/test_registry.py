@@ -1,0 +1,264 @@
+"""From a URL to a backend: plug-ins are found, drivers are named, and no URL is ever repeated."""
+
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fencing_sdk import backends, connect
+from fencing_sdk.backends import BUILTIN, Builtin, from_url, take_options
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import ConfigurationError
+
+SECRET = "hunter2"
+
+
+def everything_said(error: BaseException) -> str:
+    """What a log, an error tracker or a curious caller gets to see of *error*, its causes and its contexts."""
+    said = "".join(traceback.format_exception(error)) + repr(error)
+    seen = error
+    while seen is not None:
+        said += repr(seen) + repr(seen.args)
+        seen = seen.__cause__ or seen.__context__
+    return said.replace(ascii(SECRET), "")  # this module's own source, in the traceback
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory on sys.path, into which distributions can be put."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def install(site: Path, name: str, source: str, entries: str) -> None:
+    """Put a real distribution there: a module, its metadata and its entry points."""
+    (site / f"{name}.py").write_text(source)
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[fencing_sdk.backends]\n{entries}\n")
+
+
+VAULT = """
+from fencing_sdk.backends import take_options
+from fencing_sdk.backends.memory import MemoryBackend
+
+class VaultBackend(MemoryBackend):
+    def __init__(self, url, **options):
+        super().__init__()
+        self.url, self.options = url, options
+
+def from_url(url, **options):
+    return VaultBackend(url, **take_options(url, options, ("region",)))
+"""
+
+
+def test_a_distribution_brings_a_backend_by_an_entry_point(site):
+    install(site, "vault_locks", VAULT, "vault = vault_locks:from_url")
+    backend = from_url("vault://host/path?region=eu")
+    assert type(backend).__name__ == "VaultBackend"
+    assert backend.url == "vault://host/path?region=eu"
+    assert backend.options == {"region": "eu"}
+
+
+async def test_a_backend_by_an_entry_point_keeps_locks(site):
+    install(site, "vault_locks", VAULT, "vault = vault_locks:from_url")
+    async with connect("vault://host", region="eu") as locks, locks.lock("seats/42", ttl=2) as lease:
+        assert lease.token > 0
+
+
+def test_an_entry_point_does_not_replace_a_built_in_backend(site):
+    install(site, "vault_locks", VAULT, "memory = vault_locks:from_url")
+    assert type(from_url("memory://")) is MemoryBackend
+
+
+def test_an_unknown_scheme_lists_the_known_ones_and_the_installed_ones(site):
+    install(site, "vault_locks", VAULT, "vault = vault_locks:from_url")
+    with pytest.raises(ConfigurationError) as caught:
+        from_url(f"valt://user:{SECRET}@host")
+    assert str(caught.value) == f"no backend for 'valt' URLs; known are {', '.join(sorted([*BUILTIN, 'vault']))}"
+
+
+@pytest.mark.parametrize(
+    ("source", "entry", "complaint"),
+    [
+        ("import vault_driver_that_nobody_installed", "vault_locks:from_url", "vault_driver_that_nobody_installed"),
+        ("", "vault_locks:from_url", "from_url"),
+        ("", "vault_gone:from_url", "vault_gone"),
+    ],
+    ids=["driver", "attribute", "module"],
+)
+def test_an_entry_point_that_cannot_be_loaded_is_named_with_its_cause(site, source, entry, complaint):
+    install(site, "vault_locks", source, f"vault = {entry}")
+    with pytest.raises(ConfigurationError, match=r"^the backend for 'vault' URLs, .* cannot be loaded: ") as caught:
+        from_url(f"vault://user:{SECRET}@host")
+    assert complaint in str(caught.value)
+    assert caught.value.__cause__ is not None
+    assert SECRET not in everything_said(caught.value)
+
+
+def test_a_missing_driver_names_the_extra_to_install(site, monkeypatch):
+    (site / "valet.py").write_text("import a_driver_that_nobody_installed\n")
+    monkeypatch.setitem(BUILTIN, "valet", Builtin("valet", extra="valet"))
+    with pytest.raises(ConfigurationError) as caught:
+        from_url(f"valet://user:{SECRET}@host")
+    assert str(caught.value) == (
+        "a_driver_that_nobody_installed is not installed; run: pip install 'fencing-sdk[valet]'"
+    )
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+    assert SECRET not in everything_said(caught.value)
+
+
+def test_a_driver_that_is_installed_but_broken_is_not_called_missing(site, monkeypatch):
+    (site / "valet.py").write_text("from json import a_name_it_never_had\n")
+    monkeypatch.setitem(BUILTIN, "valet", Builtin("valet", extra="valet"))
+    with pytest.raises(ImportError, match=r"a_name_it_never_had"):
+        from_url("valet://")
+
+
+def test_every_built_in_backend_can_be_loaded(tmp_path):
+    examples = {
+        "memory": "memory://",
+        "sqlite": f"sqlite:///{tmp_path}/locks.db",
+        "kahuna": "kahuna://localhost",
+        "kahuna+https": "kahuna+https://localhost",
+        **{scheme: f"{scheme}://localhost" for scheme in ("redis", "rediss", "valkey", "valkeys")},
+        **{scheme: f"{scheme}:///run/redis.sock" for scheme in ("unix", "redis+unix")},
+        **{scheme: f"{scheme}://localhost/service" for scheme in ("redis+sentinel", "rediss+sentinel")},
+        **{scheme: f"{scheme}://localhost" for scheme in ("redis+cluster", "rediss+cluster")},
+    }
+    assert set(examples) == set(BUILTIN)
+    for url in examples.values():
+        assert from_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "memory",
+        "memory:",
+        "memory:/",
+        "://",
+        "://host",
+        " memory://",
+        "memory ://",
+        "1memory://",
+        "-x://",
+        "memory\n://",
+        "memory://\n",
+        "memory://a\rb",
+        "memory://\0",
+        "memory://\x7f",
+        "m\u00e9mory://",
+        "\u0661://",
+        f"user:{SECRET}@host/path?next=http://elsewhere",
+        f"{SECRET}@host://",
+        f"{SECRET}" + "x" * 100 + "://",
+        "x" * 1_000_000,
+    ],
+    ids=lambda url: ascii(url)[:30],
+)
+def test_what_is_no_url_is_refused_without_repeating_it(url):
+    with pytest.raises(ConfigurationError, match=r"^url must look like 'sqlite:///locks.db' or 'memory://'") as caught:
+        from_url(url)
+    assert SECRET not in everything_said(caught.value)
+
+
+UNLUCKY = [
+    "memory://user:{}@host",
+    "memory://user:pa?{}@host",
+    "memory://user:pa?{}=1@host",
+    "memory://user:pa#{}@host",
+    "memory://user:pa?tokens=counter&{}@host",
+    "memory://user:{}\u2100@host",  # not allowed in a host, and urllib says so by quoting all of it
+    "memory://[{}",
+    "memory://[{}]/",
+    "memory://user:{}@[::1",
+    "memory://?password={}",
+    "memory://?{}",
+    "memory://?{}={}",
+    "memory://?tokens={}&tokens={}",
+    "nosuch://user:{}@host/?a={}",
+    "nosuch://{}",
+    "sqlite://user:{}@host/locks.db",
+    "sqlite:///locks.db?key={}",
+    "sqlite:///locks.db#{}",
+    "sqlite:///locks.db?{}=1",
+]
+
+
+@pytest.mark.parametrize("url", UNLUCKY)
+def test_a_password_in_a_url_is_in_no_error_whatever_part_it_slipped_into(url):
+    with pytest.raises(ConfigurationError) as caught:
+        connect(url.replace("{}", SECRET))
+    assert SECRET not in everything_said(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.text("ab:/?#[]@!$&'()*+,;=%\u2100\u2048. ", max_size=12), st.text(":/?#[]@&=%", max_size=3))
+def test_no_url_at_all_makes_another_error_or_shows_its_password(before, after):
+    url = f"memory://{before}{SECRET}{after}"
+    with pytest.raises(ConfigurationError) as caught:
+        from_url(url)
+    assert SECRET not in everything_said(caught.value)
+
+
+def test_options_stand_in_the_query_or_in_the_call():
+    assert take_options("x://h?a=1&b=", {"c": 3}, ("a", "b", "c")) == {"a": "1", "b": "", "c": 3}
+    assert take_options("x://h", {}, ()) == {}
+    assert take_options("x://h?a=%26%3D", {}, ("a",)) == {"a": "&="}
+
+
+@pytest.mark.parametrize("url", ["x://h?a=1#b", "x://h#", "x://h#?a=1", "memory://?tokens=counter#x"])
+def test_nothing_of_a_url_is_dropped_in_silence(url):
+    with pytest.raises(ConfigurationError, match=r"^url has a '#', .* write %23 where it is meant$"):
+        take_options(url, {}, ("a", "tokens"))
+
+
+def test_the_options_of_the_caller_are_not_changed():
+    options: dict[str, object] = {"a": 1}
+    take_options("x://h?b=2", options, ("a", "b"))
+    assert options == {"a": 1}
+
+
+def test_an_unknown_option_of_the_call_is_named_with_the_known_ones():
+    with pytest.raises(ConfigurationError, match=r"^unknown option 'tokns'; known are tokens, region$"):
+        take_options("x://h", {"tokns": "counter"}, ("tokens", "region"))
+    with pytest.raises(ConfigurationError, match=r"^unknown option 'ttl'; known are none$"):
+        take_options("x://h", {"ttl": 5}, ())
+
+
+def test_an_unknown_option_of_the_query_lists_the_known_ones():
+    with pytest.raises(ConfigurationError, match=r"^unknown option in the url's query; known are tokens "):
+        take_options("x://h?tokns=counter", {}, ("tokens",))
+
+
+@pytest.mark.parametrize(("url", "options"), [("x://h?a=1&a=2", {}), ("x://h?a=1", {"a": 1})])
+def test_an_option_that_is_given_twice_is_refused(url, options):
+    with pytest.raises(ConfigurationError, match=r"^option a is given twice$"):
+        take_options(url, options, ("a",))
+
+
+@pytest.mark.parametrize(
+    "options", [{"tokens": "serial"}, {"tokens": None}, {"tokens": 1}, {"tokens": b"hybrid"}, {"tokens": ""}]
+)
+def test_a_bad_value_of_an_option_is_refused(options):
+    with pytest.raises(ConfigurationError, match=r"^tokens must be 'hybrid' or 'counter', got "):
+        from_url("memory://", **options)
+
+
+def test_looking_up_a_built_in_backend_reads_no_metadata(monkeypatch):
+    def never() -> None:
+        pytest.fail("a built-in backend needs no search")
+
+    monkeypatch.setattr(backends, "_plugins", never)
+    assert from_url("memory://")

@@ -1,0 +1,393 @@
+"""The rows of the SQLite backend keep the rules of the reference table, with a clock that is set by hand."""
+
+import itertools
+import random
+import socket
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Renewal
+from fencing_sdk._clock import wall_micros
+from fencing_sdk.backends._table import LINE_POLL, LINE_TTL, LockTable, TokenSource, token_source
+from fencing_sdk.backends.sqlite._bell import Place
+from fencing_sdk.backends.sqlite._file import LockFile
+from fencing_sdk.backends.sqlite._rows import LockRows
+from fencing_sdk.errors import BackendRefusedError
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class World:
+    """A machine: a clock, a boot, a network namespace, a wall clock, and a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "locks.db"
+        self.clock = ManualClock()
+        self.wall = 0
+        self._opened: list[LockRows] = []
+
+    def open(self, *, boot: str = "boot", network: str = "network", next_token: TokenSource | None = None) -> LockRows:
+        file = LockFile(self.path, synchronous="normal", clock=self.clock)
+        source = token_source("hybrid", lambda: self.wall) if next_token is None else next_token
+        rows = LockRows(file, next_token=source, boot=boot, network=network)
+        self._opened.append(rows)
+        return rows
+
+    def close(self) -> None:
+        for rows in self._opened:
+            rows.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+NOWHERE = Place("")
+
+
+def claim(name: str = "a", ttl: float = 10.0, **kwargs: str) -> Claim:
+    return Claim(name, ttl, **kwargs)
+
+
+def granted(rows: LockRows, asked: Claim, place: Place | None = None) -> int:
+    outcome = rows.acquire(asked, place)
+    assert isinstance(outcome, Grant), outcome
+    return outcome.token
+
+
+def refused(rows: LockRows, asked: Claim, place: Place | None = None) -> float:
+    outcome = rows.acquire(asked, place)
+    assert isinstance(outcome, Held), outcome
+    assert outcome.retry_after is not None
+    return outcome.retry_after
+
+
+# The reference.
+
+
+class Pair:
+    """The reference table and the rows, asked the same. Whoever falls silent leaves: when it is dropped may differ."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self.clock = world.clock
+        self.rng = rng
+        self.table = LockTable(token_source("counter", wall_micros))
+        self.rows = world.open(next_token=token_source("counter", wall_micros))
+        self.claims = [claim(name, ttl) for name in "ab" for ttl in (0.5, 2.0, 7.25)]
+        self.seen: dict[str, float] = {}
+
+    def step(self) -> tuple[object, object]:
+        asked = self.rng.choice(self.claims)
+        steps = [self.acquire, self.acquire, self.renew, self.release, self.inspect, self.join_or_leave, self.wait]
+        return self.rng.choice(steps)(asked)
+
+    def acquire(self, asked: Claim) -> tuple[object, object]:
+        if asked.owner not in self.seen:
+            return self.table.acquire(asked, self.clock.now()), self.rows.acquire(asked)
+        self.seen[asked.owner] = self.clock.now()
+        self.table.join(asked, self.clock.now())  # as the memory backend does for one who stands in line
+        return self.table.acquire(asked, self.clock.now()), self.rows.acquire(asked, NOWHERE)
+
+    def renew(self, asked: Claim) -> tuple[object, object]:
+        return [self.table.renew(asked, self.clock.now())], self.rows.renew([asked])
+
+    def release(self, asked: Claim) -> tuple[object, object]:
+        self.table.release(asked)
+        return None, self.rows.release(asked)
+
+    def inspect(self, asked: Claim) -> tuple[object, object]:
+        return self.table.inspect(asked.name, self.clock.now()), self.rows.inspect(asked.name)
+
+    def join_or_leave(self, asked: Claim) -> tuple[object, object]:
+        if asked.owner in self.seen:
+            del self.seen[asked.owner]
+            return self.table.leave(asked), self.rows.leave(asked)
+        self.seen[asked.owner] = self.clock.now()
+        return self.table.join(asked, self.clock.now()), self.rows.join(asked, NOWHERE)
+
+    def wait(self, _: Claim) -> tuple[object, object]:
+        self.clock.time += self.rng.choice([0.25, 0.5, 1.0, LINE_TTL])
+        for silent in self.claims:
+            if self.seen.get(silent.owner, self.clock.now()) + LINE_TTL <= self.clock.now():
+                self.join_or_leave(silent)
+        return None, None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_rows_answer_as_the_reference_table_does(world: World, seed: int):
+    pair = Pair(world, random.Random(seed))
+    grants = 0
+    for number in range(400):
+        expected, answer = pair.step()
+        assert answer == expected, f"step {number}"
+        grants += isinstance(answer, Grant)
+    assert grants > 20
+
+
+# Clock and boot.
+
+
+def test_the_clock_is_read_when_the_write_lock_is_held(world: World):
+    rows = world.open()
+    hog = sqlite3.connect(world.path, isolation_level=None, check_same_thread=False)
+    hog.execute("BEGIN IMMEDIATE")
+    waiting = threading.Event()
+    world.clock.now = lambda: (waiting.set(), world.clock.time)[1]  # type: ignore[method-assign]
+
+    def give_way() -> None:
+        waiting.wait()
+        world.clock.time += 2.0
+        hog.execute("COMMIT")
+
+    helper = threading.Thread(target=give_way)
+    helper.start()
+    granted(rows, claim(ttl=10.0))
+    helper.join()
+    hog.close()
+    holder = rows.inspect("a")
+    assert holder is not None
+    assert holder.remaining == 10.0, "the seconds spent waiting for the write lock were taken off the ttl"
+
+
+def test_a_grant_of_an_earlier_boot_has_expired(world: World):
+    before = claim(ttl=1e6)
+    token = granted(world.open(boot="first"), before)
+    rows = world.open(boot="second")
+    assert rows.inspect("a") is None
+    assert rows.renew([before]) == [Renewal.REFUSED]
+    assert granted(rows, claim()) > token
+
+
+def test_a_waiter_of_an_earlier_boot_is_not_in_the_line(world: World):
+    world.open(boot="first").join(claim(), NOWHERE)
+    granted(world.open(boot="second"), claim())
+
+
+def test_a_clock_that_starts_again_ends_the_grants_where_boots_have_no_name(world: World):
+    rows = world.open(boot="unknown")
+    granted(rows, claim(ttl=1e6))
+    world.clock.time = 5.0
+    assert rows.inspect("a") is None
+    granted(rows, claim())
+
+
+@pytest.mark.parametrize("ttl", [0.05, 0.1 + 0.2, 1 / 3, 15.0000001])
+def test_the_file_never_frees_a_lock_before_its_ttl(world: World, ttl: float):
+    rows = world.open()
+    world.clock.time = 12345.6789012
+    granted(rows, claim(ttl=ttl))
+    holder = rows.inspect("a")
+    assert holder is not None
+    assert holder.remaining >= ttl
+
+
+# Tokens.
+
+
+def test_one_counter_serves_all_names(world: World):
+    rows = world.open(next_token=token_source("counter", wall_micros))
+    assert [granted(rows, claim(name)) for name in "abc"] == [1, 2, 3]
+
+
+def test_the_clean_up_lowers_no_token_even_if_the_wall_clock_was_stepped_back(world: World):
+    world.wall = 5_000_000
+    rows = world.open()
+    expired = granted(rows, claim(ttl=1.0))
+    world.clock.time += 2.0
+    rows.sweep()
+    assert _count(world, "fencing_lock") == 0
+    world.wall = 0
+    assert granted(rows, claim()) > expired == 5_000_000
+
+
+def test_the_clean_up_keeps_what_lives(world: World):
+    rows = world.open()
+    held, waiter = claim("held"), claim("held")
+    granted(rows, held)
+    granted(rows, claim("ended", ttl=1.0))
+    rows.join(waiter, NOWHERE)
+    world.clock.time += 1.0
+    rows.sweep()
+    assert rows.renew([held]) == [Renewal.RENEWED]
+    assert (_count(world, "fencing_lock"), _count(world, "fencing_waiter")) == (1, 1)
+    world.clock.time += LINE_TTL
+    rows.sweep()
+    assert (_count(world, "fencing_lock"), _count(world, "fencing_waiter")) == (1, 0)
+
+
+def test_a_token_that_would_not_fit_is_refused_and_nothing_is_granted(world: World):
+    world.wall = TOKEN_LIMIT
+    rows = world.open()
+    with pytest.raises(BackendRefusedError, match="53 bits"):
+        rows.acquire(claim())
+    world.wall = 0
+    assert rows.inspect("a") is None
+    assert granted(rows, claim()) == 1
+
+
+# The line.
+
+
+def test_one_who_shows_no_sign_of_life_loses_its_place(world: World):
+    rows = world.open()
+    silent, second = claim(), claim()
+    rows.join(silent, NOWHERE)
+    rows.join(second, NOWHERE)
+    world.clock.time += LINE_TTL - 0.5
+    assert refused(rows, second, NOWHERE) == 0.5, "until the head has been silent for too long"
+    assert refused(rows, claim()) == 0.5
+    world.clock.time += 0.5
+    granted(rows, second, NOWHERE)
+
+
+def test_one_who_was_passed_over_stands_at_the_end_of_the_line_again(world: World):
+    rows = world.open()
+    silent, second, third = claim(), claim(), claim()
+    holder = claim(ttl=100.0)
+    granted(rows, holder)
+    for waiter in (silent, second, third):
+        rows.join(waiter, NOWHERE)
+    for _ in range(4):
+        world.clock.time += LINE_POLL
+        assert refused(rows, second, NOWHERE) == LINE_POLL
+        assert refused(rows, third, NOWHERE) == LINE_POLL
+    refused(rows, silent, NOWHERE)
+    rows.release(holder)
+    for head, later in itertools.pairwise((second, third, silent)):
+        refused(rows, later, NOWHERE)
+        granted(rows, head, NOWHERE)
+        rows.release(head)
+    granted(rows, silent, NOWHERE)
+
+
+class Listener:
+    """A socket like the one of a backend in another process."""
+
+    def __init__(self) -> None:
+        self.place = Place(f"listener-{random.getrandbits(64):x}")
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(b"\0fencing-sdk/" + self.place.bell.encode())
+        self.socket.setblocking(False)
+
+    def heard(self) -> list[bytes]:
+        words = []
+        while True:
+            try:
+                words.append(self.socket.recv(100))
+            except BlockingIOError:
+                return words
+
+
+@pytest.fixture
+def listeners() -> Iterator[list[Listener]]:
+    made = [Listener() for _ in range(3)]
+    yield made
+    for listener in made:
+        listener.socket.close()
+
+
+def test_a_release_wakes_the_head_alone(world: World, listeners: list[Listener]):
+    rows = world.open()
+    holder = claim()
+    granted(rows, holder)
+    for listener in listeners:
+        rows.join(claim(), listener.place)
+    rows.release(holder)
+    assert [listener.heard() for listener in listeners] == [[listeners[0].place.word.encode()], [], []]
+
+
+def test_a_release_by_one_who_does_not_hold_wakes_nobody(world: World, listeners: list[Listener]):
+    rows = world.open()
+    granted(rows, claim())
+    rows.join(claim(), listeners[0].place)
+    rows.release(claim())
+    assert listeners[0].heard() == []
+
+
+def test_a_release_passes_over_those_who_are_gone(world: World, listeners: list[Listener]):
+    rows = world.open()
+    holder = claim()
+    granted(rows, holder)
+    for listener in listeners:
+        rows.join(claim(), listener.place)
+    listeners[0].socket.close()
+    listeners[1].socket.close()
+    rows.release(holder)
+    assert len(listeners[2].heard()) == 1
+    assert _count(world, "fencing_waiter") == 1
+
+
+def test_leaving_as_the_head_of_a_free_lock_wakes_the_next(world: World, listeners: list[Listener]):
+    rows = world.open()
+    head, second = claim(), claim()
+    rows.join(head, listeners[0].place)
+    rows.join(second, listeners[1].place)
+    rows.leave(head)
+    assert len(listeners[1].heard()) == 1
+
+
+def test_leaving_a_held_lock_wakes_nobody(world: World, listeners: list[Listener]):
+    rows = world.open()
+    granted(rows, claim())
+    head, second = claim(), claim()
+    rows.join(head, listeners[0].place)
+    rows.join(second, listeners[1].place)
+    rows.leave(head)
+    assert listeners[1].heard() == []
+
+
+def test_a_waiter_in_another_network_namespace_keeps_its_place(world: World, listeners: list[Listener]):
+    here, there = world.open(network="here"), world.open(network="there")
+    holder, waiter = claim(), claim()
+    granted(here, holder)
+    there.join(waiter, Place("not-to-be-reached-from-here"))
+    here.join(claim(), listeners[0].place)
+    here.release(holder)
+    assert listeners[0].heard() == [], "it is not the turn of the second"
+    refused(here, claim())
+    granted(there, waiter, NOWHERE)
+
+
+# Texts that look like SQL.
+
+HOSTILE = ["' OR '1'='1", "'; DROP TABLE fencing_lock; --", '"', "%", "_", "x' UNION SELECT owner FROM fencing_lock --"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_names_owners_and_metadata_are_never_read_as_sql(world: World, text: str):
+    rows = world.open()
+    victim = claim("victim")
+    granted(rows, victim)
+    hostile = claim(text, owner=text, metadata=text)
+    rows.join(hostile, NOWHERE)
+    granted(rows, hostile, NOWHERE)
+    assert rows.renew([claim("victim", owner=text)]) == [Renewal.TAKEN_OVER]
+    rows.release(claim("victim", owner=text))
+    rows.leave(claim("victim", owner=text))
+    holder = rows.inspect(text)
+    assert holder is not None
+    assert holder.metadata == text
+    rows.release(hostile)
+    assert rows.inspect(text) is None
+    assert rows.renew([victim]) == [Renewal.RENEWED]
+
+
+def _count(world: World, table: str) -> int:
+    connection = sqlite3.connect(world.path)
+    try:
+        return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+    finally:
+        connection.close()
