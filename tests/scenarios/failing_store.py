@@ -1,0 +1,127 @@
+"""What the tests of the failure modes share: a store that keeps a ledger, a worker that leaves tracks, and waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fencing_sdk import Event, Lease, LeaseLostError, LossReason
+from fencing_sdk._claim import holder_of
+from fencing_sdk._clock import BootClock
+from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.backends.memory import MemoryBackend
+
+E = TypeVar("E", bound=Event)
+
+CLOCK = BootClock()
+ENDED_BY_TIME = {LossReason.EXPIRED, LossReason.STALLED}
+"""A busy machine makes the loop late by itself; which of the two it was is not what these tests are about."""
+OPERATIONS = ("acquire", "renew", "release", "inspect")
+
+
+class Log:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def seen(self, kind: type[E], count: int = 1) -> E:
+        """Wait for the *count*-th event of *kind* and return it."""
+        await until(lambda: len(self.of(kind)) >= count)
+        return self.of(kind)[count - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the store did, for whom, and when."""
+
+    operation: str
+    holder: str
+    at: float
+    token: int = -1
+    done: bool = True
+
+
+class LedgerBackend(MemoryBackend):
+    """The memory backend, and a record of everything that reached it and what became of it."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.entries: list[Entry] = []
+
+    async def acquire(self, claim: Claim) -> Grant | Held:
+        at = CLOCK.now()
+        answer = await super().acquire(claim)
+        granted = isinstance(answer, Grant)
+        self.entries.append(Entry("acquire", claim.holder, at, answer.token if granted else -1, granted))
+        return answer
+
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+        at = CLOCK.now()
+        answers = await super().renew(claims)
+        for claim, answer in zip(claims, answers, strict=True):
+            self.entries.append(Entry("renew", claim.holder, at, done=answer is Renewal.RENEWED))
+        return answers
+
+    async def release(self, claim: Claim) -> None:
+        before = await self.inspect(claim.name)
+        await super().release(claim)
+        freed = before is not None and await self.inspect(claim.name) is None
+        self.entries.append(Entry("release", holder_of(claim.owner), CLOCK.now(), before.token if freed else -1, freed))
+
+    def of(self, operation: str, holder: str | None = None) -> list[Entry]:
+        """What was done (refusals left out), for everybody or for one holder."""
+        return [
+            entry
+            for entry in self.entries
+            if entry.operation == operation and entry.done and holder in {None, entry.holder}
+        ]
+
+    @property
+    def tidy(self) -> bool:
+        """Whether no grant and no waiter is left."""
+        return len(self._table) == 0 and not self._woken
+
+
+class Tracks:
+    """The tracks of a worker: its last step, its last readable token, and how late its loop ever was."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.last = 0.0
+        self.last_token = 0.0
+        self.lag = 0.0
+
+    async def walk(self, lease: Lease) -> None:
+        """Work in small steps until cancelled. A step is noted before it does anything."""
+        while True:
+            now = CLOCK.now()
+            self.lag = max(self.lag, now - self.last) if self.last else 0.0
+            self.last = now
+            with contextlib.suppress(LeaseLostError):
+                assert lease.token >= 0
+                self.last_token = now
+            self.begun.set()
+            await asyncio.sleep(0.002)
+
+
+async def until(condition: Callable[[], object], *, within: float = 10.0) -> None:
+    """Wait until *condition* is true."""
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110  (most conditions here have no event)
+            await asyncio.sleep(0.005)
+
+
+async def ticks(count: int) -> None:
+    """Let the event loop turn *count* times."""
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -1,0 +1,354 @@
+"""Failure modes 1 to 4: the end of a lease depends on no answer, no healthy call, and no turning loop."""
+
+import asyncio
+import itertools
+import time
+
+import anyio
+import pytest
+from failing_store import CLOCK, ENDED_BY_TIME, OPERATIONS, LedgerBackend, Log, Tracks, ticks, until
+
+from fencing_sdk import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    LeaseLostError,
+    LockClient,
+    LossReason,
+    Lost,
+    RenewalFailed,
+    RenewalLate,
+    Renewed,
+    StaleTokenError,
+    UsageError,
+)
+from fencing_sdk._heartbeat import Heartbeat
+from fencing_sdk._schedule import Schedule
+from fencing_sdk.abc import Renewal
+from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.testing import FaultyBackend
+
+TTL = 0.6
+BUFFER = TTL / 5
+SLACK = 0.005
+"""The timers of an event loop fire within this of their moment when nothing delays the loop."""
+
+
+def cut(store: FaultyBackend, fault: str) -> None:
+    for operation in OPERATIONS:
+        getattr(store, fault)(operation)
+
+
+@pytest.mark.parametrize("fault", ["fail", "hang", "lose_reply"])
+async def test_mode_01_work_ends_before_the_store_hands_the_lock_on(fault):
+    """1: whatever the silence looks like, the last instruction lies before ``last_send + ttl - buffer``."""
+    store = LedgerBackend()
+    link = FaultyBackend(store)
+    tracks = Tracks()
+    async with LockClient(link) as holder, LockClient(store) as heir:
+
+        async def work():
+            async with holder.lock("seats/42", ttl=TTL) as lease:
+                await tracks.walk(lease)
+
+        working = asyncio.create_task(work())
+        await tracks.begun.wait()
+        await until(lambda: store.of("renew"))
+        answered = [*store.of("acquire"), *store.of("renew")][-1]
+        cut(link, fault)
+        later = await heir.lock("seats/42", ttl=TTL, wait=10).acquire()
+        with pytest.raises(LeaseLostError) as lost:
+            await asyncio.wait_for(working, 5)
+        assert lost.value.reason in ENDED_BY_TIME
+        assert later.token > lost.value.token
+        await later.release()
+    handed_on = store.of("acquire", later.holder)[0].at
+    assert tracks.last <= answered.at + TTL - BUFFER + tracks.lag + SLACK
+    assert tracks.last_token < answered.at + TTL - BUFFER
+    assert tracks.last_token < handed_on
+
+
+async def test_mode_01_a_plain_handle_learns_of_its_end_without_the_store():
+    """1: a handle that cancels nobody still stops giving its token away, and says so to whoever waits."""
+    link = FaultyBackend(LedgerBackend())
+    async with LockClient(link) as locks:
+        lease = await locks.lock("seats/42", ttl=TTL).acquire()
+        cut(link, "hang")
+        assert await asyncio.wait_for(lease.wait_lost(), 5) in ENDED_BY_TIME
+        with pytest.raises(LeaseLostError):
+            _ = lease.token
+        link.heal()
+        await lease.release()
+
+
+async def test_mode_01_work_ends_on_time_though_the_heartbeat_never_wakes_up(monkeypatch):
+    """1: the deadline lies in the task that works, and needs neither the heartbeat nor the store."""
+
+    async def oversleep(self, until):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Heartbeat, "_sleep", oversleep)
+    store = LedgerBackend()
+    steps = []
+    async with LockClient(store) as locks:
+        with pytest.raises(LeaseLostError):
+            async with locks.lock("seats/42", ttl=0.3), asyncio.timeout(5):
+                while True:  # without a look at the lease, which would notice its end by itself
+                    steps.append(CLOCK.now())
+                    await asyncio.sleep(0.002)
+    assert not store.of("renew")
+    lag = max(later - earlier for earlier, later in itertools.pairwise(steps))
+    assert steps[-1] <= store.of("acquire")[0].at + 0.3 - 0.3 / 5 + lag + SLACK
+
+
+class DeafBackend(LedgerBackend):
+    """Its renewals react to nothing, their own cancellation included, until `hears` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deaf = False
+        self.hears = asyncio.Event()
+        self.unanswered = 0
+        self.cancelled = 0
+
+    async def renew(self, claims):
+        if self.deaf:
+            self.unanswered += 1
+            while not self.hears.is_set():
+                try:
+                    await self.hears.wait()
+                except asyncio.CancelledError:
+                    self.cancelled += 1
+        return await super().renew(claims)
+
+
+@pytest.fixture
+async def deaf():
+    """A store whose hung calls end with the test: the event loop would wait for them."""
+    store = DeafBackend()
+    yield store
+    store.hears.set()
+    await ticks(10)
+
+
+async def test_mode_02_a_renewal_that_ignores_its_cancellation_does_not_hide_the_expiry(deaf, monkeypatch):
+    """2: work ends on time, other locks of the client work, and closing is bounded, all while the call hangs."""
+    monkeypatch.setattr("fencing_sdk._engine._CALL_LIMIT", 0.3)
+    tracks = Tracks()
+    locks = LockClient(deaf)
+    async with locks:
+        with pytest.raises(LeaseLostError) as lost:
+            async with locks.lock("seats/42", ttl=TTL) as lease:
+                deaf.deaf = True
+                sent_at = deaf.of("acquire")[-1].at
+                await asyncio.wait_for(tracks.walk(lease), 5)
+        assert lost.value.reason in ENDED_BY_TIME
+        assert deaf.unanswered
+        assert tracks.last <= sent_at + TTL - BUFFER + tracks.lag + SLACK
+        async with locks.lock("seats/43", ttl=TTL) as other:
+            assert other.held
+        began = CLOCK.now()
+    assert CLOCK.now() - began < 3
+    assert not deaf.hears.is_set()
+    assert deaf.tidy
+
+
+async def test_mode_02_a_call_that_ignores_its_cancellation_does_not_occupy_the_processor(deaf, monkeypatch):
+    """2: it is cancelled more than once, and not in every turn of the loop: that would cost a core while it hangs."""
+    monkeypatch.setattr("fencing_sdk._engine._CALL_LIMIT", 0.1)
+    async with LockClient(deaf) as locks:
+        lease = await locks.lock("seats/42", ttl=0.3).acquire()
+        deaf.deaf = True
+        await lease.wait_lost()
+        await asyncio.sleep(0.3)
+        assert deaf.unanswered < deaf.cancelled < 50 * deaf.unanswered
+        await lease.release()
+
+
+FAILURES = [
+    BackendUnavailableError("Store", "renew"),
+    BackendRefusedError("Store", "renew"),
+    ConnectionResetError("peer"),
+    TimeoutError(),
+    ValueError("a driver's bug"),
+    ExceptionGroup("a driver's group", [OSError()]),
+]
+
+
+@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
+async def test_mode_03_a_failing_renewal_is_tried_again(failure, times):
+    """3: no exception of a renewal, of whatever class, ends the heartbeat or the lease."""
+    link = FaultyBackend(LedgerBackend())
+    log = Log()
+    async with LockClient(link, observers=[log]) as locks, locks.lock("seats/42", ttl=1.0) as lease:
+        link.fail("renew", failure, times=times)
+        await log.seen(Renewed)
+        assert len(log.of(RenewalFailed)) == times
+        assert type(failure).__name__ in log.of(RenewalFailed)[0].error
+        assert lease.held
+    assert not log.of(Lost)
+
+
+async def test_mode_03_a_cancellation_that_leaks_out_of_a_driver_is_no_answer_either():
+    """3: a driver that raises CancelledError of its own (a pool that closes) ends nothing."""
+
+    class Leaking(LedgerBackend):
+        leaks = 2
+
+        async def renew(self, claims):
+            if self.leaks:
+                self.leaks -= 1
+                raise asyncio.CancelledError
+            return await super().renew(claims)
+
+    log = Log()
+    async with LockClient(Leaking(), observers=[log]) as locks, locks.lock("seats/42", ttl=1.0) as lease:
+        await log.seen(Renewed)
+        assert lease.held
+    assert len(log.of(RenewalFailed)) == 2
+
+
+@pytest.mark.parametrize("answer", [[], [Renewal.RENEWED, Renewal.RENEWED], None, 7], ids=repr)
+async def test_mode_03_an_answer_of_the_wrong_shape_is_no_answer(answer):
+    """3: not one outcome per claim proves nothing; it is tried again until the deadline."""
+
+    class Garbled(LedgerBackend):
+        garbled = 2
+
+        async def renew(self, claims):
+            if self.garbled:
+                self.garbled -= 1
+                return answer
+            return await super().renew(claims)
+
+    log = Log()
+    async with LockClient(Garbled(), observers=[log]) as locks, locks.lock("seats/42", ttl=1.0) as lease:
+        await log.seen(Renewed)
+        assert lease.held
+    assert len(log.of(RenewalFailed)) == 2
+
+
+async def test_mode_03_one_bad_claim_does_not_stop_the_others():
+    """3: a claim whose shard is down ends alone, at its deadline; the rest of its batch goes on."""
+
+    class Sharded(LedgerBackend):
+        async def renew(self, claims):
+            answers = await super().renew(claims)
+            return [
+                Renewal.UNKNOWN if claim.name == "shard-down" else answer
+                for claim, answer in zip(claims, answers, strict=True)
+            ]
+
+    async with LockClient(Sharded()) as locks:
+        names = ["a", "shard-down", "b", "c"]
+        leases = await asyncio.gather(*(locks.lock(name, ttl=TTL).acquire() for name in names))
+        assert await asyncio.wait_for(leases[1].wait_lost(), 5) in ENDED_BY_TIME
+        assert [lease.held for lease in leases] == [True, False, True, True]
+        for lease in leases:
+            await lease.release()
+
+
+async def test_mode_03_a_failing_chunk_does_not_stop_the_next_one(monkeypatch):
+    """3: batches of one round fail and succeed on their own."""
+    monkeypatch.setattr("fencing_sdk._heartbeat.BATCH", 2)
+
+    class HalfDead(LedgerBackend):
+        async def renew(self, claims):
+            if any(claim.name == "dead" for claim in claims):
+                raise ConnectionResetError
+            return await super().renew(claims)
+
+    async with LockClient(HalfDead()) as locks:
+        leases = await asyncio.gather(*(locks.lock(name, ttl=TTL).acquire() for name in ["dead", "x", "c", "d", "e"]))
+        await asyncio.wait_for(leases[0].wait_lost(), 5)
+        assert [lease.held for lease in leases[2:]] == [True, True, True]
+        for lease in leases:
+            await lease.release()
+
+
+async def test_mode_03_a_crash_of_the_engine_loses_every_lease_loudly(monkeypatch, caplog):
+    """3: when the heartbeat itself fails, nobody pretends: all work is cancelled, and no lock is given out."""
+
+    def crash(*_):
+        raise ZeroDivisionError("a bug of the engine")
+
+    async with LockClient(LedgerBackend()) as locks:
+        plain = await locks.lock("plain", ttl=30).acquire()
+        with pytest.raises(LeaseLostError) as lost:
+            async with locks.lock("short", ttl=TTL), asyncio.timeout(5):
+                monkeypatch.setattr(Schedule, "due", crash)
+                await asyncio.Event().wait()
+        assert lost.value.reason is LossReason.CLOSED
+        assert plain.lost_reason is LossReason.CLOSED
+        assert any(record.levelname == "CRITICAL" for record in caplog.records)
+        with pytest.raises(UsageError, match="heartbeat of this client failed") as refused:
+            await locks.lock("another").acquire()
+        assert isinstance(refused.value.__cause__, ZeroDivisionError)
+        await plain.release()
+
+
+def hash_everything(seconds: float) -> None:
+    """Code that keeps the event loop to itself."""
+    time.sleep(seconds)
+
+
+async def test_mode_04_a_blocked_loop_loses_its_lease_and_is_told_what_blocked_it():
+    """4: the next await raises, the reason says stalled, and the event names the code to blame."""
+    log = Log()
+    async with LockClient(LedgerBackend(), observers=[log]) as locks:
+        steps_after = 0
+        with pytest.raises(LeaseLostError) as lost:
+            async with locks.lock("seats/42", ttl=0.5) as lease:
+                await log.seen(Renewed)
+                hash_everything(0.6)
+                with pytest.raises(LeaseLostError):
+                    lease.check()
+                while True:
+                    await asyncio.sleep(0.001)
+                    steps_after += 1
+        assert steps_after <= 1
+        assert lost.value.reason is LossReason.STALLED
+        late = log.of(RenewalLate)[0]
+        assert 0.6 - 0.1 - 0.05 < late.late < 5
+        assert "hash_everything" in late.stack
+
+
+async def test_mode_04_a_body_that_never_awaits_learns_of_the_loss_when_it_leaves():
+    """4: nothing can cancel code that does not await; the ``async with`` raises at the latest."""
+    async with LockClient(LedgerBackend()) as locks:
+        with pytest.raises(LeaseLostError) as lost:
+            async with locks.lock("seats/42", ttl=0.3):
+                hash_everything(0.4)
+        assert lost.value.reason is LossReason.STALLED
+
+
+async def test_mode_04_a_blocked_holder_cannot_write_over_the_next_one():
+    """4: what the blocked worker still sends by the number it remembers is refused at the resource."""
+    store = LedgerBackend()
+    seats = MemoryGuard()
+    async with LockClient(store) as blocked, LockClient(store) as next_one:
+        with pytest.raises(LeaseLostError):
+            async with blocked.lock("seats/42", ttl=0.3, fences=[seats]) as lease:
+                remembered = lease.token
+                hash_everything(0.4)
+                with anyio.CancelScope(shield=True):
+                    async with next_one.lock("seats/42", ttl=1.0, fences=[seats]):
+                        with pytest.raises(LeaseLostError):
+                            _ = lease.token
+                        with pytest.raises(StaleTokenError) as stale:
+                            seats.write("seats/42", remembered, pytest.fail, "written too late")
+                        assert stale.value.token == remembered
+                        assert stale.value.fence > remembered
+
+
+async def test_mode_04_a_short_block_is_told_and_costs_nothing():
+    """4: a stall within the lease is a warning, not a loss."""
+    log = Log()
+    async with LockClient(LedgerBackend(), observers=[log]) as locks, locks.lock("seats/42", ttl=1.2) as lease:
+        await log.seen(Renewed)
+        hash_everything(0.4)
+        late = await log.seen(RenewalLate)
+        assert late.late > 0.05
+        await log.seen(Renewed, 2)
+        assert lease.held
+    assert not log.of(Lost)

@@ -1,0 +1,336 @@
+"""Failure modes 6, 7 and 8: releases that fail, renewals that come after the end, and whose lock it was."""
+
+import asyncio
+from contextlib import suppress
+
+import anyio
+import pytest
+from failing_store import CLOCK, ENDED_BY_TIME, LedgerBackend, Log, Tracks, ticks, until
+
+from fencing_sdk import LeaseLostError, LockClient, LossReason, Lost, Released, RenewalFailed, Renewed
+from fencing_sdk.testing import FaultyBackend
+
+TTL = 0.6
+CALL_LIMIT = (TTL * 0.99 - TTL / 5) / 2
+"""What one release may hold up whoever leaves."""
+
+
+@pytest.fixture(autouse=True)
+async def complaints():
+    """What only the loop's exception handler would get to see is an error too."""
+    unhandled = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    yield
+    assert not unhandled
+
+
+class Mishap(Exception):
+    """The body's own error."""
+
+
+FAULTS = {
+    "fails": lambda link: link.fail("release"),
+    "breaks": lambda link: link.fail("release", ZeroDivisionError("a driver's bug")),
+    "hangs": lambda link: link.hang("release"),
+    "is unanswered": lambda link: link.lose_reply("release"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_mode_06_a_release_that_fails_is_bounded_and_hides_no_error(fault):
+    """6: the body's error leaves bare and soon; the release is repeated in the background until it is answered."""
+    store = LedgerBackend()
+    link = FaultyBackend(store)
+    log = Log()
+    async with LockClient(link, observers=[log]) as locks:
+        FAULTS[fault](link)
+        mishap = Mishap()
+        began = CLOCK.now()
+        with pytest.raises(Mishap) as left:
+            async with locks.lock("seats/42", ttl=TTL):
+                raise mishap
+        assert left.value is mishap
+        assert not hasattr(mishap, "__notes__")
+        assert mishap.__context__ is None
+        assert CLOCK.now() - began < CALL_LIMIT + 0.3
+        assert [event.confirmed for event in log.of(Released)] == [False]
+        link.heal()
+        await until(lambda: store.tidy, within=TTL + 0.5)
+        assert store.of("release")
+    assert not log.of(Lost)
+
+
+async def test_mode_06_a_failing_release_is_no_error_at_all_for_a_clean_body():
+    """6: the lock was held to the end of the body; that it is freed a little later concerns the waiters only."""
+    store = LedgerBackend()
+    link = FaultyBackend(store)
+    async with LockClient(link) as locks:
+        link.fail("release", times=3)
+        async with locks.lock("seats/42", ttl=5):
+            pass
+        await until(lambda: store.tidy, within=3)
+
+
+@pytest.mark.parametrize("manner", ["cancel", "timeout", "scope", "again and again"])
+async def test_mode_06_a_cancelled_release_is_finished_before_the_cancellation_goes_on(manner):
+    """6: cancelled while it waits for the store, it still frees the lock, and the cancellation is not lost."""
+    store = LedgerBackend()
+    link = FaultyBackend(store)
+    async with LockClient(link) as locks:
+        lease = await locks.lock("seats/42", ttl=5).acquire()
+        link.delay("release", 0.1, times=1)
+        if manner == "timeout":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.03):
+                    await lease.release()
+        elif manner == "scope":
+            with anyio.move_on_after(0.03) as scope:
+                await lease.release()
+                await anyio.sleep(1)
+            assert scope.cancelled_caught
+        else:
+            releasing = asyncio.create_task(lease.release())
+            await asyncio.sleep(0.03)
+            for _ in range(1 if manner == "cancel" else 5):
+                releasing.cancel()
+                await ticks(2)
+            with pytest.raises(asyncio.CancelledError):
+                await releasing
+        assert store.tidy
+        assert len(store.of("release")) == 1
+
+
+async def test_mode_06_leaving_cancelled_frees_the_lock_and_stays_cancelled():
+    """6: a task that is cancelled in its body, and once more on its way out, has given the lock back."""
+    store = LedgerBackend()
+    link = FaultyBackend(store)
+    async with LockClient(link) as locks:
+        inside = asyncio.Event()
+
+        async def work():
+            async with locks.lock("seats/42", ttl=5):
+                inside.set()
+                await asyncio.Event().wait()
+
+        link.delay("release", 0.1, times=1)
+        working = asyncio.create_task(work())
+        await inside.wait()
+        working.cancel()
+        await asyncio.sleep(0.03)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert store.tidy
+
+
+async def test_mode_06_release_is_idempotent():
+    """6: twice, at the same time, and after a loss: one request, no error."""
+    store = LedgerBackend()
+    link = FaultyBackend(store)
+    async with LockClient(link) as locks:
+        lease = await locks.lock("seats/42", ttl=5).acquire()
+        await asyncio.gather(lease.release(), lease.release(), lease.release())
+        await lease.release()
+        assert link.calls.count(("release", ("seats/42",))) == 1
+        assert not lease.held
+        assert lease.lost_reason is None
+    await lease.release()
+    assert store.tidy
+
+
+class SlowRenewals(LedgerBackend):
+    """Renews at once or late, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived = asyncio.Event()
+        self.apply = asyncio.Event()
+        self.answer = asyncio.Event()
+        self.failure: Exception | None = None
+
+    async def renew(self, claims):
+        self.arrived.set()
+        await self.apply.wait()
+        answers = await super().renew(claims)
+        await self.answer.wait()
+        if self.failure is not None:
+            raise self.failure
+        return answers
+
+
+@pytest.mark.parametrize("applied", ["before the release", "after the release"])
+async def test_mode_07_a_renewal_under_way_at_the_release_changes_nothing(applied):
+    """7: its answer finds nobody: no event, no error, no lock; success does not turn into a loss."""
+    store = SlowRenewals()
+    log = Log()
+    async with LockClient(store, observers=[log]) as locks:
+        async with locks.lock("seats/42", ttl=2.0):
+            await store.arrived.wait()
+            if applied == "before the release":
+                store.apply.set()
+        assert await store.inspect("seats/42") is None
+        told = len(log.events)
+        store.apply.set()
+        store.answer.set()
+        await asyncio.sleep(0.1)
+        assert len(store.entries) == 3, "acquired, renewed, released"
+        assert log.events[told:] == []
+        assert store.tidy
+    assert not log.of(Lost)
+    assert not log.of(RenewalFailed)
+
+
+async def test_mode_07_a_renewal_that_fails_after_the_release_is_not_told():
+    """7: "renewal failed" about a lock that was given back in time would be a false alarm."""
+    store = SlowRenewals()
+    store.failure = ConnectionResetError()
+    log = Log()
+    async with LockClient(store, observers=[log]) as locks:
+        async with locks.lock("seats/42", ttl=2.0):
+            await store.arrived.wait()
+        store.apply.set()
+        store.answer.set()
+        await asyncio.sleep(0.05)
+    assert [event.kind for event in log.events] == ["acquiring", "acquired", "released"]
+
+
+async def test_mode_07_a_renewal_that_straggles_past_the_release_revives_nothing():
+    """7: it reaches the store when the lock is free, and when somebody else has it; neither is touched."""
+    store = LedgerBackend()
+    link = FaultyBackend(store)
+    log = Log()
+    async with LockClient(link, observers=[log]) as locks, LockClient(store) as others:
+        lease = await locks.lock("seats/42", ttl=TTL).acquire()
+        link.straggle("renew", 0.15, times=1)
+        await log.seen(RenewalFailed)
+        await lease.release()
+        heir = await others.lock("seats/42", ttl=30).acquire()
+        before = (await store.inspect("seats/42")).remaining
+        await link.delivered()
+        holder = await store.inspect("seats/42")
+        assert holder.token == heir.token
+        assert holder.remaining <= before
+        await heir.release()
+    assert [event.kind for event in log.events][-1] == "released"
+    assert store.tidy
+
+
+async def test_mode_07_nothing_is_renewed_after_the_release():
+    """7: a lease that is given back between two beats, and one that is dropped, are forgotten by the heartbeat."""
+    store = LedgerBackend()
+    log = Log()
+    async with LockClient(store, observers=[log]) as locks:
+        async with locks.lock("seats/41", ttl=0.3) as lease:
+            await log.seen(Renewed)
+        plain = await locks.lock("seats/42", ttl=0.3).acquire()
+        owner = plain.holder
+        with pytest.warns(ResourceWarning, match="dropped without release"):
+            del plain
+        await until(lambda: store.tidy)
+        renewed = len(store.entries)
+        await asyncio.sleep(0.3)
+        assert len(store.entries) == renewed
+        assert not store.of("renew", owner)
+        assert lease.lost_reason is None
+
+
+async def test_mode_07_a_refusal_that_comes_after_the_release_is_no_loss():
+    """7: the store's "not yours" about a lease that has ended well is nobody's business."""
+    store = SlowRenewals()
+    log = Log()
+    async with LockClient(store, observers=[log]) as locks:
+        lease = await locks.lock("seats/42", ttl=2.0).acquire()
+        renewing = asyncio.create_task(lease.renew())
+        await store.arrived.wait()
+        await lease.release()
+        store.apply.set()
+        store.answer.set()
+        await asyncio.wait_for(renewing, 2)
+        assert lease.lost_reason is None
+    assert [event.kind for event in log.events] == ["acquiring", "acquired", "released"]
+
+
+def foreign_deletes(store: LedgerBackend) -> list[int]:
+    """Tokens whose grant was ended by somebody other than the one it was given to."""
+    granted = {entry.token: entry.holder for entry in store.of("acquire")}
+    return [entry.token for entry in store.of("release") if granted[entry.token] != entry.holder]
+
+
+async def test_mode_08_two_tasks_that_share_a_lock_object_never_release_each_other():
+    """8: the first one overstays its lease while the second one enters by the same object."""
+    store = LedgerBackend()
+    link = FaultyBackend(store)
+    tracks = Tracks()
+    async with LockClient(link) as locks:
+        shared = locks.lock("seats/42", ttl=TTL)
+        second_is_in = asyncio.Event()
+        first_is_out = asyncio.Event()
+
+        async def overstay() -> LossReason:
+            try:
+                async with shared as lease:
+                    link.fail("renew")
+                    with anyio.CancelScope(shield=True):
+                        await second_is_in.wait()
+                        assert lease.lost_reason in ENDED_BY_TIME
+            except LeaseLostError as lost:
+                return lost.reason
+            finally:
+                first_is_out.set()
+
+        first = asyncio.create_task(overstay())
+        await until(lambda: ("renew", ("seats/42",)) in link.calls)
+        await until(lambda: not store._table.inspect("seats/42", CLOCK.now()))
+        link.heal()
+        async with shared as lease:
+            second_is_in.set()
+            await first_is_out.wait()
+            assert await first in ENDED_BY_TIME
+            assert (await store.inspect("seats/42")).holder == lease.holder
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TTL):
+                    await tracks.walk(lease)
+            assert lease.held
+    assert foreign_deletes(store) == []
+    assert len(store.of("release")) == 1
+    assert store.tidy
+
+
+async def test_mode_08_a_failing_entry_by_the_same_object_does_not_harm_the_holder():
+    """8: tries that fail have an owner of their own, so the holder can still renew and release."""
+    store = LedgerBackend()
+    log = Log()
+    async with LockClient(store, observers=[log]) as locks:
+        shared = locks.lock("seats/42", ttl=TTL)
+        async with shared as lease:
+            assert [await shared.try_acquire() for _ in range(5)] == [None] * 5
+            await log.seen(Renewed)
+            assert lease.held
+        assert store.tidy
+    assert len({entry.holder for entry in store.entries if entry.operation == "acquire"}) == 6
+    assert foreign_deletes(store) == []
+
+
+async def test_mode_08_many_overlapping_entries_keep_their_leases_apart():
+    """8: leases that end by loss, by release and by cancellation, all by one object, each for its owner only."""
+    store = LedgerBackend()
+    async with LockClient(store) as locks:
+        shared = locks.lock("seats/42", ttl=5)
+
+        async def work(number: int) -> None:
+            async with shared as lease:
+                token = lease.token
+                if number % 3 == 0:
+                    store.revoke("seats/42")
+                await asyncio.sleep(0.002 if number % 3 == 1 else 0)
+                assert lease.token == token
+
+        tasks = [asyncio.create_task(work(number)) for number in range(30)]
+        await asyncio.sleep(0.01)
+        for task in tasks[::5]:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        kinds = {type(outcome) for outcome in outcomes}
+        assert kinds == {type(None), LeaseLostError, asyncio.CancelledError}
+        assert store.tidy
+    assert foreign_deletes(store) == []

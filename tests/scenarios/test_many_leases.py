@@ -1,0 +1,62 @@
+"""Ten thousand leases in one process: one heartbeat, a few calls an interval, and none of them lost."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from fencing_sdk import LockClient, Lost
+from fencing_sdk._heartbeat import BATCH
+from fencing_sdk.abc import Claim, Renewal
+from fencing_sdk.backends.memory import MemoryBackend
+
+LEASES = 10_000
+TTL = 7.0
+INTERVAL = (TTL - TTL / 5) / 4
+INTERVALS = 3
+
+
+class CountingBackend(MemoryBackend):
+    """Counts calls of `renew`, and the claims in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        self.most_tasks = 0
+
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+        self.sizes.append(len(claims))
+        self.most_tasks = max(self.most_tasks, len(asyncio.all_tasks()))
+        return await super().renew(claims)
+
+
+async def test_ten_thousand_leases_cost_one_task_and_a_few_calls_and_none_is_lost():
+    store = CountingBackend()
+    lost: list[Lost] = []
+    async with LockClient(
+        store, observers=[lambda event: lost.append(event) if isinstance(event, Lost) else None]
+    ) as locks:
+        idle = len(asyncio.all_tasks())
+        leases = []
+        for start in range(0, LEASES, 500):
+            names = [f"seats/{number}" for number in range(start, start + 500)]
+            leases += await asyncio.gather(*(locks.lock(name, ttl=TTL).acquire() for name in names))
+        assert len(asyncio.all_tasks()) <= idle + 2 * math.ceil(LEASES / BATCH), "no task for each lease"
+        store.sizes.clear()
+        store.most_tasks = 0
+        held_until = min(lease.deadline for lease in leases)
+        await asyncio.sleep(INTERVALS * INTERVAL)
+
+        assert all(lease.held for lease in leases)
+        assert not lost
+        assert min(lease.deadline for lease in leases) > held_until + (INTERVALS - 1) * INTERVAL
+        calls, renewals = len(store.sizes), sum(store.sizes)
+        assert max(store.sizes) <= BATCH
+        assert renewals >= (INTERVALS - 1) * LEASES, "everybody is renewed in every interval"
+        assert renewals <= (INTERVALS + 1) * LEASES, "and nobody much more often"
+        full = math.ceil(LEASES / BATCH)
+        assert calls <= (INTERVALS + 1) * (full + 10), "beats that lie close together share a call"
+        assert store.most_tasks <= idle + 2 * full + 4, "a task for each call under way, none for a lease"
+
+        await asyncio.gather(*(lease.release() for lease in leases))
+        assert len(store._table) == 0
+    assert not lost

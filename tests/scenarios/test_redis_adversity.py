@@ -1,0 +1,297 @@
+"""What a hostile network, operator or clock does to the Redis backend: nothing is left, nothing is lost, all go on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from redis_cluster import Cluster
+from redis_replicas import Replicated
+from redis_server import RedisServer
+from redis_stage import PATIENCE, calls_of, eventually, key, no_loose_ends
+
+from fencing_sdk._claim import Claim, Grant, Held, Renewal
+from fencing_sdk.backends.redis import RedisBackend, from_url
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
+
+pytest_plugins = ["redis_fixtures"]
+
+
+def url_of(cluster: Cluster) -> str:
+    return cluster.url.replace("redis://", "redis+cluster://")
+
+
+@asynccontextmanager
+async def using(url: str, **options: Any) -> AsyncIterator[RedisBackend]:
+    """A backend, and afterwards the proof that the loop was told of nothing."""
+    with no_loose_ends():
+        backend = from_url(url, **options)
+        try:
+            yield backend
+        finally:
+            await backend.aclose()
+            gc.collect()
+
+
+async def granted(backend: RedisBackend, *claims: Claim) -> list[int]:
+    tokens = []
+    for claim in claims:
+        outcome = await backend.acquire(claim)
+        assert isinstance(outcome, Grant)
+        tokens.append(outcome.token)
+    return tokens
+
+
+async def given_up(work: asyncio.Task[Any]) -> None:
+    work.cancel()
+    await asyncio.wait((work,))
+
+
+# Calls that are given up.
+
+
+async def test_a_renewal_of_many_that_is_given_up_leaves_no_loose_ends(redis_server):
+    async with using(redis_server.url) as backend:
+        claims = [Claim(f"n{number}", 30) for number in range(450)]
+        await asyncio.gather(*(granted(backend, claim) for claim in claims))
+        redis_server.pause()
+        renewal = asyncio.create_task(backend.renew(claims))
+        await asyncio.sleep(0.01)
+        await given_up(renewal)
+        redis_server.resume()
+        assert await backend.renew(claims[:1]) == [Renewal.RENEWED]
+
+
+async def test_an_error_for_a_call_that_was_given_up_is_nobodys(redis_server):
+    async with using(redis_server.url) as backend:
+        claims = [Claim(f"n{number}", 30) for number in range(450)]
+        await backend.open()
+        await redis_server.command("SCRIPT", "FLUSH")
+        redis_server.pause()
+        renewal = asyncio.create_task(backend.renew(claims))
+        await asyncio.sleep(0.01)
+        await given_up(renewal)
+        redis_server.resume()
+        assert await backend.inspect("a") is None  # after the errors
+
+
+# Permissions.
+
+
+@pytest.mark.parametrize("missing", ["wait", "get"])
+async def test_a_grant_that_cannot_be_used_for_want_of_a_permission_is_given_back(missing, redis_binary):
+    async with Replicated(binary=redis_binary) as group:
+        await group.master.command("ACL", "SETUSER", "app", "on", ">s", "~*", "&*", "+@all", f"-{missing}")
+        url = group.master.url.replace("://", "://app:s@")
+        async with using(url, min_replicas=1) as backend:
+            claim = Claim("a", 60)
+            try:
+                outcome = await backend.acquire(claim)
+            except BackendRefusedError:
+                assert await group.master.command("EXISTS", key("a")) == 0
+            else:
+                assert isinstance(outcome, Grant)
+                assert await backend.renew([claim]) == [Renewal.RENEWED]
+                await backend.release(claim)
+
+
+async def test_who_may_not_listen_keeps_its_place_and_does_not_ask_for_more_each_time(start_redis):
+    server = start_redis(user=["app on >s ~* resetchannels +@all"])
+    async with using(server.url.replace("://", "://app:s@")) as backend:
+        holder, waiter = Claim("a", 60), Claim("a", 60)
+        await granted(backend, holder)
+        async with backend.queue(waiter):
+            await server.command("CONFIG", "RESETSTAT")
+            for _ in range(3):
+                assert isinstance(await backend.acquire(waiter), Held)
+            assert await calls_of(server, "zadd", "subscribe") == 0
+            await backend.release(holder)
+            await granted(backend, waiter)
+        await backend.release(waiter)
+
+
+# A server that is busy.
+
+
+async def test_a_server_that_is_busy_with_a_script_is_no_refusal(start_redis):
+    """SELECT is refused meanwhile, as it is by a server that has no such database."""
+    server = start_redis(lua_time_limit=50)
+    async with using(f"{server.url}/1") as backend:
+        script = asyncio.create_task(asyncio.to_thread(server.ask_all, ["EVAL", "while true do end", 0], patience=60))
+        await eventually(lambda: asyncio.to_thread(is_busy, server), what="the server is busy")
+        with pytest.raises(BackendUnavailableError):
+            await backend.acquire(Claim("a", 10))
+        await server.command("SCRIPT", "KILL")
+        await script
+        await granted(backend, Claim("a", 10))
+
+
+def is_busy(server: RedisServer) -> bool:
+    return str(server.ask_all(["PING"])[0]).startswith("BUSY")
+
+
+# Slots on the move.
+
+
+async def test_a_lock_is_given_back_although_its_slot_stays_open_for_long(redis_cluster: Cluster):
+    slot = redis_cluster.slot_of(key("a"))
+    source = redis_cluster.owner_of(slot)
+    target = redis_cluster.other_than(source)
+    async with using(url_of(redis_cluster)) as backend:
+        claim = Claim("a", 60)
+        (token,) = await granted(backend, claim)
+        redis_cluster.start_move(slot, to=target)
+        assert await backend.renew([claim]) == [Renewal.RENEWED]
+        assert (await backend.inspect("a")).token == token
+        await backend.release(claim)
+        assert await backend.inspect("a") is None
+
+
+async def test_a_lock_is_given_back_although_only_its_lease_has_moved(redis_cluster: Cluster):
+    slot = redis_cluster.slot_of(key("a"))
+    source = redis_cluster.owner_of(slot)
+    target = redis_cluster.other_than(source)
+    async with using(url_of(redis_cluster)) as backend:
+        claim = Claim("a", 60)
+        await granted(backend, claim)
+        redis_cluster.start_move(slot, to=target)
+        redis_cluster.move_keys(slot, to=target)
+        assert await backend.renew([claim]) == [Renewal.RENEWED]
+        await backend.release(Claim("a", 60))  # somebody else's has no effect
+        assert (await backend.inspect("a")).holder == claim.holder
+        await backend.release(claim)
+        assert await backend.inspect("a") is None
+
+
+async def test_waiters_are_woken_by_messages_after_a_failover(redis_binary, monkeypatch):
+    with Cluster(binary=redis_binary, replicas=1) as cluster:
+        async with using(url_of(cluster)) as backend, using(url_of(cluster)) as others:
+            holder, waiter = Claim("a", 60), Claim("a", 60)
+            await granted(others, holder)
+            async with backend.queue(waiter) as turn:
+                await cluster.failover(cluster.node_of(key("a")))
+                await eventually(lambda: asked(backend, waiter), what="it is answered again")
+                await eventually(lambda: asked(backend, waiter), what="it is answered by the new master")
+                woken = asyncio.create_task(turn.wait())
+                await eventually(lambda: gone(others, holder), what="given back")
+                async with asyncio.timeout(PATIENCE):
+                    await woken
+
+
+async def asked(backend, claim) -> bool:
+    try:
+        return isinstance(await backend.acquire(claim), Held)
+    except BackendUnavailableError:
+        return False
+
+
+async def gone(backend, claim) -> bool:
+    try:
+        await backend.release(claim)
+    except BackendUnavailableError:
+        return False
+    return True
+
+
+# Client tracking.
+
+
+async def test_a_server_that_follows_few_keys_does_not_keep_us_busy(start_redis):
+    server = start_redis(tracking_table_max_keys=20)
+    async with using(server.url) as backend:
+        claims = [Claim(f"n{number}", 60) for number in range(200)]
+        backend.on_loss(lambda *_: None)
+        await granted(backend, *claims)
+        before = await calls_of(server, "evalsha")
+        await asyncio.sleep(2)
+        assert await calls_of(server, "evalsha") - before < 100  # the server forgets ten times a second
+
+
+# Closing.
+
+
+async def test_closing_under_a_call_leaves_no_task(redis_cluster: Cluster):
+    async with using(url_of(redis_cluster)) as backend:
+        await backend.open()
+        node = redis_cluster.node_of(key("a"))
+        await granted(backend, Claim("a", 30))
+        node.pause()
+        call = asyncio.create_task(backend.acquire(Claim("a", 30)))
+        await asyncio.sleep(0.05)
+        await backend.aclose()
+        with pytest.raises(BackendUnavailableError):
+            await call
+        node.resume()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+# Many leases in a cluster.
+
+
+async def test_many_leases_are_renewed_in_few_turns_by_servers_that_forgot_the_scripts(redis_cluster: Cluster):
+    async with using(url_of(redis_cluster)) as backend:
+        claims = [Claim(f"n{number}", 60) for number in range(300)]
+        await granted(backend, *claims)
+        for node in redis_cluster.nodes:
+            node.ask("SCRIPT", "FLUSH")
+        trips = counted(backend)
+        assert set(await backend.renew(claims)) == {Renewal.RENEWED}
+        assert trips() <= 12
+
+
+def counted(backend: RedisBackend) -> Callable[[], int]:
+    writes = []
+    for node in backend._router.nodes():
+        pipe = node.open_pipe
+        if pipe is not None:
+            transport = pipe._transport
+            pipe._transport = Counting(transport, writes)
+    return lambda: len(writes)
+
+
+class Counting:
+    def __init__(self, transport, writes) -> None:
+        self._inner, self._writes = transport, writes
+
+    def write(self, data: bytes) -> None:
+        self._writes.append(data)
+        self._inner.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+# Odd data.
+
+
+async def test_a_counter_that_is_no_number_is_told_as_such(redis_server):
+    await redis_server.command("SET", key("a", "t"), "abc")
+    async with using(redis_server.url) as backend:
+        with pytest.raises(BackendRefusedError, match="holds something else"):
+            await backend.acquire(Claim("a", 60))
+
+
+async def test_the_last_token_of_53_bits_is_granted_and_none_beyond(redis_server):
+    async with using(redis_server.url) as backend:
+        await redis_server.command("SET", key("a", "t"), 2**53 - 2)
+        claim = Claim("a", 60)
+        assert await granted(backend, claim) == [2**53 - 1]
+        await backend.release(claim)
+        with pytest.raises(BackendRefusedError, match="53 bits"):
+            await backend.acquire(Claim("a", 60))
+        assert await redis_server.command("EXISTS", key("a")) == 0
+
+
+async def test_what_stands_in_a_line_makes_nobody_run_other_commands(redis_server):
+    async with using(redis_server.url) as backend:
+        holder, waiter = Claim("a", 60), Claim("a", 60)
+        await granted(backend, holder)
+        async with backend.queue(waiter):
+            sign = (await redis_server.command("HGET", key("a", "w"), waiter.owner)).split(" ", 1)[0]
+            await redis_server.command("HSET", key("a", "w"), waiter.owner, f"{sign} SET planted 1")
+            await backend.release(holder)
+            assert await redis_server.command("EXISTS", "planted") == 0

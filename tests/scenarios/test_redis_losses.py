@@ -1,0 +1,263 @@
+"""Somebody else changes a lease behind its holder's back: the holder is told, and tokens still grow."""
+
+import pytest
+from failing_store import Log, until
+from redis_stage import (
+    PATIENCE,
+    Stay,
+    connections,
+    eventually,
+    key,
+    milliseconds_left,
+    nothing_left,
+    opened,
+    staying,
+)
+
+from fencing_sdk import BackendUnavailableError, LockHeldError, LossReason, Lost, Renewed
+from fencing_sdk.backends.redis import _script
+
+pytest_plugins = ["redis_fixtures"]
+
+FAR = {"ttl": 600.0, "heartbeat_interval": 150.0}
+"""A lease whose next heartbeat is minutes away: what is noticed was pushed."""
+
+BEATING = {"ttl": 3.0, "heartbeat_interval": 0.3}
+
+SOON = 5.0
+"""Seconds in which a push has surely come; a small part of `FAR`."""
+
+
+async def kill_connections(server) -> None:
+    for connection in await connections(server):
+        await server.command("CLIENT", "KILL", "ID", connection["id"])
+
+
+@pytest.mark.every_loop
+async def test_a_deleted_lease_ends_the_body_by_push(redis_server):
+    async with opened(redis_server.url) as (locks, _):
+        async with staying(locks.lock("a", **FAR)) as stay:
+            await redis_server.command("DEL", key("a"))
+            await stay.over(SOON)
+            assert stay.lost is LossReason.REVOKED
+        async with staying(locks.lock("a", **FAR)) as following:
+            assert following.token > stay.token
+            await following.end()
+    await nothing_left(redis_server)
+
+
+@pytest.mark.parametrize("tokens", ["hybrid", "counter"])
+async def test_everybody_is_told_of_a_flush_and_hybrid_tokens_grow_through_it(redis_server, tokens):
+    async with opened(redis_server.url, tokens=tokens) as (locks, _):
+        stays = [Stay(locks.lock(f"n{number}", **FAR)) for number in range(300)]
+        for stay in stays:
+            await stay.begun()
+        await redis_server.command("FLUSHALL")
+        for stay in stays:
+            await stay.over(SOON)
+            assert stay.lost is LossReason.REVOKED
+        async with staying(locks.lock("n7", **FAR)) as following:
+            assert (following.token > stays[7].token) is (tokens == "hybrid")
+            await following.end()
+    await nothing_left(redis_server)
+
+
+async def test_an_intruder_who_takes_the_lease_over_is_left_alone(redis_server):
+    async with opened(redis_server.url) as (locks, _):
+        async with staying(locks.lock("a", **FAR)) as stay:
+            for reply in redis_server.ask_all(["DEL", key("a")], ["SET", key("a"), "mine"]):
+                assert reply in {1, "OK"}
+            await stay.over(SOON)
+            assert stay.lost is LossReason.TAKEN_OVER
+        assert await redis_server.command("GET", key("a")) == "mine"
+        with pytest.raises(LockHeldError):
+            await locks.lock("a", wait=0).acquire()
+        waiting = Stay(locks.lock("a", wait=PATIENCE))
+        await eventually(lambda: redis_server.command("EXISTS", key("a", "q")), what="somebody waits")
+        await redis_server.command("DEL", key("a"))
+        await waiting.begun()
+        assert waiting.token > stay.token
+        await waiting.end()
+    await nothing_left(redis_server)
+
+
+async def test_a_key_of_another_type_under_one_lease_costs_no_other_lease(redis_server, caplog):
+    async with opened(redis_server.url) as (locks, log):
+        async with staying(locks.lock("a", **BEATING)) as stay, staying(locks.lock("b", **BEATING)) as other:
+            await log.seen(Renewed, 2)
+            redis_server.ask_all(["MULTI"], ["DEL", key("a")], ["RPUSH", key("a"), "mine"], ["EXEC"])
+            await stay.over(SOON)
+            assert stay.lost is LossReason.TAKEN_OVER
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 3)
+            assert other.lease.held
+            await other.end()
+        assert await redis_server.command("LRANGE", key("a"), 0, -1) == ["mine"]
+        assert "refused" not in caplog.text
+        await redis_server.command("DEL", key("a"))
+    await nothing_left(redis_server)
+
+
+async def test_a_ttl_shortened_by_an_operator_is_restored_at_once(redis_server):
+    async with opened(redis_server.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
+        await redis_server.command("PEXPIRE", key("a"), 2000)
+
+        async def restored() -> bool:
+            return await milliseconds_left(redis_server, "a") > 500_000
+
+        await eventually(restored, what="the ttl is restored", within=1.9)
+        assert stay.lease.held
+        await stay.end()
+    await nothing_left(redis_server)
+
+
+async def test_a_ttl_taken_away_by_an_operator_is_restored_at_once(redis_server):
+    async with opened(redis_server.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
+        await redis_server.command("PERSIST", key("a"))
+
+        async def restored() -> bool:
+            return await milliseconds_left(redis_server, "a") > 0
+
+        await eventually(restored, what="the ttl is restored", within=SOON)
+        await stay.end()
+    await nothing_left(redis_server)
+
+
+async def test_a_lease_that_expires_early_by_an_operator_is_lost_by_push(redis_server):
+    async with opened(redis_server.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
+        redis_server.ask_all(["PEXPIRE", key("a"), 1], ["DEBUG", "SLEEP", "0.1"])
+        await stay.over(SOON)
+        assert stay.lost is LossReason.REVOKED
+    await nothing_left(redis_server)
+
+
+async def test_nothing_is_looked_at_because_of_our_own_calls(redis_server, proxy):
+    def renewals() -> int:
+        return sum(_script.RENEW.sha.encode() in request for request in proxy.requests)
+
+    async with opened(proxy.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
+        await stay.lease.renew()
+        asked = renewals()
+        for _ in range(20):
+            async with locks.lock("b", **FAR):
+                pass
+            await stay.lease.renew()
+        await locks.inspect("a")  # what the server had to say before came before this answer
+        assert renewals() == asked + 20
+        await stay.end()
+    await nothing_left(redis_server)
+
+
+@pytest.mark.every_loop
+async def test_a_loss_is_pushed_after_renewals_too(redis_server):
+    """A renewal writes the lease, and a write ends the tracking of a key."""
+    async with opened(redis_server.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
+        for _ in range(3):
+            await stay.lease.renew()
+        await redis_server.command("DEL", key("a"))
+        await stay.over(SOON)
+        assert stay.lost is LossReason.REVOKED
+    await nothing_left(redis_server)
+
+
+async def test_a_loss_is_pushed_after_a_retried_acquisition_too(redis_server, proxy):
+    async with opened(proxy.url) as (locks, _):
+        async with locks.lock("a", **FAR):
+            pass
+        lost = proxy.lose_replies(of=key("a", "t"))
+        async with staying(locks.lock("a", **FAR)) as stay:
+            assert lost.done()
+            await redis_server.command("DEL", key("a"))
+            await stay.over(SOON)
+            assert stay.lost is LossReason.REVOKED
+    await nothing_left(redis_server)
+
+
+@pytest.mark.parametrize("fault", ["cut", "kill"])
+async def test_a_loss_is_pushed_again_after_the_next_renewal_on_a_new_connection(fault, redis_server, proxy):
+    async with opened(proxy.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
+        if fault == "cut":
+            proxy.cut()
+        else:
+            await kill_connections(redis_server)
+        await until(lambda: proxy.connections == 0)
+        await stay.lease.renew()
+        await redis_server.command("DEL", key("a"))
+        await stay.over(SOON)
+        assert stay.lost is LossReason.REVOKED
+    await nothing_left(redis_server)
+
+
+async def test_without_permission_to_track_the_heartbeat_notices(start_redis):
+    server = start_redis(user=["app on >secret ~* &* +@all -client"])
+    url = server.url.replace("://", "://app:secret@")
+    async with opened(url) as (locks, log), staying(locks.lock("a", **BEATING)) as stay:
+        await log.seen(Renewed, 2)
+        await server.command("DEL", key("a"))
+        await stay.over()
+        assert stay.lost is LossReason.REFUSED
+    await nothing_left(server)
+
+
+async def test_a_body_is_cancelled_once_although_push_and_heartbeat_tell_of_the_same_loss(redis_server):
+    async with opened(redis_server.url) as (locks, log):
+        for _ in range(10):
+            async with staying(locks.lock("a", **BEATING | {"heartbeat_interval": 0.1})) as stay:
+                await log.seen(Renewed)
+                await redis_server.command("DEL", key("a"))
+                await stay.over()
+                assert stay.lost in {LossReason.REVOKED, LossReason.REFUSED}
+                assert stay.task.cancelling() == 0
+        assert len(log.of(Lost)) == 10
+    await nothing_left(redis_server)
+
+
+async def test_a_released_lock_deleted_by_others_is_nobodys_loss(redis_server):
+    async with opened(redis_server.url) as (locks, log), opened(redis_server.url) as (others, _):
+        lease = await locks.lock("a", **FAR).acquire()
+        await lease.release()
+        for _ in range(3):
+            async with others.lock("a", **FAR):
+                pass
+        await redis_server.command("FLUSHALL")
+        async with locks.lock("b", **FAR):
+            pass
+        assert isinstance(log, Log)
+        assert log.of(Lost) == []
+    await nothing_left(redis_server)
+
+
+async def test_a_loss_while_the_connection_was_away_is_noticed_when_it_is_back(redis_server, proxy):
+    """Nobody told us, so we look; the next heartbeat is minutes away."""
+    async with opened(proxy.url) as (locks, _):
+        async with staying(locks.lock("a", **FAR)) as stay:
+            proxy.refuse()
+            proxy.cut()
+            await redis_server.command("DEL", key("a"))
+            proxy.heal()
+            await eventually(lambda: _any_call(locks), what="the connection is back")
+            await stay.over(SOON)
+            assert stay.lost is LossReason.REVOKED
+    await nothing_left(redis_server)
+
+
+async def _any_call(locks) -> bool:
+    try:
+        await locks.inspect("b")
+    except BackendUnavailableError:
+        return False
+    return True
+
+
+async def test_the_server_remembers_nothing_of_locks_that_are_not_held(redis_server):
+    """Not even in the table of client tracking, which INFO counts and no key shows."""
+    async with opened(redis_server.url) as (locks, _):
+        for number in range(300):
+            async with locks.lock(f"n{number}", ttl=30):
+                pass
+        stats = (await redis_server.command("INFO", "stats")).splitlines()
+        assert "tracking_total_keys:0" in stats
+        held = await locks.lock("held", ttl=30).acquire()
+        stats = (await redis_server.command("INFO", "stats")).splitlines()
+        assert "tracking_total_keys:1" in stats
+        await held.release()

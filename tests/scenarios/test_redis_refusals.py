@@ -1,0 +1,327 @@
+"""A Redis server answers, but not as one would like: permissions, memory, pauses, forgotten scripts, other types."""
+
+import asyncio
+import logging
+import pickle
+import traceback
+
+import pytest
+from redis_server import version_of
+from redis_stage import (
+    PATIENCE,
+    Stay,
+    calls_of,
+    connections,
+    eventually,
+    key,
+    keys,
+    nothing_left,
+    opened,
+    staying,
+)
+
+from fencing_sdk import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    LockHeldError,
+    LossReason,
+    Lost,
+    RenewalFailed,
+    Renewed,
+)
+
+pytest_plugins = ["redis_fixtures"]
+
+SHORT = {"ttl": 2.0, "safety_buffer": 0.6, "heartbeat_interval": 0.3}
+LONG = {"ttl": 6.0, "safety_buffer": 0.6, "heartbeat_interval": 0.3}
+
+WRONG = "hunter2"
+NEEDED = [
+    *("eval", "evalsha", "hello", "time", "getex", "exists", "set", "del", "incr", "pexpire", "pttl"),
+    *("zadd", "zrem", "zrange", "zrevrange", "hset", "hget", "hdel"),
+]
+WELCOME = ["publish", "subscribe", "client|tracking"]
+
+
+def rule(commands, patterns="resetchannels &{fencing* ~{fencing*") -> str:
+    return f"app on >s3cret {patterns} -@all {' '.join(f'+{command}' for command in commands)}"
+
+
+def url_of(server, password="s3cret") -> str:
+    return server.url.replace("://", f"://app:{password}@")
+
+
+async def everything(url, server) -> None:
+    """Everything that locks do: grant, retry, wait, wake, renew, give up waiting, inspect, release."""
+    async with opened(url) as (locks, log):
+        async with staying(locks.lock("a", **SHORT)) as stay:
+            waiting = Stay(locks.lock("a", ttl=10, wait=PATIENCE))
+            leaving = Stay(locks.lock("a", ttl=10, wait=PATIENCE))
+            await eventually(lambda: _waiting(server, 2), what="two stand in line")
+            await leaving.abandon()
+            with pytest.raises(LockHeldError):
+                await locks.lock("a", wait=0).acquire()
+            assert (await locks.inspect("a")).token == stay.token
+            await log.seen(Renewed, 2)
+            await stay.end()
+        await waiting.begun()
+        await waiting.end()
+        async with locks.lock("a", ttl=10) as lease:
+            await lease.renew()
+        assert log.of(RenewalFailed) == log.of(Lost) == []
+    await nothing_left(server)
+
+
+# Credentials and permissions.
+
+
+async def test_these_permissions_are_enough_and_all_of_them_are_used(start_redis):
+    server = start_redis(user=[rule(NEEDED + WELCOME)])
+    await server.command("CONFIG", "RESETSTAT")
+    await everything(url_of(server), server)
+    used = {word for word in NEEDED + WELCOME if await calls_of(server, word, word.split("|")[0])}
+    assert used == {*NEEDED, *WELCOME}
+    refused = await server.command("ACL", "LOG")
+    assert {entry[entry.index("object") + 1] for entry in refused} <= {"client|setinfo", "client"}  # the driver's
+
+
+@pytest.mark.parametrize("commands", [NEEDED, NEEDED + WELCOME], ids=["commands", "channels"])
+async def test_without_permission_for_messages_waiters_poll(commands, start_redis):
+    server = start_redis(user=[rule(commands, "resetchannels ~{fencing*")])
+    async with opened(url_of(server)) as (locks, log):
+        async with staying(locks.lock("a", **LONG)) as stay:
+            waiting = [Stay(locks.lock("a", ttl=10, wait=PATIENCE)) for _ in range(3)]
+            await log.seen(Renewed, 2)
+            await stay.end()
+        for waiter in waiting:
+            await waiter.begun()
+            await waiter.end()
+    assert await keys(server) == set()
+
+
+async def test_a_wrong_password_is_refused_at_once_and_shown_nowhere(start_redis, caplog):
+    caplog.set_level(logging.DEBUG)
+    server = start_redis(user=[rule(NEEDED + WELCOME)])
+    with pytest.raises(BackendRefusedError) as caught:
+        async with asyncio.timeout(PATIENCE), opened(url_of(server, WRONG)):
+            pytest.fail("it opened")
+    assert WRONG not in everything_shown_by(caught.value) + caplog.text
+    assert await connections(server) == []
+
+
+async def test_a_password_that_changes_ends_the_body_in_time_and_is_shown_nowhere(start_redis, caplog):
+    caplog.set_level(logging.DEBUG)
+    server = start_redis(user=[rule(NEEDED + WELCOME)])
+    async with opened(url_of(server)) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
+        await log.seen(Renewed)
+        server.ask_all(["ACL", "SETUSER", "app", "resetpass", ">changed"], ["CLIENT", "KILL", "TYPE", "normal"])
+        for connection in await connections(server):
+            await server.command("CLIENT", "KILL", "ID", connection["id"])
+        await stay.over()
+        assert stay.lost is LossReason.EXPIRED
+        with pytest.raises(BackendRefusedError) as caught:
+            await locks.lock("b").acquire()
+        shown = everything_shown_by(caught.value) + caplog.text + repr(locks) + repr(log.events)
+        assert "s3cret" not in shown
+        assert stay.lease.owner not in shown
+
+
+def everything_shown_by(error: BaseException) -> str:
+    """What logging, a traceback, repr or a pickle would show of an error and of all that caused it."""
+    chain, texts = [error], ["".join(traceback.format_exception(error)), repr(pickle.dumps(error))]
+    while chain:
+        found = chain.pop()
+        texts += [repr(found), str(found), repr(vars(found))]
+        chain += [cause for cause in (found.__cause__, found.__context__) if cause is not None]
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    "patterns", ["resetchannels &{fencing* ~{other*", "resetchannels &{fencing* %R~{fencing*"], ids=["none", "read"]
+)
+async def test_a_user_who_may_not_write_the_keys_is_refused_at_once(patterns, start_redis, redis_binary):
+    if "%R" in patterns and version_of(redis_binary) < (7,):
+        pytest.skip("a permission to read alone came with Redis 7")
+    server = start_redis(user=[rule(NEEDED + WELCOME, patterns)])
+    async with opened(url_of(server)) as (locks, _):
+        with pytest.raises(BackendRefusedError):
+            await locks.lock("a").acquire()
+
+
+async def test_a_user_who_may_not_run_scripts_is_refused_at_once(start_redis):
+    server = start_redis(user=["app on >s3cret ~* &* +@all -@scripting"])
+    async with opened(url_of(server)) as (locks, _):
+        with pytest.raises(BackendRefusedError):
+            await locks.lock("a").acquire()
+
+
+# Limits of the server.
+
+
+async def test_a_full_server_still_grants_renews_and_releases(start_redis):
+    server = start_redis(maxmemory_policy="noeviction")
+    async with opened(server.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
+        await log.seen(Renewed)
+        await server.command("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(Exception, match="OOM"):
+            await server.command("SET", "x", "1")
+        renewed = len(log.of(Renewed))
+        async with locks.lock("b", ttl=10):
+            waiting = Stay(locks.lock("b", ttl=10, wait=PATIENCE))
+            await eventually(lambda: server.command("EXISTS", key("b", "q")), what="somebody waits")
+        await waiting.begun()
+        await waiting.end()
+        await log.seen(Renewed, renewed + 3)
+        await stay.end()
+    await nothing_left(server)
+
+
+async def test_a_server_with_too_many_clients_is_tried_again(start_redis):
+    server = start_redis(maxclients=1)
+    with pytest.raises(BackendUnavailableError):
+        async with opened(server.url):
+            async with opened(server.url):
+                pytest.fail("it opened")
+
+
+async def test_a_replica_is_refused_until_it_is_a_master(start_redis):
+    master, replica = start_redis(), start_redis()
+    await replica.command("REPLICAOF", "127.0.0.1", master.port)
+    with pytest.raises(BackendUnavailableError):
+        async with opened(replica.url):
+            pytest.fail("it opened")
+    await replica.command("REPLICAOF", "NO", "ONE")
+    async with opened(replica.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
+        await replica.command("REPLICAOF", "127.0.0.1", master.port)
+        await log.seen(RenewalFailed)
+        await replica.command("REPLICAOF", "NO", "ONE")
+        await stay.abandon()
+
+
+@pytest.mark.parametrize("part", ["l", "t"])
+async def test_a_key_of_another_type_is_refused_at_once_and_left_alone(part, redis_server):
+    await redis_server.command("RPUSH", key("a", part), "mine")
+    async with opened(redis_server.url) as (locks, _):
+        with pytest.raises(BackendRefusedError):
+            await locks.lock("a").acquire()
+        if part == "l":
+            with pytest.raises(BackendRefusedError):
+                await locks.inspect("a")
+        await redis_server.command("DEL", key("a", part))
+        async with locks.lock("a"):
+            pass
+    await nothing_left(redis_server)
+
+
+@pytest.mark.parametrize("part", ["q", "w"])
+async def test_a_line_of_another_type_is_refused_to_those_who_wait_and_heals(part, redis_server):
+    async with opened(redis_server.url) as (locks, _), staying(locks.lock("a", ttl=10)) as stay:
+        await redis_server.command("SET", key("a", part), "mine")
+        waiting = Stay(locks.lock("a", ttl=10, wait=1))
+        await waiting.over()
+        assert waiting.error is not None
+        await redis_server.command("DEL", key("a", part))
+        await stay.end()
+        async with locks.lock("a", ttl=10, wait=PATIENCE):
+            pass
+    await nothing_left(redis_server)
+
+
+async def test_a_lease_that_is_not_ours_to_read_is_told_as_such(redis_server):
+    await redis_server.command("SET", key("a"), "mine")
+    async with opened(redis_server.url) as (locks, _):
+        with pytest.raises(BackendRefusedError):
+            await locks.inspect("a")
+        with pytest.raises(LockHeldError):
+            await locks.lock("a", wait=0).acquire()
+    await redis_server.command("DEL", key("a"))
+
+
+# Pauses.
+
+
+@pytest.mark.parametrize("mode", ["WRITE", "ALL"])
+async def test_a_client_pause_is_ridden_out(mode, redis_server):
+    async with opened(redis_server.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
+        await log.seen(Renewed)
+        await redis_server.command("CLIENT", "PAUSE", "1500", mode)
+        await log.seen(RenewalFailed)
+        renewed = len(log.of(Renewed))
+        await log.seen(Renewed, renewed + 2)
+        await eventually(lambda: _single(redis_server), what="one connection is left")
+        await stay.end()
+    assert log.of(Lost) == []
+    await nothing_left(redis_server)
+
+
+async def _single(server) -> bool:
+    return len(await connections(server)) == 1
+
+
+async def test_a_sleeping_server_is_ridden_out(redis_server):
+    async with opened(redis_server.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
+        await log.seen(Renewed)
+        await redis_server.command("DEBUG", "SLEEP", "1.2")
+        renewed = len(log.of(Renewed))
+        await log.seen(Renewed, renewed + 2)
+        await stay.end()
+    assert log.of(Lost) == []
+    await nothing_left(redis_server)
+
+
+# Scripts that the server forgets.
+
+
+async def test_scripts_may_be_forgotten_between_any_two_calls(redis_server):
+    async def flush() -> None:
+        await redis_server.command("SCRIPT", "FLUSH")
+
+    async with opened(redis_server.url) as (locks, _):
+        async with staying(locks.lock("a", ttl=10)) as stay:
+            await flush()
+            assert (await locks.inspect("a")).token == stay.token
+            waiting = Stay(locks.lock("a", ttl=10, wait=PATIENCE))
+            await eventually(lambda: redis_server.command("EXISTS", key("a", "q")), what="somebody waits")
+            await flush()
+            await stay.lease.renew()
+            leaving = Stay(locks.lock("a", ttl=10, wait=PATIENCE))
+            await eventually(lambda: _waiting(redis_server, 2), what="two wait")
+            await flush()
+            await leaving.abandon()
+            await flush()
+            await stay.end()
+        await waiting.begun()
+        await waiting.end()
+    await nothing_left(redis_server)
+
+
+async def _waiting(server, number) -> bool:
+    return await server.command("ZCARD", key("a", "q")) == number
+
+
+async def test_scripts_that_are_forgotten_all_the_time_cost_nothing(redis_server):
+    async with opened(redis_server.url) as (locks, log):
+        counts = dict.fromkeys("abcd", 0)
+        done = asyncio.Event()
+
+        async def forget() -> None:
+            while not done.is_set():
+                await redis_server.command("SCRIPT", "FLUSH")
+
+        async def use(name: str) -> None:
+            for _ in range(10):
+                async with locks.lock(name, **SHORT, wait=PATIENCE):
+                    count = counts[name]
+                    await asyncio.sleep(0)
+                    counts[name] = count + 1
+
+        forgetting = asyncio.create_task(forget())
+        async with staying(locks.lock("held", **SHORT)) as stay:
+            await asyncio.gather(*(use(name) for name in "abcd" for _ in range(5)))
+            await log.seen(Renewed, 3)
+            done.set()
+            await forgetting
+            await stay.end()
+        assert counts == dict.fromkeys("abcd", 50)
+    assert log.of(Lost) == log.of(RenewalFailed) == []
+    await nothing_left(redis_server)
