@@ -1,0 +1,104 @@
+"""What a user sees who mistypes, or who has not installed the extra."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import Fencing
+
+from fencing_sdk import __version__
+from fencing_sdk.cli._app import run_app
+from fencing_sdk.cli.run import default_url
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "LOCK requires an argument"),
+        (["run", "job"], "no command to run; write: fencing run LOCK -- COMMAND"),
+        (["run", "", "--", "true"], "name must not be empty"),
+        (["run", "a\nb", "--", "true"], "control character"),
+        (["run", "job", "--ttl", "0", "--", "true"], "ttl must be at least 0.05 s, got 0"),
+        (["run", "job", "--ttl", "soon", "--", "true"], '--ttl: unable to convert "soon"'),
+        (["run", "job", "--wait", "-1", "--", "true"], "wait must be at least 0 s"),
+        (["run", "job", "--wait", "soon", "--", "true"], "expected a number of seconds, or: forever, not 'soon'"),
+        (["run", "job", "--on-loss", "cry", "--", "true"], 'Choose from: "term", "kill", "warn"'),
+        (["run", "job", "--url", "nosuch://x", "--", "true"], "no backend for 'nosuch' URLs"),
+        (["run", "job", "--url", "memory://", "--", "true"], "exclude nobody"),
+        (["run", "job", "-x", "true"], "Unknown option"),
+        (["rnu"], 'Did you mean "run"?'),
+        (["timeline", "missing.jsonl", "--svg", "out.svg"], "cannot read 'missing.jsonl'"),
+    ],
+)
+def test_wrong_usage_is_one_line_on_standard_error_and_2(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert run_app(arguments) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert err.startswith("fencing: ")
+    assert len(err.splitlines()) == 1
+    assert not out
+
+
+def test_the_url_is_never_repeated(capsys: pytest.CaptureFixture[str]):
+    assert run_app(["run", "job", "--url", "nosuch://user:secret@host", "--", "true"]) == 2
+    assert "secret" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("state", ["", "relative"])
+def test_without_a_usable_state_folder_the_one_of_the_home_is_taken(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in {"XDG_STATE_HOME": state, "HOME": str(tmp_path / "a b?c#d%"), "FENCING_URL": ""}.items():
+        monkeypatch.setenv(name, value)
+    assert default_url() == f"sqlite:///{tmp_path}/a%20b%3Fc%23d%25/.local/state/fencing/locks.db"
+    assert (tmp_path / "a b?c#d%" / ".local" / "state" / "fencing").is_dir()
+
+
+def test_a_state_folder_that_cannot_be_made_means_69(fencing: Fencing):
+    fencing.state.write_text("in the way")
+    done = fencing("run", "job", "--", "true")
+    assert done.returncode == 69
+    assert "FENCING_URL" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_the_extra_there_is_a_hint_and_no_traceback():
+    for missing in ("cyclopts", "rich"):
+        code = f"import sys; sys.modules[{missing!r}] = None; from fencing_sdk.cli import main; sys.exit(main())"
+        done = subprocess.run([sys.executable, "-c", code, "run"], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr == f"fencing: {missing} is not installed; run: pip install 'fencing-sdk[cli]'\n"
+
+
+def test_a_module_of_our_own_that_is_missing_is_not_the_user_s_fault():
+    code = "import sys; sys.modules['fencing_sdk.cli.run'] = None; from fencing_sdk.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Traceback" in done.stderr
+
+
+def test_the_module_is_the_command(fencing: Fencing):
+    shown = fencing("--help")
+    assert shown.returncode == 0
+    assert all(command in shown.stdout for command in ("fencing", "run", "demo", "timeline"))
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):
+    assert run_app(["--version"]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+def test_nothing_is_coloured_where_nobody_looks_at_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert (run_app(["run", "--help"]), run_app(["run", "job"])) == (0, 2)
+    assert "\x1b" not in "".join(capsys.readouterr())

@@ -1,0 +1,196 @@
+"""`fencing demo` shows what it says, or says that it did not."""
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from command_line import Fencing, alive, state, until
+
+from fencing_sdk.cli._demo_worker import BANK, LOCKS
+from fencing_sdk.cli._evidence import Evidence
+from fencing_sdk.cli._lines import Line, read_recording
+from fencing_sdk.cli._stage import Stage, TooBusyError
+from fencing_sdk.cli._story import tell
+from fencing_sdk.cli.demo import open_account
+
+
+@pytest.fixture(scope="module")
+def performed(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """The demo, once, with everything it can leave behind."""
+    fencing = Fencing(tmp_path_factory.mktemp("demo"))
+    fencing.environment |= {"FENCING_RECORD": "run.jsonl", "TMPDIR": str(fencing.folder)}
+    process = fencing.start("demo", "--svg", "demo.svg")
+    out, err = process.communicate(timeout=50)
+    return subprocess.CompletedProcess([], process.returncode, out, err), fencing.folder
+
+
+def recorded(folder: Path) -> list[list[Line]]:
+    """The lines of each run."""
+    runs: list[list[Line]] = []
+    for raw in (folder / "run.jsonl").read_text().splitlines():
+        line = json.loads(raw)
+        if line["kind"] == "run":
+            runs.append([])
+        runs[-1].append(line)
+    return runs
+
+
+def test_the_demo_ends_well_and_leaves_only_what_was_asked_for(performed):
+    done, folder = performed
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert {path.name for path in folder.iterdir()} == {"run.jsonl", "demo.svg"}
+
+
+def test_a_late_write_wins_without_a_guard_and_is_refused_with_one(performed):
+    _, folder = performed
+    without, guarded = tell(read_recording([folder / "run.jsonl"]))
+    assert [tenure.token for tenure in (*without.tenures, *guarded.tenures)] == [1, 2, 1, 2]
+    late, refused = without.accesses[-1], guarded.accesses[-1]
+    assert (late.kind, late.stale, late.token, late.fence) == ("accepted", True, 1, 2)
+    assert (refused.kind, refused.token, refused.fence) == ("refused", 1, 2)
+    for story in (without, guarded):
+        (freeze,) = story.freezes
+        assert freeze.start < story.tenures[0].deadline < story.tenures[1].start < freeze.until
+        assert story.tenures[0].reason == "stalled"
+
+
+def test_the_sdk_in_the_frozen_worker_noticed_too(performed):
+    _, folder = performed
+    for lines in recorded(folder):
+        (raised,) = [line for line in lines if line["kind"] == "raised"]
+        assert (raised["actor"], raised["error"]) == ("worker A", "LeaseLostError")
+
+
+def test_the_demo_tells_the_story_in_plain_text(performed):
+    done, _ = performed
+    for part in (
+        "Without a guard",
+        "worker A  is FROZEN by SIGSTOP",
+        "worker B  holds the lock: token 2",
+        "worker A  LeaseLostError: ",
+        "worker A  writes with token 1: balance 110. Accepted",
+        "worker A  writes with token 1: balance 110. REFUSED, the guard has seen 2",
+        "110: B's 5 are lost",
+        "105: B's 5 are safe",
+        "Shown: ",
+    ):
+        assert part in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_the_picture_is_the_one_of_the_recording(performed, fencing: Fencing):
+    _, folder = performed
+    assert fencing("timeline", str(folder / "run.jsonl"), "--svg", "again.svg").returncode == 0
+    assert fencing.path("again.svg").read_text() == (folder / "demo.svg").read_text()
+
+
+def test_the_evidence_of_a_real_run_is_complete(performed):
+    _, folder = performed
+    without, guarded = recorded(folder)
+    assert Evidence(guarded=False, lines=without, balance=110).missing == []
+    assert Evidence(guarded=True, lines=guarded, balance=105).missing == []
+
+
+TAKEN = "B took over with a higher token while A was frozen"
+HONEST = "A wrote with a token that it had read before it was frozen"
+NOTICED = "LeaseLostError reached A"
+LOST, REFUSED = "A's late write destroyed B's", "A's late write was refused"
+
+
+@pytest.mark.parametrize(
+    ("guarded", "kind", "balance", "missing"),
+    [
+        (False, None, 115, [LOST]),
+        (False, None, 105, [LOST]),
+        (True, None, 110, [REFUSED]),
+        (True, "write_refused", 105, [HONEST, REFUSED]),
+        (False, "write_accepted", 110, [TAKEN, HONEST, LOST]),
+        (True, "raised", 105, [NOTICED]),
+        (True, "frozen", 105, [TAKEN, HONEST]),
+        (True, "resumed", 105, [TAKEN, HONEST, NOTICED]),
+        (True, "acquired", 105, [TAKEN, HONEST]),
+        (True, "read", 105, [HONEST]),
+    ],
+)
+def test_a_run_that_shows_less_does_not_count(
+    performed, guarded: bool, kind: str | None, balance: int, missing: list[str]
+):
+    _, folder = performed
+    lines = [line for line in recorded(folder)[guarded] if line["kind"] != kind]
+    assert Evidence(guarded, lines, balance).missing == missing
+
+
+def test_a_token_from_after_the_freeze_is_no_evidence(performed):
+    _, folder = performed
+    lines = [line | {"token": 3} if line["kind"] == "write_refused" else line for line in recorded(folder)[True]]
+    assert Evidence(guarded=True, lines=lines, balance=105).missing == [HONEST]
+
+
+def test_an_interrupted_demo_leaves_no_process_and_no_folder(fencing: Fencing):
+    fencing.environment["TMPDIR"] = str(fencing.folder)
+    demos = {number: fencing.start("demo") for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, demo in demos.items():
+        while "FROZEN" not in (line := demo.stdout.readline()):
+            assert line
+        workers = children(demo.pid)
+        assert len(workers) == 2
+        demo.send_signal(number)
+        demo.communicate()
+        assert demo.returncode == 128 + number
+        until(lambda pids=workers: not any(alive(pid) for pid in pids), "the end of the workers")
+    assert not list(fencing.folder.glob("fencing-demo-*"))
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    open_account(tmp_path / BANK)
+    with Stage(tmp_path, ttl=2, guarded=False, show=lambda _: None) as opened:
+        opened.start("worker A", amount=10)
+        opened.tell("worker A")
+        opened.wait_for("worker A", "read")
+        yield opened
+
+
+def test_a_worker_is_frozen_between_two_renewals_and_not_in_one(stage: Stage, tmp_path: Path):
+    worker = stage._workers["worker A"].pid
+    freezer = threading.Thread(target=stage.freeze, args=("worker A",))
+    with closing(sqlite3.connect(tmp_path / LOCKS, isolation_level=None, timeout=5)) as somebody:
+        somebody.execute("BEGIN IMMEDIATE")
+        freezer.start()
+        until(lambda: state(worker) == "T", "the first try")
+        until(lambda: state(worker) != "T", "the worker to go on")
+        somebody.execute("ROLLBACK")
+    freezer.join()
+    assert state(worker) == "T"
+    assert stage.count("worker A", "renewed") == 1
+
+
+def test_a_machine_too_busy_to_renew_is_no_evidence(stage: Stage):
+    worker = stage._workers["worker A"].pid
+    os.kill(worker, signal.SIGSTOP)  # by somebody else, for longer than the lease
+    time.sleep(2)
+    os.kill(worker, signal.SIGCONT)
+    with pytest.raises(TooBusyError, match="worker A lost its lease without being frozen"):
+        stage.wait_for("worker A", "renewed", count=99)
+
+
+def test_a_demo_whose_workers_die_says_so(fencing: Fencing):
+    code = "import sys; sys.executable = '/bin/false'; from fencing_sdk.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, "demo"], env=fencing.environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.search("The demo failed: worker [AB] failed with exit code 1", done.stdout)  # whoever is looked at first
+    assert "Traceback" not in done.stderr

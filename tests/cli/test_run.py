@@ -1,0 +1,264 @@
+"""`fencing run`: what a command gets, what its caller gets, and who is left alive."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+from command_line import Fencing, alive, until
+
+LONG = "60"
+
+
+def shell(script: str) -> tuple[str, ...]:
+    return ("--", "sh", "-c", script)
+
+
+# What a command gets, and what its caller gets back.
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("kill -PIPE $$; exit 1", 141)])
+def test_the_exit_code_of_the_command_passes_through(fencing: Fencing, script: str, code: int):
+    done = fencing("run", "job", *shell(script))
+    assert done.returncode == code
+    assert not done.stderr
+
+
+def test_the_command_gets_streams_files_and_arguments_as_they_are(fencing: Fencing):
+    with fencing.path("three").open("wb") as three:
+        os.dup2(three.fileno(), 3) if three.fileno() != 3 else None
+        script = 'cat; echo "$@"; echo error >&2; echo three >&3'
+        process = fencing.start(
+            "run",
+            "job",
+            "--ttl",
+            "5",
+            *shell(script),
+            "zero",
+            "--ttl",
+            "--",
+            "a b",
+            stdin=subprocess.PIPE,
+            pass_fds=(3,),
+        )
+        out, err = process.communicate("in\n")
+    assert (process.returncode, out, err) == (0, "in\n--ttl -- a b\n", "error\n")
+    assert fencing.path("three").read_text() == "three\n"
+
+
+def test_the_command_finds_the_lease_in_its_environment(fencing: Fencing):
+    fencing.environment["MINE"] = "kept"
+    script = "echo $FENCING_TOKEN $FENCING_LOCK $FENCING_DEADLINE $MINE"
+    before = time.time()
+    first, second = (fencing("run", "job/é", "--ttl", "5", *shell(script)).stdout.split() for _ in range(2))
+    assert first[1] == "job/é"
+    assert first[3] == "kept"
+    assert before + 2 < float(first[2]) < time.time() + 5
+    assert int(first[0]) < int(second[0])
+
+
+def test_the_default_store_is_a_file_that_only_its_user_can_reach(fencing: Fencing):
+    assert fencing("run", "job", "--", "true").returncode == 0
+    folder = fencing.state / "fencing"
+    assert (folder / "locks.db").exists()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_the_environment_names_the_store(fencing: Fencing):
+    fencing.environment["FENCING_URL"] = "sqlite:///mine.db"
+    assert fencing("run", "job", "--", "true").returncode == 0
+    assert fencing.path("mine.db").exists()
+    assert not fencing.state.exists()
+
+
+# One at a time.
+
+
+def test_a_taken_lock_means_75_and_nothing_was_run(fencing: Fencing):
+    fencing.start("run", "job", *shell(f"echo $$ > holder.pid; exec sleep {LONG}"))
+    fencing.appears("holder.pid")
+    second = fencing("run", "job", *shell("echo > ran"))
+    quiet = fencing("run", "job", "--quiet", "--wait", "0.1", *shell("echo > ran"))
+    assert (second.returncode, quiet.returncode) == (75, 75)
+    assert "'job' was held by somebody else, nothing was run" in second.stderr
+    assert not quiet.stderr
+    assert not fencing.path("ran").exists()
+    assert fencing("run", "another job", "--", "true").returncode == 0
+
+
+def test_waiting_commands_run_one_after_the_other(fencing: Fencing):
+    fencing.path("count").write_text("0")
+    add_one = "n=$(cat count); sleep 0.1; echo $((n + 1)) > count"
+    processes = [fencing.start("run", "count", "--wait", wait, *shell(add_one)) for wait in ("forever", "30") * 2]
+    assert [process.wait() for process in processes] == [0] * 4
+    assert fencing.path("count").read_text() == "4\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [("no-such-command", 127, "command not found"), ("/etc/hostname", 126, "cannot be executed")],
+)
+def test_a_command_that_cannot_run_leaves_the_lock_free(fencing: Fencing, command: str, code: int, message: str):
+    done = fencing("run", "job", "--", command)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert fencing("run", "job", "--", "true").returncode == 0
+
+
+def test_a_store_that_cannot_be_used_means_69(fencing: Fencing):
+    done = fencing("run", "job", "--url", "sqlite:////no/such/folder/locks.db", *shell("echo > ran"))
+    assert done.returncode == 69
+    assert "nothing was run" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not fencing.path("ran").exists()
+
+
+# Signals.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_ends_work_reaches_everything_the_command_started(fencing: Fencing, number: signal.Signals):
+    # A shell waits for what it started before it looks at its trap.
+    script = f'trap "echo caught; exit 9" {number.name[3:]}; sh -c "echo > ready; exec sleep {LONG}"'
+    process = fencing.start("run", "job", *shell(script))
+    fencing.appears("ready")
+    process.send_signal(number)
+    out, _ = process.communicate()
+    assert (process.returncode, out) == (9, "caught\n")
+
+
+def test_a_signal_for_the_command_alone_does_not_reach_what_it_started(fencing: Fencing):
+    script = f'trap "echo caught > caught" USR1; sleep {LONG} & echo $! > child.pid; echo > ready; wait; wait; exit 3'
+    process = fencing.start("run", "job", *shell(script))
+    fencing.appears("ready")
+    process.send_signal(signal.SIGUSR1)
+    fencing.appears("caught")
+    assert alive(fencing.pid("child.pid"))
+    process.terminate()
+    assert process.wait() == 128 + signal.SIGTERM
+
+
+def test_a_signal_while_waiting_ends_the_wait_and_nothing_was_run(fencing: Fencing):
+    fencing.start("run", "job", *shell(f"echo $$ > holder.pid; exec sleep {LONG}"))
+    fencing.appears("holder.pid")
+    fencing.environment["FENCING_RECORD"] = "events.jsonl"
+    waiting = fencing.start("run", "job", "--wait", "forever", *shell("echo > ran"))
+    fencing.appears("events.jsonl")
+    waiting.terminate()
+    assert waiting.wait() == 128 + signal.SIGTERM
+    assert not fencing.path("ran").exists()
+
+
+def test_a_signal_that_was_ignored_stays_ignored(fencing: Fencing):
+    command = [sys.executable, "-m", "fencing_sdk", "run", "job", *shell("echo > ready; sleep 0.3; echo done")]
+    process = subprocess.Popen(
+        ["nohup", *command],
+        cwd=fencing.folder,
+        env=fencing.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    fencing.appears("ready")
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate()
+    assert (process.returncode, out) == (0, "done\n")
+
+
+# The lease is lost.
+
+STUBBORN = f"""
+trap 'echo > told' TERM
+sh -c 'trap "" TERM; echo $$ > grandchild.pid; while :; do sleep {LONG}; done' &
+echo $$ > command.pid; echo > ready
+while :; do sleep {LONG} & wait $!; done
+"""
+
+
+def test_a_lost_lease_stops_the_whole_group_stubborn_or_not(fencing: Fencing):
+    process = fencing.start("run", "job", "--ttl", "2", *shell(STUBBORN))
+    fencing.appears("ready")
+    fencing.appears("grandchild.pid")
+    fencing.take_away()
+    _, err = process.communicate()
+    assert process.returncode == 76
+    assert "'job'" in err
+    assert "the command was stopped" in err
+    fencing.appears("told")  # SIGTERM first
+    until(lambda: not alive(fencing.pid("command.pid")), "the end of the command")
+    until(lambda: not alive(fencing.pid("grandchild.pid")), "the end of what it started")
+
+
+def test_on_loss_kill_does_not_ask(fencing: Fencing):
+    process = fencing.start("run", "job", "--ttl", "2", "--on-loss", "kill", *shell(STUBBORN))
+    fencing.appears("ready")
+    fencing.appears("grandchild.pid")
+    fencing.take_away()
+    assert process.wait() == 76
+    until(lambda: not alive(fencing.pid("grandchild.pid")), "the end of what the command started")
+    assert not fencing.path("told").exists()
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_on_loss_warn_goes_on_and_says_so_if_anybody_listens(fencing: Fencing, read: bool):
+    script = "echo > ready; until [ -e enough ]; do sleep 0.05; done; exit 5"
+    fencing.environment["FENCING_RECORD"] = "events.jsonl"
+    process = fencing.start("run", "job", "--ttl", "2", "--on-loss", "warn", *shell(script))
+    fencing.appears("ready")
+    if not read:
+        process.stderr.close()
+    fencing.take_away()
+    if read:
+        assert "the command goes on" in process.stderr.readline()
+    until(lambda: '"lost"' in fencing.path("events.jsonl").read_text(), "the loss")
+    fencing.path("enough").touch()
+    assert process.wait() == 5
+
+
+def test_a_supervisor_that_was_frozen_stops_its_command_as_soon_as_it_runs(fencing: Fencing):
+    process = fencing.start("run", "job", "--ttl", "1", *shell(STUBBORN))
+    fencing.appears("ready")
+    fencing.appears("grandchild.pid")
+    process.send_signal(signal.SIGSTOP)
+    assert fencing("run", "job", "--wait", "30", "--", "true").returncode == 0  # the lock is handed on
+    assert alive(fencing.pid("command.pid"))  # a frozen supervisor stops nobody: FENCING_TOKEN is for that
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate()
+    assert process.returncode == 76
+    assert "did not run until its deadline" in err
+    until(lambda: not alive(fencing.pid("grandchild.pid")), "the end of what the command started")
+    assert not fencing.path("told").exists()  # too late to ask
+
+
+def test_a_store_that_is_gone_ends_the_command_at_the_deadline(fencing: Fencing):
+    process = fencing.start("run", "job", "--ttl", "1", *shell(f"echo > ready; exec sleep {LONG}"))
+    fencing.appears("ready")
+    for path in (fencing.state / "fencing").iterdir():
+        path.unlink()
+    (fencing.state / "fencing").rmdir()
+    assert process.wait() == 76
+
+
+def test_a_command_that_ends_after_the_deadline_did_not_end_well(fencing: Fencing):
+    script = "echo > ready; until [ -e enough ]; do sleep 0.05; done"
+    process = fencing.start("run", "job", "--ttl", "1", *shell(script))
+    fencing.appears("ready")
+    process.send_signal(signal.SIGSTOP)
+    assert fencing("run", "job", "--wait", "30", *shell("touch enough; sleep 0.3")).returncode == 0
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate()
+    assert process.returncode == 76
+    assert "the command ended too late" in err or "the command was stopped" in err
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a child that its parent died")
+def test_a_supervisor_that_is_killed_takes_its_command_along(fencing: Fencing):
+    process = fencing.start("run", "job", *shell(f"echo $$ > command.pid; exec sleep {LONG}"))
+    pid = fencing.pid("command.pid")
+    process.kill()
+    until(lambda: not alive(pid), "the end of the command")

@@ -1,0 +1,149 @@
+"""`fencing run` at a terminal: one Ctrl-C is one signal, and the command may read what is typed."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from command_line import PATIENCE, Fencing, alive, until
+
+LEAD = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "fencing_sdk", *sys.argv[1:]])
+"""
+
+
+class Terminal:
+    """A supervisor as the leader of a session with a terminal, and a keyboard."""
+
+    def __init__(self, fencing: Fencing, *arguments: str) -> None:
+        self.seen = ""
+        self._keyboard, screen = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LEAD, *arguments],
+            cwd=fencing.folder,
+            env=fencing.environment,
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+        )
+        os.close(screen)
+
+    def type(self, text: str) -> None:
+        os.write(self._keyboard, text.encode())
+
+    def shows(self, text: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while text not in self.seen:
+            ready, _, _ = select.select([self._keyboard], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"waited in vain for {text!r} in {self.seen!r}"
+            self.seen += os.read(self._keyboard, 4096).decode()
+
+    def is_stopped(self) -> None:
+        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def ends(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._keyboard)
+
+
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def at_a_terminal(fencing: Fencing) -> Iterator[Open]:
+    opened = []
+
+    def open_one(*arguments: str) -> Terminal:
+        opened.append(Terminal(fencing, *arguments))
+        return opened[-1]
+
+    yield open_one
+    for terminal in opened:
+        terminal.close()
+
+
+COUNT_INTERRUPTS = """
+import signal, sys, time
+seen = []
+signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+if "ask" in sys.argv: input("name? ")
+print("ready", flush=True)
+while not seen: time.sleep(0.01)
+time.sleep(0.3)
+print(len(seen), "interrupt", flush=True)
+"""
+
+
+@pytest.mark.parametrize("ask", [False, True], ids=["before", "after"])
+def test_ctrl_c_reaches_the_command_once_before_and_after_it_has_the_terminal(at_a_terminal: Open, ask: bool):
+    terminal = at_a_terminal("run", "job", "--", sys.executable, "-c", COUNT_INTERRUPTS, *(["ask"] if ask else []))
+    if ask:
+        terminal.shows("name? ")
+        terminal.type("Ada\n")
+    terminal.shows("ready")
+    terminal.type("\x03")
+    terminal.shows("1 interrupt")
+    assert terminal.ends() == 0
+
+
+def test_a_command_may_read_from_the_terminal(at_a_terminal: Open):
+    terminal = at_a_terminal("run", "job", "--", "sh", "-c", 'echo ask; read name; echo "hello $name"; exit 4')
+    terminal.shows("ask")
+    terminal.type("Ada\n")
+    terminal.shows("hello Ada")
+    assert terminal.ends() == 4
+
+
+STOP_AND_GO_ON = """
+import pathlib, os, sys, time
+pathlib.Path("command.pid").write_text(f"{os.getpid()}\\n")
+if "ask" in sys.argv: input("name? ")
+print("ready", flush=True)
+time.sleep(0.5)
+pathlib.Path("went.on").touch()
+input("over")
+"""
+
+
+@pytest.mark.parametrize("ask", [False, True], ids=["before", "after"])
+def test_ctrl_z_stops_both_and_the_command_goes_on_with_its_supervisor(at_a_terminal: Open, ask: bool):
+    terminal = at_a_terminal("run", "job", "--", sys.executable, "-c", STOP_AND_GO_ON, *(["ask"] if ask else []))
+    if ask:
+        terminal.shows("name? ")
+        terminal.type("Ada\n")
+    terminal.shows("ready")
+    terminal.type("\x1a")
+    terminal.is_stopped()
+    assert "over" not in terminal.seen
+    terminal.go_on()
+    terminal.shows("over")
+    terminal.type("\n")
+    assert terminal.ends() == 0
+
+
+def test_a_command_does_not_go_on_after_a_stop_that_outlived_its_lease(fencing: Fencing, at_a_terminal: Open):
+    terminal = at_a_terminal("run", "job", "--ttl", "1", "--", sys.executable, "-c", STOP_AND_GO_ON)
+    terminal.shows("ready")
+    terminal.type("\x1a")
+    terminal.is_stopped()
+    assert fencing("run", "job", "--wait", "30", "--", "true").returncode == 0
+    terminal.go_on()
+    assert terminal.ends() == 76
+    until(lambda: not alive(fencing.pid("command.pid")), "the end of the command")
+    assert not fencing.path("went.on").exists()

@@ -1,0 +1,343 @@
+"""FastAPI's dependencies: which fence, which lease, in which order, and when each is over. Served by uvicorn."""
+
+import asyncio
+import sqlite3
+import threading
+from typing import Annotated
+
+import pytest
+from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException
+from fastapi.responses import StreamingResponse
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from web_servers import send, uvicorn_server
+
+from fencing_sdk import ConfigurationError, Lease, LockClient, StaleTokenError, Token, current_token
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.integrations.fastapi import Fenced, Leased, Presented, answer_problems, lifespan
+
+TOKEN = b"Fencing-Token: 34"
+
+
+@pytest.fixture
+def guard():
+    return MemoryGuard()
+
+
+@pytest.fixture
+def store():
+    return MemoryBackend(tokens="counter")
+
+
+@pytest.fixture
+def locks(store):
+    return LockClient(store)
+
+
+@pytest.fixture
+def app(locks):
+    app = FastAPI(lifespan=lifespan(locks))
+    answer_problems(app)
+    return app
+
+
+# The token of a request
+
+
+async def test_a_dependency_names_the_resource_so_that_two_spellings_are_one_fence(app, guard):
+    def seat_name(seat: int) -> str:
+        return f"seats/{seat}"
+
+    @app.put("/seats/{seat}")
+    async def book(seat: int, token: Annotated[Token, Fenced(guard, resource=seat_name)]) -> int:
+        return seat
+
+    async with uvicorn_server(app) as url:
+        assert (await send(url, b"Fencing-Token: 35", path=b"/seats/42")).status == 200
+        assert (await send(url, TOKEN, path=b"/seats/042")).status == 409
+        assert (await send(url, TOKEN, path=b"/seats/x")).status == 422
+    assert await guard.highest("seats/42") == 35
+
+
+async def test_who_is_not_let_in_raises_no_fence(app, guard):
+    async def nobody():
+        raise HTTPException(401)
+
+    router = APIRouter(dependencies=[Depends(nobody)])
+
+    @router.put("/seats/{seat}")
+    async def book(seat: str, token: Annotated[Token, Fenced(guard, resource="seats/{seat}")]):
+        raise AssertionError
+
+    app.include_router(router)
+    async with uvicorn_server(app) as url:
+        assert (await send(url, b"Fencing-Token: 9007199254740991")).status == 401
+    assert await guard.highest("seats/42") is None
+
+
+async def test_a_template_is_filled_in_from_the_path_whatever_its_form(app, guard):
+    @app.put("/rows/{row}/seats/{seat}")
+    async def book(token: Annotated[Token, Fenced(guard, resource="seat {row}-{seat}")]): ...
+
+    async with uvicorn_server(app) as url:
+        assert (await send(url, TOKEN, path=b"/rows/7/seats/42")).status == 200
+    assert await guard.highest("seat 7-42") == 34
+
+
+async def test_a_template_that_the_route_does_not_fill_is_an_error_and_not_an_open_door(app, guard):
+    @app.put("/seats/{number}")
+    async def book(number: str, token: Annotated[Token, Fenced(guard, resource="seats/{seat}")]):
+        raise AssertionError
+
+    async with uvicorn_server(app) as url:
+        assert (await send(url, TOKEN)).status == 500
+
+
+async def test_the_check_is_part_of_a_transaction_of_sqlalchemy(app, tmp_path):
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/seats.db")
+    guard = SqlGuard(engine)
+    async with engine.begin() as connection:
+        await connection.execute(text("CREATE TABLE seats (seat TEXT PRIMARY KEY, token INTEGER)"))
+
+    @app.put("/seats/{seat}")
+    async def book(seat: str, token: Annotated[Token, Presented()]):
+        async with AsyncSession(engine) as session, session.begin():
+            await guard.admit(session, f"seats/{seat}", token)
+            await session.execute(
+                text("INSERT OR REPLACE INTO seats VALUES (:seat, :token)"),
+                {
+                    "seat": seat,
+                    "token": int(token),
+                },
+            )
+
+    async with uvicorn_server(app) as url:
+        statuses = [(await send(url, b"Fencing-Token: %d" % token)).status for token in (34, 36, 35)]
+        assert (await send(url)).status == 428
+    await engine.dispose()
+    assert statuses == [200, 200, 409]
+    with sqlite3.connect(tmp_path / "seats.db") as database:
+        assert database.execute("SELECT token FROM seats").fetchall() == [(36,)]
+    database.close()
+
+
+async def test_a_sync_handler_gets_the_token_too(app, guard):
+    @app.put("/seats/{seat}")
+    def book(seat: str, token: Annotated[Token, Fenced(guard, resource="seats/{seat}")]) -> int:
+        if token == 35:
+            raise StaleTokenError(f"seats/{seat}", token, 36)
+        return token
+
+    async with uvicorn_server(app) as url:
+        assert (await send(url, TOKEN)).body == b"34"
+        assert (await send(url, b"Fencing-Token: 35")).problem["fence"] == 36
+
+
+# OpenAPI
+
+
+def test_openapi_shows_the_header_and_our_answers(app, guard):
+    @app.put("/seats/{seat}")
+    async def book(seat: str, token: Annotated[Token, Fenced(guard, resource="seats/{seat}")]): ...
+
+    @app.post("/seats/{seat}", responses={409: {"description": "my own words"}})
+    async def rebook(seat: str, token: Annotated[Token, Presented()]): ...
+
+    @app.get("/seats/{seat}")
+    async def read(seat: str): ...
+
+    schema = app.openapi()
+    assert app.openapi() == schema
+    operations = schema["paths"]["/seats/{seat}"]
+    for method in ("put", "post"):
+        headers = [one for one in operations[method]["parameters"] if one["in"] == "header"]
+        assert [one["name"] for one in headers] == ["Fencing-Token"]
+        assert {"400", "409", "428"} <= operations[method]["responses"].keys()
+        assert list(operations[method]["responses"]["428"]["content"]) == ["application/problem+json"]
+    assert "stale" in operations["put"]["responses"]["409"]["description"]
+    assert operations["post"]["responses"]["409"]["description"] == "my own words"
+    assert not {"400", "409", "428"} & operations["get"]["responses"].keys()
+    assert len(operations["get"]["parameters"]) == 1
+
+
+def test_openapi_shows_412_where_it_was_chosen(guard):
+    app = FastAPI()
+    answer_problems(app, stale_status=412)
+
+    @app.put("/seats/{seat}")
+    async def book(seat: str, token: Annotated[Token, Fenced(guard, resource="seats/{seat}")]): ...
+
+    responses = app.openapi()["paths"]["/seats/{seat}"]["put"]["responses"]
+    assert "412" in responses
+    assert "409" not in responses
+
+
+# The lease of a handler
+
+
+async def test_a_handler_runs_under_its_lease_and_the_lock_is_free_before_the_answer_is_there(app, locks, store):
+    @app.put("/seats/{seat}")
+    async def book(seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]) -> bool:
+        return (await store.inspect("seats/42")).token == lease.token == current_token("seats/42")
+
+    async with uvicorn_server(app) as url:
+        assert (await send(url)).body == b"true"
+        assert await store.inspect("seats/42") is None
+
+
+async def test_a_sync_handler_sees_the_token_of_its_lease_in_its_thread(app, locks):
+    @app.put("/seats/{seat}")
+    def book(seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]) -> bool:
+        return threading.current_thread() is not threading.main_thread() and current_token() == lease.token
+
+    async with uvicorn_server(app) as url:
+        assert (await send(url)).body == b"true"
+
+
+async def test_a_lock_that_is_taken_is_423(app, locks):
+    @app.put("/seats/{seat}")
+    async def book(seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=0)]):
+        raise AssertionError
+
+    async with uvicorn_server(app) as url:
+        holder = await locks.lock("seats/42", ttl=5).acquire()
+        answer = await send(url)
+        await holder.release()
+    assert (answer.status, answer.problem["title"]) == (423, "Locked")
+    assert 1 <= int(answer.headers["retry-after"]) <= 5
+
+
+@pytest.mark.parametrize("notices", [True, False])
+async def test_a_lease_that_is_lost_is_503_whether_the_handler_notices_or_not(app, locks, store, notices):
+    @app.put("/seats/{seat}")
+    async def book(seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]):
+        store.revoke("seats/42")
+        if notices:
+            await asyncio.sleep(30)
+
+    async with uvicorn_server(app) as url:
+        answer = await send(url)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_a_lease_that_is_lost_under_a_sync_handler_is_503_after_it(app, locks, store):
+    ended = []
+
+    @app.put("/seats/{seat}")
+    def book(seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]):
+        asyncio.run_coroutine_threadsafe(_revoke(store), loop).result(20)
+        ended.append(lease.held)
+
+    loop = asyncio.get_running_loop()
+    async with uvicorn_server(app) as url:
+        assert (await send(url)).status == 503
+    assert ended == [False]
+
+
+async def _revoke(store):
+    store.revoke("seats/42")
+
+
+async def test_two_leases_and_a_name_from_a_dependency(app, locks):
+    def row_name(seat: int) -> str:
+        return f"rows/{seat // 10}"
+
+    @app.put("/seats/{seat}")
+    async def book(
+        seat: int,
+        row: Annotated[Lease, Leased(locks, row_name, wait=5)],
+        lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)],
+    ) -> list[str]:
+        return [row.name, lease.name]
+
+    async with uvicorn_server(app) as url:
+        answers = await asyncio.gather(*[send(url) for _ in range(5)])
+    assert {answer.body for answer in answers} == {b'["rows/4","seats/42"]'}
+
+
+async def test_errors_of_the_handler_leave_as_they_are_and_the_lock_is_given_back(app, locks, store):
+    @app.put("/seats/{seat}")
+    async def book(seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]):
+        raise HTTPException(418)
+
+    async with uvicorn_server(app) as url:
+        assert (await send(url)).status == 418
+        assert await store.inspect("seats/42") is None
+
+
+async def test_what_is_sent_after_the_handler_is_sent_without_the_lock(app, locks, store):
+    """The limit that the documentation names: streams and background tasks come after the lease."""
+    held = []
+
+    async def look():
+        held.append(await store.inspect("seats/42"))
+
+    async def stream():
+        await look()
+        yield b"body"
+
+    @app.put("/seats/{seat}")
+    async def book(
+        seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)], background: BackgroundTasks
+    ):
+        background.add_task(look)
+        return StreamingResponse(stream(), background=background)
+
+    async with uvicorn_server(app) as url:
+        await send(url)
+    assert held == [None, None]
+
+
+async def test_a_plain_dependency_with_yield_learns_of_a_loss_when_the_answer_was_sent_already(app, locks, store):
+    """Why `Leased` has the function's scope: this is what a dependency of one's own does by default."""
+    left = []
+
+    async def held():
+        try:
+            async with locks.lock("seats/42") as lease:
+                yield lease
+        finally:
+            left.append(await store.inspect("seats/42"))
+
+    @app.put("/seats/{seat}")
+    async def book(seat: str, lease: Annotated[Lease, Depends(held)]) -> bool:
+        store.revoke("seats/42")
+        return True
+
+    async with uvicorn_server(app) as url:
+        assert (await send(url)).status == 200
+    assert left == [None]
+
+
+async def test_a_name_that_is_no_name_is_400(app, locks):
+    @app.put("/seats/{seat}")
+    async def book(seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]):
+        raise AssertionError
+
+    async with uvicorn_server(app) as url:
+        assert (await send(url, path=b"/seats/a%00b")).status == 400
+
+
+# What cannot work is said when it is built
+
+
+@pytest.mark.parametrize(
+    ("parameter", "make"),
+    [
+        ("guard", lambda locks: Fenced(None, resource="a")),
+        ("guard", lambda locks: Fenced(object(), resource="a")),
+        ("resource", lambda locks: Fenced(MemoryGuard(), resource=None)),
+        ("resource", lambda locks: Fenced(MemoryGuard(), resource=42)),
+        ("resource", lambda locks: Fenced(MemoryGuard(), resource="a/{")),
+        ("name", lambda locks: Leased(locks, 42)),
+        ("name", lambda locks: Leased(locks, "")),
+        ("name", lambda locks: Leased(locks, "a/{b!r}")),
+        ("ttl", lambda locks: Leased(locks, "a", ttl=-1)),
+        ("stale_status", lambda locks: answer_problems(FastAPI(), stale_status=500)),
+    ],
+)
+def test_an_argument_that_cannot_work_is_refused(locks, parameter, make):
+    with pytest.raises(ConfigurationError, match=rf"^{parameter} "):
+        make(locks)

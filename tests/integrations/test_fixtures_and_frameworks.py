@@ -1,0 +1,293 @@
+"""
+Where the entry and the exit of a lock run in different tasks, and where they do not.
+
+Plug-ins of pytest run here in an interpreter of their own each, as their users run them.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import unittest
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestClient, TestServer
+
+from fencing_sdk import LeaseLostError, LockClient, LossReason, current_lease, current_token
+from fencing_sdk.backends.memory import MemoryBackend
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def store():
+    return MemoryBackend(tokens="counter")
+
+
+# Test frameworks
+
+PRELUDE = """
+import asyncio
+import pytest
+from fencing_sdk import LockClient, UsageError, current_lease, current_token
+from fencing_sdk.backends.memory import MemoryBackend
+
+store = MemoryBackend(tokens="counter")
+"""
+
+
+def run_tests(folder, plugin, tests):
+    """Run *tests* in a fresh interpreter with one plug-in and warnings as errors; return the outcome and the output."""
+    folder.joinpath("test_it.py").write_text(PRELUDE + textwrap.dedent(tests))
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", *plugin, "test_it.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=55)
+    return process.stdout.splitlines()[-1].split(" in ")[0], process.stdout
+
+
+PYTEST_ASYNCIO = (
+    *("-p", "pytest_asyncio.plugin"),
+    *("-o", "asyncio_mode=auto"),
+    *("-o", "asyncio_default_fixture_loop_scope=function"),
+)
+ANYIO = ("-p", "anyio.pytest_plugin")
+
+
+def test_a_pytest_asyncio_fixture_holds_a_client_and_a_plain_handle(tmp_path):
+    outcome, output = run_tests(
+        tmp_path,
+        PYTEST_ASYNCIO,
+        """
+        @pytest.fixture
+        async def locks():
+            async with LockClient(store) as locks:
+                yield locks
+
+        @pytest.fixture
+        async def seat(locks):
+            lease = await locks.lock("seats/42").acquire()
+            yield lease
+            await lease.release()
+
+        async def test_it_is_held(locks, seat):
+            assert (await locks.inspect("seats/42")).token == seat.token
+
+        async def test_it_was_given_back_and_is_held_again(locks, seat):
+            assert seat.token == 2
+        """,
+    )
+    assert outcome == "2 passed", output
+
+
+def test_a_pytest_asyncio_fixture_that_yields_inside_a_lock_is_told_about_the_plain_handle(tmp_path):
+    outcome, output = run_tests(
+        tmp_path,
+        PYTEST_ASYNCIO,
+        """
+        @pytest.fixture
+        async def seat():
+            async with LockClient(store) as locks:
+                async with locks.lock("seats/42", max_hold=0.2) as lease:
+                    yield lease
+
+        async def test_past_the_deadline_nobody_is_cancelled(seat):
+            await asyncio.sleep(0.3)
+            assert not seat.held
+
+        async def test_the_lock_was_given_back_all_the_same(seat):
+            assert seat.token == 2
+        """,
+    )
+    assert outcome == "2 passed, 2 errors", output
+    told = [line for line in output.splitlines() if "UsageError: lock 'seats/42' was entered in one task" in line]
+    assert len([line for line in told if line.startswith("E ")]) == 2, output
+    assert "lease = await lock.acquire() ... await lease.release()" in output
+
+
+def test_a_lock_inside_an_anyio_fixture_works_because_one_task_runs_it_all(tmp_path):
+    outcome, output = run_tests(
+        tmp_path,
+        ANYIO,
+        """
+        pytestmark = pytest.mark.anyio
+
+        @pytest.fixture(params=["asyncio", pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")])
+        def anyio_backend(request):
+            return request.param
+
+        @pytest.fixture
+        async def seat(anyio_backend):
+            async with LockClient(store) as locks, locks.lock("seats/42") as lease:
+                yield lease
+            assert await store.inspect("seats/42") is None
+
+        async def test_it_is_held(seat):
+            assert seat.held
+            assert (await store.inspect("seats/42")).token == seat.token
+
+        async def test_a_lock_in_a_test(anyio_backend):
+            async with LockClient(store) as locks, locks.lock("a") as lease:
+                assert current_lease() is lease
+
+        async def test_a_loss_fails_the_test(anyio_backend):
+            async with LockClient(store) as locks, locks.lock("a"):
+                asyncio.get_running_loop().call_soon(store.revoke, "a")
+                await asyncio.sleep(30)
+        """,
+    )
+    assert outcome == "2 failed, 4 passed", output
+    assert output.count("LeaseLostError: lease on 'a'") >= 2
+    assert "it was taken away by an operator" in output
+
+
+def outcome_of(case):
+    result = unittest.TestResult()
+    case("test_it_is_held").run(result)
+    assert result.testsRun == 1
+    return [text for _, text in result.errors + result.failures]
+
+
+def test_a_unittest_case_holds_a_client_and_a_plain_handle(store):
+    class Case(unittest.IsolatedAsyncioTestCase):
+        async def asyncSetUp(self):
+            self.locks = await self.enterAsyncContext(LockClient(store))
+            self.lease = await self.locks.lock("a").acquire()
+            self.addAsyncCleanup(self.lease.release)
+
+        async def test_it_is_held(self):
+            assert self.lease.token == (await self.locks.inspect("a")).token
+
+    assert outcome_of(Case) == []
+    assert asyncio.run(store.inspect("a")) is None
+
+
+def test_a_unittest_case_that_enters_a_lock_in_its_set_up_is_told_about_the_plain_handle(store):
+    class Case(unittest.IsolatedAsyncioTestCase):
+        async def asyncSetUp(self):
+            locks = await self.enterAsyncContext(LockClient(store))
+            self.lease = await self.enterAsyncContext(locks.lock("a"))
+
+        async def test_it_is_held(self):
+            assert self.lease.held
+
+    (error,) = outcome_of(Case)
+    assert "lease = await lock.acquire() ... await lease.release()" in error
+    assert asyncio.run(store.inspect("a")) is None
+
+
+# aiohttp: one task runs a request from its first middleware to its last line
+
+
+def application(locks, handler):
+    @web.middleware
+    async def under_lock(request, handler):
+        async with locks.lock("seats/42"):
+            return await handler(request)
+
+    async def opened(app):
+        async with locks:
+            yield
+
+    app = web.Application(middlewares=[under_lock])
+    app.cleanup_ctx.append(opened)
+    app.router.add_get("/", handler)
+    return app
+
+
+async def test_a_middleware_holds_a_lock_around_the_handler_of_a_client_opened_by_the_application(store):
+    async def handler(request):
+        assert (await store.inspect("seats/42")).token == current_token()
+        return web.json_response({"token": current_token("seats/42")})
+
+    async with TestClient(TestServer(application(LockClient(store), handler))) as client:
+        for token in (1, 2):
+            response = await client.get("/")
+            assert await response.json() == {"token": token}
+            assert await store.inspect("seats/42") is None
+
+
+async def test_a_loss_ends_the_handler_and_can_be_answered_by_a_middleware(store):
+    cancelled = []
+
+    async def handler(request):
+        store.revoke("seats/42")
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            cancelled.append(current_lease().name)
+            raise
+
+    @web.middleware
+    async def answer_losses(request, handler):
+        try:
+            return await handler(request)
+        except LeaseLostError as loss:
+            return web.json_response({"reason": loss.reason}, status=503)
+
+    app = application(LockClient(store), handler)
+    app.middlewares.insert(0, answer_losses)
+    async with TestClient(TestServer(app)) as client:
+        response = await client.get("/")
+        assert response.status == 503
+        assert await response.json() == {"reason": LossReason.REVOKED}
+    assert cancelled == ["seats/42"]
+
+
+async def test_a_client_that_hangs_up_gives_the_lock_back(store):
+    entered, left = asyncio.Event(), asyncio.Event()
+
+    async def handler(request):
+        entered.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            left.set()
+
+    app = application(LockClient(store), handler)
+    server = TestServer(app, handler_cancellation=True)
+    async with TestClient(server) as client:
+        async with ClientSession() as session:
+            request = asyncio.ensure_future(session.get(client.make_url("/")))
+            await entered.wait()
+            request.cancel()
+            await asyncio.wait((request,))
+        await left.wait()
+    assert await store.inspect("seats/42") is None
+
+
+async def test_a_lock_held_by_the_application_is_given_back_when_it_stops(store):
+    locks = LockClient(store)
+    same_task = []
+
+    async def only_one_instance(app):
+        async with locks, locks.lock("leader") as lease:
+            entered_in = asyncio.current_task()
+            assert lease.held
+            yield
+            same_task.append(asyncio.current_task() is entered_in)
+
+    app = web.Application()
+    app.cleanup_ctx.append(only_one_instance)
+    async with TestServer(app):
+        assert await store.inspect("leader") is not None
+    assert same_task == [True]
+    assert await store.inspect("leader") is None
+
+
+async def test_a_lock_held_by_an_application_that_another_task_stops_is_given_back_with_a_clear_error(store):
+    locks = LockClient(store)
+
+    async def only_one_instance(app):
+        async with locks, locks.lock("leader"):
+            yield
+
+    app = web.Application()
+    app.cleanup_ctx.append(only_one_instance)
+    runner = web.AppRunner(app)
+    await asyncio.create_task(runner.setup())
+    with pytest.raises(Exception, match=r"await lock\.acquire\(\)"):
+        await runner.cleanup()
+    assert await store.inspect("leader") is None

@@ -1,0 +1,399 @@
+"""What is particular to aiohttp's middleware and to the one for ASGI: whose paths they guard, and when they answer."""
+
+import asyncio
+import contextlib
+
+import pytest
+from aiohttp import ClientPayloadError, ClientSession, ServerDisconnectedError, web
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Mount, Route
+from web_servers import aiohttp_server, send, uvicorn_server
+
+from fencing_sdk import ConfigurationError, LockClient, StaleTokenError, UsageError
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.integrations import aiohttp as fenced_aiohttp
+from fencing_sdk.integrations.aiohttp import cleanup_ctx, guard_middleware
+from fencing_sdk.integrations.asgi import FencingMiddleware, lifespan, request_token
+
+TOKEN = b"Fencing-Token: 34"
+
+
+@pytest.fixture
+def guard():
+    return MemoryGuard()
+
+
+async def done(request):
+    return web.Response(text="done")
+
+
+def application(*middlewares, paths=("/seats/{seat}",), handler=done):
+    app = web.Application(middlewares=middlewares)
+    for path in paths:
+        app.router.add_put(path, handler)
+    return app
+
+
+# aiohttp: the route that was found decides
+
+
+async def test_an_escaped_slash_in_a_segment_does_not_get_around_the_guard(guard):
+    async with aiohttp_server(application(guard_middleware(guard, resource="seats/{seat}"))) as url:
+        assert (await send(url, path=b"/seats/a%2Fb")).status == 428
+        assert (await send(url, TOKEN, path=b"/seats/a%2Fb")).status == 200
+    assert await guard.highest("seats/a/b") == 34
+
+
+async def test_paths_below_a_resource_belong_to_it(guard):
+    app = application(
+        guard_middleware(guard, resource="seats/{seat}"), paths=("/seats/{seat}/booking", "/seatsets/{seat}")
+    )
+    async with aiohttp_server(app) as url:
+        assert (await send(url, TOKEN, path=b"/seats/42/booking")).status == 200
+        assert (await send(url, path=b"/seatsets/42")).status == 200
+        assert (await send(url, path=b"/nowhere")).status == 404
+    assert await guard.highest("seats/42") == 34
+
+
+async def test_a_path_of_another_form_is_written_like_its_route(guard):
+    middleware = guard_middleware(guard, resource="seats/{row}-{seat}", path="/api/rows/{row}/seats/{seat}")
+    seats = application(paths=(r"/rows/{row}/seats/{seat:\d+}",))
+    app = application(middleware, paths=())
+    app.add_subapp("/api", seats)
+    async with aiohttp_server(app) as url:
+        assert (await send(url, TOKEN, path=b"/api/rows/7/seats/42")).status == 200
+    assert await guard.highest("seats/7-42") == 34
+
+
+@pytest.mark.filterwarnings("ignore")  # aiohttp logs the error
+async def test_a_template_that_fits_no_route_is_an_error_and_not_an_open_door(guard):
+    async with aiohttp_server(application(guard_middleware(guard, resource="seat/{seat}"))) as url:
+        for _ in range(2):
+            assert (await send(url, TOKEN)).status == 500
+
+
+async def test_a_callable_names_the_resource_or_lets_the_request_pass(guard):
+    def name(request):
+        number = request.match_info["seat"].lstrip("0")
+        return f"seats/{number}" if number else None
+
+    async with aiohttp_server(application(guard_middleware(guard, resource=name))) as url:
+        assert (await send(url, TOKEN, path=b"/seats/0042")).status == 200
+        assert (await send(url, path=b"/seats/000")).status == 200
+        assert (await send(url, path=b"/seats/1")).status == 428
+    assert await guard.highest("seats/42") == 34
+
+
+@pytest.mark.filterwarnings("ignore")  # aiohttp logs the error
+@pytest.mark.parametrize("name", [42, b"seats/42", ["seats/42"]])
+async def test_a_callable_that_returns_no_text_is_an_error_of_the_server(guard, name):
+    async with aiohttp_server(application(guard_middleware(guard, resource=lambda _: name))) as url:
+        assert (await send(url, TOKEN)).status == 500
+
+
+@pytest.mark.filterwarnings("ignore")  # aiohttp logs the error
+async def test_a_token_that_nobody_had_to_read_is_not_blamed(guard):
+    async def handler(request):
+        raise StaleTokenError("seats/42", 34, 35)
+
+    app = application(guard_middleware(guard, resource="seats/{seat}"), paths=())
+    app.router.add_get("/seats/{seat}", handler)
+    async with aiohttp_server(app) as url:
+        assert (await send(url, b"Fencing-Token: x", method=b"GET")).status == 500
+        assert (await send(url, TOKEN, method=b"GET")).status == 409
+
+
+async def test_an_answer_that_has_begun_is_not_followed_by_another_one(guard):
+    async def handler(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"half an answer")
+        raise StaleTokenError("seats/42", 34, 35)
+
+    async with (
+        aiohttp_server(application(guard_middleware(), handler=handler)) as url,
+        ClientSession() as session,
+    ):
+        with pytest.raises((ClientPayloadError, ServerDisconnectedError)):
+            async with session.put(f"{url}/seats/42", headers={"Fencing-Token": "34"}) as response:
+                assert response.status == 200
+                await response.read()
+
+
+async def test_the_check_in_front_does_not_reach_into_a_handler_that_awaits(guard):
+    """The limit that the documentation names; what reaches further is a check that is part of the write."""
+    entered, later, writes = asyncio.Event(), asyncio.Event(), []
+
+    async def handler(request):
+        token = fenced_aiohttp.request_token(request)
+        if token == 34:
+            entered.set()
+            await later.wait()
+        writes.append(token)
+        return web.Response(text="done")
+
+    app = application(guard_middleware(guard, resource="seats/{seat}"), handler=handler)
+    async with aiohttp_server(app) as url:
+        early = asyncio.ensure_future(send(url, TOKEN))
+        await entered.wait()
+        await send(url, b"Fencing-Token: 35")
+        later.set()
+        assert (await early).status == 200
+    assert writes == [35, 34]
+
+
+@pytest.mark.filterwarnings("ignore")  # aiohttp logs the error
+async def test_a_handler_without_a_middleware_reads_as_strictly():
+    seen = []
+
+    async def handler(request):
+        seen.append(fenced_aiohttp.request_token(request))
+        return web.Response()
+
+    async with aiohttp_server(application(handler=handler)) as url:
+        assert [(await send(url, *headers)).status for headers in [(TOKEN,), (), (TOKEN, TOKEN)]] == [200, 200, 500]
+    assert seen == [34, None]
+
+
+async def test_a_middleware_may_stand_in_two_applications(guard):
+    middleware = guard_middleware(guard, resource="seats/{seat}")
+    async with aiohttp_server(application(middleware)) as one, aiohttp_server(application(middleware)) as two:
+        assert [(await send(url)).status for url in (one, two, one)] == [428, 428, 428]
+
+
+async def test_clients_are_open_while_an_aiohttp_application_runs():
+    first, second = LockClient(MemoryBackend()), LockClient(MemoryBackend())
+
+    async def handler(request):
+        async with first.lock("a"), second.lock("a"):
+            return web.Response(text="done")
+
+    app = application(handler=handler)
+    app.cleanup_ctx.append(cleanup_ctx(first, second))
+    async with aiohttp_server(app) as url:
+        assert (await send(url)).status == 200
+    for locks in (first, second):
+        with pytest.raises(UsageError):
+            await locks.inspect("a")
+
+
+# ASGI: the path decides
+
+
+async def seat(request):
+    return PlainTextResponse(request.path_params["seat"])
+
+
+def starlette(guard, *, path="/seats/{seat}", **options):
+    app = Starlette(routes=[Route(path, seat, methods=["PUT"])])
+    app.add_middleware(FencingMiddleware, guard=guard, **options)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("template", "path", "resource"),
+    [
+        ("seats/{seat}", b"/seats/42", "seats/42"),
+        ("/seats/{seat}", b"/seats/42", "/seats/42"),
+        ("seats/{seat}", b"/seats/42/booking", "seats/42"),
+        ("seats/{seat}", b"/seats/42/", "seats/42"),
+        ("seats/{seat}", b"/seats/B%C3%A4r", "seats/Bär"),
+        ("files/{file:path}", b"/files/a/b.txt", "files/a/b.txt"),
+        ("halls/{hall}/seats/{seat}", b"/halls/1/seats/2", "halls/1/seats/2"),
+        ("everything", b"/everything", "everything"),
+        ("a.b/{x}", b"/a.b/c", "a.b/c"),
+        ("50%/{x}", b"/50%25/%25s", "50%/%s"),
+    ],
+)
+async def test_a_template_names_the_resource_of_a_path(guard, template, path, resource):
+    async def app(scope, receive, send):
+        await PlainTextResponse("done")(scope, receive, send)
+
+    async with uvicorn_server(FencingMiddleware(app, guard, resource=template)) as url:
+        assert (await send(url, TOKEN, path=path)).status == 200
+    assert await guard.highest(resource) == 34
+
+
+@pytest.mark.parametrize(
+    ("template", "path"),
+    [
+        ("seats/{seat}", b"/seats/"),
+        ("seats/{seat}", b"/seats"),
+        ("seats/{seat}", b"/SEATS/42"),
+        ("seats/{seat}", b"/api/seats/42"),
+        ("a.b/{x}", b"/axb/c"),
+        ("seats/{seat}", b"//seats/42"),
+    ],
+)
+async def test_other_paths_pass(guard, template, path):
+    async def app(scope, receive, send):
+        await PlainTextResponse("done")(scope, receive, send)
+
+    async with uvicorn_server(FencingMiddleware(app, guard, resource=template)) as url:
+        assert (await send(url, path=path)).status == 200
+
+
+async def test_the_name_may_differ_from_the_path(guard):
+    app = Starlette(routes=[Route("/rows/{row}/seats/{seat}", seat, methods=["PUT"])])
+    app.add_middleware(FencingMiddleware, guard=guard, resource="seats/{row}-{seat}", path="/rows/{row}/seats/{seat}")
+    async with uvicorn_server(app) as url:
+        assert (await send(url, TOKEN, path=b"/rows/7/seats/42")).status == 200
+    assert await guard.highest("seats/7-42") == 34
+
+
+async def test_a_mounted_application_is_guarded_by_its_own_paths(guard):
+    inner = starlette(guard, resource="seats/{seat}")
+    async with uvicorn_server(Starlette(routes=[Mount("/api", app=inner)])) as url:
+        assert (await send(url, path=b"/api/seats/42")).status == 428
+        assert (await send(url, TOKEN, path=b"/api/seats/42")).status == 200
+    assert await guard.highest("seats/42") == 34
+
+
+async def test_a_callable_gets_the_scope(guard):
+    def name(scope):
+        return None if scope["path"] == "/seats/free" else "all seats"
+
+    async with uvicorn_server(starlette(guard, resource=name)) as url:
+        assert (await send(url, path=b"/seats/free")).status == 200
+        assert (await send(url, TOKEN)).status == 200
+    assert await guard.highest("all seats") == 34
+
+
+async def test_an_asgi_answer_that_has_begun_is_not_followed_by_another_one(guard):
+    async def body():
+        yield b"half an answer"
+        raise StaleTokenError("seats/42", 34, 35)
+
+    async def handler(request):
+        return StreamingResponse(body())
+
+    app = Starlette(routes=[Route("/seats/{seat}", handler, methods=["PUT"])])
+    app.add_middleware(FencingMiddleware, guard=guard, resource="seats/{seat}")
+    async with uvicorn_server(app) as url, ClientSession() as session:
+        with pytest.raises((ClientPayloadError, ServerDisconnectedError)):
+            async with session.put(f"{url}/seats/42", headers={"Fencing-Token": "34"}) as response:
+                assert response.status == 200
+                await response.read()
+
+
+async def call(app, *headers):
+    """Speak ASGI by hand, as a server that is less careful than uvicorn; return what the application sent."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b""}
+
+    async def collect(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "PUT", "path": "/seats/42", "headers": list(headers)}
+    with contextlib.suppress(StaleTokenError):
+        await app(scope, receive, collect)
+    return sent
+
+
+async def test_no_second_answer_is_sent_to_a_server_that_would_take_it(guard):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise StaleTokenError("seats/42", 34, 35)
+
+    sent = await call(FencingMiddleware(app, guard, resource="seats/{seat}"), (b"fencing-token", b"34"))
+    assert [message["type"] for message in sent] == ["http.response.start"]
+    assert sent[0]["status"] == 200
+
+
+async def test_headers_that_a_server_did_not_write_in_lower_case_are_read_all_the_same(guard):
+    async def app(scope, receive, send):
+        await PlainTextResponse(str(request_token(scope)))(scope, receive, send)
+
+    guarded = FencingMiddleware(app, guard, resource="seats/{seat}")
+    one, two = (b"Fencing-Token", b"34"), (b"fencing-token", b"35")
+    assert [(await call(guarded, *headers))[0]["status"] for headers in [(one,), (one, two)]] == [200, 400]
+
+
+@pytest.mark.parametrize("kind", ["websocket", "lifespan", "unheard-of"])
+async def test_what_is_no_http_request_passes_untouched(guard, kind):
+    passed = []
+
+    async def app(scope, receive, send):
+        passed.append((scope, receive, send))
+
+    async def receive():
+        return {}
+
+    async def answer(message):
+        raise AssertionError(message)
+
+    scope = {"type": kind, "path": "/seats/42", "headers": [(b"fencing-token", b"x")]}
+    await FencingMiddleware(app, guard, resource="seats/{seat}")(scope, receive, answer)
+    assert passed == [(scope, receive, answer)]
+    assert set(scope) == {"type", "path", "headers"}
+
+
+async def test_clients_are_open_while_an_asgi_application_runs():
+    locks = LockClient(MemoryBackend())
+
+    async def handler(request):
+        async with locks.lock("a"):
+            return PlainTextResponse("done")
+
+    app = Starlette(routes=[Route("/seats/42", handler, methods=["PUT"])], lifespan=lifespan(locks))
+    app.add_middleware(FencingMiddleware)
+    async with uvicorn_server(app) as url:
+        assert (await send(url, TOKEN)).status == 200
+    with pytest.raises(UsageError):
+        await locks.inspect("a")
+
+
+# What cannot work is said when it is built
+
+
+async def nothing(scope, receive, send):
+    raise AssertionError
+
+
+MAKERS = [
+    pytest.param(guard_middleware, id="aiohttp"),
+    pytest.param(lambda guard=None, **options: FencingMiddleware(nothing, guard, **options), id="asgi"),
+]
+
+WRONG = [
+    ("guard", {"guard": object(), "resource": "a"}),
+    ("guard", {"guard": "seats", "resource": "a"}),
+    ("resource", {"guard": MemoryGuard()}),
+    ("resource", {"guard": MemoryGuard(), "resource": ""}),
+    ("resource", {"guard": MemoryGuard(), "resource": "a/{"}),
+    ("resource", {"guard": MemoryGuard(), "resource": "a/{}"}),
+    ("resource", {"guard": MemoryGuard(), "resource": "a/{0}"}),
+    ("resource", {"guard": MemoryGuard(), "resource": "a/{b.c}"}),
+    ("resource", {"guard": MemoryGuard(), "resource": "a/{b[0]}"}),
+    ("resource", {"guard": MemoryGuard(), "resource": "a/{b!r}"}),
+    ("resource", {"guard": MemoryGuard(), "resource": "a/{b:>9}"}),
+    ("resource", {"guard": MemoryGuard(), "resource": "a/{{b}}"}),
+    ("resource", {"guard": MemoryGuard(), "resource": "a/{b}", "path": "/a/{c}"}),
+    ("path", {"guard": MemoryGuard(), "resource": "a", "path": "a"}),
+    ("path", {"guard": MemoryGuard(), "resource": "a", "path": ""}),
+    ("path", {"guard": MemoryGuard(), "resource": "a", "path": "/{b}{c}"}),
+    ("path", {"guard": MemoryGuard(), "resource": "a", "path": "/{b}-{c}"}),
+    ("path", {"guard": MemoryGuard(), "resource": "a", "path": "/{b}/{b}"}),
+    ("path", {"guard": MemoryGuard(), "resource": "a", "path": "/{b:path}/{c}"}),
+    ("path", {"guard": MemoryGuard(), "resource": "a", "path": "/{b:path}/c"}),
+    ("path", {"guard": MemoryGuard(), "resource": lambda _: "a", "path": "/a"}),
+    ("path", {"path": "/a"}),
+    ("methods", {"methods": "PUT"}),
+    ("methods", {"methods": []}),
+    ("methods", {"methods": ["put"]}),
+    ("methods", {"methods": [b"PUT"]}),
+    ("stale_status", {"stale_status": 410}),
+    ("stale_status", {"stale_status": "409"}),
+    ("stale_status", {"stale_status": None}),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize(("parameter", "options"), WRONG, ids=[str(options) for _, options in WRONG])
+def test_an_argument_that_cannot_work_is_refused(make, parameter, options):
+    with pytest.raises(ConfigurationError, match=rf"^{parameter} "):
+        make(**options)

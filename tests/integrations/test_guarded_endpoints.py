@@ -1,0 +1,402 @@
+"""
+A request with a stale token is refused, and so is one whose token could be read in two ways.
+
+Every promise is kept by three servers: aiohttp with its middleware, an ASGI application behind
+the pure middleware, and FastAPI with a dependency; the latter two are served by uvicorn.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from typing import Annotated
+
+import pytest
+from aiohttp import web
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from web_servers import aiohttp_server, send, uvicorn_server
+
+from fencing_sdk import (
+    AcquireTimeoutError,
+    LeaseLostError,
+    LockClient,
+    LockHeldError,
+    LossReason,
+    StaleRejected,
+    StaleTokenError,
+    Token,
+)
+from fencing_sdk.abc import Guard
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.integrations import aiohttp as fenced_aiohttp
+from fencing_sdk.integrations import asgi as fenced_asgi
+from fencing_sdk.integrations import fastapi as fenced_fastapi
+
+Write = Callable[[str, Token | None], None]
+"""What a handler does with the seat of its path and the token of its request; it may raise."""
+
+WHATEVER = "seats/{seat}"
+
+
+def aiohttp_app(guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409):
+    async def handler(request):
+        write(request.match_info["seat"], fenced_aiohttp.request_token(request))
+        return web.Response(text="done")
+
+    middleware = fenced_aiohttp.guard_middleware(guard, resource=WHATEVER, required=required, stale_status=stale_status)
+    app = web.Application(middlewares=[middleware])
+    app.router.add_route("*", "/seats/{seat}", handler)
+    app.router.add_route("*", "/health", handler_of_health)
+    return aiohttp_server(app)
+
+
+async def handler_of_health(request):
+    return web.Response(text="well")
+
+
+def asgi_app(guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409):
+    async def handler(request: Request):
+        write(request.path_params["seat"], fenced_asgi.request_token(request.scope))
+        return PlainTextResponse("done")
+
+    async def health(request: Request):
+        return PlainTextResponse("well")
+
+    every = ["GET", "PUT", "POST", "DELETE", "PATCH"]
+    app = Starlette(
+        routes=[Route("/seats/{seat}", handler, methods=every), Route("/health", health, methods=every)],
+    )
+    app.add_middleware(
+        fenced_asgi.FencingMiddleware, guard=guard, resource=WHATEVER, required=required, stale_status=stale_status
+    )
+    return uvicorn_server(app)
+
+
+def fastapi_app(guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409):
+    app = FastAPI()
+    fenced_fastapi.answer_problems(app, stale_status=stale_status)
+    if guard is None:
+        token_of = fenced_fastapi.Presented(required=required)
+    else:
+        token_of = fenced_fastapi.Fenced(guard, resource=WHATEVER, required=required)
+
+    @app.api_route("/seats/{seat}", methods=["PUT", "POST", "DELETE", "PATCH"])
+    async def handler(seat: str, token: Annotated[Token | None, token_of]) -> str:
+        write(seat, token)
+        return "done"
+
+    @app.get("/seats/{seat}")
+    async def reader(seat: str) -> str:
+        write(seat, None)
+        return "done"
+
+    @app.put("/health")
+    async def health() -> str:
+        return "well"
+
+    return uvicorn_server(app)
+
+
+@pytest.fixture(params=[aiohttp_app, asgi_app, fastapi_app], ids=["aiohttp", "asgi", "fastapi"])
+def serve(request):
+    return request.param
+
+
+class Seats:
+    """What the handlers write to."""
+
+    def __init__(self):
+        self.writes = []
+
+    def __call__(self, seat, token):
+        self.writes.append((seat, token))
+
+
+@pytest.fixture
+def seats():
+    return Seats()
+
+
+def failing(error: Exception) -> Write:
+    def write(seat, token):
+        raise error
+
+    return write
+
+
+# The four answers
+
+
+async def test_a_token_is_admitted_and_handed_to_the_handler_with_its_holder(serve, seats):
+    guard = MemoryGuard()
+    async with serve(guard, seats) as url:
+        answer = await send(url, b'Fencing-Token: 34;holder="9f8a01c2"')
+    assert answer.status == 200
+    ((seat, token),) = seats.writes
+    assert (seat, token, token.holder) == ("42", 34, "9f8a01c2")
+    assert await guard.highest("seats/42") == 34
+
+
+@pytest.mark.parametrize("name", [b"Fencing-Token", b"fencing-token", b"FENCING-TOKEN", b"X-Fencing-Token"])
+async def test_both_names_are_read_however_they_are_written(serve, seats, name):
+    async with serve(MemoryGuard(), seats) as url:
+        assert (await send(url, name + b": 0")).status == 200
+    assert seats.writes == [("42", 0)]
+
+
+async def test_a_stale_token_is_409_with_both_numbers_and_changes_nothing(serve, seats):
+    guard = MemoryGuard()
+    async with serve(guard, seats) as url:
+        await send(url, b"Fencing-Token: 35")
+        answer = await send(url, b"Fencing-Token: 34")
+        other = await send(url, b"Fencing-Token: 34", path=b"/seats/43")
+    assert answer.status == 409
+    assert answer.headers["cache-control"] == "no-store"
+    assert int(answer.headers["content-length"]) == len(answer.body)
+    assert answer.problem == {
+        "type": "urn:fencing-sdk:problem:stale-token",
+        "title": "Stale fencing token",
+        "status": 409,
+        "detail": "token 34 for 'seats/42' refused: the resource has seen 35; the lock has gone to a later holder",
+        "resource": "seats/42",
+        "token": 34,
+        "fence": 35,
+        "conflict": False,
+    }
+    assert other.status == 200
+    assert seats.writes == [("42", 35), ("43", 34)]
+
+
+async def test_one_number_of_two_holders_is_refused_as_a_conflict(serve, seats):
+    async with serve(MemoryGuard(), seats) as url:
+        await send(url, b'Fencing-Token: 34;holder="aa"')
+        answer = await send(url, b'Fencing-Token: 34;holder="bb"')
+    assert (answer.status, answer.problem["conflict"], answer.problem["fence"]) == (409, True, 34)
+    assert len(seats.writes) == 1
+
+
+async def test_412_can_be_chosen(serve, seats):
+    async with serve(MemoryGuard(), seats, stale_status=412) as url:
+        await send(url, b"Fencing-Token: 35")
+        answer = await send(url, b"Fencing-Token: 34")
+    assert (answer.status, answer.problem["status"]) == (412, 412)
+
+
+async def test_a_missing_token_is_428(serve, seats):
+    async with serve(MemoryGuard(), seats) as url:
+        answer = await send(url)
+    assert (answer.status, answer.problem["status"]) == (428, 428)
+    assert seats.writes == []
+
+
+async def test_a_token_that_is_not_required_may_be_missing_but_not_malformed_and_not_stale(serve, seats):
+    async with serve(MemoryGuard(), seats, required=False) as url:
+        assert (await send(url)).status == 200
+        assert (await send(url, b"Fencing-Token: 5")).status == 200
+        assert (await send(url, b"Fencing-Token: 4")).status == 409
+        assert (await send(url, b"Fencing-Token: x")).status == 400
+    assert seats.writes == [("42", None), ("42", 5)]
+
+
+async def test_reading_and_other_routes_need_no_token(serve, seats):
+    async with serve(MemoryGuard(), seats) as url:
+        assert (await send(url, method=b"GET")).status == 200
+        assert (await send(url, path=b"/health")).status == 200
+
+
+# Smuggling
+
+TWO_READINGS = {
+    "two headers": (b"Fencing-Token: 34", b"Fencing-Token: 99"),
+    "two headers, one value": (b"Fencing-Token: 34", b"Fencing-Token: 34"),
+    "two headers in two cases": (b"Fencing-Token: 34", b"fencing-token: 34"),
+    "two old headers": (b"X-Fencing-Token: 34", b"X-Fencing-Token: 99"),
+    "a list": (b"Fencing-Token: 34, 99",),
+    "a list of one value": (b"Fencing-Token: 34,34",),
+    "both names disagree": (b"Fencing-Token: 34", b"X-Fencing-Token: 99"),
+    "both names disagree on the holder": (b'Fencing-Token: 34;holder="aa"', b'X-Fencing-Token: 34;holder="bb"'),
+    "the second name is no token": (b"Fencing-Token: 34", b"X-Fencing-Token: x"),
+    "negative": (b"Fencing-Token: -1",),
+    "a sign": (b"Fencing-Token: +34",),
+    "a fraction": (b"Fencing-Token: 34.0",),
+    "an exponent": (b"Fencing-Token: 3e4",),
+    "hexadecimal": (b"Fencing-Token: 0x22",),
+    "a leading zero": (b"Fencing-Token: 034",),
+    "an underscore": (b"Fencing-Token: 3_4",),
+    "empty": (b"Fencing-Token:",),
+    "2**53": (b"Fencing-Token: 9007199254740992",),
+    "2**64": (b"Fencing-Token: 18446744073709551616",),
+    "5,000 digits": (b"Fencing-Token: " + b"9" * 5_000,),
+    "10,000 digits": (b"Fencing-Token: " + b"9" * 10_000,),
+    "Arabic digits": ("Fencing-Token: \u0663\u0664".encode(),),
+    "full-width digits": ("Fencing-Token: \uff13\uff14".encode(),),
+    "latin-1": (b"Fencing-Token: \xb2",),
+    "not UTF-8": (b"Fencing-Token: 34\xff",),
+    "an unknown parameter": (b"Fencing-Token: 34;ttl=5",),
+    "an owner-like holder": (b'Fencing-Token: 34;holder="' + b"a" * 65 + b'"',),
+    "quoted": (b'Fencing-Token: "34"',),
+    "a folded line": (b"Fencing-Token: 34\r\n 5",),
+}
+
+
+@pytest.mark.parametrize("headers", TWO_READINGS.values(), ids=TWO_READINGS.keys())
+async def test_what_is_not_exactly_one_token_is_400_and_raises_no_fence(serve, seats, headers):
+    guard = MemoryGuard()
+    async with serve(guard, seats) as url:
+        answer = await send(url, *headers)
+    assert answer.status == 400
+    assert seats.writes == []
+    assert await guard.highest("seats/42") is None
+
+
+async def test_what_is_no_token_comes_back_escaped_and_short(serve, seats):
+    async with serve(MemoryGuard(), seats) as url:
+        answer = await send(url, b"Fencing-Token: <script>" + b"a" * 500)
+    assert answer.status == 400
+    assert answer.body.isascii()
+    assert len(answer.body) < 400
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (b"Fencing-Token: 34", b"X-Fencing-Token: 34"),
+        (b'Fencing-Token: 34;holder="aa"', b"X-Fencing-Token: 34"),
+        (b"Fencing-Token: 34", b'X-Fencing-Token: 34;holder="aa"'),
+    ],
+)
+async def test_both_names_may_agree(serve, seats, headers):
+    async with serve(MemoryGuard(), seats) as url:
+        assert (await send(url, *headers)).status == 200
+    assert seats.writes == [("42", 34)]
+
+
+@pytest.mark.parametrize("name", [b"Fencing_Token", b"Fencing-Tokens", b"Xfencing-Token", b"X-Fencing_Token"])
+async def test_a_name_that_only_looks_like_ours_is_not_read(serve, seats, name):
+    async with serve(MemoryGuard(), seats) as url:
+        assert (await send(url, name + b": 34")).status == 428
+
+
+@pytest.mark.parametrize("segment", [b"a%00b", b"a%0Ab", b"%C3%A9" * 300, b"x" * 600])
+async def test_a_path_that_names_no_resource_is_400(serve, seats, segment):
+    async with serve(MemoryGuard(), seats) as url:
+        answer = await send(url, b"Fencing-Token: 34", path=b"/seats/" + segment)
+    assert answer.status == 400
+    assert answer.problem["type"] == "urn:fencing-sdk:problem:no-such-resource"
+    assert seats.writes == []
+
+
+# What stays an error, and what leaks
+
+
+class BrokenGuard(MemoryGuard):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def raise_to(self, resource, token):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret"), sqlite3.OperationalError("database is locked")])
+@pytest.mark.filterwarnings("ignore")  # the frameworks log it
+async def test_a_guard_that_fails_is_500_and_nothing_is_written(serve, seats, error):
+    async with serve(BrokenGuard(error), seats) as url:
+        answer = await send(url, b"Fencing-Token: 34")
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+    assert seats.writes == []
+
+
+async def test_an_answer_never_shows_an_owner_or_a_holder(serve, seats):
+    async with LockClient(MemoryBackend()) as locks, serve(MemoryGuard(), seats) as url:
+        first = await locks.lock("seats/42").acquire()
+        old = first.headers()
+        await first.release()
+        second = await locks.lock("seats/42").acquire()
+        admitted = await send(url, *_lines(second.headers()))
+        refused = await send(url, *_lines(old))
+        secrets = {first.owner, second.owner, first.holder, second.holder}
+        await second.release()
+    assert (admitted.status, refused.status) == (200, 409)
+    for answer in (admitted, refused):
+        shown = answer.body.decode() + str(answer.headers)
+        assert not [secret for secret in secrets if secret in shown]
+
+
+def _lines(headers):
+    return [f"{name}: {value}".encode() for name, value in headers.items()]
+
+
+async def test_a_refusal_is_told_to_the_observers_of_the_guard(serve, seats):
+    events = []
+    async with serve(MemoryGuard(observers=[events.append]), seats) as url:
+        await send(url, b"Fencing-Token: 35")
+        await send(url, b"Fencing-Token: 34")
+    assert [(event.token, event.fence) for event in events if isinstance(event, StaleRejected)] == [(34, 35)]
+
+
+# Errors of ours that leave the handler
+
+
+async def test_a_stale_token_error_of_the_handler_is_409_with_and_without_a_guard(serve):
+    for guard in (None, MemoryGuard()):
+        async with serve(guard, failing(StaleTokenError("seats/42", 34, 35))) as url:
+            answer = await send(url, b"Fencing-Token: 34")
+        assert (answer.status, answer.problem["token"], answer.problem["fence"]) == (409, 34, 35)
+
+
+async def test_the_callers_token_is_not_blamed_for_another_one_that_the_handler_used(serve):
+    async with serve(None, failing(StaleTokenError("elsewhere", 7, 9))) as url:
+        answer = await send(url, b"Fencing-Token: 34")
+        assert answer.status == 500
+        assert b"elsewhere" not in answer.body
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after"),
+    [
+        (LockHeldError("tenants/9", 0.0, 2.1), 423, "3"),
+        (LockHeldError("tenants/9", 0.0, 0.0), 423, "1"),
+        (LockHeldError("tenants/9", 0.0, float("inf")), 423, "3600"),
+        (LockHeldError("tenants/9", 0.0), 423, "1"),
+        (AcquireTimeoutError("tenants/9", 5.0), 423, "1"),
+        (LeaseLostError("tenants/9", 3, LossReason.REVOKED), 503, "1"),
+    ],
+)
+async def test_a_lock_that_is_taken_is_423_and_a_lost_lease_503_and_neither_is_named(serve, error, status, retry_after):
+    async with serve(None, failing(error)) as url:
+        answer = await send(url, b"Fencing-Token: 34")
+    assert (answer.status, answer.headers["retry-after"], answer.problem["status"]) == (status, retry_after, status)
+    assert b"tenants" not in answer.body
+
+
+async def test_other_errors_of_the_handler_stay_errors(serve):
+    async with serve(None, failing(ValueError("secret"))) as url:
+        answer = await send(url, b"Fencing-Token: 34")
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+
+
+async def test_a_check_within_the_transaction_of_the_write_needs_no_guard_in_front(serve, tmp_path):
+    database = tmp_path / "seats.db"
+    guard = SqlGuard(database)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE seats (seat TEXT PRIMARY KEY, token INTEGER)")
+
+    def write(seat, token):
+        with closing(sqlite3.connect(database)) as connection, connection:
+            guard.admit_sync(connection, f"seats/{seat}", token)
+            connection.execute("INSERT OR REPLACE INTO seats VALUES (?, ?)", (seat, token))
+
+    async with serve(None, write) as url:
+        answers = [await send(url, b"Fencing-Token: %d" % token) for token in (34, 35, 34, 35)]
+    assert [answer.status for answer in answers] == [200, 200, 409, 200]
+    assert answers[2].problem["fence"] == 35
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT * FROM seats").fetchall() == [("42", 35)]

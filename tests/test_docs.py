@@ -1,0 +1,71 @@
+"""Every Python block of the README and of docs/ runs, and every example runs and keeps its promises."""
+
+import ast
+import asyncio
+import gc
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import CodeType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+BLOCK = re.compile(r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[CodeType]:
+    """Compile the blocks of *page* at their own lines; top-level await is allowed, ``skip`` is not run."""
+    text = page.read_text()
+    compiled = []
+    for match in BLOCK.finditer(text):
+        if "skip" in match["info"]:
+            continue
+        line = text.count("\n", 0, match.start("code"))
+        source = "\n" * line + match["code"]
+        compiled.append(compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+    return compiled
+
+
+async def run(page: Path) -> None:
+    namespace: dict[str, object] = {"__name__": "docs"}
+    for code in blocks(page):
+        result = eval(code, namespace)
+        if asyncio.iscoroutine(result):
+            await result
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    asyncio.run(run(page))
+    gc.collect()  # what a page leaves open is reported here and now, not in a test that runs later
+
+
+def test_there_is_something_to_run():
+    assert len(blocks(ROOT / "README.md")) >= 2
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_an_example_runs(example: Path, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_shows_code_early_and_stays_short():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    assert "```python" in lines[:12]

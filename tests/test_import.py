@@ -1,0 +1,95 @@
+"""Importing the package is cheap: no driver, no framework, no tool comes along, and nothing starts."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+LOOK = """
+import json, sys, threading, logging
+before = set(sys.modules)
+import fencing_sdk
+import fencing_sdk.backends
+facts = {
+    "modules": sorted(set(sys.modules) - before),
+    "threads": threading.active_count(),
+    "handlers": len(logging.getLogger().handlers),
+    "hook": sys.excepthook is sys.__excepthook__,
+}
+print(json.dumps(facts))
+"""
+
+NOT_NEEDED_YET = [
+    "aiohttp",
+    "aiosqlite",
+    "cyclopts",
+    "fastapi",
+    "httpx",
+    "httpx2",
+    "hypothesis",
+    "importlib.metadata",
+    "pytest",
+    "rich",
+    "sqlalchemy",
+    "sqlite3",
+    "starlette",
+    "trio",
+    "unittest",
+    "uvloop",
+]
+
+
+@cache
+def facts() -> dict[str, object]:
+    command = [sys.executable, "-W", "error", "-c", LOOK]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", NOT_NEEDED_YET)
+def test_the_import_loads_nothing_that_is_not_needed_yet(name):
+    assert not [module for module in facts()["modules"] if module == name or module.startswith(f"{name}.")]
+
+
+def test_no_backend_and_no_guard_is_loaded_before_it_is_asked_for():
+    ours = {module for module in facts()["modules"] if module.startswith("fencing_sdk.")}
+    rooms = {
+        module for module in ours if module.split(".")[1] in {"backends", "guards", "integrations", "testing", "cli"}
+    }
+    assert rooms == {"fencing_sdk.backends"}
+
+
+def test_the_import_starts_and_installs_nothing():
+    assert (facts()["threads"], facts()["handlers"], facts()["hook"]) == (1, 0, True)
+
+
+def test_connecting_to_memory_loads_no_database():
+    code = (
+        "import sys; from fencing_sdk import connect; connect('memory://')\n"
+        "print([name for name in ('sqlite3', 'sqlalchemy', 'aiohttp') if name in sys.modules])"
+    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    unmeasured = {
+        name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")
+    }  # it needs sqlite3
+    done = subprocess.run(command, env=unmeasured, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["asgi", "httpx", "messages"])
+def test_an_integration_that_needs_no_framework_loads_none(module):
+    code = (
+        f"import sys; import fencing_sdk.integrations.{module}\n"
+        "print([name for name in ('aiohttp', 'fastapi', 'httpx', 'httpx2', 'starlette') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_costs_a_bounded_number_of_modules():
+    """Counted, not timed: 30 of ours, anyio, tenacity, asyncio and what they pull in."""
+    assert len(facts()["modules"]) < 260

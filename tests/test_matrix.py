@@ -1,0 +1,107 @@
+"""Nothing is shipped untested: every backend and every guard has its suite, and says aloud what it lacks."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fencing_sdk
+from fencing_sdk.backends import BUILTIN
+from fencing_sdk.testing.backend_promises.stage import Stage
+
+TESTS = Path(__file__).parent
+PACKAGE = Path(fencing_sdk.__file__).parent
+
+LACKS = {
+    "memory": {"processes", "breakable", "survives_restart"},
+    "sqlite": set(),
+    "kahuna": set(),
+    "redis": set(),
+}
+"""What a backend may declare as False although the suite expects it. A new entry is a decision, not a skip."""
+
+POWERS = {"queues", "notices", "processes", "breakable", "survives_restart", "tells_taken_over"}
+EXPECTED = {power for power in POWERS if getattr(Stage, power)}
+
+
+def subjects(room: str) -> list[str]:
+    """The modules and folders of a room that hold a backend or a guard."""
+    paths = [path for path in (PACKAGE / room).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    return sorted(path.stem for path in paths if not path.stem.startswith("_"))
+
+
+def suites(folder: Path, suite: str) -> dict[str, list[ast.ClassDef]]:
+    """The subclasses of *suite* below *folder*, by the modules that their files import."""
+    found: dict[str, list[ast.ClassDef]] = {}
+    for path in folder.rglob("test_*.py"):
+        tree = ast.parse(path.read_text())
+        classes = _collected(tree, suite)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and classes:
+                for module in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                    found.setdefault(module, []).extend(classes)
+    return found
+
+
+def _collected(tree: ast.Module, suite: str) -> list[ast.ClassDef]:
+    """The classes that pytest collects and that inherit from *suite*, directly or through one another."""
+    family = {suite}
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    for node in classes:
+        if family & {ast.unparse(parent) for parent in node.bases}:
+            family.add(node.name)
+    return [node for node in classes if node.name in family and node.name.startswith("Test")]
+
+
+def declared(suite: ast.ClassDef) -> dict[str, bool]:
+    """The powers that a subclass declares."""
+    return {
+        target.id: ast.literal_eval(node.value)
+        for node in suite.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id in POWERS
+    }
+
+
+@pytest.mark.parametrize("backend", subjects("backends"))
+def test_every_backend_runs_the_suite_and_lacks_only_what_is_written_here(backend: str):
+    found = suites(TESTS / "backends", "BackendSuite").get(f"fencing_sdk.backends.{backend}", [])
+    assert found, f"tests/backends/test_{backend}.py needs a subclass of BackendSuite"
+    for suite in found:
+        lacks = {power for power, there in declared(suite).items() if power in EXPECTED and not there}
+        assert lacks <= LACKS[backend], f"{suite.name} lacks more than it may"
+
+
+@pytest.mark.parametrize("guard", subjects("guards"))
+def test_every_guard_runs_the_suite(guard: str):
+    found = suites(TESTS / "guards", "GuardSuite").get(f"fencing_sdk.guards.{guard}", [])
+    assert found, f"tests/guards/test_{guard}.py needs a subclass of GuardSuite"
+
+
+def test_every_backend_has_a_url_and_a_page():
+    reached = {builtin.module.removeprefix("fencing_sdk.backends.") for builtin in BUILTIN.values()}
+    assert set(subjects("backends")) == reached == set(LACKS)
+    for backend in subjects("backends"):
+        assert (PACKAGE.parent / "docs" / "backends" / f"{backend}.md").exists()
+
+
+@pytest.mark.parametrize("room", ["backends", "guards"])
+def test_no_suite_of_a_shipped_store_skips(room: str):
+    """What a store lacks is declared, and then not collected; a skip would hide it."""
+    for path in (TESTS / room).rglob("test_*.py"):
+        names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert not names & {"skip", "skipif", "importorskip", "xfail"}, path
+
+
+@pytest.mark.parametrize(
+    ("source", "classes"),
+    [
+        ("class TestIt(BackendSuite): ...", ["TestIt"]),
+        ("class Bench(BackendSuite): ...\nclass TestIt(Bench): ...", ["TestIt"]),
+        ("class Unseen(BackendSuite): ...", []),
+        ("class TestElse(Other): ...", []),
+    ],
+)
+def test_this_matrix_sees_what_pytest_collects(source: str, classes: list[str]):
+    assert [node.name for node in _collected(ast.parse(source), "BackendSuite")] == classes

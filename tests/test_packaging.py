@@ -1,0 +1,73 @@
+"""The wheel works without the source tree: everything it needs is inside, and the console script starts."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the unpacked wheel, built from a copy of the tree."""
+    out = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)], cwd=ROOT, check=True)
+    (wheel,) = out.glob("*.whl")
+    target = out / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+    return target
+
+
+def python(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(installed), "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-P", *arguments], cwd=installed, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_package_runs_from_the_wheel(installed: Path):
+    code = """
+import asyncio, fencing_sdk, sys
+async def main():
+    async with fencing_sdk.connect("sqlite:///locks.db") as locks:
+        async with locks.lock("a") as lease:
+            print(lease.token > 0, fencing_sdk.__file__)
+asyncio.run(main())
+"""
+    done = python(installed, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "True"
+    assert done.stdout.split()[1].startswith(str(installed))
+
+
+def test_the_wheel_has_types_scripts_and_a_licence(installed: Path):
+    package = installed / "fencing_sdk"
+    assert (package / "py.typed").exists()
+    assert {path.relative_to(package) for path in package.rglob("*.lua")} == {
+        path.relative_to(ROOT / "fencing_sdk") for path in (ROOT / "fencing_sdk").rglob("*.lua")
+    }
+    assert list(package.rglob("*.lua"))
+    metadata = next(installed.glob("*.dist-info"))
+    assert "fencing = fencing_sdk.cli:main" in (metadata / "entry_points.txt").read_text()
+    assert list(metadata.rglob("LICENSE"))
+
+
+def test_the_wheel_holds_nothing_but_the_package(installed: Path):
+    assert {path.name for path in installed.iterdir()} <= {
+        "fencing_sdk",
+        "locks.db",
+        "locks.db-wal",
+        "locks.db-shm",
+    } | {path.name for path in installed.glob("*.dist-info")}
+
+
+def test_the_console_script_starts_from_the_wheel(installed: Path):
+    done = python(installed, "-m", "fencing_sdk", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stdout
+    assert "run" in done.stdout

@@ -1,0 +1,84 @@
+"""The front door shows what the documentation promises, and nothing else."""
+
+import inspect
+
+import fencing_sdk
+from fencing_sdk import abc, errors
+
+PROMISED = {
+    "Abandoned",
+    "AcquireError",
+    "AcquireTimeoutError",
+    "Acquired",
+    "Acquiring",
+    "BackendError",
+    "BackendRefusedError",
+    "BackendUnavailableError",
+    "ConfigurationError",
+    "Event",
+    "FenceRaised",
+    "FencingError",
+    "Holder",
+    "Lease",
+    "LeaseLostError",
+    "Lock",
+    "LockClient",
+    "LockHeldError",
+    "LossReason",
+    "Lost",
+    "NoLeaseError",
+    "Observer",
+    "Released",
+    "RenewalFailed",
+    "RenewalLate",
+    "Renewed",
+    "StaleRejected",
+    "StaleTokenError",
+    "Token",
+    "UnsupportedError",
+    "UsageError",
+    "connect",
+    "current_lease",
+    "current_token",
+}
+
+
+def test_the_front_door_is_the_promised_list():
+    assert set(fencing_sdk.__all__) == PROMISED
+    assert fencing_sdk.__all__ == sorted(fencing_sdk.__all__)
+
+
+def test_every_error_leaves_through_the_front_door():
+    public = {name for name in errors.__all__ if name != "shown"}
+    assert public <= set(fencing_sdk.__all__)
+
+
+def test_nothing_leaks_beside_the_list():
+    public = {
+        name for name, value in vars(fencing_sdk).items() if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert public == PROMISED
+
+
+def test_every_public_thing_is_documented():
+    undocumented = []
+    for name in PROMISED - {"Observer"}:
+        thing = getattr(fencing_sdk, name)
+        members = [thing] if not inspect.isclass(thing) else [thing, *_methods(thing)]
+        undocumented += [f"{name}: {member}" for member in members if not inspect.getdoc(member)]
+    assert not undocumented
+
+
+def _methods(thing: type) -> list[object]:
+    return [member for name, member in vars(thing).items() if not name.startswith("_") and callable(member)]
+
+
+def test_the_contracts_are_one_import_away():
+    for name in abc.__all__:
+        assert hasattr(abc, name)
+
+
+def test_the_version_is_the_one_of_the_package():
+    from importlib.metadata import version
+
+    assert fencing_sdk.__version__ == version("fencing-sdk")
