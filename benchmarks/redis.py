@@ -1,0 +1,63 @@
+"""
+What locks in Redis cost, beside redis-py's own `Lock` and the least that a Python client can do.
+
+    uv run python benchmarks/redis.py [--quick]
+"""
+
+from __future__ import annotations
+
+import sys
+
+sys.path.append(sys.path.pop(0))  # this file is called redis too: let the driver be found first
+
+import asyncio
+import signal
+import time
+
+import redis_own_server
+
+if hint := redis_own_server.missing():
+    sys.exit(hint)
+
+from redis_cycles import many_tasks, uncontended
+from redis_faults import deleted, stopped
+from redis_held import held_leases
+from redis_line import hand_off
+from redis_scripts import scripts
+from redis_table import Row, show
+
+
+async def measure(server: redis_own_server.OwnServer, *, quick: bool) -> list[Row]:
+    """One after the other; one that fails is a row of its own."""
+    measures = {
+        "uncontended": lambda: uncontended(server, rounds=3 if quick else 11, cycles=200 if quick else 500),
+        "many tasks": lambda: many_tasks(server, tasks=1000, rounds=2 if quick else 5, cycles=3 if quick else 5),
+        "hand-off": lambda: hand_off(server, waiters=100, rounds=3 if quick else 9),
+        "leases held": lambda: held_leases(server, intervals=1 if quick else 3),
+        "lock deleted": lambda: deleted(server, rounds=30 if quick else 300),
+        "server stopped": lambda: stopped(server, rounds=1 if quick else 3, leases=20),
+        "scripts": lambda: scripts(server, locks=1_000, rounds=3 if quick else 9),
+    }
+    rows: list[Row] = []
+    for name, measuring in measures.items():
+        begin = time.monotonic()
+        try:
+            rows += await measuring()
+        except Exception as error:  # noqa: BLE001  (the other measures are worth having)
+            rows.append(Row(name, f"failed: {error!r}", reached=False))
+        server.clear()
+        print(f"  ({name} took {time.monotonic() - begin:.0f} s)")
+    return rows
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # and the server is stopped on the way out
+    with redis_own_server.OwnServer() as server:
+        print(f"Python {sys.version.split()[0]}, Redis {server.version()}")
+        rows = asyncio.run(measure(server, quick="--quick" in sys.argv[1:]))
+    print()
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()
