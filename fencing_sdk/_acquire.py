@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,13 +27,14 @@ from fencing_sdk._clock import Clock
 from fencing_sdk._errands import Errands, backend_name
 from fencing_sdk._events import Abandoned, Acquiring, Observers, logger
 from fencing_sdk._timing import Timing
-from fencing_sdk.abc import Backend, SupportsQueue
+from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsQueue
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendRefusedError,
     BackendUnavailableError,
     ConfigurationError,
     LockHeldError,
+    StaleTokenError,
     UsageError,
     shown,
 )
@@ -59,6 +60,8 @@ class Terms(NamedTuple):
     wait: float | None
     backoff: Backoff
     metadata: str | None = None
+    fences: Sequence[tuple[Guard, str]] = ()
+    """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
 
 
 class Won(NamedTuple):
@@ -109,6 +112,7 @@ class Acquisition:
             AcquireTimeoutError: somebody else still holds it when the patience ends.
             BackendUnavailableError: the store did not answer for a ttl, or until the patience ended.
             BackendRefusedError: the store will not grant this, whatever is tried.
+            StaleTokenError: a fence could not be raised with the grant, so there is none.
         """
         if self._observers:
             self._observers.emit(Acquiring(name=self._terms.name, at=self._started))
@@ -138,14 +142,14 @@ class Acquisition:
         if self._terms.wait is not None:
             limit = min(limit, max(_LAST_CALL, self._started + self._terms.wait - sent_at))
         claim = self._claim
-        call = self._errands.send("acquire", lambda: self._backend.acquire(claim), limit)
+        call = self._errands.send("acquire", lambda: self._ask(claim), limit)
         self._calls.append(call)
         try:
             outcome = await self._errands.answer("acquire", call, limit)
         except BackendUnavailableError as error:
             self._doubtful_since = sent_at if self._doubtful_since is None else self._doubtful_since
             return self._silent(error, sent_at)
-        except BackendRefusedError:
+        except (BackendRefusedError, StaleTokenError):
             self._calls.remove(call)
             raise
         if isinstance(outcome, Held):
@@ -153,6 +157,11 @@ class Acquisition:
             self._calls.remove(call)
             return outcome
         return self._judge(outcome, sent_at)
+
+    def _ask(self, claim: Claim) -> Awaitable[Grant | Held]:
+        if self._terms.fences and isinstance(self._backend, SupportsFence):
+            return self._backend.acquire_fenced(claim, self._terms.fences)
+        return self._backend.acquire(claim)
 
     def _silent(self, error: BackendUnavailableError, sent_at: float) -> BackendUnavailableError:
         """Note since when the store has given no answer that could be used."""

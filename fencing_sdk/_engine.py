@@ -20,7 +20,7 @@ from fencing_sdk._events import Acquired, FenceRaised, Observers, Released, Stal
 from fencing_sdk._fork import generation
 from fencing_sdk._heartbeat import Heartbeat
 from fencing_sdk._lease import Lease, scope_class
-from fencing_sdk.abc import Backend, Guard, SupportsLossNotice, SupportsOpen
+from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsLossNotice, SupportsOpen
 from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, UsageError
 
 Fences = Sequence[tuple[Guard, str | None]]
@@ -86,7 +86,9 @@ class Engine:
     async def hold(self, terms: Terms, fences: Fences) -> Lease:
         """Acquire a lease that is renewed from now on, with every fence raised."""
         self.check_usable()
-        won = await Acquisition(self._backend, self._clock, self._errands, self._observers, terms).run()
+        named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
+        joint = [fence for fence in named if self._raises_with_the_grant(fence[0])]
+        won = await self._win(terms._replace(fences=joint))
         try:
             self.check_usable()
         except UsageError:
@@ -94,11 +96,23 @@ class Engine:
             raise
         lease = self._begin(terms, won)
         try:
-            await self._raise_fences(lease, fences)
+            for _, resource in joint:
+                self._tell_raised(lease, resource, lease.token)
+            await self._raise_fences(lease, [fence for fence in named if fence not in joint])
         except BaseException:
             await self.release(lease)
             raise
         return lease
+
+    def _raises_with_the_grant(self, guard: Guard) -> bool:
+        return isinstance(self._backend, SupportsFence) and self._backend.keeps(guard)
+
+    async def _win(self, terms: Terms) -> Won:
+        try:
+            return await Acquisition(self._backend, self._clock, self._errands, self._observers, terms).run()
+        except StaleTokenError as error:
+            self._tell_stale(terms.name, error)
+            raise
 
     def _begin(self, terms: Terms, won: Won) -> Lease:
         lease = Lease(
@@ -127,9 +141,8 @@ class Engine:
             )
         return lease
 
-    async def _raise_fences(self, lease: Lease, fences: Fences) -> None:
-        for guard, named in fences:
-            resource = lease.name if named is None else named
+    async def _raise_fences(self, lease: Lease, fences: Sequence[tuple[Guard, str]]) -> None:
+        for guard, resource in fences:
             token: Token = lease.token
             with anyio.move_on_after(lease.remaining) as scope:
                 try:
@@ -140,7 +153,10 @@ class Engine:
             if scope.cancelled_caught:
                 raise LeaseLostError(lease.name, lease.last_token, LossReason.EXPIRED)
             lease.check()
-            self._observers.emit(FenceRaised(name=lease.name, at=self._clock.now(), token=token, resource=resource))
+            self._tell_raised(lease, resource, token)
+
+    def _tell_raised(self, lease: Lease, resource: str, token: Token) -> None:
+        self._observers.emit(FenceRaised(name=lease.name, at=self._clock.now(), token=token, resource=resource))
 
     async def inspect(self, name: str) -> Holder | None:
         """Ask the store who holds *name*."""
@@ -195,9 +211,12 @@ class Engine:
 
     def stale(self, lease: Lease, error: StaleTokenError) -> None:
         """A guard refused a write made under *lease*: tell the observers."""
+        self._tell_stale(lease.name, error)
+
+    def _tell_stale(self, name: str, error: StaleTokenError) -> None:
         self._observers.emit(
             StaleRejected(
-                name=lease.name,
+                name=name,
                 at=self._clock.now(),
                 token=error.token,
                 resource=error.resource,

@@ -24,10 +24,12 @@ __all__ = [
     "Holder",
     "LossNotice",
     "Renewal",
+    "SupportsFence",
     "SupportsLossNotice",
     "SupportsOpen",
     "SupportsQueue",
     "Token",
+    "TransactionalGuard",
     "Turn",
 ]
 
@@ -149,4 +151,42 @@ class Guard(Protocol):
 
     async def highest(self, resource: str) -> Token | None:
         """The highest token *resource* accepted, or None when it has seen none."""
+        ...
+
+
+@runtime_checkable
+class TransactionalGuard(Guard, Protocol):
+    """A guard whose fences are rows of a database, so that a transaction there can raise one along with more."""
+
+    @property
+    def database(self) -> str | None:
+        """Which database, without a password; None when the guard cannot tell."""
+        ...
+
+    async def raise_in(self, transaction: object, resource: str, token: int) -> None:
+        """
+        `Guard.raise_to` as part of an open *transaction* of that database: what becomes of it decides.
+
+        Raises:
+            StaleTokenError: as `Guard.raise_to`. The transaction has to be rolled back.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsFence(Protocol):
+    """A backend whose store may also keep the fences of a guard, and then raises them with the grant."""
+
+    def keeps(self, guard: Guard) -> bool:
+        """Tell whether `acquire_fenced` takes this *guard*. No I/O."""
+        ...
+
+    async def acquire_fenced(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> Grant | Held:
+        """
+        `Backend.acquire`, and with a grant the fence of every guard's resource is raised: all of it or nothing.
+
+        Raises:
+            StaleTokenError: a fence could not be raised, and nothing was granted.
+            BackendUnavailableError, BackendRefusedError: as `Backend.acquire`.
+        """
         ...

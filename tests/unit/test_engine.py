@@ -33,7 +33,7 @@ from fencing_sdk._clock import LoopClock
 from fencing_sdk._engine import Engine
 from fencing_sdk._events import Observers
 from fencing_sdk._timing import Timing
-from fencing_sdk.abc import Claim
+from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
 
@@ -95,8 +95,8 @@ def terms(name: str = "a", *, wait=None, backoff=DEFAULT_BACKOFF, **timing) -> T
 
 
 class House:
-    def __init__(self) -> None:
-        self.store = Store()
+    def __init__(self, store: Store | None = None) -> None:
+        self.store = store or Store()
         self.events: list[Event] = []
         self.engine = Engine(self.store, LoopClock(), Observers([self.events.append]), watch_stalls=False)
 
@@ -114,8 +114,8 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house() -> AsyncIterator[House]:
-    house = House()
+async def house(store: Store | None = None) -> AsyncIterator[House]:
+    house = House(store)
     await house.engine.start()
     yield house
     house.store.heal()
@@ -241,6 +241,67 @@ async def test_cancelled_while_a_fence_is_raised_it_gives_the_lock_back():
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await h.free()
+
+
+class JointStore(Store):
+    """A store that keeps the fences of some guards too, and raises them with the grant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Guard] = []
+        self.fenced = 0
+        self.refusal: StaleTokenError | None = None
+
+    def keeps(self, guard) -> bool:
+        return guard in self.kept
+
+    async def acquire_fenced(self, claim, fences):
+        self.fenced += 1
+        if self.refusal is not None:
+            raise self.refusal
+        answer = await self.acquire(claim)
+        if isinstance(answer, Grant):
+            for guard, resource in fences:
+                await guard.raise_to(resource, answer.token)
+        return answer
+
+
+@in_virtual_time
+async def test_fences_of_the_same_store_are_raised_with_the_grant_and_the_others_after_it():
+    async with house(JointStore()) as h:
+        inside, outside = Guard(), Guard()
+        h.store.kept.append(inside)
+        lease = await h.hold(fences=[(outside, "elsewhere"), (inside, None)])
+        assert h.store.fenced == 1
+        assert inside.raised == [("a", lease.token)]
+        assert outside.raised == [("elsewhere", lease.token)]
+        assert [event.resource for event in h.of(FenceRaised)] == ["a", "elsewhere"]
+        await lease.release()
+
+
+@in_virtual_time
+async def test_a_fence_refused_with_the_grant_leaves_nothing_and_is_told():
+    async with house(JointStore()) as h:
+        guard = Guard()
+        h.store.kept.append(guard)
+        h.store.refusal = StaleTokenError("a", 1, 2)
+        with pytest.raises(StaleTokenError):
+            await h.hold(fences=[(guard, None)])
+        assert await h.free()
+        assert [(event.name, event.fence) for event in h.of(StaleRejected)] == [("a", 2)]
+        assert h.store.count("release") == 0  # nothing was granted, so nothing is given back
+        assert h.of(Abandoned) == []
+
+
+@in_virtual_time
+async def test_without_a_guard_of_its_own_a_store_is_asked_as_ever():
+    async with house(JointStore()) as h:
+        guard = Guard()
+        lease = await h.hold(fences=[(guard, None)])
+        await lease.release()
+        await (await h.hold()).release()
+        assert h.store.fenced == 0
+        assert len(guard.raised) == 1
 
 
 @in_virtual_time
