@@ -28,6 +28,7 @@ __all__ = [
     "SupportsLossNotice",
     "SupportsOpen",
     "SupportsQueue",
+    "SupportsSchema",
     "Token",
     "TransactionalGuard",
     "Turn",
@@ -91,6 +92,24 @@ class SupportsOpen(Protocol):
 
         Raises:
             BackendError: the store cannot be used.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsSchema(Backend, Protocol):
+    """A backend with tables of its own, which a migration may create instead of the first call."""
+
+    def schema_sql(self) -> str:
+        """The statements that create them, for those who migrate by hand."""
+        ...
+
+    async def create_schema(self) -> None:
+        """
+        Create what is missing. Idempotent, and safe while others do the same.
+
+        Raises:
+            BackendError: the store cannot be reached, or permits it not.
         """
         ...
 

@@ -87,6 +87,26 @@ def run(
 
 
 @app.command
+def init(*, url: str | None = None, sql: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Create the tables of a store that has some, such as PostgreSQL, before the first lock.
+
+    Without this, the first lock creates them, if its role may. With it, that role needs no right to
+    create anything: see the page of the store.
+
+    Args:
+        url: Where locks are kept. Default: $FENCING_URL.
+
+        sql: Print the statements for your own migration, and do not connect.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    from fencing_sdk.cli.init import prepare  # noqa: PLC0415  (what cron starts every minute loads no more than run)
+
+    return prepare(url, sql=sql)
+
+
+@app.command
 def demo(*, svg: Path | None = None) -> int:
     """Freeze a worker that holds a lock, and see what its late write does without and with a guard.
 

@@ -27,6 +27,8 @@ from fencing_sdk.cli.run import default_url
         (["run", "job", "--url", "nosuch://x", "--", "true"], "no backend for 'nosuch' URLs"),
         (["run", "job", "--url", "memory://", "--", "true"], "exclude nobody"),
         (["run", "job", "-x", "true"], "Unknown option"),
+        (["init"], "--url is missing, and FENCING_URL is not set"),
+        (["init", "--url", "nosuch://x"], "no backend for 'nosuch' URLs"),
         (["rnu"], 'Did you mean "run"?'),
         (["timeline", "missing.jsonl", "--svg", "out.svg"], "cannot read 'missing.jsonl'"),
     ],
@@ -39,6 +41,7 @@ def test_wrong_usage_is_one_line_on_standard_error_and_2(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("FENCING_URL", raising=False)
     monkeypatch.chdir(tmp_path)
     assert run_app(arguments) == 2
     out, err = capsys.readouterr()

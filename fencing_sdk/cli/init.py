@@ -1,0 +1,55 @@
+"""``fencing init``: what a store needs is made, or shown, before the first lock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from urllib.parse import urlsplit
+
+import anyio
+
+from fencing_sdk._wire import ENV_URL
+from fencing_sdk.abc import SupportsSchema
+from fencing_sdk.backends import from_url
+from fencing_sdk.cli.run import Exit, say
+from fencing_sdk.errors import BackendError, ConfigurationError
+
+_PATIENCE = 30.0
+"""Seconds: a table that others read and write is not created at once."""
+
+
+def prepare(url: str | None, *, sql: bool) -> int:
+    """
+    Create the tables of the store at *url*, or print them as *sql*; return the exit code.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    url = url or os.environ.get(ENV_URL)
+    if not url:
+        msg = f"--url is missing, and {ENV_URL} is not set; write: fencing init --url postgresql://host/database"
+        raise ConfigurationError(msg)
+    backend = from_url(url)
+    if not isinstance(backend, SupportsSchema):
+        say(f"nothing to do: {urlsplit(url).scheme}:// needs no tables, or makes them by itself")
+        return 0
+    if sql:
+        print(backend.schema_sql())  # noqa: T201  (for a migration: fencing init --sql > 0042_locks.sql)
+        return 0
+    try:
+        asyncio.run(_create(backend))
+    except BackendError as error:
+        say(f"nothing was created: {error}")
+        return Exit.UNAVAILABLE
+    except TimeoutError:
+        say(f"nothing was created: no answer within {_PATIENCE:g} s")
+        return Exit.UNAVAILABLE
+    say("the store is ready")
+    return 0
+
+
+async def _create(backend: SupportsSchema) -> None:
+    async with aclosing(backend):
+        with anyio.fail_after(_PATIENCE):
+            await backend.create_schema()
