@@ -36,7 +36,7 @@ class FaultProxy:
         self.bytes_down = 0
         self.requests: list[tuple[bytes, ...]] = []
         """Every command that clients sent, with its arguments; none when they speak TLS."""
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server | None = None
         self._accepting = False
@@ -156,10 +156,14 @@ class FaultProxy:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Link(self).client_end, sock=listener)
+        self._server = await loop.create_server(lambda: self._new_link().client_end, sock=listener)
         self._accepting = False
         if self._refusing:
             self.refuse()
+
+    def _new_link(self) -> Link:
+        """Take a connection; another protocol has links of another kind."""
+        return Link(self)
 
     def _note(self, request: list[bytes]) -> None:
         self.requests.append(tuple(request))
@@ -230,7 +234,7 @@ class _Way:
             target.write(item[0])
 
 
-class _Link:
+class Link:
     """A client's connection and the one to the server that goes with it."""
 
     def __init__(self, proxy: FaultProxy) -> None:

@@ -1,16 +1,40 @@
 """A machine without the servers says what to install, and in CI their absence is a failure."""
 
+import importlib
+
 import pytest
-from redis_fixtures import require
+
+
+def fixtures(of: str):
+    """Their module, imported late: pytest wants to be the first who imports a plugin."""
+    return importlib.import_module(f"{of}_fixtures")
 
 
 def test_elsewhere_a_missing_server_is_a_skip_that_says_what_to_install(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="apt-get install redis-server"):
-        require("no-such-server")
+        fixtures("redis").require("no-such-server")
 
 
 def test_in_ci_a_missing_server_is_a_failure(monkeypatch):
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="no-such-server is missing"):
-        require("no-such-server")
+        fixtures("redis").require("no-such-server")
+
+
+def test_elsewhere_a_missing_postgresql_is_a_skip_that_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("FENCING_TEST_POSTGRESQL", str(tmp_path))
+    with pytest.raises(pytest.skip.Exception, match="apt-get install postgresql"):
+        fixtures("postgresql").require_postgresql()
+    with pytest.raises(pytest.skip.Exception, match="apt-get install no-such-program"):
+        fixtures("postgresql").require_program("no-such-program")
+
+
+def test_in_ci_a_missing_postgresql_is_a_failure(monkeypatch, tmp_path):
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("FENCING_TEST_POSTGRESQL", str(tmp_path))
+    with pytest.raises(pytest.fail.Exception, match="postgresql is missing"):
+        fixtures("postgresql").require_postgresql()
+    with pytest.raises(pytest.fail.Exception, match="no-such-program is missing"):
+        fixtures("postgresql").require_program("no-such-program")

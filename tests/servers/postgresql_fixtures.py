@@ -1,0 +1,110 @@
+"""
+Real PostgreSQL servers for tests; a test module asks for them with ``pytest_plugins = ["postgresql_fixtures"]``.
+
+A machine without the programs skips these tests and says what to install; with ``CI`` in the environment it fails.
+``FENCING_TEST_POSTGRESQL`` names the folder with the programs, if they are neither in the PATH nor where Debian keeps
+them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import NoReturn, Protocol
+
+import pytest
+from postgresql_programs import USER, programs
+from postgresql_proxy import PostgresqlProxy
+from postgresql_server import PostgresqlServer, Setting
+from throwaway_certificates import Certificates, make_certificates
+
+_numbers = itertools.count(1)
+
+
+def require_postgresql() -> None:
+    """Let the test run only where PostgreSQL is; its absence must not go unnoticed in CI."""
+    if programs() is None:
+        _absent("postgresql is missing: apt-get install postgresql openssl")
+
+
+def require_program(name: str) -> str:
+    """The path of a program that comes in a package of the same name."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
+    return found or _absent(f"{name} is missing: apt-get install {name}")
+
+
+def _absent(why: str) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(why, pytrace=False)
+    pytest.skip(why)
+
+
+class StartPostgresql(Protocol):
+    def __call__(
+        self, *, tls: Certificates | None = None, hba: Sequence[str] | None = None, **settings: Setting
+    ) -> PostgresqlServer: ...
+
+
+@pytest.fixture(scope="session")
+def _shared_postgresql() -> Iterator[PostgresqlServer]:
+    require_postgresql()
+    with PostgresqlServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_server(_shared_postgresql: PostgresqlServer) -> Iterator[PostgresqlServer]:
+    """
+    The one server that all quick tests share, with a fresh database, which `url` names.
+
+    It may be paused, and its connections may be terminated; a test that harms it more takes `start_postgresql`.
+    Roles that a test creates are gone afterwards, with the database.
+    """
+    server = _shared_postgresql
+    if not server.running:
+        server.start()
+    database = f"test_{next(_numbers)}"
+    server.database = USER
+    server.ask(f"CREATE DATABASE {database} TEMPLATE template0")
+    server.database = database
+    yield server
+    server.resume()
+    server.database = USER
+    server.ask(f"DROP DATABASE {database} WITH (FORCE)")
+    for (role,) in server.ask("SELECT quote_ident(rolname) FROM pg_roles WHERE oid >= 16384"):
+        server.ask(f"DROP ROLE {role}")
+
+
+@pytest.fixture
+def start_postgresql() -> Iterator[StartPostgresql]:
+    """Start servers that belong to this test alone: ``start_postgresql(max_connections=10)``."""
+    require_postgresql()
+    servers: list[PostgresqlServer] = []
+
+    def start(
+        *, tls: Certificates | None = None, hba: Sequence[str] | None = None, **settings: Setting
+    ) -> PostgresqlServer:
+        servers.append(PostgresqlServer(tls=tls, hba=hba, **settings))
+        return servers[-1].start()
+
+    yield start
+    for server in servers:
+        sys.stdout.write(f"--- log of the server on port {server.port}\n{server.log()}")  # shown if the test failed
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def postgresql_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """For TLS: ``start_postgresql(tls=...)``, then ``server.url + "?sslmode=verify-full&sslrootcert=..."``."""
+    require_program("openssl")
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+async def postgresql_proxy(postgresql_server: PostgresqlServer) -> AsyncIterator[PostgresqlProxy]:
+    """A network with faults in front of the shared server; its `url` names the fresh database."""
+    async with PostgresqlProxy(postgresql_server) as proxy:
+        yield proxy
