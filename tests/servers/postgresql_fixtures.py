@@ -16,8 +16,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NoReturn, Protocol
 
 import pytest
+from pgbouncer import PgBouncer
 from postgresql_programs import USER, programs
 from postgresql_proxy import PostgresqlProxy
+from postgresql_replicas import Replicated
 from postgresql_server import PostgresqlServer, Setting
 from throwaway_certificates import Certificates, make_certificates
 
@@ -108,3 +110,19 @@ async def postgresql_proxy(postgresql_server: PostgresqlServer) -> AsyncIterator
     """A network with faults in front of the shared server; its `url` names the fresh database."""
     async with PostgresqlProxy(postgresql_server) as proxy:
         yield proxy
+
+
+@pytest.fixture
+async def postgresql_group() -> AsyncIterator[Replicated]:
+    """A primary and an asynchronous standby that belong to this test alone."""
+    require_postgresql()
+    async with Replicated() as group:
+        yield group
+
+
+@pytest.fixture
+def pgbouncer(postgresql_server: PostgresqlServer) -> Iterator[PgBouncer]:
+    """A pooling proxy in transaction mode before the shared server; its `url` names the fresh database."""
+    with PgBouncer(postgresql_server, binary=require_program("pgbouncer")) as bouncer:
+        yield bouncer
+        sys.stdout.write(f"--- log of PgBouncer\n{bouncer.log()}")

@@ -211,7 +211,7 @@ class PostgresqlServer:
         if not self.port:
             self.port = free_port()
             self._write("postgresql.conf", [f"{name} = {_quoted(value)}" for name, value in self._all().items()])
-            self._write("pg_hba.conf", [f"local all {USER} trust", *(self.hba if self.hba is not None else TRUSTING)])
+            self._write("pg_hba.conf", [*BENCH, *(TRUSTING if self.hba is None else self.hba)])
 
     def _all(self) -> dict[str, Setting]:
         own: dict[str, Setting] = {
@@ -240,6 +240,7 @@ class PostgresqlServer:
         give(path)
 
 
+BENCH = (f"local all {USER} trust", f"local replication {USER} trust")
 TRUSTING = (f"host all all {HOST}/32 trust", f"host replication all {HOST}/32 trust", "local all all trust")
 
 
