@@ -1,61 +1,84 @@
 """
 A guard inside the caller's own SQL transaction: fence and data are committed together, or neither.
 
-    with connection:                                            # one transaction
-        guard.admit_sync(connection, "seats/42", lease.token)   # first: it takes the write lock
-        connection.execute("UPDATE seats SET ...")
+    async with session.begin():                                 # one transaction
+        await guard.admit(session, "seats/42", lease.token)     # first: it locks the fence until the commit
+        await session.execute(update(Seat)...)
 
-For SQLite 3.35 or newer, through `sqlite3` or SQLAlchemy. Nothing of SQLAlchemy is imported here.
+    SqlGuard      keeps the fences in a table of its own
+    FenceColumn   for a fence that is a column of your table, and a write that checks it by itself
+
+For SQLite 3.35 or newer, through `sqlite3` or SQLAlchemy, and for PostgreSQL, through asyncpg,
+psycopg 3 or SQLAlchemy. None of them is imported here unless a URL asks for it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from fencing_sdk._claim import Token
 from fencing_sdk._events import Observer
 from fencing_sdk._names import check_name
 from fencing_sdk._wire import check_token
 from fencing_sdk.errors import ConfigurationError, shown
-from fencing_sdk.guards._verdict import Reports, refusal
-from fencing_sdk.guards.sql import _sqlite
-from fencing_sdk.guards.sql._database import database
-from fencing_sdk.guards.sql._transaction import Row, Transaction, is_asynchronous
+from fencing_sdk.guards._verdict import Reports
+from fencing_sdk.guards.sql import _postgresql, _sqlite
+from fencing_sdk.guards.sql._column import FenceColumn
+from fencing_sdk.guards.sql._database import PATIENCE, database
+from fencing_sdk.guards.sql._drivers import AsyncpgConnection
+from fencing_sdk.guards.sql._names import check_identifier
+from fencing_sdk.guards.sql._steps import Steps
+from fencing_sdk.guards.sql._transaction import Transaction, perform, perform_sync
 
 if TYPE_CHECKING:
+    import psycopg
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
 
-__all__ = ["SqlGuard"]
+__all__ = ["FenceColumn", "SqlGuard"]
 
-SyncTransaction: TypeAlias = "sqlite3.Connection | Connection | Session"
-AsyncTransaction: TypeAlias = "AsyncConnection | AsyncSession"
+SyncTransaction: TypeAlias = "sqlite3.Connection | psycopg.Connection[object] | Connection | Session"
+AsyncTransaction: TypeAlias = "AsyncpgConnection | psycopg.AsyncConnection[object] | AsyncConnection | AsyncSession"
 
-_TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?", re.ASCII)
+
+class _Fences(Protocol):
+    """The fences in one table, in the words of one kind of database."""
+
+    def ddl(self) -> str: ...
+
+    def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]: ...
+
+    def raise_fence(self, transaction: Transaction, resource: str, token: Token, wait: float) -> Steps[None]: ...
+
+    def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]: ...
 
 
 class SqlGuard:
     """
-    Keeps fences in a table of the database that holds the data.
+    Keeps fences in a table of the database that holds the data: SQLite or PostgreSQL.
 
-    Admit as the *first* statement of a transaction. It takes the write lock, so nobody can come
-    between the check and the commit; a transaction that has read before may be told "database is
-    locked", because what it read is outdated. Rolling back takes the fence back, too.
+    Admit as the *first* statement of a transaction. On SQLite it takes the write lock, on PostgreSQL
+    the lock of this resource's fence, so nobody can come between the check and the commit. A
+    transaction that has read before may be refused by the database, because what it read is
+    outdated: "database is locked" on SQLite, SQLSTATE 40001 at PostgreSQL's levels REPEATABLE READ
+    and SERIALIZABLE. Roll back and try again. Rolling back takes the fence back, too, also to a
+    savepoint that was made before.
 
     Errors of the database leave as they are. Not promised: anything about writes to this data
     that do not admit, or that go to another database than *connect*.
 
     Args:
         connect: Where `raise_to` and `highest` open a short transaction of their own: the path of
-            an SQLite file, a URL such as ``"sqlite:///app.db"``, or SQLAlchemy's AsyncEngine.
-            Without it the guard can `admit`, and cannot stand in ``fences=[...]``.
+            an SQLite file, a URL such as ``"sqlite:///app.db"`` or ``"postgresql://host/app"``, or
+            SQLAlchemy's AsyncEngine. Without it the guard can `admit`, in the transactions of
+            either database, and cannot stand in ``fences=[...]``.
 
-        table: The table, ``"name"`` or ``"schema.name"``.
+        table: The table, ``"name"`` or ``"schema.name"``. Without a schema PostgreSQL looks for it
+            along the ``search_path`` of each connection: name it where those differ.
 
         create: Create the table when it is missing. If not, run `ddl` in a migration.
 
@@ -74,48 +97,71 @@ class SqlGuard:
         create: bool = True,
         observers: Sequence[Observer] = (),
     ) -> None:
+        table = check_identifier(table, parameter="table", schema=True)
         self._database = database(connect)
-        self._statements = _sqlite.Statements.about(_check_table(table))
-        self._create = create
+        self._fences: dict[str, _Fences] = {
+            _sqlite.NAME: _sqlite.Fences(table, create=create),
+            _postgresql.NAME: _postgresql.Fences(table, create=create),
+        }
         self._reports = Reports(observers)
 
-    def ddl(self) -> str:
-        """The statement that creates the table, for those who migrate by hand."""
-        return self._statements.ddl
+    @property
+    def database(self) -> str | None:
+        """
+        The PostgreSQL database that the guard's own URL means, and as who: ``user@host:5432/name``, never a password.
+
+        None when there is no such URL, or it leaves open which one: then nothing is known.
+        """
+        return self._database.place
+
+    def ddl(self, dialect: str | None = None) -> str:
+        """
+        The statement that creates the table, for those who migrate by hand.
+
+        Args:
+            dialect: ``"sqlite"`` or ``"postgresql"``; without it that of the guard's own database,
+                or of SQLite if it has none.
+
+        Raises:
+            ConfigurationError: *dialect* is another one.
+        """
+        chosen = self._fences.get(dialect or self._database.dialect)
+        if chosen is None:
+            msg = f"dialect must be one of {', '.join(self._fences)}, got {shown(dialect or self._database.dialect)}"
+            raise ConfigurationError(msg)
+        return chosen.ddl()
 
     async def admit(self, transaction: AsyncTransaction | SyncTransaction, resource: str, token: int) -> None:
         """
         Check *token* and remember it, in the caller's *transaction*. Your writes follow in the same one.
 
-        A `sqlite3.Connection` is used in this very thread and blocks it; in a worker thread, call
-        `admit_sync`.
+        Which database it is in is seen from the transaction. One that blocks is used in this very
+        thread; in a worker thread, call `admit_sync`.
 
         Raises:
             StaleTokenError: the resource has seen a later token. Roll back; nothing was changed.
             UsageError: the connection commits every statement by itself, or is none.
-            UnsupportedError: the database is not SQLite.
+            UnsupportedError: the database is neither SQLite nor PostgreSQL.
             ConfigurationError: *resource* or *token* is not one.
         """
-        if is_asynchronous(transaction):
-            session = cast("AsyncSession", transaction)
-            await session.run_sync(self.admit_sync, resource, token)
-        else:
-            self.admit_sync(cast("SyncTransaction", transaction), resource, token)
+        resource, checked = check_name(resource, parameter="resource"), check_token(token)
+        with self._reports.of_refusals():
+            await perform(transaction, lambda opened: self._of(opened).admit(opened, resource, checked))
 
     def admit_sync(self, transaction: SyncTransaction, resource: str, token: int) -> None:
         """
-        `admit` for code without an event loop: sqlite3, or a sync Connection or Session of SQLAlchemy.
+        `admit` for code without an event loop: sqlite3, psycopg, or a sync Connection or Session of SQLAlchemy.
 
         Raises:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit`.
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         with self._reports.of_refusals():
-            self._admit(Transaction(transaction), resource, checked)
+            perform_sync(transaction, lambda opened: self._of(opened).admit(opened, resource, checked))
 
     async def raise_to(self, resource: str, token: int) -> None:
         """
-        See `fencing_sdk.abc.Guard.raise_to`. Waits for a transaction that is writing now.
+        See `fencing_sdk.abc.Guard.raise_to`. Waits up to 30 s for a transaction that is writing now.
 
         Raises:
             StaleTokenError: the resource has seen a later token.
@@ -123,8 +169,35 @@ class SqlGuard:
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         with self._reports.of_refusals():
-            await self._database.run(lambda transaction: self._admit(transaction, resource, checked))
+            await self._database.run(lambda opened: self._of(opened).raise_fence(opened, resource, checked, PATIENCE))
         self._reports.raised(resource, checked)
+
+    async def raise_in(
+        self, transaction: AsyncTransaction | SyncTransaction, resource: str, token: int, *, wait: float = 5.0
+    ) -> None:
+        """
+        Raise the fence in a *transaction* of yours: it stands once that is committed.
+
+        Unlike `admit` it bounds its waiting, and makes the commit one that survives a crash of the
+        server: on PostgreSQL ``lock_timeout`` and ``synchronous_commit`` are set until the
+        transaction ends. `FenceRaised` is not reported, because nothing is raised yet.
+
+        Args:
+            transaction: Yours, as for `admit`.
+
+            resource: What is guarded.
+
+            token: The token to raise its fence to.
+
+            wait: Seconds to wait for a transaction that holds the fence; then PostgreSQL's error
+                55P03 (lock_not_available). SQLite waits as its connection is set to.
+
+        Raises:
+            StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit`.
+        """
+        resource, checked = check_name(resource, parameter="resource"), check_token(token)
+        with self._reports.of_refusals():
+            await perform(transaction, lambda opened: self._of(opened).raise_fence(opened, resource, checked, wait))
 
     async def highest(self, resource: str) -> Token | None:
         """
@@ -134,39 +207,7 @@ class SqlGuard:
             UnsupportedError: the guard was built without a database.
         """
         resource = check_name(resource, parameter="resource")
-        return await self._database.run(lambda transaction: self._fence(transaction, resource))
+        return await self._database.run(lambda opened: self._of(opened).highest(opened, resource))
 
-    def _admit(self, transaction: Transaction, resource: str, token: Token) -> None:
-        _sqlite.refuse_autocommit(transaction.driver)
-        admitted = self._fetch(transaction, self._statements.admit, resource, int(token), token.holder)
-        _sqlite.refuse_committed(transaction.driver)
-        if not admitted:
-            fence = self._fence(transaction, resource)
-            assert fence is not None  # it refused, in this very transaction
-            raise refusal(resource, token, fence)
-
-    def _fence(self, transaction: Transaction, resource: str) -> Token | None:
-        for token, holder in self._fetch(transaction, self._statements.fence, resource):
-            return Token(cast("int", token), cast("str | None", holder))
-        return None
-
-    def _fetch(self, transaction: Transaction, statement: str, *parameters: object) -> Sequence[Row]:
-        """Fetch rows, and once more after the table was created, if it was missing."""
-        try:
-            return transaction.fetch(statement, *parameters)
-        except Exception as error:
-            if not _sqlite.lacks_a_table(error):
-                raise
-            if not self._create:
-                error.add_note("fencing_sdk: create the table of SqlGuard with the statement of ddl()")
-                raise
-        # Only now: asking for the table first would be a read, and the write after it might find that outdated.
-        transaction.run(self._statements.ddl)
-        return transaction.fetch(statement, *parameters)
-
-
-def _check_table(table: object) -> str:
-    if not isinstance(table, str) or not _TABLE.fullmatch(table):
-        msg = f"table must be 'name' or 'schema.name' of ASCII letters, digits and _, got {shown(table)}"
-        raise ConfigurationError(msg)
-    return table
+    def _of(self, transaction: Transaction) -> _Fences:
+        return self._fences[transaction.dialect]

@@ -1,8 +1,10 @@
 """
 Where a SqlGuard opens short transactions of its own: to raise a fence, and to tell it.
 
-A file is opened anew in a worker thread for each of them, so no connection is kept and the event
-loop is never blocked.
+No connection of ours is kept. A file is opened anew in a worker thread, and a server is connected to
+anew, for each of them: there is nothing to close, nothing that belongs to one event loop, nothing
+that a restart of the server breaks. A fence is raised once for an acquisition, not for every write;
+who wants a pool for that passes an engine that has one.
 """
 
 from __future__ import annotations
@@ -17,18 +19,31 @@ from urllib.parse import unquote, urlsplit
 import anyio.to_thread
 
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
-from fencing_sdk.guards.sql._transaction import Transaction
+from fencing_sdk.guards.sql import _postgresql, _sqlite
+from fencing_sdk.guards.sql._server import Server
+from fencing_sdk.guards.sql._steps import Steps
+from fencing_sdk.guards.sql._transaction import Transaction, perform_sync
 
 T = TypeVar("T")
 
-_PATIENCE = 30.0
-"""Seconds that SQLite waits for another writer. A caller that is cancelled does not wait for that."""
+PATIENCE = 30.0
+"""Seconds that a transaction of ours waits for another writer. A caller that is cancelled does not wait for that."""
 
-Work = Callable[[Transaction], T]
+Work = Callable[[Transaction], Steps[T]]
 
 
 class Database(Protocol):
     """Runs some work in a transaction of its own, committed unless it raises."""
+
+    @property
+    def dialect(self) -> str:
+        """SQLAlchemy's name of the database's kind."""
+        ...
+
+    @property
+    def place(self) -> str | None:
+        """Who connects to which database of which servers, where that is known for certain."""
+        ...
 
     async def run(self, work: Work[T]) -> T: ...
 
@@ -36,14 +51,23 @@ class Database(Protocol):
 class Nowhere:
     """A guard that was given no database: it lives in its callers' transactions alone."""
 
+    dialect = _sqlite.NAME
+    place = None
+
     async def run(self, work: Work[T]) -> T:  # noqa: ARG002  (there is no transaction to do it in)
         """Raise: there is no place for a transaction."""
-        msg = "SqlGuard() has no database of its own; pass SqlGuard('sqlite:///app.db') or SqlGuard(async_engine)"
+        msg = (
+            "SqlGuard() has no database of its own; pass SqlGuard('sqlite:///app.db'), "
+            "SqlGuard('postgresql://host/app') or SqlGuard(async_engine)"
+        )
         raise UnsupportedError(msg)
 
 
 class File:
     """An SQLite file, through the standard library."""
+
+    dialect = _sqlite.NAME
+    place = None
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -53,19 +77,31 @@ class File:
         return await anyio.to_thread.run_sync(self._run, work, abandon_on_cancel=True)
 
     def _run(self, work: Work[T]) -> T:
-        with closing(sqlite3.connect(self._path, timeout=_PATIENCE, isolation_level=None)) as connection:
+        with closing(sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None)) as connection:
             connection.execute("BEGIN")  # the work's first statement takes the lock it needs, and waits for it
-            result = work(Transaction(connection))
+            result = perform_sync(connection, work)
             connection.execute("COMMIT")  # after an error, closing rolls back
             return result
 
 
+class _SyncConnection(Protocol):
+    def exec_driver_sql(self, statement: str, /) -> object: ...
+
+
 class _AsyncConnection(Protocol):
-    async def run_sync(self, work: Callable[[object], T], /) -> T: ...
+    async def run_sync(self, work: Callable[[_SyncConnection], T], /) -> T: ...
+
+
+class _Dialect(Protocol):
+    @property
+    def name(self) -> str: ...
 
 
 class _AsyncEngine(Protocol):
     """The part of `sqlalchemy.ext.asyncio.AsyncEngine` that is used here."""
+
+    @property
+    def dialect(self) -> _Dialect: ...
 
     def begin(self) -> AbstractAsyncContextManager[_AsyncConnection]: ...
 
@@ -73,13 +109,25 @@ class _AsyncEngine(Protocol):
 class Engine:
     """An AsyncEngine of SQLAlchemy."""
 
+    place = None
+    """Not known: what an engine was told besides its URL may lead elsewhere, and is not to be seen."""
+
     def __init__(self, engine: _AsyncEngine) -> None:
         self._engine = engine
+        self.dialect = engine.dialect.name
 
     async def run(self, work: Work[T]) -> T:
         """Run *work* on a connection of the engine's pool."""
+
+        def run(connection: _SyncConnection) -> T:
+            if (
+                self.dialect == _postgresql.NAME
+            ):  # an engine may be set to a level at which a fence may fail to be raised
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            return perform_sync(connection, work)
+
         async with self._engine.begin() as connection:
-            return await connection.run_sync(lambda opened: work(Transaction(opened)))
+            return await connection.run_sync(run)
 
 
 def database(connect: object) -> Database:
@@ -94,14 +142,17 @@ def database(connect: object) -> Database:
     if isinstance(connect, os.PathLike):
         connect = os.fspath(connect)
     if isinstance(connect, str):
-        return File(_path(connect))
+        return Server(connect) if connect.partition("://")[0] in _SERVERS else File(_path(connect))
     if hasattr(connect, "sync_engine") and hasattr(connect, "begin"):
         return Engine(cast("_AsyncEngine", connect))
     msg = (
-        "connect must be a path, a URL such as 'sqlite:///app.db', or SQLAlchemy's AsyncEngine, "
-        f"not {type(connect).__name__}"
+        "connect must be a path, a URL such as 'sqlite:///app.db' or 'postgresql://host/app', or SQLAlchemy's "
+        f"AsyncEngine, not {type(connect).__name__}"
     )
     raise ConfigurationError(msg)
+
+
+_SERVERS = {"postgresql", "postgres"}
 
 
 def _path(text: str) -> str:
@@ -114,13 +165,13 @@ def _path(text: str) -> str:
 
 def _path_of_url(url: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme.startswith("sqlite+"):
+    if "+" in parts.scheme:
         msg = (
             "for a URL with a driver pass the engine: SqlGuard(create_async_engine(url)); "
             "if it is missing: pip install 'fencing-sdk[sqlalchemy]'"
         )
         raise ConfigurationError(msg)
     if parts.scheme != "sqlite" or parts.netloc or parts.query or parts.fragment:
-        msg = "write sqlite:///relative.db or sqlite:////absolute.db, without options"
+        msg = "write sqlite:///relative.db or sqlite:////absolute.db, without options, or postgresql://host/database"
         raise ConfigurationError(msg)
     return unquote(parts.path.removeprefix("/"), errors="surrogateescape")

@@ -9,9 +9,18 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
+from fencing_sdk._claim import Token
 from fencing_sdk.errors import UsageError
+from fencing_sdk.guards._verdict import refusal
+from fencing_sdk.guards.sql._names import quoted
+from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fencing_sdk.guards.sql._transaction import Transaction
 
 NAME = "sqlite"
 """SQLAlchemy's name of the dialect."""
@@ -53,8 +62,60 @@ class Statements:
     @classmethod
     def about(cls, table: str) -> Statements:
         """Fill in a *table* whose name was checked."""
-        quoted = ".".join(f'"{part}"' for part in table.split("."))
-        return cls(*(text.format(table=quoted) for text in (_DDL, _ADMIT, _FENCE)))
+        return cls(*(text.format(table=quoted(table)) for text in (_DDL, _ADMIT, _FENCE)))
+
+
+class Fences:
+    """The fences in one table, as steps in a transaction of SQLite."""
+
+    def __init__(self, table: str, *, create: bool) -> None:
+        self._statements = Statements.about(table)
+        self._create = create
+
+    def ddl(self) -> str:
+        """The statement that creates the table."""
+        return self._statements.ddl
+
+    def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]:
+        """
+        Check *token* and remember it.
+
+        Raises:
+            StaleTokenError: the resource has seen a later token.
+            UsageError: the connection commits every statement by itself.
+        """
+        driver = cast("Driver", transaction.driver)
+        refuse_autocommit(driver)
+        admitted = yield from self._fetch(self._statements.admit, (resource, int(token), token.holder))
+        refuse_committed(driver)
+        if not admitted:
+            fence = yield from self.highest(transaction, resource)
+            assert fence is not None  # it refused, in this very transaction
+            raise refusal(resource, token, fence)
+
+    def raise_fence(self, transaction: Transaction, resource: str, token: Token, wait: float) -> Steps[None]:  # noqa: ARG002
+        """As `admit`; how long SQLite waits for another writer is set with the connection."""
+        return self.admit(transaction, resource, token)
+
+    def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:  # noqa: ARG002
+        """The fence of *resource*, if it has one."""
+        for token, holder in (yield from self._fetch(self._statements.fence, (resource,))):
+            return Token(cast("int", token), cast("str | None", holder))
+        return None
+
+    def _fetch(self, statement: str, parameters: Parameters) -> Steps[Sequence[Row]]:
+        """Fetch rows, and once more after the table was created, if it was missing."""
+        try:
+            return (yield statement, parameters)
+        except Exception as error:
+            if not lacks_a_table(error):
+                raise
+            if not self._create:
+                error.add_note("fencing_sdk: create the table of SqlGuard with the statement of ddl()")
+                raise
+        # Only now: asking for the table first would be a read, and the write after it might find that outdated.
+        yield self._statements.ddl, ()
+        return (yield statement, parameters)
 
 
 class Driver(Protocol):

@@ -1,23 +1,37 @@
 """
 The caller's own transaction, whatever it was made with.
 
-SQLAlchemy is recognised by what its objects can do, so that nobody who does not use it has to
-install it. Statements go to the driver as they are: the ORM's unit of work is not involved.
+Drivers and SQLAlchemy are recognised by what their objects can do, so that nobody who does not use
+one has to install it. Statements go to the driver as they are: the ORM's unit of work is not involved.
 """
 
 from __future__ import annotations
 
+import inspect
 import sqlite3
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, cast
 
 from fencing_sdk.errors import UnsupportedError, UsageError
-from fencing_sdk.guards.sql import _sqlite
+from fencing_sdk.guards.sql import _postgresql, _sqlite
+from fencing_sdk.guards.sql._drivers import (
+    fetch_from_asyncpg,
+    fetch_from_psycopg,
+    fetch_from_psycopg_awaiting,
+    is_asyncpg,
+    is_psycopg,
+    own_connection,
+    transaction_begun,
+)
+from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row, Steps, walk, walk_awaiting
 
-Row = Sequence[object]
+T = TypeVar("T")
 
 
-class _Cursor(Protocol):
+class _Result(Protocol):
+    @property
+    def returns_rows(self) -> bool: ...
+
     def fetchall(self) -> Sequence[Row]: ...
 
 
@@ -25,12 +39,18 @@ class _Pooled(Protocol):
     """SQLAlchemy's view of a driver's connection."""
 
     @property
-    def driver_connection(self) -> _sqlite.Driver: ...
+    def driver_connection(self) -> object: ...
+
+    @property
+    def dbapi_connection(self) -> object: ...
 
 
 class _Dialect(Protocol):
     @property
     def name(self) -> str: ...
+
+    @property
+    def paramstyle(self) -> str: ...
 
 
 class _AlchemyConnection(Protocol):
@@ -42,7 +62,7 @@ class _AlchemyConnection(Protocol):
     @property
     def dialect(self) -> _Dialect: ...
 
-    def exec_driver_sql(self, statement: str, parameters: tuple[object, ...], /) -> _Cursor: ...
+    def exec_driver_sql(self, statement: str, parameters: Parameters, /) -> _Result: ...
 
 
 class _AlchemySession(Protocol):
@@ -51,50 +71,123 @@ class _AlchemySession(Protocol):
     def connection(self) -> _AlchemyConnection: ...
 
 
-class _Execute(Protocol):
-    def __call__(self, statement: str, parameters: tuple[object, ...], /) -> _Cursor: ...
+class _AlchemyAsync(Protocol):
+    async def run_sync(self, work: Callable[..., T], /, *arguments: object) -> T: ...
 
 
 class Transaction:
     """An open transaction of the caller. Nothing here begins, commits or rolls back."""
 
-    __slots__ = ("_execute", "driver")
+    __slots__ = ("awaiting", "begins", "dialect", "driver", "fetching", "placeholder")
+
+    dialect: str
+    """SQLAlchemy's name of the database's kind."""
+    driver: object
+    """The driver's own connection."""
+    fetching: Fetch | None
+    awaiting: AsyncFetch | None
+    """One of these two executes a statement to its end and returns its rows."""
+    placeholder: str
+    """How the first parameter is written: $1, %s or ?."""
+    begins: bool
+    """The driver begins a transaction by itself with the first statement."""
 
     def __init__(self, transaction: object) -> None:
         """
         Recognise *transaction*.
 
         Raises:
-            UsageError: it is no connection or session, or it is an asynchronous one.
-            UnsupportedError: its database is not SQLite.
+            UsageError: it is no connection or session, or an asynchronous one of SQLAlchemy.
+            UnsupportedError: its database, or its driver, is not one that is known here.
         """
-        self._execute, self.driver = _recognised(transaction)
+        self.fetching, self.awaiting, self.placeholder = None, None, "%s"
+        if isinstance(transaction, sqlite3.Connection):
+            self.dialect, self.driver, self.begins = _sqlite.NAME, transaction, True
+            self.fetching, self.placeholder = _fetch_from_sqlite3(transaction), "?"
+        elif is_asyncpg(transaction):
+            self.dialect, self.driver, self.begins = _postgresql.NAME, own_connection(transaction), False
+            self.awaiting, self.placeholder = fetch_from_asyncpg(transaction), "$1"
+        elif is_psycopg(transaction):
+            self.dialect, self.driver, self.begins = _postgresql.NAME, transaction, not transaction.autocommit
+            if inspect.iscoroutinefunction(getattr(transaction, "commit", None)):
+                self.awaiting = fetch_from_psycopg_awaiting(transaction)
+            else:
+                self.fetching = fetch_from_psycopg(transaction)
+        else:
+            self._recognise(_alchemy_connection(transaction))
 
-    def fetch(self, statement: str, *parameters: object) -> Sequence[Row]:
-        """Execute *statement* to its end and return its rows."""
-        return self._execute(statement, parameters).fetchall()
+    def _recognise(self, alchemy: _AlchemyConnection) -> None:
+        self.dialect = alchemy.dialect.name
+        if self.dialect not in {_sqlite.NAME, _postgresql.NAME}:
+            msg = f"SqlGuard speaks SQLite and PostgreSQL, not {self.dialect}"
+            raise UnsupportedError(msg)
+        pooled = alchemy.connection
+        self.driver = pooled.driver_connection
+        self.fetching = _fetch_from_alchemy(alchemy)
+        if self.dialect == _sqlite.NAME:
+            self.placeholder, self.begins = "?", True
+            return
+        if not (is_asyncpg(self.driver) or is_psycopg(self.driver)):
+            msg = f"SqlGuard knows asyncpg and psycopg; what {type(self.driver).__module__} commits it cannot see"
+            raise UnsupportedError(msg)
+        self.begins = not getattr(pooled.dbapi_connection, "autocommit", False)
+        if alchemy.dialect.paramstyle == "numeric_dollar":
+            self.placeholder = "$1"
 
-    def run(self, statement: str) -> None:
-        """Execute a *statement* that returns no rows."""
-        self._execute(statement, ())
+    def begun(self) -> bool:
+        """Whether a transaction is open now, as PostgreSQL has told the driver."""
+        return transaction_begun(self.driver)
 
 
-def is_asynchronous(transaction: object) -> bool:
+async def perform(transaction: object, work: Callable[[Transaction], Steps[T]]) -> T:
+    """
+    Do some *work* in a *transaction* of any kind.
+
+    Raises:
+        UsageError, UnsupportedError: as `Transaction`.
+    """
+    if _is_alchemy_async(transaction):
+        return await cast("_AlchemyAsync", transaction).run_sync(perform_sync, work)
+    opened = Transaction(transaction)
+    if opened.awaiting is not None:
+        return await walk_awaiting(work(opened), opened.awaiting)
+    assert opened.fetching is not None
+    return walk(work(opened), opened.fetching)
+
+
+def perform_sync(transaction: object, work: Callable[[Transaction], Steps[T]]) -> T:
+    """
+    Do some *work* in a *transaction* of a kind that blocks.
+
+    Raises:
+        UsageError, UnsupportedError: as `Transaction`; an asynchronous one is a UsageError.
+    """
+    opened = None if _is_alchemy_async(transaction) else Transaction(transaction)
+    if opened is None or opened.fetching is None:
+        msg = f"{type(transaction).__name__} is asynchronous: await guard.admit(...) instead of admit_sync"
+        raise UsageError(msg)
+    return walk(work(opened), opened.fetching)
+
+
+def _is_alchemy_async(transaction: object) -> bool:
     """Whether *transaction* is an AsyncSession or AsyncConnection of SQLAlchemy."""
     return hasattr(transaction, "run_sync")
 
 
-def _recognised(transaction: object) -> tuple[_Execute, _sqlite.Driver]:
-    if isinstance(transaction, sqlite3.Connection):
-        return transaction.execute, transaction
-    if is_asynchronous(transaction):
-        msg = f"{type(transaction).__name__} is asynchronous: await guard.admit(...) instead of admit_sync"
-        raise UsageError(msg)
-    alchemy = _alchemy_connection(transaction)
-    if alchemy.dialect.name != _sqlite.NAME:
-        msg = f"SqlGuard speaks SQLite, not {alchemy.dialect.name}"
-        raise UnsupportedError(msg)
-    return alchemy.exec_driver_sql, alchemy.connection.driver_connection
+def _fetch_from_sqlite3(connection: sqlite3.Connection) -> Fetch:
+    def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
+        rows: Sequence[Row] = connection.execute(statement, parameters).fetchall()
+        return rows
+
+    return fetch
+
+
+def _fetch_from_alchemy(connection: _AlchemyConnection) -> Fetch:
+    def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
+        result = connection.exec_driver_sql(statement, parameters)
+        return result.fetchall() if result.returns_rows else ()
+
+    return fetch
 
 
 def _alchemy_connection(transaction: object) -> _AlchemyConnection:
@@ -103,7 +196,7 @@ def _alchemy_connection(transaction: object) -> _AlchemyConnection:
     if hasattr(transaction, "flush") and hasattr(transaction, "connection"):
         return cast("_AlchemySession", transaction).connection()
     msg = (
-        "a transaction must be a sqlite3.Connection or SQLAlchemy's (Async)Session or (Async)Connection, "
-        f"not {type(transaction).__name__}"
+        "a transaction must be a sqlite3.Connection, a connection of asyncpg or psycopg, or SQLAlchemy's "
+        f"(Async)Session or (Async)Connection, not {type(transaction).__name__}"
     )
     raise UsageError(msg)

@@ -1,0 +1,30 @@
+"""Names of tables and columns: checked, then quoted, so that nothing of them is ever taken for SQL."""
+
+from __future__ import annotations
+
+import re
+
+from fencing_sdk.errors import ConfigurationError, shown
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
+_PLAIN = re.compile(_NAME, re.ASCII)
+_WITH_SCHEMA = re.compile(rf"{_NAME}(\.{_NAME})?", re.ASCII)
+
+
+def check_identifier(name: object, *, parameter: str, schema: bool = False) -> str:
+    """
+    Return *name* if it can name a table or a column, with the *schema* it is in if there may be one.
+
+    Raises:
+        ConfigurationError: it would need escaping, or is longer than PostgreSQL keeps.
+    """
+    if not isinstance(name, str) or not (_WITH_SCHEMA if schema else _PLAIN).fullmatch(name):
+        forms = "'name' or 'schema.name'" if schema else "a name"
+        msg = f"{parameter} must be {forms} of ASCII letters, digits and _, got {shown(name)}"
+        raise ConfigurationError(msg)
+    return name
+
+
+def quoted(name: str) -> str:
+    """Quote a *name* that was checked. It is taken as it is spelled, reserved words included."""
+    return ".".join(f'"{part}"' for part in name.split("."))

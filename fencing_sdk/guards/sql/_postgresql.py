@@ -1,0 +1,223 @@
+"""
+What SqlGuard says to PostgreSQL.
+
+The condition stands in the statement that writes. Its upsert takes the lock of the fence's row and
+keeps it until the transaction ends, so the transactions of one resource follow one another, and the
+tokens along them never go down. What happens when another transaction has changed the row meanwhile:
+
+    READ COMMITTED       the condition is looked at again, with the row as it is now
+    REPEATABLE READ      PostgreSQL refuses the statement with 40001 (serialization_failure): the
+    SERIALIZABLE         transaction is to be tried again, and is judged by the new fence then
+
+PostgreSQL spoils a whole transaction for one failed statement. So a missing table is asked for before
+it could fail, once for each connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
+
+from fencing_sdk._claim import Token
+from fencing_sdk.errors import UsageError
+from fencing_sdk.guards._verdict import refusal
+from fencing_sdk.guards.sql._names import quoted
+from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fencing_sdk.guards.sql._transaction import Transaction
+
+NAME = "postgresql"
+"""SQLAlchemy's name of the dialect."""
+
+UNDEFINED_TABLE = "42P01"
+"""The SQLSTATE of a statement about a table that is not there."""
+
+# COLLATE "C": equality is that of the bytes, and an update of the system's locales cannot break the index, which
+# would let a second fence for one resource in. A fence is rewritten often: fillfactor leaves room to do so in place.
+_DDL = """\
+CREATE TABLE IF NOT EXISTS {table} (
+    resource text COLLATE "C" NOT NULL PRIMARY KEY,
+    token bigint NOT NULL,
+    holder text
+) WITH (fillfactor = 50)"""
+
+# CREATE TABLE IF NOT EXISTS is no protection against others who do the same now: the second one fails on a catalog's
+# unique index. They follow one another by the advisory lock, and who comes by another way is met by the handler, whose
+# block is a savepoint. The number is the word "fencing" in ASCII.
+_CREATE = """\
+DO $fencing$
+BEGIN
+    PERFORM pg_advisory_xact_lock(28821972413148775);
+    {ddl};
+EXCEPTION WHEN unique_violation OR duplicate_table THEN
+    NULL;
+END
+$fencing$"""
+
+_EXISTS = "SELECT to_regclass('{table}') IS NOT NULL"
+
+_ADMIT = """\
+INSERT INTO {table} AS fence (resource, token, holder)
+{row}
+ON CONFLICT (resource) DO UPDATE SET
+    holder = CASE WHEN excluded.token > fence.token THEN excluded.holder
+             ELSE coalesce(excluded.holder, fence.holder) END,
+    token = excluded.token
+WHERE excluded.token > fence.token
+   OR (excluded.token = fence.token
+       AND coalesce(excluded.holder = fence.holder, TRUE))
+RETURNING fence.token"""
+
+_ADMITTED_ROW = "VALUES ({p[0]}, {p[1]}, {p[2]})"
+
+# A fence that was raised is told to the holder, who relies on it: it has to survive a crash of the server. The settings
+# end with the transaction. The condition is looked at before there is a row to insert, and so before the wait for it.
+_RAISED_ROW = """\
+SELECT {p[0]}::text, {p[1]}::bigint, {p[2]}::text
+WHERE set_config('lock_timeout', {p[3]}, TRUE) IS NOT NULL
+  AND CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
+      THEN set_config('synchronous_commit', 'on', TRUE) ELSE '' END IS NOT NULL"""
+
+_FENCE = "SELECT token, holder FROM {table} WHERE resource = {p[0]}"
+
+_NUMBERED = ("$1", "$2", "$3", "$4")
+_FORMATTED = ("%s",) * 4
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """The statements about one table of fences, for drivers of one way to write parameters."""
+
+    admit: str
+    """Parameters: resource, token, holder. One row when the token is admitted, none when it is refused."""
+    raise_fence: str
+    """The same; a fourth parameter is how long to wait for the row, as PostgreSQL writes it."""
+    fence: str
+    """Parameter: resource. The token and the holder of the fence, if there is one."""
+
+    @classmethod
+    def about(cls, table: str, placeholders: Sequence[str]) -> Statements:
+        """Fill in a *table* that is quoted."""
+
+        def filled(text: str) -> str:
+            return text.format(table=table, p=placeholders)
+
+        return cls(
+            admit=_ADMIT.format(table=table, row=filled(_ADMITTED_ROW)),
+            raise_fence=_ADMIT.format(table=table, row=filled(_RAISED_ROW)),
+            fence=filled(_FENCE),
+        )
+
+
+class Fences:
+    """The fences in one table, as steps in a transaction of PostgreSQL."""
+
+    def __init__(self, table: str, *, create: bool) -> None:
+        name = quoted(table)
+        self._numbered = Statements.about(name, _NUMBERED)
+        self._formatted = Statements.about(name, _FORMATTED)
+        self._ddl = _DDL.format(table=name)
+        self._exists = _EXISTS.format(table=name)
+        self._create = create
+        self._settled: WeakKeyDictionary[object, bool] = WeakKeyDictionary()
+        """Connections that have seen the table. False: it was created there, and may have been rolled back."""
+
+    def ddl(self) -> str:
+        """The statement that creates the table."""
+        return self._ddl
+
+    def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]:
+        """
+        Check *token* and remember it, holding the fence until the transaction ends.
+
+        Raises:
+            StaleTokenError: the resource has seen a later token.
+            UsageError: the connection commits every statement by itself.
+        """
+        statement = self._statements(transaction).admit
+        yield from self._admit(transaction, resource, token, statement, (resource, int(token), token.holder))
+
+    def raise_fence(self, transaction: Transaction, resource: str, token: Token, wait: float) -> Steps[None]:
+        """
+        As `admit`, waiting at most *wait* seconds for whoever holds the fence, and safe from a crash once committed.
+
+        Raises:
+            StaleTokenError: the resource has seen a later token.
+            UsageError: the connection commits every statement by itself.
+        """
+        statement = self._statements(transaction).raise_fence
+        patience = f"{max(1, round(wait * 1000))}ms"  # 0 would be for ever
+        yield from self._admit(transaction, resource, token, statement, (resource, int(token), token.holder, patience))
+
+    def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
+        """The fence of *resource*, if it has one. Nothing is created: this may be a standby."""
+        if self._create and not (yield from self._exists_here()):
+            return None
+        return (yield from self._fence(transaction, resource))
+
+    def _admit(
+        self, transaction: Transaction, resource: str, token: Token, statement: str, parameters: Parameters
+    ) -> Steps[None]:
+        if not (transaction.begun() or transaction.begins):
+            raise UsageError(_AUTOCOMMIT)
+        yield from self._settle(transaction)
+        admitted = yield from self._fetch(transaction, statement, parameters)
+        if not transaction.begun():
+            raise UsageError(_AUTOCOMMIT)  # a driver that hides its mode has committed it
+        if not admitted:
+            fence = yield from self._fence(transaction, resource)
+            assert fence is not None  # it refused, and its row is locked
+            raise refusal(resource, token, fence)
+
+    def _fence(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
+        for token, holder in (yield from self._fetch(transaction, self._statements(transaction).fence, (resource,))):
+            return Token(cast("int", token), cast("str | None", holder))
+        return None
+
+    def _fetch(self, transaction: Transaction, statement: str, parameters: Parameters) -> Steps[Sequence[Row]]:
+        try:
+            return (yield statement, parameters)
+        except Exception as error:
+            if _sqlstate(error) == UNDEFINED_TABLE:
+                self._settled.pop(transaction.driver, None)  # it was there: dropped, or the search_path has changed
+                error.add_note("fencing_sdk: create the table of SqlGuard with the statement of ddl('postgresql')")
+            raise
+
+    def _settle(self, transaction: Transaction) -> Steps[None]:
+        """Make sure of the table before a statement that would fail without."""
+        if not self._create or self._settled.get(transaction.driver):
+            return
+        if (yield from self._exists_here()):
+            self._settled.setdefault(transaction.driver, True)
+            return
+        try:
+            yield _CREATE.format(ddl=self._ddl), ()
+        except Exception as error:
+            error.add_note(
+                "fencing_sdk: SqlGuard creates its table on first use; to do it by hand, as another role, "
+                "run the statement of ddl('postgresql')"
+            )
+            raise
+        self._settled[transaction.driver] = False
+
+    def _exists_here(self) -> Steps[bool]:
+        ((there,),) = yield self._exists, ()
+        return bool(there)
+
+    def _statements(self, transaction: Transaction) -> Statements:
+        return self._numbered if transaction.placeholder in _NUMBERED else self._formatted
+
+
+def _sqlstate(error: Exception) -> str | None:
+    """The SQLSTATE of *error*, PostgreSQL's own or SQLAlchemy's around it."""
+    return cast("str | None", getattr(getattr(error, "orig", error), "sqlstate", None))
+
+
+_AUTOCOMMIT = (
+    "this PostgreSQL connection commits every statement by itself, so the check and your write would be two "
+    "transactions; begin one first: async with connection.transaction()"
+)
