@@ -1,0 +1,156 @@
+"""What scenarios on PostgreSQL share: questions to the server about leases, lines and sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from postgresql_server import PostgresqlServer
+from redis_stage import PATIENCE, Stay, eventually, opened, staying
+
+from fencing_sdk import LockHeldError, Lost, RenewalFailed, Renewed
+
+SHORT = {"ttl": 2.0, "safety_buffer": 0.6, "heartbeat_interval": 0.3}
+"""Half a second of body after the last renewal that could have failed, and a buffer longer than an interval."""
+
+LONG = {"ttl": 6.0, "safety_buffer": 0.6, "heartbeat_interval": 0.3}
+
+LEAVING = 4.0
+"""Seconds in which an ``async with`` is left whatever the server does: release is given two."""
+
+HELD = "SELECT name FROM fencing.fencing_lock WHERE owner IS NOT NULL AND expires_at > clock_timestamp()"
+LEFT = "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM fencing.fencing_lock WHERE name = $1"
+ENDS = "SELECT (extract(epoch FROM expires_at) * 1000000)::int8 FROM fencing.fencing_lock WHERE name = $1"
+LINE = "SELECT count(*) FROM fencing.fencing_waiter WHERE name = $1"
+OTHERS = "datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+SESSIONS = f"SELECT pid, query, usename FROM pg_stat_activity WHERE {OTHERS}"
+LISTENING = f"SELECT pid FROM pg_stat_activity WHERE {OTHERS} AND query ILIKE 'listen%'"
+
+
+NEEDED = """
+    GRANT USAGE ON SCHEMA fencing TO app;
+    GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencing TO app
+"""
+"""What a role needs where somebody else has created the schema."""
+
+
+async def role(server: PostgresqlServer, setting: str = "", options: str = "") -> str:
+    """Make a user with a setting who may create what is needed; its URL."""
+    await server.execute(f"CREATE ROLE app LOGIN {options}; GRANT ALL ON DATABASE {server.database} TO app")
+    if setting:
+        await server.execute(f"ALTER ROLE app SET {setting}")
+    return server.url_as("app")
+
+
+async def sessions(server: PostgresqlServer) -> list[Any]:
+    """The connections to the database of the test, without the one that asks."""
+    return await server.fetch(SESSIONS)
+
+
+async def terminate(server: PostgresqlServer, which: str = "true") -> int:
+    """Terminate the connections *which* are meant, as an administrator does; how many there were."""
+    found = await server.fetch(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OTHERS} AND ({which})")
+    return len(found)
+
+
+async def line(server: PostgresqlServer, name: str = "a") -> int:
+    """How many wait for a lock."""
+    return int(await server.value(LINE, name)) if await _known(server) else 0
+
+
+async def waiting(server: PostgresqlServer, number: int, name: str = "a", *, within: float = PATIENCE) -> None:
+    async def all_wait() -> bool:
+        return await line(server, name) == number
+
+    await eventually(all_wait, what=f"{number} wait", within=within)
+
+
+async def _known(server: PostgresqlServer) -> bool:
+    return await server.value("SELECT to_regclass('fencing.fencing_waiter')") is not None
+
+
+async def leavings(server: PostgresqlServer) -> list[object]:
+    """Leases, places in lines, and connections."""
+    found: list[object] = [record["query"] for record in await sessions(server)]
+    if await _known(server):
+        found += [record["name"] for record in await server.fetch(HELD)]
+        found += [record["name"] for record in await server.fetch("SELECT name FROM fencing.fencing_waiter")]
+    return found
+
+
+async def nothing_left(server: PostgresqlServer, *, within: float = PATIENCE) -> None:
+    """See that no lease, no line and no connection remains."""
+
+    async def clean() -> bool:
+        return not await leavings(server)
+
+    with contextlib.suppress(AssertionError):
+        await eventually(clean, what="nothing is left", within=within)
+    assert await leavings(server) == []
+
+
+@asynccontextmanager
+async def idle_in_transaction(server: PostgresqlServer, statement: str, *arguments: object) -> AsyncIterator[Any]:
+    """A session that ran *statement* in a transaction and went to lunch."""
+    async with server.connected() as session:
+        transaction = session.transaction()
+        await transaction.start()
+        await session.execute(statement) if not arguments else await session.fetch(statement, *arguments)
+        yield session
+        await transaction.rollback()
+
+
+def everything_shown_by(error: BaseException) -> str:
+    """What logging, a traceback, repr or a pickle would show of an error and of all that caused it."""
+    chain, texts = [error], ["".join(traceback.format_exception(error)), repr(pickle.dumps(error))]
+    while chain:
+        found = chain.pop()
+        texts += [repr(found), str(found), repr(vars(found))]
+        chain += [cause for cause in (found.__cause__, found.__context__) if cause is not None]
+    return "\n".join(texts)
+
+
+async def use_in_turn(clients: Any, *, tasks: int, times: int, **options: Any) -> list[int]:
+    """Let *tasks* tasks of each client enter one lock *times* times; the tokens, after a look at every one of them."""
+    inside: list[int] = []
+    tokens: list[int] = []
+
+    async def use(locks: Any, number: int) -> None:
+        for _ in range(times):
+            async with locks.lock("a", ttl=10, wait=40, **options) as lease:
+                assert inside == []
+                inside.append(number)
+                tokens.append(lease.token)
+                await asyncio.sleep(0.001)
+                assert inside.pop() == number
+
+    await asyncio.gather(*(use(locks, number) for locks in clients for number in range(tasks)))
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == len(clients) * tasks * times
+    return tokens
+
+
+async def everything_works(url: str, **options: Any) -> None:
+    """Everything that locks do: grant, retry, wait, wake, renew, give up waiting, inspect, release."""
+    async with opened(url, **options) as (locks, log):
+        async with staying(locks.lock("a", **SHORT)) as stay:
+            waiter = Stay(locks.lock("a", ttl=10, wait=PATIENCE))
+            leaving = Stay(locks.lock("a", ttl=10, wait=PATIENCE))
+            await log.seen(Renewed)
+            await leaving.abandon()
+            with pytest.raises(LockHeldError):
+                await locks.lock("a", wait=0).acquire()
+            assert (await locks.inspect("a")).token == stay.token
+            await log.seen(Renewed, 2)
+            await stay.end()
+        await waiter.begun()
+        await waiter.end()
+        async with locks.lock("a", ttl=10) as lease:
+            await lease.renew()
+        assert log.of(RenewalFailed) == log.of(Lost) == []

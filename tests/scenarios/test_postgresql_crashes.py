@@ -1,0 +1,151 @@
+"""The server stops at once or loses its memory, and starts again: what was granted stays granted, tokens grow."""
+
+import asyncio
+
+import pytest
+from postgresql_stage import LONG, SHORT, line, nothing_left, sessions, terminate, waiting
+from redis_stage import PATIENCE, Stay, eventually, opened, staying
+
+from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed
+
+pytest_plugins = ["postgresql_fixtures"]
+
+FORGETFUL = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": 0}
+"""An operator who prefers speed: a crash loses ten seconds of commits, unless a transaction says otherwise."""
+
+
+def crash(server, how: str) -> None:
+    """Stop and start again."""
+    if how == "kill":
+        server.kill()
+        server.start()
+    else:
+        server.restart(immediate=True)
+
+
+@pytest.mark.parametrize("how", ["immediate", "kill"])
+@pytest.mark.parametrize("tokens", ["hybrid", "counter"])
+async def test_tokens_grow_over_every_crash(how, tokens, start_postgresql):
+    server = start_postgresql(**FORGETFUL)
+    seen = []
+    async with opened(server.url, tokens=tokens) as (locks, _):
+        for _ in range(4):
+            async with locks.lock("a", ttl=20, wait=PATIENCE) as lease:
+                seen.append(lease.token)
+            await asyncio.to_thread(crash, server, how)
+    assert seen == sorted(set(seen))
+    if tokens == "counter":
+        assert seen == [1, 2, 3, 4]
+
+
+async def test_what_was_renewed_before_a_crash_is_kept_after_it(start_postgresql):
+    """Else somebody else would be let in while the holder still trusts the renewal."""
+    server = start_postgresql(**FORGETFUL)
+    async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
+        await server.execute("CHECKPOINT")
+        lease = await locks.lock("a", ttl=3.0, heartbeat_interval=2.0, safety_buffer=0.2).acquire()
+        granted_until = lease.deadline
+        await asyncio.sleep(1.2)
+        await lease.renew()
+        await asyncio.to_thread(crash, server, "kill")
+        token = lease.token
+        async with staying(others.lock("a", ttl=3.0, wait=PATIENCE)) as following:
+            assert following.granted_at > granted_until + 0.5
+            assert following.token > token
+            await following.end()
+        await lease.release()
+    await nothing_left(server)
+
+
+@pytest.mark.parametrize("how", ["immediate", "kill"])
+async def test_a_lease_and_those_who_wait_live_through_a_crash(how, start_postgresql):
+    server = start_postgresql()
+    async with opened(server.url) as (locks, log), opened(server.url) as (others, _):
+        async with staying(locks.lock("a", ttl=20, heartbeat_interval=0.5)) as stay:
+            waiters = [Stay(others.lock("a", ttl=20, wait=PATIENCE), work=0) for _ in range(3)]
+            await waiting(server, 3)
+            await asyncio.to_thread(crash, server, how)
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 1)
+            await eventually(lambda: _in_line(server, 3), what="all three wait again")
+            assert not any(waiter.entered.is_set() for waiter in waiters)
+            await stay.end()
+        for waiter in waiters:
+            await waiter.over()
+            assert waiter.error is None
+            assert waiter.token > stay.token
+    assert log.of(Lost) == []
+    await nothing_left(server)
+
+
+async def _in_line(server, number) -> bool:
+    return await line(server) == number
+
+
+async def test_a_restart_for_longer_than_the_lease_ends_the_body_in_time(start_postgresql):
+    server = start_postgresql()
+    async with opened(server.url) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
+        await log.seen(Renewed)
+        await asyncio.to_thread(server.stop, immediate=True)
+        await stay.over()
+        assert stay.lost is not None
+        with pytest.raises(BackendUnavailableError):
+            await locks.lock("a", wait=0.2).acquire()
+        await asyncio.to_thread(server.start)
+        async with staying(locks.lock("a", wait=PATIENCE)) as following:
+            assert following.token > stay.token
+            await following.end()
+    await nothing_left(server)
+
+
+async def test_a_server_that_starts_up_is_waited_for(start_postgresql):
+    """57P03, the database system is starting up: no reason to give up."""
+    server = start_postgresql()
+    async with opened(server.url) as (locks, log), staying(locks.lock("a", ttl=20, heartbeat_interval=0.2)) as stay:
+        await log.seen(Renewed)
+        await asyncio.to_thread(server.stop)
+        await log.seen(RenewalFailed, 2)
+        await asyncio.to_thread(server.start)
+        renewed = len(log.of(Renewed))
+        await log.seen(Renewed, renewed + 1)
+        await stay.end()
+    assert log.of(Lost) == []
+    await nothing_left(server)
+
+
+async def test_a_server_that_is_down_when_the_client_opens_is_told_at_once(start_postgresql):
+    server = start_postgresql()
+    server.stop()
+    with pytest.raises(BackendUnavailableError):
+        async with opened(server.url):
+            pytest.fail("it opened")
+    server.start()
+    async with opened(server.url) as (locks, _), locks.lock("a"):
+        pass
+    await nothing_left(server)
+
+
+# One session ends.
+
+
+@pytest.mark.parametrize("which", ["query ILIKE 'listen%'", "query NOT ILIKE 'listen%'", "true"])
+async def test_a_terminated_session_costs_waiters_a_moment(which, postgresql_server):
+    server = postgresql_server
+    async with opened(server.url) as (locks, _), opened(server.url) as (others, log):
+        async with staying(others.lock("a", **LONG | {"ttl": 20})) as stay:
+            waiters = [Stay(locks.lock("a", ttl=60), work=0) for _ in range(10)]
+            await waiting(server, 10)
+            assert await terminate(server, which) > 0
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 1)
+            await stay.end()
+            for waiter in waiters:
+                await waiter.over()
+                assert waiter.error is None
+        assert log.of(Lost) == []
+
+        async def few() -> bool:
+            return len(await sessions(server)) <= 3
+
+        await eventually(few, what="no session is left over")
+    await nothing_left(server)

@@ -1,0 +1,198 @@
+"""PostgreSQL answers, but not as one would like: credentials, permissions, limits."""
+
+import asyncio
+import logging
+
+import pytest
+from failing_store import CLOCK
+from postgresql_server import PostgresqlServer
+from postgresql_stage import (
+    LEAVING,
+    NEEDED,
+    SHORT,
+    everything_shown_by,
+    everything_works,
+    nothing_left,
+    role,
+    sessions,
+    terminate,
+    waiting,
+)
+from redis_stage import PATIENCE, Stay, opened, staying
+
+from fencing_sdk import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    LossReason,
+    Lost,
+    RenewalFailed,
+    Renewed,
+)
+
+pytest_plugins = ["postgresql_fixtures"]
+
+WRONG = "hunter2"
+SECRET = "s3cr:et@/%"
+
+
+# Credentials.
+
+
+@pytest.fixture
+def guarded(start_postgresql):
+    """A server that asks for passwords."""
+    server = start_postgresql(hba=["host all all 127.0.0.1/32 scram-sha-256"], password_encryption="scram-sha-256")
+    server.ask(f"CREATE ROLE app LOGIN PASSWORD '{SECRET}'")
+    server.ask("GRANT ALL ON DATABASE postgres TO app")
+    return server
+
+
+async def test_a_wrong_password_is_refused_at_once_and_shown_nowhere(guarded, caplog):
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(BackendRefusedError) as caught:
+        async with asyncio.timeout(PATIENCE), opened(guarded.url_as("app", WRONG)):
+            pytest.fail("it opened")
+    assert WRONG not in everything_shown_by(caught.value) + caplog.text
+    assert await sessions(guarded) == []
+
+
+async def test_a_password_that_changes_ends_the_body_in_time_and_is_shown_nowhere(guarded, caplog):
+    caplog.set_level(logging.DEBUG)
+    async with opened(guarded.url_as("app", SECRET)) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
+        await log.seen(Renewed)
+        guarded.ask("ALTER ROLE app PASSWORD 'changed'")
+        await terminate(guarded)
+        await stay.over()
+        assert stay.lost is LossReason.EXPIRED
+        with pytest.raises(BackendRefusedError) as caught:
+            await locks.lock("b").acquire()
+        shown = everything_shown_by(caught.value) + caplog.text + repr(locks) + repr(log.events)
+        for secret in (SECRET, "s3cr", stay.lease.owner):
+            assert secret not in shown
+
+
+async def test_a_database_that_is_not_there_is_refused_at_once(postgresql_server):
+    with pytest.raises(BackendRefusedError):
+        async with asyncio.timeout(PATIENCE), opened(postgresql_server.url + "_not"):
+            pytest.fail("it opened")
+
+
+# Permissions.
+
+
+async def test_who_may_not_create_is_told_what_to_do(postgresql_server):
+    await role(postgresql_server)
+    await postgresql_server.execute(f"REVOKE ALL ON DATABASE {postgresql_server.database} FROM app")
+    with pytest.raises(BackendRefusedError, match="fencing init"):
+        async with opened(postgresql_server.url_as("app")) as (locks, _):
+            await locks.lock("a").acquire()
+
+
+async def test_without_create_a_database_without_the_schema_is_refused_with_a_way_out(postgresql_server):
+    with pytest.raises(BackendRefusedError, match="fencing init"):
+        async with opened(postgresql_server.url, create=False) as (locks, _):
+            await locks.lock("a").acquire()
+    assert await postgresql_server.value("SELECT to_regnamespace('fencing')") is None
+
+
+async def test_these_permissions_are_enough(postgresql_server):
+    await prepared(postgresql_server)
+    await everything_works(postgresql_server.url_as("app"))
+    await nothing_left(postgresql_server)
+
+
+async def prepared(server: PostgresqlServer) -> None:
+    """Let the superuser create the schema, and a user use it who may create nothing."""
+    async with opened(server.url) as (locks, _), locks.lock("first"):
+        pass
+    await role(server)
+    await server.execute(f"REVOKE ALL ON DATABASE {server.database} FROM app; REVOKE ALL ON SCHEMA public FROM PUBLIC")
+    await server.execute(NEEDED)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "SELECT ON fencing.fencing_lock",
+        "INSERT ON fencing.fencing_lock",
+        "UPDATE ON fencing.fencing_lock",
+        "USAGE ON SCHEMA fencing",
+    ],
+)
+async def test_a_missing_permission_is_refused_at_once_and_leaves_nothing(missing, postgresql_server):
+    await prepared(postgresql_server)
+    await postgresql_server.execute(f"REVOKE {missing} FROM app")
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(BackendRefusedError):
+            async with opened(postgresql_server.url_as("app")) as (locks, _):
+                await locks.lock("a").acquire()
+    await nothing_left(postgresql_server)
+
+
+async def test_without_permission_to_call_it_is_refused_at_once(postgresql_server):
+    await prepared(postgresql_server)
+    await postgresql_server.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA fencing FROM PUBLIC")
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(BackendRefusedError):
+            async with opened(postgresql_server.url_as("app")) as (locks, _):
+                await locks.lock("a").acquire()
+    await nothing_left(postgresql_server)
+
+
+async def test_a_permission_that_is_taken_away_ends_the_body_in_time(postgresql_server):
+    await prepared(postgresql_server)
+    async with opened(postgresql_server.url_as("app")) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
+        await log.seen(Renewed)
+        await postgresql_server.execute("REVOKE UPDATE ON fencing.fencing_lock FROM app")
+        await stay.over()
+        assert stay.lost is LossReason.EXPIRED
+        assert stay.left_at - stay.body_ended_at < LEAVING
+
+
+# Limits.
+
+
+async def test_a_connection_limit_that_is_reached_is_waited_for(postgresql_server):
+    url = await role(postgresql_server, options="CONNECTION LIMIT 1")
+    async with opened(url) as (locks, _):
+        async with staying(locks.lock("a", **SHORT)) as stay:
+            with pytest.raises(BackendUnavailableError):
+                async with opened(url):
+                    pytest.fail("it opened")
+            await stay.end()
+    async with opened(url) as (locks, _), locks.lock("a"):
+        pass
+    await nothing_left(postgresql_server)
+
+
+async def test_a_client_that_lost_its_connection_at_the_limit_comes_back(postgresql_server):
+    url = await role(postgresql_server, options="CONNECTION LIMIT 1")
+    async with opened(url) as (locks, log), staying(locks.lock("a", ttl=20, heartbeat_interval=0.3)) as stay:
+        await log.seen(Renewed)
+        await postgresql_server.execute("ALTER ROLE app CONNECTION LIMIT 0")
+        await terminate(postgresql_server)
+        await log.seen(RenewalFailed, 2)
+        await postgresql_server.execute("ALTER ROLE app CONNECTION LIMIT 1")
+        renewed = len(log.of(Renewed))
+        await log.seen(Renewed, renewed + 1)
+        await stay.end()
+    assert log.of(Lost) == []
+    await nothing_left(postgresql_server)
+
+
+async def test_waiters_get_their_turn_without_a_connection_to_listen_on(postgresql_server):
+    url = await role(postgresql_server, options="CONNECTION LIMIT 2")
+    async with opened(url) as (locks, log), opened(url) as (others, _):
+        async with staying(locks.lock("a", **SHORT)) as stay:
+            waiters = [Stay(others.lock("a", ttl=20, wait=PATIENCE), work=0) for _ in range(3)]
+            await waiting(postgresql_server, 3)
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 3)
+            begun = CLOCK.now()
+            await stay.end()
+            for waiter in waiters:
+                await waiter.over()
+                assert waiter.error is None
+            assert CLOCK.now() - begun < 10
+        assert log.of(Lost) == []
+    await nothing_left(postgresql_server)

@@ -1,0 +1,254 @@
+"""Many wait for one lock; some are killed, wake-ups are lost: all others are served, in order, one by one."""
+
+import asyncio
+import itertools
+import math
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from failing_store import CLOCK
+from postgresql_stage import leavings, nothing_left, sessions, terminate, use_in_turn, waiting
+from redis_stage import PATIENCE, Stay, opened, staying
+
+from fencing_sdk import AcquireTimeoutError
+
+pytest_plugins = ["postgresql_fixtures"]
+
+WORKERS = Path(__file__).parent / "workers"
+LIMIT = 50.0
+
+
+class Worker:
+    """A process with waiters: what it said so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.grants: list[tuple[int, int]] = []
+        self.lag = math.inf
+        self.ready, self.granted = asyncio.Event(), asyncio.Event()
+        self.listening = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        while line := (await self.process.stdout.readline()).split():
+            if line[0] == b"granted":
+                self.grants.append((int(line[1]), int(line[2])))
+                self.granted.set()
+            elif line[0] == b"ready":
+                self.ready.set()
+            else:
+                self.lag = float(line[1])
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+        await self.listening
+
+
+@pytest.fixture
+async def start() -> AsyncIterator:
+    workers: list[Worker] = []
+
+    async def start(script: str, *arguments: object) -> Worker:
+        command = [sys.executable, str(WORKERS / script), *map(str, arguments)]
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        workers.append(Worker(await asyncio.create_subprocess_exec(*command, **pipes)))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        await worker.kill()
+
+
+# Processes.
+
+
+async def test_sixty_waiters_are_served_in_order_although_a_third_of_them_is_killed(postgresql_server, start):
+    server = postgresql_server
+    async with opened(server.url) as (locks, _), staying(locks.lock("a", ttl=60)) as stay:
+        stuck = await start("redis_waiters.py", server.url, "a", 10, 2.0, "stuck")
+        await waiting(server, 10, within=LIMIT)
+        others = []
+        for number in range(1, 6):
+            others.append(await start("redis_waiters.py", server.url, "a", 10, 30.0, "quick"))
+            await waiting(server, 10 + 10 * number, within=LIMIT)
+        await others[1].kill()  # while all of it waits
+        survivors = [others[0], *others[2:]]
+        begun = CLOCK.now()
+        await stay.end()
+        async with asyncio.timeout(LIMIT):
+            await stuck.granted.wait()
+            await stuck.kill()  # while one of it holds the lock, and the others wait at the head of the line
+            await asyncio.gather(*(worker.listening for worker in survivors))
+        assert CLOCK.now() - begun < 25
+        for worker in survivors:
+            assert sorted(number for number, _ in worker.grants) == list(range(10))
+            if worker.lag < 1:  # one whose loop stood still was passed over, and stood in line again
+                assert worker.grants == sorted(worker.grants)
+        if all(worker.lag < 1 for worker in survivors):
+            lasts = [(worker.grants[0][1], worker.grants[-1][1]) for worker in survivors]
+            assert all(last < first for (_, last), (first, _) in itertools.pairwise(lasts))
+        granted = [token for worker in [stuck, *survivors] for _, token in worker.grants]
+        assert len(set(granted)) == len(granted) == 1 + 4 * 10
+        assert min(granted) > stay.token
+    await nothing_left(server)
+
+
+async def test_twelve_processes_that_are_the_first_at_the_same_time_create_the_schema_once(postgresql_server, start):
+    server = postgresql_server
+    workers = [await start("postgresql_first.py", server.url, "a") for _ in range(12)]
+    async with asyncio.timeout(LIMIT):
+        for worker in workers:
+            await worker.ready.wait()
+        assert await server.value("SELECT to_regnamespace('fencing')") is None
+        for worker in workers:
+            worker.process.stdin.write(b"\n")
+        await asyncio.gather(*(worker.listening for worker in workers))
+        assert [await worker.process.wait() for worker in workers] == [0] * 12
+    tokens = [token for worker in workers for _, token in worker.grants]
+    assert len(set(tokens)) == 12
+    assert await server.value("SELECT token FROM fencing.fencing_lock WHERE name = 'a'") == max(tokens)
+    await nothing_left(server)
+
+
+@pytest.mark.parametrize("kind", ["idle", "close", "use"])
+async def test_a_forked_child_does_not_disturb_its_parent(kind, postgresql_server):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(WORKERS / "redis_fork.py"),
+        postgresql_server.url,
+        kind,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(LIMIT):
+            assert await process.stdout.readline() == b"held\n"
+            (before,) = await sessions(postgresql_server)
+            assert await process.stdout.readline() == b"forked\n"
+            assert before["pid"] in [record["pid"] for record in await sessions(postgresql_server)]
+            said, _ = await process.communicate(b"\n")
+        assert said == b"ended\n"
+        assert process.returncode == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+    await nothing_left(postgresql_server)
+
+
+# One process.
+
+
+async def test_many_clients_that_fight_for_one_lock_enter_one_by_one(postgresql_server):
+    async with opened(postgresql_server.url) as (one, _), opened(postgresql_server.url) as (two, _):
+        async with opened(postgresql_server.url, tokens="counter") as (three, _):
+            await use_in_turn([one, two, three], tasks=5, times=5)
+    await nothing_left(postgresql_server)
+
+
+@pytest.mark.every_loop
+async def test_a_released_lock_reaches_the_next_in_order_and_by_a_message(postgresql_server):
+    server = postgresql_server
+    async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
+        async with staying(locks.lock("a", ttl=60)) as stay:
+            order: list[int] = []
+
+            async def wait(place: int) -> None:
+                async with others.lock("a", ttl=60):
+                    order.append(place)
+
+            tasks = []
+            for place in range(30):
+                tasks.append(asyncio.create_task(wait(place)))
+                if place % 10 == 9:
+                    await waiting(server, place + 1)
+            assert len(await sessions(server)) == 3  # two for calls, one to listen on
+            begun = CLOCK.now()
+            await stay.end()
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(*tasks)
+            assert CLOCK.now() - begun < 10
+            assert order == list(range(30))
+    await nothing_left(server)
+
+
+async def test_waiters_who_give_up_leave_no_trace_and_pass_their_turn_on(postgresql_server):
+    server = postgresql_server
+    async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
+        async with staying(others.lock("a", ttl=60)) as stay:
+            leaving = [Stay(locks.lock("a", ttl=60)) for _ in range(10)]
+            await waiting(server, 10)
+            patient = Stay(locks.lock("a", ttl=60), work=0)
+            await waiting(server, 11)
+            with pytest.raises(AcquireTimeoutError):
+                await locks.lock("a", wait=0.1).acquire()
+            ending = asyncio.create_task(stay.end())
+            for waiter in leaving:
+                waiter.task.cancel()  # the head, too, at the moment it is woken
+            await ending
+            await patient.over()
+            assert patient.error is None
+            await asyncio.wait([waiter.task for waiter in leaving])
+    await nothing_left(server)
+
+
+async def test_a_client_that_closes_leaves_the_line_at_once(postgresql_server):
+    server = postgresql_server
+    async with opened(server.url) as (others, _):
+        async with staying(others.lock("a", ttl=60)) as stay:
+            async with opened(server.url) as (locks, _):
+                stays = [Stay(locks.lock("a", ttl=60)) for _ in range(5)]
+                await waiting(server, 5)
+            for waiter in stays:
+                await waiter.over()
+            await waiting(server, 0)
+            await stay.end()
+    await nothing_left(server)
+
+
+async def test_a_head_that_is_dead_is_passed_over_and_its_place_is_removed(postgresql_server):
+    server = postgresql_server
+    async with opened(server.url) as (locks, _):
+        async with locks.lock("a"):
+            pass
+        for moment in ("now() - interval '1 hour'", "now() + interval '1 hour'", "now()"):
+            await server.execute(
+                "INSERT INTO fencing.fencing_waiter (name, owner, seen, channel, word) "
+                f"VALUES ('a', 'dead', {moment}, 'nowhere', 'x')"
+            )
+            async with locks.lock("a", wait=PATIENCE):
+                pass
+            await waiting(server, 0)
+    await nothing_left(server)
+
+
+async def test_a_line_that_was_emptied_forms_again(postgresql_server):
+    """As by a crash of the server, or by a standby that takes over: the line is in a table that is not logged."""
+    server = postgresql_server
+    async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
+        async with staying(others.lock("a", ttl=60)) as stay:
+            stays = [Stay(locks.lock("a", ttl=60), work=0.01) for _ in range(10)]
+            await waiting(server, 10)
+            await server.execute("TRUNCATE fencing.fencing_waiter")
+            await waiting(server, 10)
+            await stay.end()
+        for waiter in stays:
+            await waiter.over()
+            assert waiter.error is None
+    await nothing_left(server)
+
+
+async def test_grants_never_overlap_while_sessions_are_terminated_all_the_time(postgresql_server):
+    server = postgresql_server
+    async with opened(server.url) as (one, _), opened(server.url) as (two, _), opened(server.url) as (three, _):
+        using = asyncio.create_task(use_in_turn([one, two, three], tasks=4, times=3))
+        while not using.done():
+            await terminate(server)
+            await asyncio.wait([using], timeout=0.4)
+        await using
+    await nothing_left(server)
+    assert await leavings(server) == []
