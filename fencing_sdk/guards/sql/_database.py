@@ -9,18 +9,20 @@ who wants a pool for that passes an engine that has one.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, closing
 from typing import Protocol, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
+import anyio
 import anyio.to_thread
 
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
 from fencing_sdk.guards.sql import _postgresql, _sqlite
-from fencing_sdk.guards.sql._server import Server
+from fencing_sdk.guards.sql._server import LEAVING, Server
 from fencing_sdk.guards.sql._steps import Steps
 from fencing_sdk.guards.sql._transaction import Transaction, perform_sync
 
@@ -89,7 +91,7 @@ class _SyncConnection(Protocol):
 
 
 class _AsyncConnection(Protocol):
-    async def run_sync(self, work: Callable[[_SyncConnection], T], /) -> T: ...
+    async def run_sync(self, work: Callable[..., T], /, *arguments: object) -> T: ...
 
 
 class _Dialect(Protocol):
@@ -118,16 +120,37 @@ class Engine:
 
     async def run(self, work: Work[T]) -> T:
         """Run *work* on a connection of the engine's pool."""
+        if self.dialect != _postgresql.NAME:
+            return await self._run(perform_sync, work)
+        return await _cancelled_once(self._run(_at_read_committed, work))
 
-        def run(connection: _SyncConnection) -> T:
-            if (
-                self.dialect == _postgresql.NAME
-            ):  # an engine may be set to a level at which a fence may fail to be raised
-                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            return perform_sync(connection, work)
-
+    async def _run(self, perform: Callable[[object, Work[T]], T], work: Work[T]) -> T:
         async with self._engine.begin() as connection:
-            return await connection.run_sync(run)
+            return await connection.run_sync(perform, work)
+
+
+def _at_read_committed(connection: object, work: Work[T]) -> T:
+    """The engine may be set to a level at which a change that was committed meanwhile is an error."""
+    cast("_SyncConnection", connection).exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    return perform_sync(connection, work)
+
+
+async def _cancelled_once(work: Coroutine[object, object, T]) -> T:
+    """
+    Await *work*, in a task of its own, and when this is cancelled, see it to its end.
+
+    A cancel scope cancels again and again until it is left. SQLAlchemy takes that for a reason to cut
+    the connection, and the statement would wait on at the server, in a transaction that nobody ends.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        with anyio.move_on_after(LEAVING, shield=True):
+            await asyncio.wait([task])
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks for it any more
+        raise
 
 
 def database(connect: object) -> Database:

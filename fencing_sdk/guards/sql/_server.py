@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _CONNECTING = 30.0
 """Seconds until a server that does not answer is given up."""
-_LEAVING = 1.0
+LEAVING = 1.0
 """Seconds for the server to hear that a statement is cancelled, and that we leave."""
 
 
@@ -70,7 +70,7 @@ class Server:
 
 
 async def _close(connection: _Connection) -> None:
-    with anyio.move_on_after(_LEAVING, shield=True):
+    with anyio.move_on_after(LEAVING, shield=True):
         await connection.close()  # a statement that is under way is cancelled at the server first
     connection.terminate()
 

@@ -1,0 +1,37 @@
+"""
+One database for all tests of a module about guards on PostgreSQL: ``pytest_plugins = [..., "guard_database"]``.
+
+Each test finds it with an empty table ``data``. That is quicker than a database for each of them.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from postgresql_programs import USER
+from postgresql_ways import DATA
+
+
+@pytest.fixture(scope="module")
+def _guard_database(_shared_postgresql):
+    server = copy.copy(_shared_postgresql)
+    server.database = USER
+    server.ask("CREATE DATABASE guards TEMPLATE template0")
+    server.database = "guards"
+    yield server
+    server.database = USER
+    server.ask("DROP DATABASE guards WITH (FORCE)")
+
+
+@pytest.fixture
+async def server(_guard_database):
+    """The server, whose `url` names the database, with a table that the guard knows nothing of."""
+    await _guard_database.execute(
+        f"""
+        DROP SCHEMA IF EXISTS public, other, "order" CASCADE;
+        CREATE SCHEMA public;
+        {DATA}
+        """
+    )
+    return _guard_database

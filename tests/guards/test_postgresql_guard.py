@@ -1,0 +1,280 @@
+"""SqlGuard on PostgreSQL: the contract, through every kind of transaction, and what is true of each of them."""
+
+from contextlib import asynccontextmanager
+
+import asyncpg
+import psycopg
+import pytest
+from postgresql_ways import WAYS, Alchemy, opened, sqlstate
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from fencing_sdk import ConfigurationError, FenceRaised, StaleRejected, StaleTokenError, Token, UsageError
+from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.testing.guard_suite import GuardSuite
+
+pytest_plugins = ["postgresql_fixtures", "guard_database"]
+
+OLD, NEW = Token(33, "aaaaaaaa"), Token(34, "bbbbbbbb")
+
+
+@pytest.fixture(params=WAYS)
+async def way(request, server):
+    async with opened(request.param, server.url) as way:
+        yield way
+
+
+async def fence(server, resource="a"):
+    """The fence as others see it, or None when there is no row, or no table."""
+    if await server.value("SELECT to_regclass('fencing_fence')::text") is None:
+        return None
+    return await server.value("SELECT token FROM fencing_fence WHERE resource = $1", resource)
+
+
+# The contract.
+
+
+class PostgresqlSuite(GuardSuite):
+    way: str
+
+    def make_guard(self, way):
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def opened(self, url):
+        async with opened(self.way, url) as way:
+            guard = self.make_guard(way)
+            guard.way = way  # what the adapters write through
+            yield guard
+
+    @pytest.fixture
+    async def guard(self, server):
+        async with self.opened(server.url) as guard:
+            yield guard
+
+    @asynccontextmanager
+    async def reopen(self, guard):
+        async with self.opened(guard.way.url) as other:
+            yield other
+
+    async def write(self, guard, resource, token, value):
+        await guard.way.write(guard, resource, token, value)
+
+    async def read(self, guard, resource):
+        return await guard.way.read(resource)
+
+
+class TestWithAUrlAndAPoolOfAsyncpg(PostgresqlSuite):
+    way = "asyncpg-pool"
+
+    def make_guard(self, way):
+        return SqlGuard(way.url)
+
+
+class TestWithAnEngineAndSessions(PostgresqlSuite):
+    way = "session"
+
+    def make_guard(self, way):
+        return SqlGuard(way.engine)
+
+
+class TestWithAnEngineAndConnectionsOfPsycopg(PostgresqlSuite):
+    @asynccontextmanager
+    async def opened(self, url):
+        async with opened("connection-psycopg", url) as other, opened("psycopg", url) as way:
+            guard = SqlGuard(other.engine)
+            guard.way = way
+            yield guard
+
+
+# The fence is part of the caller's transaction, of whatever kind.
+
+
+@pytest.mark.every_loop
+async def test_fence_and_data_are_committed_together(way, server):
+    guard = SqlGuard()
+    async with way.begin() as transaction:
+        await way.admit(guard, transaction, "a", NEW)
+        await way.put(transaction, "a", "new")
+        assert (await fence(server), await way.read("a")) == (None, None)
+    assert (await fence(server), await way.read("a")) == (34, "new")
+    with pytest.raises(StaleTokenError) as refusal:
+        await way.write(guard, "a", OLD, "old")
+    assert (refusal.value.token, refusal.value.fence, refusal.value.conflict) == (33, 34, False)
+    with pytest.raises(StaleTokenError) as refusal:
+        await way.write(guard, "a", Token(34, "cccccccc"), "conflict")
+    assert refusal.value.conflict
+    assert (await fence(server), await way.read("a")) == (34, "new")
+
+
+async def test_rolling_back_takes_the_fence_back(way, server):
+    guard = SqlGuard()
+    await way.write(guard, "a", 3, "first")
+    with pytest.raises(ZeroDivisionError):
+        async with way.begin() as transaction:
+            await way.admit(guard, transaction, "a", NEW)
+            await way.put(transaction, "a", "never committed")
+            raise ZeroDivisionError
+    assert (await fence(server), await way.read("a")) == (3, "first")
+    await way.write(guard, "a", OLD, "second")
+    assert await fence(server) == 33
+
+
+async def test_a_refusal_leaves_the_transaction_open_and_usable(way, server):
+    """It is no error of PostgreSQL's, which would have spoilt the transaction."""
+    guard = SqlGuard()
+    await way.write(guard, "a", NEW, "new")
+    async with way.begin() as transaction:
+        await way.put(transaction, "b", "before")
+        with pytest.raises(StaleTokenError):
+            await way.admit(guard, transaction, "a", OLD)
+        await way.admit(guard, transaction, "a", NEW)
+        await way.put(transaction, "a", "newer")
+    assert [await way.read("a"), await way.read("b")] == ["newer", "before"]
+
+
+async def test_one_guard_serves_many_transactions_of_both_databases(way, server, tmp_path):
+    """The database is known from the transaction."""
+    import sqlite3
+    from contextlib import closing
+
+    guard = SqlGuard()
+    await way.write(guard, "a", NEW, "new")
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection, connection:
+        await guard.admit(connection, "a", OLD)
+    await way.write(guard, "a", NEW, "newer")
+    assert await fence(server) == 34
+
+
+async def test_names_are_parameters_and_never_part_of_a_statement(way, server):
+    guard = SqlGuard()
+    names = ["'; DROP TABLE data; --", "$1", "%s", "%(a)s", ":a", '"', "\\'", "$fencing$", "E'\\x00'", "\N{LOCK}"]
+    for number, name in enumerate(names):
+        await way.write(guard, name, number, name)
+    rows = await server.fetch("SELECT resource, token FROM fencing_fence ORDER BY token")
+    assert [tuple(row) for row in rows] == [(name, number) for number, name in enumerate(names)]
+    assert [await way.read(name) for name in names] == names
+
+
+# A transaction there must be.
+
+
+@asynccontextmanager
+async def autocommitting(kind, url):
+    """A connection in the mode in which each statement is committed by itself."""
+    if kind == "asyncpg":
+        connection = await asyncpg.connect(url)
+        yield connection
+        await connection.close()
+    elif kind == "psycopg":
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            yield connection
+    elif kind == "psycopg-sync":
+        with psycopg.connect(url, autocommit=True) as connection:
+            yield connection
+    else:
+        async with opened(kind, url) as way:
+            engine = way.make_engine(isolation_level="AUTOCOMMIT")
+            async with AsyncSession(engine) as session:
+                yield session
+            await engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg-sync", "session", "connection-psycopg"])
+async def test_a_connection_that_commits_by_itself_is_refused(kind, server):
+    """Before anything is sent: neither fence nor table is there afterwards."""
+    async with autocommitting(kind, server.url) as connection:
+        with pytest.raises(UsageError, match="begin one first"):
+            await SqlGuard().admit(connection, "a", NEW)
+        with pytest.raises(UsageError, match="begin one first"):
+            await SqlGuard().raise_in(connection, "a", NEW)
+    assert await server.value("SELECT to_regclass('fencing_fence')::text") is None
+
+
+@pytest.mark.parametrize("kind", ["connection", "connection-psycopg"])
+async def test_an_engine_in_autocommit_raises_no_fence(kind, server):
+    async with opened(kind, server.url) as way:
+        engine = way.make_engine(isolation_level="AUTOCOMMIT")
+        with pytest.raises(UsageError, match="begin one first"):
+            await SqlGuard(engine).raise_to("a", NEW)
+        await engine.dispose()
+
+
+async def test_a_transaction_that_was_begun_by_hand_will_do(server):
+    guard = SqlGuard()
+    async with autocommitting("asyncpg", server.url) as connection:
+        await connection.execute("BEGIN")
+        await guard.admit(connection, "a", 1)
+        await connection.execute("COMMIT")
+    async with autocommitting("psycopg", server.url) as connection, connection.transaction():
+        await guard.admit(connection, "a", 2)
+    with psycopg.connect(server.url, autocommit=True) as connection, connection.transaction():
+        guard.admit_sync(connection, "a", 3)
+    assert await fence(server) == 3
+
+
+async def test_a_driver_that_hides_that_it_commits_is_found_out(server):
+    """By the transaction that is not open after the statement."""
+
+    class Hiding:
+        def __init__(self, connection):
+            self._asked, self._connection = 0, connection
+            self.fetch = connection.fetch
+
+        def is_in_transaction(self):
+            self._asked += 1
+            return self._asked == 1
+
+    async with autocommitting("asyncpg", server.url) as connection:
+        with pytest.raises(UsageError, match="begin one first"):
+            await SqlGuard().admit(Hiding(connection), "a", NEW)
+
+
+async def test_what_is_no_transaction_is_refused(server):
+    async with opened("asyncpg-pool", server.url) as way:
+        for wrong in (way.pool, server.url, None):
+            with pytest.raises(UsageError, match="transaction must be"):
+                await SqlGuard().admit(wrong, "a", NEW)
+        async with way.begin() as transaction:
+            with pytest.raises(UsageError, match=r"await guard\.admit"):
+                SqlGuard().admit_sync(transaction, "a", NEW)
+    async with opened("psycopg", server.url) as way, way.begin() as transaction:
+        with pytest.raises(UsageError, match=r"await guard\.admit"):
+            SqlGuard().admit_sync(transaction, "a", NEW)
+
+
+async def test_a_read_only_transaction_gets_the_error_of_the_database(way, server):
+    guard = SqlGuard()
+    await way.write(guard, "a", OLD, "old")
+    with pytest.raises(Exception, match="read-only") as refusal:
+        async with way.begin() as transaction:
+            await way.execute(transaction, "SET TRANSACTION READ ONLY")
+            await way.admit(guard, transaction, "a", NEW)
+    assert sqlstate(refusal.value) == "25006"
+    assert await fence(server) == 33
+
+
+# Others.
+
+
+async def test_observers_are_told_about_refusals_and_raised_fences(server):
+    events = []
+    guard = SqlGuard(server.url, observers=[events.append])
+    await guard.raise_to("a", NEW)
+    async with opened("asyncpg", server.url) as way:
+        for token in (OLD, Token(34, "cccccccc")):
+            with pytest.raises(StaleTokenError):
+                await way.write(guard, "a", token, "stale")
+    with pytest.raises(StaleTokenError):
+        await guard.raise_to("a", OLD)
+    assert [type(event) for event in events] == [FenceRaised, StaleRejected, StaleRejected, StaleRejected]
+    assert [event.conflict for event in events[1:]] == [False, True, False]
+
+
+def test_a_statement_for_each_kind_of_database():
+    engine = Alchemy("postgresql://host/app").make_engine()
+    for guard in (SqlGuard("postgres://host/app"), SqlGuard(engine)):
+        assert guard.ddl() == guard.ddl("postgresql") == SqlGuard().ddl("postgresql")
+        assert "bigint" in guard.ddl()
+        assert guard.ddl("sqlite") == SqlGuard().ddl() == SqlGuard("app.db").ddl()
+    with pytest.raises(ConfigurationError, match="dialect must be one of sqlite, postgresql, got 'mysql'"):
+        SqlGuard().ddl("mysql")

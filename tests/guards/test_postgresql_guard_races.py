@@ -1,0 +1,377 @@
+"""SqlGuard on PostgreSQL with several transactions at once, at every isolation level, and held fences."""
+
+import asyncio
+import contextlib
+
+import anyio
+import asyncpg
+import pytest
+from postgresql_ways import WAYS, opened, sqlstate
+
+from fencing_sdk import LeaseLostError, LockClient, StaleTokenError, Token
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.guards.sql import SqlGuard
+
+pytest_plugins = ["postgresql_fixtures", "guard_database"]
+
+OLD, NEW = Token(33, "aaaaaaaa"), Token(34, "bbbbbbbb")
+COMMITTED, SNAPSHOTS = "read committed", ["repeatable read", "serializable"]
+RETRY = "40001"
+
+
+@pytest.fixture(params=WAYS)
+async def way(request, server):
+    async with opened(request.param, server.url) as way:
+        yield way
+
+
+@pytest.fixture
+async def asyncpg_way(server):
+    async with opened("asyncpg", server.url) as way:
+        yield way
+
+
+@pytest.fixture
+async def looking(server):
+    """A connection that looks at the others, while nothing of the loop is blocked."""
+    async with server.connected() as connection:
+        yield connection
+
+
+async def eventually(looking, query, *parameters):
+    """Wait until *query* says so."""
+    for _ in range(2_000):
+        if await looking.fetchval(query, *parameters):
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"never: {query}")
+
+
+async def is_waiting(looking):
+    """Wait until a transaction waits for the lock of another one."""
+    query = "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    await eventually(looking, query)
+
+
+async def fence(looking, resource="a"):
+    return await looking.fetchval("SELECT token FROM fencing_fence WHERE resource = $1", resource)
+
+
+# Two writers.
+
+
+@pytest.mark.parametrize("level", [COMMITTED, *SNAPSHOTS])
+async def test_a_stale_writer_that_waits_behind_a_later_one_is_never_admitted(way, level, looking):
+    """Refused at once where the row is looked at again; else the driver's 40001, and refused when it tries again."""
+    guard = SqlGuard()
+    await way.write(guard, "a", OLD, "old")
+    async with contextlib.AsyncExitStack() as stack:
+        holder = await stack.enter_async_context(way.begin(level))
+        await way.admit(guard, holder, "a", NEW)
+
+        async def zombie():
+            async with way.begin(level) as transaction:
+                await way.admit(guard, transaction, "a", OLD)
+                await way.put(transaction, "a", "too late")
+
+        late = asyncio.create_task(zombie())
+        await is_waiting(looking)
+        await way.put(holder, "a", "new")
+    outcome = (await asyncio.gather(late, return_exceptions=True))[0]
+    if level == COMMITTED:
+        assert isinstance(outcome, StaleTokenError)
+        assert (outcome.token, outcome.fence) == (33, 34)
+    else:
+        assert sqlstate(outcome) == RETRY
+        with pytest.raises(StaleTokenError):  # as the caller's retry loop finds out
+            await zombie()
+    assert (await fence(looking), await way.read("a")) == (34, "new")
+
+
+@pytest.mark.parametrize("level", [COMMITTED, *SNAPSHOTS])
+async def test_a_transaction_that_looked_before_the_fence_was_raised_is_never_admitted(way, level, looking):
+    """What it sees is from before: a check by SELECT would let it in."""
+    guard = SqlGuard(way.url)
+    await guard.raise_to("a", OLD)
+
+    async def zombie(*, meanwhile):
+        async with way.begin(level) as transaction:
+            assert await way.look(transaction, "a") is None
+            await meanwhile()
+            await way.admit(guard, transaction, "a", OLD)
+            await way.put(transaction, "a", "too late")
+
+    with pytest.raises(Exception, match=r".") as refusal:
+        await zombie(meanwhile=lambda: guard.raise_to("a", NEW))
+    if level == COMMITTED:
+        assert isinstance(refusal.value, StaleTokenError)
+    else:
+        assert sqlstate(refusal.value) == RETRY
+    with pytest.raises(StaleTokenError):
+        await zombie(meanwhile=lambda: asyncio.sleep(0))
+    assert (await fence(looking), await way.read("a")) == (34, None)
+
+
+@pytest.mark.parametrize("level", SNAPSHOTS)
+async def test_a_fence_that_did_not_exist_when_the_transaction_looked_stops_it_too(asyncpg_way, level, looking):
+    """There is no row in its view that could be compared."""
+    guard = SqlGuard(asyncpg_way.url)
+    await guard.raise_to("another", NEW)
+    with pytest.raises(asyncpg.SerializationError):
+        async with asyncpg_way.begin(level) as transaction:
+            await asyncpg_way.look(transaction, "a")
+            await guard.raise_to("a", NEW)
+            await guard.admit(transaction, "a", OLD)
+    assert await fence(looking) == 34
+
+
+async def test_the_later_writer_waits_for_the_earlier_one_and_then_goes_on(way, looking):
+    guard = SqlGuard()
+    await way.write(guard, "a", 1, "before")
+    async with way.begin() as holder:
+        await way.admit(guard, holder, "a", OLD)
+        later = asyncio.create_task(way.write(guard, "a", NEW, "new"))
+        await is_waiting(looking)
+        await way.put(holder, "a", "old")
+        assert not later.done()
+    await later
+    assert (await fence(looking), await way.read("a")) == (34, "new")
+
+
+async def test_a_zombie_is_admitted_if_the_later_writer_has_rolled_back(way, looking):
+    """What was not committed has not been seen."""
+    guard = SqlGuard()
+    await way.write(guard, "a", 1, "before")
+    with contextlib.suppress(ZeroDivisionError):
+        async with way.begin() as holder:
+            await way.admit(guard, holder, "a", NEW)
+            late = asyncio.create_task(way.write(guard, "a", OLD, "old"))
+            await is_waiting(looking)
+            raise ZeroDivisionError
+    await late
+    assert (await fence(looking), await way.read("a")) == (33, "old")
+
+
+async def test_resources_do_not_wait_for_each_other(asyncpg_way):
+    guard = SqlGuard(asyncpg_way.url)
+    await guard.raise_to("b", 1)
+    async with asyncpg_way.begin() as transaction:
+        await guard.admit(transaction, "a", NEW)
+        with anyio.fail_after(20):
+            await guard.raise_to("b", 2)
+            await asyncpg_way.write(guard, "c", 3, "three")
+            assert [await guard.highest(name) for name in "abc"] == [None, 2, 3]
+    assert await guard.highest("a") == 34
+
+
+async def test_writers_that_admit_first_never_deadlock(server, looking):
+    """Each admits one resource and then writes the row, many at once; PostgreSQL would tell of a deadlock."""
+    guard = SqlGuard()
+    async with opened("asyncpg-pool", server.url) as way:
+
+        async def write(seed):
+            for turn in range(20):
+                with contextlib.suppress(StaleTokenError):
+                    await way.write(guard, "ab"[(seed + turn) % 2], turn, str(turn))
+
+        with anyio.fail_after(40):
+            await asyncio.gather(*(write(seed) for seed in range(8)))
+        assert [await way.read(name) for name in "ab"] == ["19", "19"]
+    assert await looking.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
+
+
+@pytest.mark.parametrize("level", SNAPSHOTS)
+async def test_writers_that_try_again_lose_no_update(level, server):
+    """The caller's retry loop, at the levels that need one, with real races."""
+    tries = 0
+
+    async def add_one(way, guard, token):
+        nonlocal tries
+        while True:
+            tries += 1
+            try:
+                async with way.begin(level) as transaction:
+                    await guard.admit(transaction, "a", token)
+                    value = int(await way.look(transaction, "a") or 0)
+                    await way.put(transaction, "a", str(value + 1))
+                    return
+            except asyncpg.SerializationError:
+                continue
+
+    guard = SqlGuard()
+    async with opened("asyncpg-pool", server.url) as way:
+        await way.write(guard, "a", NEW, "0")
+        await asyncio.gather(*(add_one(way, guard, NEW) for _ in range(24)))
+        assert await way.read("a") == "24"
+    assert tries > 24, "nobody had to try again: there was no race"
+
+
+# The guard's own transactions.
+
+
+@pytest.fixture(params=["url", "connection", "connection-psycopg"])
+async def guard(request, server):
+    """A guard that raises fences by itself, in each way."""
+    if request.param == "url":
+        yield SqlGuard(server.url)
+        return
+    async with opened(request.param, server.url) as way:
+        yield SqlGuard(way.engine)
+
+
+async def test_a_zombie_is_refused_from_the_moment_the_fence_is_raised(guard, asyncpg_way):
+    """The next holder has written nothing yet."""
+    store = MemoryBackend()
+    async with LockClient(store) as locks:
+        lock = locks.lock("a", fences=[guard])
+        zombie = await lock.acquire()
+        stale = zombie.token
+        await asyncpg_way.write(guard, "a", stale, "in time")
+        store.revoke("a")
+        async with lock as lease:
+            with pytest.raises(StaleTokenError):
+                await asyncpg_way.write(guard, "a", stale, "too late")
+            assert await asyncpg_way.read("a") == "in time"
+            await asyncpg_way.write(guard, "a", lease.token, "by the next holder")
+        await zombie.release()
+
+
+async def test_raising_waits_for_a_writer_and_is_let_go_when_it_is_cancelled(guard, asyncpg_way, looking):
+    """Nothing is left behind: no statement that waits at the server, no open transaction, no fence."""
+    await guard.raise_to("a", OLD)
+    async with asyncpg_way.begin() as transaction:
+        await guard.admit(transaction, "a", OLD)
+        raising = asyncio.create_task(guard.raise_to("a", NEW))
+        await is_waiting(looking)
+        raising.cancel()
+        with anyio.fail_after(20):
+            with pytest.raises(asyncio.CancelledError):
+                await raising
+            await nobody_else(looking, transaction)
+    assert await fence(looking) == 33
+    await guard.raise_to("a", NEW)
+
+
+async def test_the_deadline_of_a_lease_ends_the_waiting_for_a_held_fence(guard, asyncpg_way, looking):
+    await guard.raise_to("a", 0)
+    async with LockClient(MemoryBackend()) as locks, asyncpg_way.begin() as transaction:
+        await guard.admit(transaction, "a", 0)
+        with anyio.fail_after(20):
+            with pytest.raises(LeaseLostError):
+                await locks.lock("a", max_hold=0.3, fences=[guard]).acquire()
+            await nobody_else(looking, transaction)
+        assert await locks.inspect("a") is None
+    assert await fence(looking) == 0
+
+
+async def nobody_else(looking, transaction):
+    """Wait until no other session is in the middle of something."""
+    own = await transaction.fetchval("SELECT pg_backend_pid()")
+    query = """
+        SELECT count(*) = 0 FROM pg_stat_activity
+        WHERE datname = current_database() AND xact_start IS NOT NULL AND pid NOT IN ($1, pg_backend_pid())
+    """
+    await eventually(looking, query, own)
+
+
+async def test_a_server_that_does_not_answer_holds_no_one_who_is_cancelled(postgresql_server):
+    """It cannot be told that the statement is cancelled, and is not waited for."""
+    guard = SqlGuard(postgresql_server.url)
+    await guard.raise_to("a", OLD)
+    postgresql_server.pause()
+    raising = asyncio.create_task(guard.raise_to("a", NEW))
+    await asyncio.sleep(0.1)
+    raising.cancel()
+    with anyio.fail_after(10), pytest.raises(asyncio.CancelledError):
+        await raising
+    postgresql_server.resume()
+    assert await guard.highest("a") == 33
+
+
+async def test_raising_is_not_refused_for_a_change_that_was_committed_meanwhile(server, asyncpg_way, looking):
+    """Whatever level the engine, or the role, is set to: nobody would try again."""
+    async with opened("connection", server.url) as way:
+        engine = way.make_engine(isolation_level="SERIALIZABLE")
+        await looking.execute("ALTER DATABASE guards SET default_transaction_isolation = 'serializable'")
+        try:
+            for number, guard in enumerate([SqlGuard(engine), SqlGuard(server.url)]):
+                await guard.raise_to("a", 10 * number)
+                async with asyncpg_way.begin("read committed") as transaction:
+                    await guard.admit(transaction, "a", 10 * number + 1)
+                    raising = asyncio.create_task(guard.raise_to("a", 10 * number + 2))
+                    await is_waiting(looking)
+                await raising
+                assert await guard.highest("a") == 10 * number + 2
+        finally:
+            await looking.execute("ALTER DATABASE guards RESET default_transaction_isolation")
+            await engine.dispose()
+
+
+# In somebody else's transaction.
+
+
+async def test_a_fence_is_raised_in_a_given_transaction_and_stands_once_that_is_committed(way, looking):
+    guard = SqlGuard()
+    await way.write(guard, "a", OLD, "old")
+    async with way.begin() as transaction:
+        await raise_in(way, guard, transaction, NEW)
+        assert await fence(looking) == 33
+    assert await fence(looking) == 34
+    async with way.begin() as transaction:
+        with pytest.raises(StaleTokenError):
+            await raise_in(way, guard, transaction, OLD)
+
+
+async def test_waiting_in_a_given_transaction_is_bounded(way, asyncpg_way, looking):
+    """The connection may be one that others wait for, too."""
+    guard = SqlGuard()
+    await way.write(guard, "a", OLD, "old")
+    async with asyncpg_way.begin() as holder:
+        await guard.admit(holder, "a", OLD)
+        with pytest.raises(Exception, match="lock timeout") as refusal:
+            async with way.begin() as transaction:
+                await raise_in(way, guard, transaction, NEW, wait=0.05)
+        assert sqlstate(refusal.value) == "55P03"
+    assert await fence(looking) == 33
+
+
+async def raise_in(way, guard, transaction, token, **options):
+    if way.blocking:  # it is used where the coroutine runs
+        await asyncio.to_thread(lambda: asyncio.run(guard.raise_in(transaction, "a", token, **options)))
+    else:
+        await guard.raise_in(transaction, "a", token, **options)
+
+
+async def test_a_raised_fence_outlives_a_crash_whatever_the_session_is_set_to(asyncpg_way):
+    """And the settings end with the transaction."""
+    guard = SqlGuard()
+    await asyncpg_way.write(guard, "a", 1, "old")
+    setting = "SELECT current_setting('synchronous_commit'), current_setting('lock_timeout')"
+    for before, during in {"off": "on", "local": "on", "on": "on", "remote_apply": "remote_apply"}.items():
+        connection = await asyncpg.connect(asyncpg_way.url, server_settings={"synchronous_commit": before})
+        async with connection.transaction():
+            await guard.raise_in(connection, "a", NEW)
+            assert tuple(await connection.fetchrow(setting)) == (during, "5s")
+        assert tuple(await connection.fetchrow(setting)) == (before, "0")
+        await connection.close()
+
+
+async def test_nothing_is_left_open(server, looking):
+    guard = SqlGuard(server.url)
+    for token in range(5):
+        await guard.raise_to("a", token)
+    with contextlib.suppress(StaleTokenError):
+        await guard.raise_to("a", 1)
+
+    query = "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    await eventually(looking, query)
+
+
+@pytest.mark.every_loop
+async def test_no_call_blocks_the_loop(server, no_blocking_calls):
+    """Apart from asyncpg, which looks for files with a password and certificates when a URL has none."""
+    guard = SqlGuard(server.url_as("postgres", "password", sslmode="disable"))
+    await guard.raise_to("a", NEW)
+    assert await guard.highest("a") == 34
+    with pytest.raises(StaleTokenError):
+        await guard.raise_to("a", OLD)
