@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from typing import Any, cast
 
 from fault_proxy import FaultProxy, Link
@@ -15,6 +17,11 @@ class PostgresqlLink(Link):
         super().__init__(proxy)
         self.up.stream = cast(Any, Requests())
         self.down.stream = cast(Any, Replies())
+
+    def _client_made(self, transport: asyncio.Transport) -> None:
+        # A reply is several messages: without this, each waits until the one before it was confirmed.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super()._client_made(transport)
 
     def _reply(self, message: Any) -> bool:
         """Whether to deliver a message: nothing of a reply that is to be lost."""
