@@ -40,6 +40,7 @@ class Builtin:
 
 _KAHUNA = Builtin("fencing_sdk.backends.kahuna")
 _REDIS = Builtin("fencing_sdk.backends.redis", extra="redis")
+_POSTGRESQL = Builtin("fencing_sdk.backends.postgresql", extra="postgresql")
 
 BUILTIN = {
     "memory": Builtin("fencing_sdk.backends.memory"),
@@ -56,6 +57,8 @@ BUILTIN = {
     "rediss+cluster": _REDIS,
     "valkey": _REDIS,
     "valkeys": _REDIS,
+    "postgresql": _POSTGRESQL,
+    "postgres": _POSTGRESQL,
 }
 
 

@@ -22,6 +22,7 @@ from fencing_sdk import ConfigurationError, LockClient, connect
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import BUILTIN, from_url
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.backends.postgresql._settings import DRIVER_OPTIONS as LIBPQ_OPTIONS
 from fencing_sdk.backends.redis._options import DRIVER_OPTIONS
 from fencing_sdk.guards.memory import MemoryGuard
 
@@ -267,6 +268,15 @@ OPTIONS["rediss"] = {
     "retention": [None, "", 0, -1, 0.5, True, math.nan, math.inf, "soon", [], HUGE, Loud()],
     **{option: [None, "", b"text", []] for option in DRIVER_OPTIONS},
 }
+OPTIONS["postgresql"] = {
+    "schema": [None, "", 5, True, b"fencing", [], "a\0b", "pg_temp", "$user", "x" * 64, "\ud800", HUGE, Loud()],
+    "tokens": OPTIONS["memory"]["tokens"],
+    "create": [None, "", "maybe", 5, 2.0, b"true", [], "a\nb", Loud()],
+    "pooled": [None, "", "maybe", 5, 2.0, b"true", [], "a\nb", Loud()],
+    "retention": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], HUGE, 10**400, Loud()],
+    "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
+    **{option: [None, "", b"text", [], 5, Loud()] for option in LIBPQ_OPTIONS},
+}
 OPTIONS["kahuna+https"] = {
     "durability": [None, "", "eternal", "PERSISTENT", 5, True, b"persistent", [], HUGE, "a\nb", "\0", Loud()],
     "ca": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()],
@@ -277,6 +287,7 @@ OPTIONS["kahuna+https"] = {
 URL_OF = {
     "kahuna+https": "kahuna+https://localhost",
     "memory": "memory://",
+    "postgresql": "postgresql://localhost/app",
     "sqlite": "sqlite:///locks.db",
     "rediss": "rediss://localhost",
 }

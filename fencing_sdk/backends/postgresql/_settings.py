@@ -1,0 +1,214 @@
+"""
+From a URL to what a backend connects to. Nothing is opened, and no file is read.
+
+    postgresql://[user[:password]@]host[:port][,host[:port]...]/database[?option=value&...]
+
+The backend's own options are taken out; those of libpq that asyncpg knows go there as they stand. What is unknown is
+refused: asyncpg would take it for a setting of the server, and a typing error must not turn TLS off. No part of a URL
+is ever repeated in a message: a password may have ended up in any of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from fencing_sdk.backends.postgresql._schema import check_schema
+from fencing_sdk.errors import ConfigurationError, shown
+
+SCHEMES = ("postgresql", "postgres")
+DRIVER_OPTIONS = (
+    "host",
+    "port",
+    "dbname",
+    "user",
+    "password",
+    "passfile",
+    "sslmode",
+    "sslcert",
+    "sslkey",
+    "sslrootcert",
+    "sslcrl",
+    "sslpassword",
+    "ssl_min_protocol_version",
+    "ssl_max_protocol_version",
+    "target_session_attrs",
+    "application_name",
+    "options",
+)
+"""Every option of a URL's query, or of `connect`, that is libpq's and not the backend's."""
+
+_PORTS = range(1, 65536)
+_LONGEST_PORT = 5
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Address:
+    """Where the database is: one URL for each host, without the options of the backend."""
+
+    urls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The options of the backend, read and checked."""
+
+    schema: str
+    hybrid: bool
+    create: bool
+    pooled: bool
+    retention: float
+    connect_timeout: float
+
+
+def address_from_url(url: object) -> Address:
+    """
+    Read *url*.
+
+    Raises:
+        ConfigurationError: it cannot be used.
+    """
+    if not isinstance(url, str):
+        msg = f"url must be a str, such as 'postgresql://localhost/app', not {type(url).__name__}"
+        raise ConfigurationError(msg)
+    scheme, mark, rest = url.partition("://")
+    if scheme not in SCHEMES or not mark:
+        _refuse("must begin with postgresql:// or postgres://")
+    if "#" in rest:
+        _refuse("has a '#', after which nothing would be read; write %23 where it is meant")
+    rest, _, query = rest.partition("?")
+    authority, slash, path = rest.partition("/")
+    if "@" in path or authority.count("@") > 1:
+        _refuse("has an '@' or '/' in user or password; percent-encode what is not plain: '@' is %40, '/' is %2F")
+    login, at, hosts = authority.rpartition("@")
+    _check_text(rest)
+    options = _options(query)
+    if not hosts and "host" in options:
+        hosts = _hosts_of(options)
+    tail = slash + path + (f"?{urlencode(options, quote_via=quote)}" if options else "")
+    _check_hosts(hosts)
+    return Address(tuple(f"{scheme}://{login}{at}{host}{tail}" for host in hosts.split(",")))
+
+
+def with_options(url: str, options: Mapping[str, object], ours: tuple[str, ...]) -> str:
+    """
+    Take the options named *ours* out of the query of *url*, and put the driver's *options* in.
+
+    Raises:
+        ConfigurationError: an option has no value that could stand in a URL.
+    """
+    for name, value in options.items():
+        if not isinstance(value, str) or not value:
+            msg = f"{name} must be a text that is not empty"
+            raise ConfigurationError(msg)
+    rest, _, query = url.partition("?")
+    pairs = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in {*ours, *options}]
+    query = urlencode([*pairs, *options.items()], quote_via=quote, errors="surrogatepass")
+    return f"{rest}?{query}" if query else rest
+
+
+def _options(query: str) -> dict[str, str]:
+    if not query:
+        return {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
+    except ValueError:  # it may quote what it could not read
+        pairs = []
+    if not pairs or not all(name and value for name, value in pairs):
+        _refuse("has a query that cannot be read, or an option without a value; write ?option=value&option=value")
+    options = dict(pairs)
+    if not options.keys() <= set(DRIVER_OPTIONS):
+        _refuse(f"has an unknown option in its query; known are {', '.join(DRIVER_OPTIONS)}")
+    if len(options) < len(pairs):
+        _refuse("names an option twice")
+    return options
+
+
+def _hosts_of(options: dict[str, str]) -> str:
+    """Take hosts and ports out of the query, where libpq takes them too."""
+    hosts, ports = options.pop("host").split(","), options.pop("port", "").split(",")
+    if len(ports) == 1:
+        ports *= len(hosts)
+    if len(ports) != len(hosts):
+        _refuse("must name as many ports as hosts, or one for all")
+    written = (quote(host, safe="[]") if not (":" in host and not host.startswith("[")) else host for host in hosts)
+    return ",".join(f"{host}:{port}" if port else host for host, port in zip(written, ports, strict=True))
+
+
+def _check_hosts(hosts: str) -> None:
+    for host in hosts.split(","):
+        name, colon, port = host.rpartition(":")
+        if not colon or host.endswith("]"):
+            name, port = host, "5432"
+        if not name and hosts:
+            _refuse("has an empty host")
+        if set(name.removeprefix("[").removesuffix("]") if name.startswith("[") else name) & set("[]") or (
+            ":" in name and not (name.startswith("[") and name.endswith("]"))
+        ):
+            _refuse("has an IPv6 address without brackets, or a ':' that is not percent-encoded; write [::1]:5432")
+        if not (port.isascii() and port.isdigit() and len(port) <= _LONGEST_PORT and int(port) in _PORTS):
+            _refuse("has a port that is no number from 1 to 65535")
+
+
+def _check_text(text: str) -> None:
+    try:
+        plain = unquote(text, errors="strict")
+        plain.encode()
+    except UnicodeError:  # it quotes what it could not read
+        plain = "\0"
+    if any(char < " " or char == "\x7f" for char in plain):
+        _refuse("has a control character, or bytes that are not UTF-8")
+
+
+def _refuse(how: str) -> NoReturn:
+    msg = f"url {how}"
+    raise ConfigurationError(msg)
+
+
+def read_choices(options: Mapping[str, object]) -> Choices:
+    """
+    Read the backend's options; a value from a URL is a text.
+
+    Raises:
+        ConfigurationError: a value cannot be read.
+    """
+    return Choices(
+        schema=check_schema(options["schema"]),
+        hybrid=_tokens(options["tokens"]),
+        create=_switch("create", options["create"]),
+        pooled=_switch("pooled", options["pooled"]),
+        retention=_seconds("retention", options["retention"]),
+        connect_timeout=_seconds("connect_timeout", options["connect_timeout"]),
+    )
+
+
+def _tokens(tokens: object) -> bool:
+    if not isinstance(tokens, str) or tokens not in {"hybrid", "counter"}:
+        msg = f"tokens must be 'hybrid' or 'counter', got {shown(tokens)}"
+        raise ConfigurationError(msg)
+    return tokens == "hybrid"
+
+
+_SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def _switch(name: str, value: object) -> bool:
+    word = str(value).lower() if isinstance(value, str | bool) else ""
+    if word not in _SWITCHES:
+        msg = f"{name} must be true or false, got {shown(value)}"
+        raise ConfigurationError(msg)
+    return _SWITCHES[word]
+
+
+def _seconds(name: str, value: object) -> float:
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if isinstance(value, bool) or not 0 < seconds < 1e9:  # noqa: PLR2004  (30 years; also refuses NaN)
+        msg = f"{name} must be a number of seconds above 0, got {shown(value)}"
+        raise ConfigurationError(msg)
+    return seconds

@@ -1,0 +1,102 @@
+"""
+From what PostgreSQL and its driver raise to the two errors of the contract.
+
+Refused is what another try will not change *and* what surely granted nothing, because the engine
+then stops without a release. Everything else, known or not, is unavailable: its outcome is
+unknown until somebody asks again. Decided by SQLSTATE and by class; what the server says may
+quote a statement, so it is never repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from fencing_sdk.backends.postgresql import _driver
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
+
+BACKEND = "PostgresqlBackend"
+
+Verdict = tuple[type[BackendError], str]
+
+
+class LinkError(Exception):
+    """There is no connection, by our own decision; whether the server has run what was asked is not known."""
+
+
+class StandbyError(Exception):
+    """The server is a standby."""
+
+
+_GRANTS = "the role lacks a permission: USAGE on the schema, or SELECT, INSERT, UPDATE and DELETE on its tables"
+_ENCODING = "a name or metadata has a character that the database cannot store; its encoding should be UTF8"
+_NOT_OURS = "the schema has tables or functions that are not those of this version; set another schema"
+
+CODES: dict[str, Verdict] = {
+    # Another try may help.
+    "25006": (BackendUnavailableError, "the server or the database is read-only; who takes writes is asked anew"),
+    "40001": (BackendUnavailableError, "the transaction was rolled back again and again"),
+    "40P01": (BackendUnavailableError, "the transaction was rolled back again and again"),
+    "53300": (BackendUnavailableError, "the server, the database or the role has no connection left"),
+    "53100": (BackendUnavailableError, "the server's disk is full"),
+    "53200": (BackendUnavailableError, "the server has no memory left"),
+    "55P03": (BackendUnavailableError, "another transaction keeps the row of the lock locked"),
+    "57014": (BackendUnavailableError, "the statement was cancelled; is statement_timeout very short?"),
+    "57P01": (BackendUnavailableError, "the connection was ended by an operator or a shutdown"),
+    "57P02": (BackendUnavailableError, "the server crashed"),
+    "57P03": (BackendUnavailableError, "the server is starting or shutting down"),
+    # It will not.
+    "28000": (BackendRefusedError, "the server does not let this role in; see its pg_hba.conf"),
+    "28P01": (BackendRefusedError, "wrong user or password"),
+    "3D000": (BackendRefusedError, "the database does not exist"),
+    "42501": (BackendRefusedError, _GRANTS),
+    "42704": (BackendRefusedError, "the URL has an option that is neither libpq's nor a setting of the server"),
+    "22023": (BackendRefusedError, "the URL has an option with a value that the server does not take"),
+    "22021": (BackendRefusedError, _ENCODING),
+    "22P05": (BackendRefusedError, _ENCODING),
+    "22003": (BackendRefusedError, "a number of the claim cannot be stored"),
+    "22008": (BackendRefusedError, "a number of the claim cannot be stored"),
+    "54000": (BackendRefusedError, "the name cannot be stored"),
+    "42883": (BackendRefusedError, _NOT_OURS),
+    "42P01": (BackendRefusedError, _NOT_OURS),
+    "42703": (BackendRefusedError, _NOT_OURS),
+    "42804": (BackendRefusedError, _NOT_OURS),
+    "42809": (BackendRefusedError, _NOT_OURS),
+    "3F000": (BackendRefusedError, _NOT_OURS),
+    "42939": (BackendRefusedError, "the schema has a name that PostgreSQL keeps for itself; set another one"),
+    "42601": (
+        BackendRefusedError,
+        "the server does not know a statement of the schema; it must be PostgreSQL 12 or newer",
+    ),
+    "FS001": (BackendRefusedError, "the next token would not fit into 53 bits; is the server's clock right?"),
+}
+
+CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
+    (StandbyError, (BackendUnavailableError, "the server is a standby; the primary is asked for anew")),
+    (LinkError, (BackendUnavailableError, "the connection was given up, or the backend was closed")),
+    (_driver.TargetNotMatched, (BackendUnavailableError, "no host is what target_session_attrs asks for")),
+    (_driver.Disconnected, (BackendUnavailableError, "the connection broke")),
+    (ssl.SSLCertVerificationError, (BackendRefusedError, "the server's certificate is not trusted")),
+    (TimeoutError, (BackendUnavailableError, "the server did not answer while a connection was opened")),
+    (asyncio.IncompleteReadError, (BackendUnavailableError, "the connection broke")),
+    (FileNotFoundError, (BackendUnavailableError, "no server listens at the socket, or a file of the URL is missing")),
+    (OSError, (BackendUnavailableError, "no connection to the server")),
+)
+
+_UNKNOWN: Verdict = (BackendUnavailableError, "PostgreSQL failed")
+
+
+def translated(operation: str, error: Exception) -> BackendError:
+    """Make the error of the contract for *error*, most specific first."""
+    if isinstance(error, BackendError):
+        return error
+    kind, hint = _verdict(error)
+    word = _driver.code_of(error) or type(error).__name__
+    return kind(BACKEND, operation, f"{hint} ({word})")
+
+
+def _verdict(error: Exception) -> Verdict:
+    code = _driver.code_of(error)
+    if code in CODES:
+        return CODES[code]
+    return next((verdict for kind, verdict in CLASSES if isinstance(error, kind)), _UNKNOWN)

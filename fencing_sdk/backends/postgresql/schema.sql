@@ -1,0 +1,310 @@
+-- Tables and functions of the PostgreSQL backend; :"schema" is where they live.
+--
+-- Every decision is made here, by statements that take their snapshots one after the other: a function first locks
+-- the lock's row and only then looks at its line, so that a release and whoever joins meanwhile see one another.
+-- Always in this order: the lock's row, then the line. Times are clock_timestamp(), read after the row was locked.
+--
+-- Bodies name no schema: each function has a search_path of its own, in which nothing of the caller's counts.
+-- A function that changes gets a new number, so that an older client finds the one that it knows.
+
+-- One row for each lock. It stays when the lock is free, because its token is the last one granted.
+CREATE TABLE IF NOT EXISTS :"schema".fencing_lock (
+    name       text COLLATE "C" PRIMARY KEY,
+    owner      text,                          -- NULL: free
+    token      bigint NOT NULL,
+    expires_at timestamptz NOT NULL,
+    metadata   text
+) WITH (fillfactor = 50);                     -- room for the next version of a row in its own page
+
+-- The highest token of all rows that were deleted, under which no new row may begin; and how far the sweep has come.
+CREATE TABLE IF NOT EXISTS :"schema".fencing_floor (
+    only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one),
+    token    bigint NOT NULL,
+    swept_to text COLLATE "C" NOT NULL,
+    swept_at timestamptz NOT NULL
+);
+INSERT INTO :"schema".fencing_floor (token, swept_to, swept_at) VALUES (0, '', '-infinity') ON CONFLICT DO NOTHING;
+
+-- Who stands in line, in the order of arrival, and how to wake it. A crash of the server empties it; whoever still
+-- waits joins again with its next try.
+CREATE UNLOGGED TABLE IF NOT EXISTS :"schema".fencing_waiter (
+    number  bigint GENERATED ALWAYS AS IDENTITY,
+    name    text COLLATE "C" NOT NULL,
+    owner   text NOT NULL,
+    seen    timestamptz NOT NULL,             -- last sign of life
+    channel text NOT NULL,
+    word    text NOT NULL,
+    PRIMARY KEY (name, number),
+    UNIQUE (name, owner)
+) WITH (fillfactor = 50);
+
+-- Snapshots that last for a whole transaction would look at the line as it was before the row was locked.
+CREATE OR REPLACE FUNCTION :"schema".fencing_check_v1() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'fencing needs READ COMMITTED' USING ERRCODE = 'FS002';
+    END IF;
+END $fencing$;
+
+-- What was granted or renewed must be on disk before anybody hears of it, whatever the role or the database says.
+CREATE OR REPLACE FUNCTION :"schema".fencing_durable_v1(p_before text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+BEGIN
+    PERFORM set_config('synchronous_commit', CASE p_before WHEN 'remote_apply' THEN p_before ELSE 'on' END, true);
+END $fencing$;
+
+-- The row of a lock, locked; made if there is none. What is read after the insertion, and not before, is the floor:
+-- the insertion waits for a sweep that is just deleting the row.
+CREATE OR REPLACE FUNCTION :"schema".fencing_row_v1(
+    p_name text, OUT owner text, OUT token bigint, OUT expires_at timestamptz
+)
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+BEGIN
+    LOOP
+        SELECT l.owner, l.token, l.expires_at INTO owner, token, expires_at
+          FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO fencing_lock (name, token, expires_at) VALUES (p_name, -1, clock_timestamp())
+            ON CONFLICT DO NOTHING;
+    END LOOP;
+    IF token < 0 THEN
+        UPDATE fencing_lock l SET token = f.token FROM fencing_floor f WHERE l.name = p_name
+            RETURNING l.token INTO STRICT token;
+    END IF;
+END $fencing$;
+
+-- Whose turn it is; those who gave no sign of life for three seconds are dropped. A sign from a future further away
+-- was given by a clock that was set back. The caller has locked the lock's row.
+CREATE OR REPLACE FUNCTION :"schema".fencing_head_v1(
+    p_name text, OUT owner text, OUT channel text, OUT word text, OUT seconds_left double precision
+)
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_seen timestamptz;
+BEGIN
+    LOOP
+        SELECT w.owner, w.channel, w.word, w.seen INTO owner, channel, word, v_seen
+          FROM fencing_waiter w WHERE w.name = p_name ORDER BY w.number LIMIT 1;
+        IF NOT FOUND THEN RETURN; END IF;
+        seconds_left := extract(epoch FROM v_seen - v_now) + 3;
+        IF seconds_left > 0 AND seconds_left <= 6 THEN RETURN; END IF;
+        DELETE FROM fencing_waiter w WHERE w.name = p_name AND w.seen = v_seen;
+        v_now := clock_timestamp();
+    END LOOP;
+END $fencing$;
+
+CREATE OR REPLACE FUNCTION :"schema".fencing_wake_v1(p_name text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_head record;
+BEGIN
+    SELECT h.channel, h.word INTO v_head FROM fencing_head_v1(p_name) h;
+    IF v_head.channel IS NOT NULL THEN PERFORM pg_notify(v_head.channel, v_head.word); END IF;
+END $fencing$;
+
+-- Grant, repeat an earlier grant to the same owner, or refuse: then the token is NULL.
+-- A channel is given by one who stands in line: the try is its sign of life, and one who was silent for too long,
+-- and passed over, stands at the end of the line again.
+CREATE OR REPLACE FUNCTION :"schema".fencing_acquire_v1(
+    p_name text, p_owner text, p_micros bigint, p_metadata text, p_hybrid boolean, p_channel text, p_word text,
+    OUT granted bigint, OUT seconds_left double precision
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+DECLARE
+    v_commit text := current_setting('synchronous_commit');
+    v_now timestamptz;
+    v_row record;
+    v_head record;
+BEGIN
+    PERFORM fencing_check_v1();
+
+    -- A look without a lock, and without a write, for the many who come while somebody holds it.
+    SELECT l.owner, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name;
+    v_now := clock_timestamp();
+    IF v_row.owner <> p_owner AND v_row.expires_at > v_now THEN
+        seconds_left := extract(epoch FROM v_row.expires_at - v_now);
+        IF p_channel IS NULL THEN RETURN; END IF;
+        PERFORM set_config('synchronous_commit', 'off', true);
+        UPDATE fencing_waiter SET seen = v_now WHERE name = p_name AND owner = p_owner;
+        IF FOUND THEN RETURN; END IF;
+    END IF;
+
+    PERFORM fencing_durable_v1(v_commit);
+    SELECT * INTO v_row FROM fencing_row_v1(p_name);
+    v_now := clock_timestamp();
+    IF v_row.owner = p_owner AND v_row.expires_at > v_now THEN
+        UPDATE fencing_lock SET expires_at = v_now + p_micros * interval '1 microsecond' WHERE name = p_name;
+        granted := v_row.token;
+        RETURN;
+    END IF;
+    IF p_channel IS NOT NULL THEN
+        INSERT INTO fencing_waiter (name, owner, seen, channel, word)
+            VALUES (p_name, p_owner, v_now, p_channel, p_word)
+            ON CONFLICT (name, owner) DO UPDATE SET seen = EXCLUDED.seen;
+    END IF;
+    IF v_row.owner IS NOT NULL AND v_row.expires_at > v_now THEN
+        seconds_left := extract(epoch FROM v_row.expires_at - v_now);
+        RETURN;
+    END IF;
+    SELECT h.owner, h.seconds_left INTO v_head FROM fencing_head_v1(p_name) h;
+    IF v_head.owner <> p_owner THEN
+        seconds_left := v_head.seconds_left;
+        RETURN;
+    END IF;
+    IF v_head.owner IS NOT NULL THEN
+        DELETE FROM fencing_waiter WHERE name = p_name AND owner = p_owner;
+    END IF;
+
+    granted := v_row.token + 1;
+    IF p_hybrid THEN
+        granted := greatest(granted, (extract(epoch FROM v_now) * 1000000)::bigint);
+    END IF;
+    IF granted >= 9007199254740992 THEN
+        RAISE EXCEPTION 'the next token would not fit into 53 bits' USING ERRCODE = 'FS001';
+    END IF;
+    UPDATE fencing_lock
+       SET owner = p_owner, token = granted, metadata = p_metadata,
+           expires_at = v_now + p_micros * interval '1 microsecond'
+     WHERE name = p_name;
+END $fencing$;
+
+-- Restart the ttl of every grant that still lives; one character each, in order: '1' renewed, '0' gone,
+-- 'x' somebody else's, '?' somebody keeps the row locked. Never creates, never revives.
+-- Rows that are locked are passed over; with patience (milliseconds, for all of them together) they are waited for.
+CREATE OR REPLACE FUNCTION :"schema".fencing_renew_v1(
+    p_names text[], p_owners text[], p_micros text[], p_patience integer
+) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_name text;
+    v_mine text[];
+    v_now timestamptz;
+    v_renewed text[];
+BEGIN
+    PERFORM fencing_check_v1();
+    PERFORM fencing_durable_v1(current_setting('synchronous_commit'));
+    IF p_patience > 0 THEN
+        PERFORM set_config('lock_timeout', p_patience || 'ms', true);
+        FOR v_name IN SELECT DISTINCT n FROM unnest(p_names) n ORDER BY n LOOP
+            BEGIN
+                PERFORM 1 FROM fencing_lock WHERE name = v_name FOR UPDATE;
+                v_mine := array_append(v_mine, v_name);
+            EXCEPTION WHEN lock_not_available THEN
+                PERFORM set_config('lock_timeout', '1ms', true);
+            END;
+        END LOOP;
+    ELSE
+        SELECT array_agg(name) INTO v_mine FROM (
+            SELECT name FROM fencing_lock WHERE name = ANY (p_names) ORDER BY name FOR UPDATE SKIP LOCKED
+        ) locked;
+    END IF;
+    v_now := clock_timestamp();
+    WITH renewed AS (
+        UPDATE fencing_lock l SET expires_at = v_now + c.micros::bigint * interval '1 microsecond'
+          FROM unnest(p_names, p_owners, p_micros) AS c (name, owner, micros)
+         WHERE l.name = c.name AND l.owner = c.owner AND l.expires_at > v_now AND l.name = ANY (v_mine)
+        RETURNING l.name
+    )
+    SELECT array_agg(name) INTO v_renewed FROM renewed;
+    RETURN (
+        SELECT string_agg(
+            CASE
+                WHEN l.owner = c.owner AND r.name IS NOT NULL THEN '1'
+                WHEN l.name IS NULL THEN '0'
+                WHEN m.name IS NULL THEN '?'
+                WHEN l.owner <> c.owner AND l.expires_at > v_now THEN 'x'
+                ELSE '0'
+            END, '' ORDER BY c.place)
+          FROM unnest(p_names, p_owners) WITH ORDINALITY AS c (name, owner, place)
+          LEFT JOIN fencing_lock l ON l.name = c.name
+          LEFT JOIN unnest(v_mine) AS m (name) ON m.name = c.name
+          LEFT JOIN unnest(v_renewed) AS r (name) ON r.name = c.name
+    );
+END $fencing$;
+
+-- End the owner's grant and wake the head of the line. As durable as the database is set up: a release that a crash
+-- undoes costs a ttl and no more.
+CREATE OR REPLACE FUNCTION :"schema".fencing_release_v1(p_name text, p_owner text) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+BEGIN
+    PERFORM fencing_check_v1();
+    UPDATE fencing_lock SET owner = NULL, metadata = NULL, expires_at = clock_timestamp()
+     WHERE name = p_name AND owner = p_owner;
+    IF NOT FOUND THEN RETURN false; END IF;
+    PERFORM fencing_wake_v1(p_name);
+    RETURN true;
+END $fencing$;
+
+-- Stand at the end of the line, unless in it already; a holder does not wait for itself.
+CREATE OR REPLACE FUNCTION :"schema".fencing_join_v1(p_name text, p_owner text, p_channel text, p_word text)
+RETURNS boolean LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+DECLARE
+    v_row record;
+BEGIN
+    PERFORM fencing_check_v1();
+    PERFORM set_config('synchronous_commit', 'off', true);
+    SELECT * INTO v_row FROM fencing_row_v1(p_name);
+    IF v_row.owner = p_owner AND v_row.expires_at > clock_timestamp() THEN RETURN false; END IF;
+    INSERT INTO fencing_waiter (name, owner, seen, channel, word)
+        VALUES (p_name, p_owner, clock_timestamp(), p_channel, p_word)
+        ON CONFLICT (name, owner) DO UPDATE
+        SET seen = EXCLUDED.seen, channel = EXCLUDED.channel, word = EXCLUDED.word;
+    RETURN true;
+END $fencing$;
+
+-- Leave the line; whoever leaves while it is its turn passes the turn on.
+CREATE OR REPLACE FUNCTION :"schema".fencing_leave_v1(p_name text, p_owner text) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+DECLARE
+    v_row record;
+BEGIN
+    PERFORM fencing_check_v1();
+    PERFORM set_config('synchronous_commit', 'off', true);
+    SELECT l.owner, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
+    DELETE FROM fencing_waiter WHERE name = p_name AND owner = p_owner;
+    IF NOT FOUND THEN RETURN false; END IF;
+    IF v_row.owner IS NULL OR v_row.expires_at <= clock_timestamp() THEN PERFORM fencing_wake_v1(p_name); END IF;
+    RETURN true;
+END $fencing$;
+
+-- Delete rows of locks that nobody has held for p_seconds, and waiters that are long gone. The highest token that goes
+-- with them becomes the floor, in the same transaction. Some rows at a time, once a minute, whoever asks.
+CREATE OR REPLACE FUNCTION :"schema".fencing_sweep_v1(p_seconds double precision) RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_from text;
+    v_to text;
+    v_gone integer;
+    v_token bigint;
+BEGIN
+    PERFORM fencing_check_v1();
+    SELECT swept_to INTO v_from FROM fencing_floor
+     WHERE swept_at <= v_now - interval '1 minute' OR swept_at > v_now FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN RETURN 0; END IF;
+    SELECT max(name) INTO v_to FROM (
+        SELECT name FROM fencing_lock WHERE name > v_from ORDER BY name LIMIT 10000
+    ) page;
+    WITH idle AS (
+        SELECT name FROM fencing_lock
+         WHERE name > v_from AND name <= v_to AND expires_at <= v_now - p_seconds * interval '1 second'
+           FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM fencing_lock l USING idle WHERE l.name = idle.name RETURNING l.token
+    )
+    SELECT count(*), max(token) INTO v_gone, v_token FROM gone;
+    UPDATE fencing_floor
+       SET token = greatest(token, v_token), swept_to = coalesce(v_to, ''), swept_at = v_now;
+    DELETE FROM fencing_waiter WHERE (name, number) IN (
+        SELECT name, number FROM fencing_waiter
+         WHERE seen <= v_now - interval '1 minute' FOR UPDATE SKIP LOCKED
+    );
+    RETURN v_gone;
+END $fencing$;
