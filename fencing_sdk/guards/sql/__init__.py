@@ -52,7 +52,9 @@ class _Fences(Protocol):
 
     def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]: ...
 
-    def raise_fence(self, transaction: Transaction, resource: str, token: Token, wait: float) -> Steps[None]: ...
+    def raise_fence(
+        self, transaction: Transaction, resource: str, token: Token, wait: float, *, at_home: bool = False
+    ) -> Steps[None]: ...
 
     def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]: ...
 
@@ -140,7 +142,8 @@ class SqlGuard:
 
         Raises:
             StaleTokenError: the resource has seen a later token. Roll back; nothing was changed.
-            UsageError: the connection commits every statement by itself, or is none.
+            UsageError: the connection commits every statement by itself, or is none, or leads to other
+                fences than those that this guard has raised.
             UnsupportedError: the database is neither SQLite nor PostgreSQL.
             ConfigurationError: *resource* or *token* is not one.
         """
@@ -169,7 +172,9 @@ class SqlGuard:
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         with self._reports.of_refusals():
-            await self._database.run(lambda opened: self._of(opened).raise_fence(opened, resource, checked, PATIENCE))
+            await self._database.run(
+                lambda opened: self._of(opened).raise_fence(opened, resource, checked, PATIENCE, at_home=True)
+            )
         self._reports.raised(resource, checked)
 
     async def raise_in(

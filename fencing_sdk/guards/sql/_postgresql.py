@@ -10,7 +10,8 @@ tokens along them never go down. What happens when another transaction has chang
     SERIALIZABLE         transaction is to be tried again, and is judged by the new fence then
 
 PostgreSQL spoils a whole transaction for one failed statement. So a missing table is asked for before
-it could fail, once for each connection.
+it could fail, once for each connection. The answer tells also where the table is: a transaction whose
+``search_path`` leads to another one than the guard's own must not pass by the fences that were raised.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 from fencing_sdk._claim import Token
-from fencing_sdk.errors import UsageError
+from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.guards._verdict import refusal
 from fencing_sdk.guards.sql._names import quoted
 from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
@@ -45,20 +46,23 @@ CREATE TABLE IF NOT EXISTS {table} (
     holder text
 ) WITH (fillfactor = 50)"""
 
-# CREATE TABLE IF NOT EXISTS is no protection against others who do the same now: the second one fails on a catalog's
-# unique index. They follow one another by the advisory lock, and who comes by another way is met by the handler, whose
-# block is a savepoint. The number is the word "fencing" in ASCII.
+# CREATE TABLE IF NOT EXISTS is no protection against others who do the same now: the second one waits until the first
+# has committed, and fails then, on a unique index of the catalogs. A block with a handler is a savepoint by itself.
 _CREATE = """\
 DO $fencing$
 BEGIN
-    PERFORM pg_advisory_xact_lock(28821972413148775);
     {ddl};
-EXCEPTION WHEN unique_violation OR duplicate_table THEN
+EXCEPTION WHEN unique_violation OR duplicate_table OR duplicate_object THEN
     NULL;
 END
 $fencing$"""
 
-_EXISTS = "SELECT to_regclass('{table}') IS NOT NULL"
+# Whether the table is there, and in which database and schema it is, or will be.
+_WHERE = """\
+SELECT there.oid IS NOT NULL, current_database()::text,
+    coalesce(there.relnamespace::regnamespace::text, current_schema()::text)
+FROM (VALUES (to_regclass('{table}'))) AS named (oid)
+LEFT JOIN pg_catalog.pg_class AS there ON there.oid = named.oid"""
 
 _ADMIT = """\
 INSERT INTO {table} AS fence (resource, token, holder)
@@ -121,8 +125,11 @@ class Fences:
         self._numbered = Statements.about(name, _NUMBERED)
         self._formatted = Statements.about(name, _FORMATTED)
         self._ddl = _DDL.format(table=name)
-        self._exists = _EXISTS.format(table=name)
+        self._where = _WHERE.format(table=name)
+        self._qualified = "." in table
         self._create = create
+        self._home: tuple[object, object] | None = None
+        """The database and the schema where the guard's own transactions have found the table."""
         self._settled: WeakKeyDictionary[object, bool] = WeakKeyDictionary()
         """Connections that have seen the table. False: it was created there, and may have been rolled back."""
 
@@ -139,11 +146,16 @@ class Fences:
             UsageError: the connection commits every statement by itself.
         """
         statement = self._statements(transaction).admit
+        yield from self._settle(transaction, at_home=False)
         yield from self._admit(transaction, resource, token, statement, (resource, int(token), token.holder))
 
-    def raise_fence(self, transaction: Transaction, resource: str, token: Token, wait: float) -> Steps[None]:
+    def raise_fence(
+        self, transaction: Transaction, resource: str, token: Token, wait: float, *, at_home: bool = False
+    ) -> Steps[None]:
         """
         As `admit`, waiting at most *wait* seconds for whoever holds the fence, and safe from a crash once committed.
+
+        *at_home*: the transaction is the guard's own.
 
         Raises:
             StaleTokenError: the resource has seen a later token.
@@ -151,20 +163,19 @@ class Fences:
         """
         statement = self._statements(transaction).raise_fence
         patience = f"{max(1, round(wait * 1000))}ms"  # 0 would be for ever
+        yield from self._settle(transaction, at_home=at_home)
         yield from self._admit(transaction, resource, token, statement, (resource, int(token), token.holder, patience))
 
     def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
         """The fence of *resource*, if it has one. Nothing is created: this may be a standby."""
-        if self._create and not (yield from self._exists_here()):
+        ((there, *_),) = yield self._where, ()
+        if self._create and not there:
             return None
         return (yield from self._fence(transaction, resource))
 
     def _admit(
         self, transaction: Transaction, resource: str, token: Token, statement: str, parameters: Parameters
     ) -> Steps[None]:
-        if not (transaction.begun() or transaction.begins):
-            raise UsageError(_AUTOCOMMIT)
-        yield from self._settle(transaction)
         admitted = yield from self._fetch(transaction, statement, parameters)
         if not transaction.begun():
             raise UsageError(_AUTOCOMMIT)  # a driver that hides its mode has committed it
@@ -187,13 +198,38 @@ class Fences:
                 error.add_note("fencing_sdk: create the table of SqlGuard with the statement of ddl('postgresql')")
             raise
 
-    def _settle(self, transaction: Transaction) -> Steps[None]:
-        """Make sure of the table before a statement that would fail without."""
-        if not self._create or self._settled.get(transaction.driver):
+    def _settle(self, transaction: Transaction, *, at_home: bool) -> Steps[None]:
+        """
+        Make sure of a transaction, and of the table before a statement that would fail without.
+
+        Raises:
+            UsageError: there is no transaction, or it would use another table than the guard does.
+        """
+        if not (transaction.begun() or transaction.begins):
+            raise UsageError(_AUTOCOMMIT)
+        if self._settled.get(transaction.driver) and not (at_home and self._home is None):
             return
-        if (yield from self._exists_here()):
+        ((there, *place),) = yield self._where, ()
+        self._check_place(place, at_home=at_home)
+        if there:
             self._settled.setdefault(transaction.driver, True)
-            return
+        elif self._create:
+            yield from self._create_table()
+            self._settled[transaction.driver] = False
+
+    def _check_place(self, place: Sequence[object], *, at_home: bool) -> None:
+        database, schema = place
+        if at_home:
+            self._home = database, schema
+        elif self._home and self._home != (database, schema) and not (self._qualified and self._home[0] == database):
+            msg = (
+                f"the fences of this transaction would be in schema {shown(schema)} of database {shown(database)}, "
+                f"and SqlGuard raises them in {shown(self._home[1])} of {shown(self._home[0])}; "
+                "pass it the database of your transactions, and name the schema: table='schema.fencing_fence'"
+            )
+            raise UsageError(msg)
+
+    def _create_table(self) -> Steps[None]:
         try:
             yield _CREATE.format(ddl=self._ddl), ()
         except Exception as error:
@@ -202,11 +238,6 @@ class Fences:
                 "run the statement of ddl('postgresql')"
             )
             raise
-        self._settled[transaction.driver] = False
-
-    def _exists_here(self) -> Steps[bool]:
-        ((there,),) = yield self._exists, ()
-        return bool(there)
 
     def _statements(self, transaction: Transaction) -> Statements:
         return self._numbered if transaction.placeholder in _NUMBERED else self._formatted

@@ -93,7 +93,15 @@ class Fences:
             assert fence is not None  # it refused, in this very transaction
             raise refusal(resource, token, fence)
 
-    def raise_fence(self, transaction: Transaction, resource: str, token: Token, wait: float) -> Steps[None]:  # noqa: ARG002
+    def raise_fence(
+        self,
+        transaction: Transaction,
+        resource: str,
+        token: Token,
+        wait: float,  # noqa: ARG002
+        *,
+        at_home: bool = False,  # noqa: ARG002
+    ) -> Steps[None]:
         """As `admit`; how long SQLite waits for another writer is set with the connection."""
         return self.admit(transaction, resource, token)
 
