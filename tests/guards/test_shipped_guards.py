@@ -14,7 +14,7 @@ from fencing_sdk.guards.redis import RedisGuard
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.testing.guard_promises.fences import NO_RESOURCES
 
-pytest_plugins = ["redis_fixtures"]
+pytest_plugins = ["redis_fixtures", "postgresql_fixtures"]
 
 SHIPPED = {
     "memory": lambda path: MemoryGuard(),
@@ -23,11 +23,13 @@ SHIPPED = {
 }
 
 
-@pytest.fixture(params=[*SHIPPED, "redis"])
+@pytest.fixture(params=[*SHIPPED, "sql on a server", "redis"])
 async def guard(request, tmp_path, redis_server):
     async with AsyncExitStack() as stack:
         if request.param == "redis":
             yield await stack.enter_async_context(RedisGuard(redis_server.url))
+        elif request.param == "sql on a server":
+            yield SqlGuard(request.getfixturevalue("postgresql_server").url)
         else:
             yield SHIPPED[request.param](tmp_path)
 
