@@ -95,13 +95,15 @@ BEGIN
     END LOOP;
 END $fencing$;
 
-CREATE OR REPLACE FUNCTION :"schema".fencing_wake_v1(p_name text) RETURNS void
+CREATE OR REPLACE FUNCTION :"schema".fencing_wake_v1(p_name text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
 DECLARE
     v_head record;
 BEGIN
     SELECT h.channel, h.word INTO v_head FROM fencing_head_v1(p_name) h;
-    IF v_head.channel IS NOT NULL THEN PERFORM pg_notify(v_head.channel, v_head.word); END IF;
+    IF v_head.channel IS NULL THEN RETURN false; END IF;
+    PERFORM pg_notify(v_head.channel, v_head.word);
+    RETURN true;
 END $fencing$;
 
 -- Grant, repeat an earlier grant to the same owner, or refuse: then the token is NULL.
@@ -225,8 +227,8 @@ BEGIN
     );
 END $fencing$;
 
--- End the owner's grant and wake the head of the line. As durable as the database is set up: a release that a crash
--- undoes costs a ttl and no more.
+-- End the owner's grant and wake the head of the line. As durable as the database is set up, unless somebody was
+-- woken: then the release gets to disk with the grant that follows at once. One that a crash undoes costs a ttl.
 CREATE OR REPLACE FUNCTION :"schema".fencing_release_v1(p_name text, p_owner text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
@@ -235,7 +237,7 @@ BEGIN
     UPDATE fencing_lock SET owner = NULL, metadata = NULL, expires_at = clock_timestamp()
      WHERE name = p_name AND owner = p_owner;
     IF NOT FOUND THEN RETURN false; END IF;
-    PERFORM fencing_wake_v1(p_name);
+    IF fencing_wake_v1(p_name) THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
     RETURN true;
 END $fencing$;
 
