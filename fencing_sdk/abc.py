@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal, Token
 from fencing_sdk.errors import LossReason
@@ -182,9 +182,11 @@ class TransactionalGuard(Guard, Protocol):
         """Which database, without a password; None when the guard cannot tell."""
         ...
 
-    async def raise_in(self, transaction: object, resource: str, token: int) -> None:
+    async def raise_in(self, transaction: Any, resource: str, token: int, *, wait: float) -> None:
         """
         `Guard.raise_to` as part of an open *transaction* of that database: what becomes of it decides.
+
+        Whoever holds the fence is waited for *wait* seconds; then the database's own error is raised.
 
         Raises:
             StaleTokenError: as `Guard.raise_to`. The transaction has to be rolled back.

@@ -11,7 +11,7 @@ PACKAGE = Path(fencing_sdk.__file__).parent
 
 FLOORS = [
     {"errors", "_claim", "_clock", "_fork"},
-    {"_timing", "_names", "_events", "_wire", "_schedule"},
+    {"_timing", "_names", "_events", "_wire", "_schedule", "_places"},
     {"abc", "_template", "_recording"},
     {"_lease", "_stall", "_alarms"},
     {"_current", "_errands"},

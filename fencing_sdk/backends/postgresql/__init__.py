@@ -13,6 +13,7 @@ come, first served, woken by NOTIFY. One connection for the calls, and one that 
     _calls.py         what the functions are asked, and what they answer
     _line.py          who waits, and how it is woken
     _ears.py          the connection that listens
+    _joint.py         a grant and the fences of the same database, in one transaction
     _link.py          the connection for the calls, and a new one when it breaks
     _session.py       one open connection
     _dial.py          from an address to a session with the server that takes writes
@@ -23,21 +24,34 @@ come, first served, woken by NOTIFY. One connection for the calls, and one that 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
-from fencing_sdk.abc import Turn
+from fencing_sdk._places import place_of
+from fencing_sdk.abc import Guard, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends.postgresql._calls import PATIENCE_MS, Calls, holder, outcome, poll, renewable, renewals
+from fencing_sdk.backends.postgresql._calls import (
+    PATIENCE_MS,
+    Arguments,
+    Calls,
+    holder,
+    outcome,
+    poll,
+    renewable,
+    renewals,
+)
 from fencing_sdk.backends.postgresql._dial import Dialer
+from fencing_sdk.backends.postgresql._driver import Row
+from fencing_sdk.backends.postgresql._joint import JointGrant
 from fencing_sdk.backends.postgresql._line import Line
 from fencing_sdk.backends.postgresql._link import Link
 from fencing_sdk.backends.postgresql._schema import DEFAULT_SCHEMA, schema_sql
 from fencing_sdk.backends.postgresql._settings import DRIVER_OPTIONS, address_from_url, read_choices, with_options
 from fencing_sdk.backends.postgresql._sweep import Sweep
 from fencing_sdk.backends.postgresql._translation import translated
+from fencing_sdk.errors import FencingError
 
 __all__ = ["PostgresqlBackend", "from_url", "schema_sql"]
 
@@ -98,6 +112,8 @@ class PostgresqlBackend:
         self._dialer = Dialer(address_from_url(url), choices, driver or {})
         self._calls = Calls(choices.schema, hybrid=choices.hybrid)
         self._link = Link(self._dialer)
+        self._joint = Link(self._dialer)
+        self._where = None if driver else place_of(url)  # what else the driver is told may lead elsewhere
         self._line = Line(self._link, self._dialer, self._calls)
         self._sweep = Sweep(self._link, self._calls.sweep, choices.retention)
 
@@ -108,11 +124,23 @@ class PostgresqlBackend:
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
+        return await self._acquire(claim, lambda arguments: self._link.ask(self._calls.acquire, arguments))
+
+    def keeps(self, guard: Guard) -> bool:
+        """See `fencing_sdk.abc.SupportsFence.keeps`."""
+        return self._where is not None and isinstance(guard, TransactionalGuard) and guard.database == self._where
+
+    async def acquire_fenced(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> Grant | Held:
+        """See `fencing_sdk.abc.SupportsFence.acquire_fenced`. On another connection, because fences are waited for."""
+        joint = JointGrant(self._calls.acquire, claim, fences)
+        return await self._acquire(claim, lambda arguments: self._joint.run(joint.with_arguments(arguments)))
+
+    async def _acquire(self, claim: Claim, ask: Callable[[Arguments], Awaitable[Row | None]]) -> Grant | Held:
         place = self._line.place(claim)
         channel, word = (None, None) if place is None else (place.channel, place.word)
         arguments = self._calls.acquisition(claim, channel, word)
         with _OurErrors("acquire"):
-            row = await self._link.ask(self._calls.acquire, arguments)
+            row = await ask(arguments)
         self._sweep.now_and_then()
         if place is None:
             return outcome(row, None)
@@ -167,6 +195,7 @@ class PostgresqlBackend:
         """Close the connections. Grants stay until they are released or expire."""
         await self._sweep.aclose()
         await self._line.aclose()
+        await self._joint.aclose()
         await self._link.aclose()
 
     def schema_sql(self) -> str:
@@ -203,7 +232,7 @@ class _OurErrors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not isinstance(error, FencingError):
             raise translated(self._operation, error) from error
 
 

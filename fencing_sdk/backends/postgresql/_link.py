@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass
 
@@ -41,10 +42,13 @@ _WRONG_ISOLATION = "FS002"
 _READ_ONLY = "25006"
 
 
+Do = Callable[[Session], Awaitable[Row | None]]
+"""What is to be done on a session: one statement, or one transaction."""
+
+
 @dataclass(slots=True, eq=False)
 class _Work:
-    statement: str
-    arguments: tuple[object, ...]
+    do: Do
     answer: asyncio.Future[Row | None]
     surely: bool
 
@@ -74,7 +78,16 @@ class Link:
         Raises:
             Exception: whatever the driver raises.
         """
-        work = self._own().put(statement, arguments, urgent=urgent, surely=surely)
+        return await self.run(lambda session: session.ask(statement, arguments), urgent=urgent, surely=surely)
+
+    async def run(self, do: Do, *, urgent: bool = False, surely: bool = False) -> Row | None:
+        """
+        `ask`, for more than a statement; what was rolled back may be done again.
+
+        Raises:
+            Exception: whatever *do* raises.
+        """
+        work = self._own().put(do, urgent=urgent, surely=surely)
         try:
             return await work.answer
         except asyncio.CancelledError:
@@ -121,8 +134,8 @@ class _Desk:
         """Whether this loop of this process uses it; a child must not even close its parent's connection."""
         return self._loop is asyncio.get_running_loop() and self._generation == generation()
 
-    def put(self, statement: str, arguments: tuple[object, ...], *, urgent: bool, surely: bool) -> _Work:
-        work = _Work(statement, arguments, self._loop.create_future(), surely)
+    def put(self, do: Do, *, urgent: bool, surely: bool) -> _Work:
+        work = _Work(do, self._loop.create_future(), surely)
         (self._urgent if urgent else self._others).append(work)
         if not self._busy:
             self._busy = True
@@ -156,7 +169,7 @@ class _Desk:
                 session = await self._dial()
             self._since, self._asking = _CLOCK.now(), True
             try:
-                row = await session.ask(work.statement, work.arguments)
+                row = await work.do(session)
             except Exception as error:
                 tries -= 1
                 if not self._worth_another_try(session, error) or not tries:

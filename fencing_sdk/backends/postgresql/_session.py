@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from fencing_sdk.backends.postgresql._driver import Connection, Row, Statement
+
+T = TypeVar("T")
 
 _CLOSE_PATIENCE = 0.5
 """Seconds that a server has to take leave."""
@@ -58,15 +61,24 @@ class Session:
         return await prepared.fetchrow(*arguments)
 
     async def _ask_wrapped(self, statement: str, arguments: tuple[object, ...]) -> Row | None:
+        return await self.transact(lambda connection: connection.fetchrow(statement, *arguments))
+
+    async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """
+        Run *work* in a transaction of its own, which is committed unless it raises.
+
+        Raises:
+            Exception: whatever the driver or *work* raises.
+        """
         await self._connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         try:
-            row = await self._connection.fetchrow(statement, *arguments)
+            result = await work(self._connection)
         except BaseException:
             if not self.closed:
                 await self._connection.execute("ROLLBACK")
             raise
         await self._connection.execute("COMMIT")
-        return row
+        return result
 
     def forget(self) -> None:
         """Prepare every statement anew: what they were prepared for has changed."""

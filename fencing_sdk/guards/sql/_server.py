@@ -12,10 +12,10 @@ from typing import Protocol, TypeVar, cast
 
 import anyio
 
+from fencing_sdk._places import place_of
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.guards.sql import _postgresql
 from fencing_sdk.guards.sql._drivers import AsyncpgConnection
-from fencing_sdk.guards.sql._place import place_of
 from fencing_sdk.guards.sql._steps import Steps
 from fencing_sdk.guards.sql._transaction import Transaction, perform
 
