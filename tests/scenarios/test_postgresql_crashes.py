@@ -3,10 +3,12 @@
 import asyncio
 
 import pytest
-from postgresql_stage import LONG, SHORT, line, nothing_left, sessions, terminate, waiting
+from postgresql_stage import ENDS, LONG, SHORT, line, nothing_left, sessions, terminate, waiting
 from redis_stage import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed
+from fencing_sdk.abc import Claim, Renewal
+from fencing_sdk.backends.postgresql import from_url
 
 pytest_plugins = ["postgresql_fixtures"]
 
@@ -30,31 +32,37 @@ async def test_tokens_grow_over_every_crash(how, tokens, start_postgresql):
     seen = []
     async with opened(server.url, tokens=tokens) as (locks, _):
         for _ in range(4):
-            async with locks.lock("a", ttl=20, wait=PATIENCE) as lease:
-                seen.append(lease.token)
+            lease = await locks.lock("a", ttl=1, wait=PATIENCE).acquire()
+            seen.append(lease.last_token)
             await asyncio.to_thread(crash, server, how)
+            await lease.release()
     assert seen == sorted(set(seen))
     if tokens == "counter":
         assert seen == [1, 2, 3, 4]
 
 
-async def test_what_was_renewed_before_a_crash_is_kept_after_it(start_postgresql):
-    """Else somebody else would be let in while the holder still trusts the renewal."""
+async def test_what_was_granted_and_renewed_before_a_crash_is_kept_after_it(start_postgresql):
+    """Else somebody else would be let in while the holder still trusts the answer."""
     server = start_postgresql(**FORGETFUL)
-    async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
-        await server.execute("CHECKPOINT")
-        lease = await locks.lock("a", ttl=3.0, heartbeat_interval=2.0, safety_buffer=0.2).acquire()
-        granted_until = lease.deadline
-        await asyncio.sleep(1.2)
-        await lease.renew()
+    backend = from_url(server.url)
+    claim = Claim("a", 60.0)
+    granted = await backend.acquire(claim)
+    for _ in range(2):
+        ends = await server.value(ENDS, "a")
         await asyncio.to_thread(crash, server, "kill")
-        token = lease.token
-        async with staying(others.lock("a", ttl=3.0, wait=PATIENCE)) as following:
-            assert following.granted_at > granted_until + 0.5
-            assert following.token > token
-            await following.end()
-        await lease.release()
+        assert await server.value(ENDS, "a") == ends
+        assert await eventually(lambda: renewed(backend, claim), what="it is renewed")
+    assert (await backend.inspect("a")).token == granted.token
+    await backend.release(claim)
+    await backend.aclose()
     await nothing_left(server)
+
+
+async def renewed(backend, claim) -> bool:
+    try:
+        return await backend.renew([claim]) == [Renewal.RENEWED]
+    except BackendUnavailableError:
+        return False
 
 
 @pytest.mark.parametrize("how", ["immediate", "kill"])
