@@ -46,7 +46,7 @@ async def sell(url: str, who: str) -> None:
     guard = SqlGuard(url)
     engine = engine_for(url)
     try:
-        async with connect(url) as locks, locks.lock(f"seats/{SEAT}", ttl=3, wait=30, fences=[guard]) as lease:
+        async with connect(url) as locks, locks.lock(f"seats/{SEAT}", ttl=2, wait=30, fences=[guard]) as lease:
             say(f"{who}'s worker holds the lock with token {lease.token}")
             await asyncio.to_thread(charge_and_book, engine, guard, who, lease.token)
     except LeaseLostError as error:

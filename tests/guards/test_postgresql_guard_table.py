@@ -134,21 +134,15 @@ async def test_a_table_that_is_dropped_costs_one_transaction(server):
     """It was there when the connection looked. The next transaction creates it."""
     async with server.connected() as connection:
         guard = SqlGuard()
-        async with connection.transaction():
-            await guard.admit(connection, "a", 1)
-        async with connection.transaction():
-            await guard.admit(connection, "a", 1)
-        async with connection.transaction():
-            await guard.admit(connection, "a", 1)
-        other = SqlGuard()
-        async with connection.transaction():
-            await other.admit(connection, "a", 1)
+        for _ in range(2):
+            async with connection.transaction():
+                await guard.admit(connection, "a", 1)
         await connection.execute("DROP TABLE fencing_fence")
         with pytest.raises(asyncpg.UndefinedTableError):
             async with connection.transaction():
-                await other.admit(connection, "a", 1)
+                await guard.admit(connection, "a", 1)
         async with connection.transaction():
-            await other.admit(connection, "a", 2)
+            await guard.admit(connection, "a", 2)
 
 
 async def test_reading_a_fence_creates_nothing(server):
@@ -159,12 +153,18 @@ async def test_reading_a_fence_creates_nothing(server):
     assert "ddl('postgresql')" in missing.value.__notes__[0]
 
 
-async def test_the_table_is_known_after_one_look_at_each_connection(server):
+@pytest.mark.parametrize("creator", ["another connection", "this very connection"])
+async def test_the_table_is_known_after_one_look_at_each_connection(creator, server):
     """A guarded write is one statement more, not two."""
     statements = []
     async with server.connected() as connection:
         guard = SqlGuard(server.url)
-        await guard.raise_to("a", 0)
+        if creator == "another connection":
+            await guard.raise_to("a", 0)
+        else:
+            async with connection.transaction():
+                await guard.admit(connection, "a", 0)
+                await guard.admit(connection, "a", 0)
         connection.add_query_logger(lambda record: statements.append(record.query))
         for token in range(3):
             async with connection.transaction():

@@ -88,11 +88,11 @@ def own_connection(connection: AsyncpgConnection) -> object:
     return getattr(connection, "_con", connection)
 
 
-def transaction_begun(connection: object) -> bool:
-    """Whether *connection*, of either driver, is in a transaction."""
+def begun_by(connection: AsyncpgConnection | _PsycopgConnection) -> Callable[[], bool]:
+    """What tells whether *connection*, of either driver, is in a transaction."""
     if is_asyncpg(connection):
-        return connection.is_in_transaction()
-    return cast("_PsycopgConnection", connection).info.transaction_status != _IDLE
+        return connection.is_in_transaction
+    return lambda: cast("_PsycopgConnection", connection).info.transaction_status != _IDLE
 
 
 def fetch_from_asyncpg(connection: AsyncpgConnection) -> AsyncFetch:

@@ -57,9 +57,9 @@ EXCEPTION WHEN unique_violation OR duplicate_table OR duplicate_object THEN
 END
 $fencing$"""
 
-# Whether the table is there, and in which database and schema it is, or will be.
+# Whether the table is there, in which transaction that is asked, and in which database and schema it is, or will be.
 _WHERE = """\
-SELECT there.oid IS NOT NULL, current_database()::text,
+SELECT there.oid IS NOT NULL, txid_current_if_assigned(), current_database()::text,
     coalesce(there.relnamespace::regnamespace::text, current_schema()::text)
 FROM (VALUES (to_regclass('{table}'))) AS named (oid)
 LEFT JOIN pg_catalog.pg_class AS there ON there.oid = named.oid"""
@@ -130,8 +130,8 @@ class Fences:
         self._create = create
         self._home: tuple[object, object] | None = None
         """The database and the schema where the guard's own transactions have found the table."""
-        self._settled: WeakKeyDictionary[object, bool] = WeakKeyDictionary()
-        """Connections that have seen the table. False: it was created there, and may have been rolled back."""
+        self._settled: WeakKeyDictionary[object, object] = WeakKeyDictionary()
+        """Connections that have seen the table: True, or the transaction that has created it and may be rolled back."""
 
     def ddl(self) -> str:
         """The statement that creates the table."""
@@ -145,8 +145,9 @@ class Fences:
             StaleTokenError: the resource has seen a later token.
             UsageError: the connection commits every statement by itself.
         """
+        if not (transaction.begun() and self._settled.get(transaction.driver) is True):
+            yield from self._settle(transaction, at_home=False)
         statement = self._statements(transaction).admit
-        yield from self._settle(transaction, at_home=False)
         yield from self._admit(transaction, resource, token, statement, (resource, int(token), token.holder))
 
     def raise_fence(
@@ -207,15 +208,18 @@ class Fences:
         """
         if not (transaction.begun() or transaction.begins):
             raise UsageError(_AUTOCOMMIT)
-        if self._settled.get(transaction.driver) and not (at_home and self._home is None):
+        known = self._settled.get(transaction.driver)
+        if known is True and not (at_home and self._home is None):
             return
-        ((there, *place),) = yield self._where, ()
+        ((there, asking, *place),) = yield self._where, ()
         self._check_place(place, at_home=at_home)
         if there:
-            self._settled.setdefault(transaction.driver, True)
+            if known is None or known != asking:
+                self._settled[transaction.driver] = True
         elif self._create:
             yield from self._create_table()
-            self._settled[transaction.driver] = False
+            ((_, creating, *_),) = yield self._where, ()
+            self._settled[transaction.driver] = creating
 
     def _check_place(self, place: Sequence[object], *, at_home: bool) -> None:
         database, schema = place

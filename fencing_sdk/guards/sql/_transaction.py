@@ -15,13 +15,13 @@ from typing import Protocol, TypeVar, cast
 from fencing_sdk.errors import UnsupportedError, UsageError
 from fencing_sdk.guards.sql import _postgresql, _sqlite
 from fencing_sdk.guards.sql._drivers import (
+    begun_by,
     fetch_from_asyncpg,
     fetch_from_psycopg,
     fetch_from_psycopg_awaiting,
     is_asyncpg,
     is_psycopg,
     own_connection,
-    transaction_begun,
 )
 from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row, Steps, walk, walk_awaiting
 
@@ -78,7 +78,7 @@ class _AlchemyAsync(Protocol):
 class Transaction:
     """An open transaction of the caller. Nothing here begins, commits or rolls back."""
 
-    __slots__ = ("awaiting", "begins", "dialect", "driver", "fetching", "placeholder")
+    __slots__ = ("awaiting", "begins", "begun", "dialect", "driver", "fetching", "placeholder")
 
     dialect: str
     """SQLAlchemy's name of the database's kind."""
@@ -91,6 +91,8 @@ class Transaction:
     """How the first parameter is written: $1, %s or ?."""
     begins: bool
     """The driver begins a transaction by itself with the first statement."""
+    begun: Callable[[], bool]
+    """Whether a transaction is open now, as PostgreSQL has told the driver. For SQLite, its driver is asked."""
 
     def __init__(self, transaction: object) -> None:
         """
@@ -101,14 +103,16 @@ class Transaction:
             UnsupportedError: its database, or its driver, is not one that is known here.
         """
         self.fetching, self.awaiting, self.placeholder = None, None, "%s"
-        if isinstance(transaction, sqlite3.Connection):
-            self.dialect, self.driver, self.begins = _sqlite.NAME, transaction, True
-            self.fetching, self.placeholder = _fetch_from_sqlite3(transaction), "?"
-        elif is_asyncpg(transaction):
+        if is_asyncpg(transaction):
             self.dialect, self.driver, self.begins = _postgresql.NAME, own_connection(transaction), False
             self.awaiting, self.placeholder = fetch_from_asyncpg(transaction), "$1"
+            self.begun = transaction.is_in_transaction
+        elif isinstance(transaction, sqlite3.Connection):
+            self.dialect, self.driver, self.begins = _sqlite.NAME, transaction, True
+            self.fetching, self.placeholder = _fetch_from_sqlite3(transaction), "?"
         elif is_psycopg(transaction):
             self.dialect, self.driver, self.begins = _postgresql.NAME, transaction, not transaction.autocommit
+            self.begun = begun_by(transaction)
             if inspect.iscoroutinefunction(getattr(transaction, "commit", None)):
                 self.awaiting = fetch_from_psycopg_awaiting(transaction)
             else:
@@ -131,12 +135,9 @@ class Transaction:
             msg = f"SqlGuard knows asyncpg and psycopg; what {type(self.driver).__module__} commits it cannot see"
             raise UnsupportedError(msg)
         self.begins = not getattr(pooled.dbapi_connection, "autocommit", False)
+        self.begun = begun_by(self.driver)
         if alchemy.dialect.paramstyle == "numeric_dollar":
             self.placeholder = "$1"
-
-    def begun(self) -> bool:
-        """Whether a transaction is open now, as PostgreSQL has told the driver."""
-        return transaction_begun(self.driver)
 
 
 async def perform(transaction: object, work: Callable[[Transaction], Steps[T]]) -> T:
