@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from failing_store import CLOCK
+from failing_store import CLOCK, until
 from postgresql_stage import leavings, nothing_left, sessions, terminate, use_in_turn, waiting
 from redis_stage import PATIENCE, Stay, opened, staying
 
@@ -150,8 +150,14 @@ async def test_many_clients_that_fight_for_one_lock_enter_one_by_one(postgresql_
     await nothing_left(postgresql_server)
 
 
+@pytest.fixture
+def nobody_polls(monkeypatch):
+    """Nobody tries again without being woken, for a minute."""
+    monkeypatch.setattr("fencing_sdk.backends.postgresql._calls.LINE_POLL", 240.0)
+
+
 @pytest.mark.every_loop
-async def test_a_released_lock_reaches_the_next_in_order_and_by_a_message(postgresql_server):
+async def test_a_released_lock_reaches_the_next_in_order_and_by_a_message(postgresql_server, nobody_polls):
     server = postgresql_server
     async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
         async with staying(locks.lock("a", ttl=60)) as stay:
@@ -173,6 +179,23 @@ async def test_a_released_lock_reaches_the_next_in_order_and_by_a_message(postgr
                 await asyncio.gather(*tasks)
             assert CLOCK.now() - begun < 10
             assert order == list(range(30))
+    await nothing_left(server)
+
+
+async def test_whoever_missed_a_message_tries_when_it_listens_again(postgresql_server, postgresql_proxy, nobody_polls):
+    server, proxy = postgresql_server, postgresql_proxy
+    async with opened(proxy.url) as (locks, _), opened(server.url) as (others, _):
+        async with staying(others.lock("a", ttl=60)) as stay:
+            waiter = Stay(locks.lock("a", ttl=60), work=0)
+            await waiting(server, 1)
+            await until(lambda: not locks._backend._line.deaf)
+            proxy.refuse()
+            proxy.cut()
+            await until(lambda: locks._backend._line.deaf)
+            await stay.end()
+        proxy.heal()
+        await waiter.over()
+        assert waiter.error is None
     await nothing_left(server)
 
 
