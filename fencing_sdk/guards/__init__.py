@@ -2,7 +2,7 @@
 The resource's side: guards that refuse a stale token where the write happens.
 
     memory.py   MemoryGuard: a resource within this process
-    sql/        SqlGuard: in the caller's own transaction
+    sql/        SqlGuard, FenceColumn: in the caller's own transaction
     redis/      RedisGuard: check and commands in one script
     files/      FileGuard: the token in the file name
     _verdict    admitted(): the one decision, for guards of your own too
