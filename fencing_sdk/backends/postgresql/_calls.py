@@ -34,10 +34,7 @@ class Calls:
         self.leave = f"SELECT {where}.fencing_leave_v1($1, $2)"
         self.sweep = f"SELECT {where}.fencing_sweep_v1($1)"
         self.notify = "SELECT pg_catalog.pg_notify($1, $2)"
-        self.inspect = (
-            "SELECT owner, token, extract(epoch FROM expires_at - clock_timestamp())::float8, metadata"  # noqa: S608
-            f" FROM {where}.fencing_lock WHERE name = $1 AND owner IS NOT NULL AND expires_at > clock_timestamp()"
-        )
+        self.inspect = f"SELECT * FROM {where}.fencing_inspect_v1($1)"  # noqa: S608
 
     def acquisition(self, claim: Claim, channel: str | None, word: str | None) -> Arguments:
         """
@@ -101,7 +98,7 @@ def renewals(row: Row | None, count: int) -> list[Renewal]:
 
 def holder(name: str, row: Row | None) -> Holder | None:
     """Read who holds *name*."""
-    return None if row is None else Holder(name, row[1], holder_of(row[0]), row[2], row[3])
+    return None if row is None or row[0] is None else Holder(name, row[1], holder_of(row[0]), row[2], row[3])
 
 
 def poll(*, deaf: bool) -> float:

@@ -72,11 +72,10 @@ async def create(connection: Connection, schema: str) -> None:
     """
     await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
     try:
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # text is the type, and no other
         await connection.execute(f"SELECT pg_catalog.pg_advisory_xact_lock({_KEY})")
         found = await connection.fetchrow(
-            "SELECT to_regprocedure($1) IS NOT NULL, EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $2)",
-            mark(schema),
-            schema,
+            "SELECT to_regprocedure($1) IS NOT NULL, to_regnamespace($2) IS NOT NULL", mark(schema), quoted(schema)
         )
         assert found is not None
         complete, there = found[0], found[1]

@@ -241,6 +241,17 @@ BEGIN
     RETURN true;
 END $fencing$;
 
+-- Who holds a lock; NULL when nobody does.
+CREATE OR REPLACE FUNCTION :"schema".fencing_inspect_v1(
+    p_name text, OUT owner text, OUT token bigint, OUT seconds_left double precision, OUT metadata text
+)
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+BEGIN
+    SELECT l.owner, l.token, extract(epoch FROM l.expires_at - clock_timestamp()), l.metadata
+      INTO owner, token, seconds_left, metadata
+      FROM fencing_lock l WHERE l.name = p_name AND l.owner IS NOT NULL AND l.expires_at > clock_timestamp();
+END $fencing$;
+
 -- Stand at the end of the line, unless in it already; a holder does not wait for itself.
 CREATE OR REPLACE FUNCTION :"schema".fencing_join_v1(p_name text, p_owner text, p_channel text, p_word text)
 RETURNS boolean LANGUAGE plpgsql
