@@ -31,6 +31,7 @@ async def grants_around_a_failover(group: Replicated, tokens: str) -> tuple[int,
 
 async def test_a_failover_that_loses_a_grant_does_not_lose_its_token(postgresql_group):
     first, second = await grants_around_a_failover(postgresql_group, "hybrid")
+    assert first < second
     guard = MemoryGuard()
     await guard.raise_to("a", second)
     with pytest.raises(StaleTokenError):

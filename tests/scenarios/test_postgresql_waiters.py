@@ -199,7 +199,7 @@ async def test_whoever_missed_a_message_tries_when_it_listens_again(postgresql_s
     await nothing_left(server)
 
 
-async def test_waiters_who_give_up_leave_no_trace_and_pass_their_turn_on(postgresql_server):
+async def test_waiters_who_give_up_leave_no_trace_and_pass_their_turn_on(postgresql_server, nobody_polls):
     server = postgresql_server
     async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
         async with staying(others.lock("a", ttl=60)) as stay:
@@ -240,8 +240,8 @@ async def test_a_head_that_is_dead_is_passed_over_and_its_place_is_removed(postg
             pass
         for moment in ("now() - interval '1 hour'", "now() + interval '1 hour'", "now()"):
             await server.execute(
-                "INSERT INTO fencing.fencing_waiter (name, owner, seen, channel, word) "
-                f"VALUES ('a', 'dead', {moment}, 'nowhere', 'x')"
+                "INSERT INTO fencing.fencing_waiter (name, number, owner, seen, channel, word) "
+                f"OVERRIDING SYSTEM VALUE VALUES ('a', 1, 'dead', {moment}, 'nowhere', 'x')"
             )
             async with locks.lock("a", wait=PATIENCE):
                 pass
