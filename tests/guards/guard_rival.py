@@ -11,6 +11,8 @@ import sqlite3
 import sys
 from contextlib import closing
 
+import psycopg
+
 from fencing_sdk import StaleTokenError, Token
 from fencing_sdk.guards.files import FileGuard
 from fencing_sdk.guards.sql import SqlGuard
@@ -45,6 +47,29 @@ class SqlDesk:
         return None if row is None else row[0]
 
 
+class PostgresqlDesk:
+    """The counter in a table of a server, guarded in its transaction."""
+
+    def __init__(self, url):
+        self.url = str(url)
+        self.guard = SqlGuard(self.url)
+
+    def prepare(self):
+        with psycopg.connect(self.url) as connection:
+            connection.execute(DATA)
+
+    def write(self, resource, token, value):
+        with psycopg.connect(self.url) as connection:
+            self.guard.admit_sync(connection, resource, token)
+            put = "INSERT INTO data VALUES (%s, %s) ON CONFLICT (resource) DO UPDATE SET value = excluded.value"
+            connection.execute(put, (resource, value))
+
+    def read(self, resource):
+        with psycopg.connect(self.url) as connection:
+            row = connection.execute("SELECT value FROM data WHERE resource = %s", (resource,)).fetchone()
+        return None if row is None else row[0]
+
+
 class FileDesk:
     """The counter in a file."""
 
@@ -59,7 +84,7 @@ class FileDesk:
         return None if data is None else data.decode()
 
 
-DESKS = {"sql": SqlDesk, "files": FileDesk}
+DESKS = {"sql": SqlDesk, "files": FileDesk, "postgresql": PostgresqlDesk}
 
 
 async def count_up(desk, seed: int, turns: int, accepted=lambda token: None):

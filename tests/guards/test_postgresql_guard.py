@@ -1,6 +1,7 @@
 """SqlGuard on PostgreSQL: the contract, through every kind of transaction, and what is true of each of them."""
 
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import asyncpg
 import psycopg
@@ -8,7 +9,15 @@ import pytest
 from postgresql_ways import WAYS, Alchemy, opened, sqlstate
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from fencing_sdk import ConfigurationError, FenceRaised, StaleRejected, StaleTokenError, Token, UsageError
+from fencing_sdk import (
+    ConfigurationError,
+    FenceRaised,
+    StaleRejected,
+    StaleTokenError,
+    Token,
+    UnsupportedError,
+    UsageError,
+)
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.testing.guard_suite import GuardSuite
 
@@ -217,16 +226,29 @@ async def test_a_driver_that_hides_that_it_commits_is_found_out(server):
 
     class Hiding:
         def __init__(self, connection):
-            self._asked, self._connection = 0, connection
-            self.fetch = connection.fetch
+            self._connection, self._written = connection, False
 
         def is_in_transaction(self):
-            self._asked += 1
-            return self._asked == 1
+            return not self._written
+
+        async def fetch(self, statement, *parameters):
+            self._written = statement.startswith("INSERT")
+            return await self._connection.fetch(statement, *parameters)
 
     async with autocommitting("asyncpg", server.url) as connection:
         with pytest.raises(UsageError, match="begin one first"):
             await SqlGuard().admit(Hiding(connection), "a", NEW)
+
+
+def test_a_driver_that_nobody_knows_is_refused():
+    """Whether its connections commit by themselves cannot be seen."""
+    strange = SimpleNamespace(
+        dialect=SimpleNamespace(name="postgresql", paramstyle="format"),
+        connection=SimpleNamespace(driver_connection=object(), dbapi_connection=object()),
+        exec_driver_sql=None,
+    )
+    with pytest.raises(UnsupportedError, match="asyncpg and psycopg; what builtins commits it cannot see"):
+        SqlGuard().admit_sync(strange, "a", NEW)
 
 
 async def test_what_is_no_transaction_is_refused(server):
