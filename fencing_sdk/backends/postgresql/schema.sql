@@ -28,7 +28,7 @@ INSERT INTO :"schema".fencing_floor (token, swept_to, swept_at) VALUES (0, '', '
 -- Who stands in line, in the order of arrival, and how to wake it. A crash of the server empties it; whoever still
 -- waits joins again with its next try.
 CREATE UNLOGGED TABLE IF NOT EXISTS :"schema".fencing_waiter (
-    number  bigint GENERATED ALWAYS AS IDENTITY,
+    number  bigint NOT NULL,                  -- no sequence: that of an unlogged table breaks in a failover
     name    text COLLATE "C" NOT NULL,
     owner   text NOT NULL,
     seen    timestamptz NOT NULL,             -- last sign of life
@@ -143,8 +143,9 @@ BEGIN
         RETURN;
     END IF;
     IF p_channel IS NOT NULL THEN
-        INSERT INTO fencing_waiter (name, owner, seen, channel, word)
-            VALUES (p_name, p_owner, v_now, p_channel, p_word)
+        INSERT INTO fencing_waiter (number, name, owner, seen, channel, word)
+            SELECT coalesce(max(number), 0) + 1, p_name, p_owner, v_now, p_channel, p_word
+              FROM fencing_waiter WHERE name = p_name
             ON CONFLICT (name, owner) DO UPDATE SET seen = EXCLUDED.seen;
     END IF;
     IF v_row.owner IS NOT NULL AND v_row.expires_at > v_now THEN
@@ -263,8 +264,9 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     SELECT * INTO v_row FROM fencing_row_v1(p_name);
     IF v_row.owner = p_owner AND v_row.expires_at > clock_timestamp() THEN RETURN false; END IF;
-    INSERT INTO fencing_waiter (name, owner, seen, channel, word)
-        VALUES (p_name, p_owner, clock_timestamp(), p_channel, p_word)
+    INSERT INTO fencing_waiter (number, name, owner, seen, channel, word)
+        SELECT coalesce(max(number), 0) + 1, p_name, p_owner, clock_timestamp(), p_channel, p_word
+          FROM fencing_waiter WHERE name = p_name
         ON CONFLICT (name, owner) DO UPDATE
         SET seen = EXCLUDED.seen, channel = EXCLUDED.channel, word = EXCLUDED.word;
     RETURN true;
