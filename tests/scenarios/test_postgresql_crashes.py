@@ -25,20 +25,19 @@ def crash(server, how: str) -> None:
         server.restart(immediate=True)
 
 
-@pytest.mark.parametrize("how", ["immediate", "kill"])
-@pytest.mark.parametrize("tokens", ["hybrid", "counter"])
+@pytest.mark.parametrize(("how", "tokens"), [("immediate", "counter"), ("kill", "counter"), ("kill", "hybrid")])
 async def test_tokens_grow_over_every_crash(how, tokens, start_postgresql):
     server = start_postgresql(**FORGETFUL)
     seen = []
     async with opened(server.url, tokens=tokens) as (locks, _):
-        for _ in range(4):
+        for _ in range(3):
             lease = await locks.lock("a", ttl=1, wait=PATIENCE).acquire()
             seen.append(lease.last_token)
             await asyncio.to_thread(crash, server, how)
             await lease.release()
     assert seen == sorted(set(seen))
     if tokens == "counter":
-        assert seen == [1, 2, 3, 4]
+        assert seen == [1, 2, 3]
 
 
 async def test_what_was_granted_and_renewed_before_a_crash_is_kept_after_it(start_postgresql):

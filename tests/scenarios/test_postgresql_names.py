@@ -1,7 +1,10 @@
 """Names, metadata and paths that bite: texts are data, and nothing of the caller's search_path is ever called."""
 
+import asyncio
+
 import pytest
-from postgresql_stage import SHORT, everything_works, nothing_left, role, waiting
+from failing_store import until
+from postgresql_stage import LONG, everything_works, nothing_left, role, waiting
 from redis_stage import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import ConfigurationError, Lost, RenewalFailed, Renewed
@@ -25,27 +28,29 @@ BITING = [
 ]
 
 
-@pytest.mark.parametrize("text", BITING, ids=lambda text: ascii(text)[:20])
-async def test_names_and_metadata_are_data_and_nothing_else(text, postgresql_server):
-    async with opened(postgresql_server.url) as (locks, log), opened(postgresql_server.url) as (others, _):
-        async with staying(others.lock("plain", ttl=20)) as plain:
-            async with staying(locks.lock(text, **SHORT, metadata=text[:256])) as stay:
+async def test_names_and_metadata_are_data_and_nothing_else(postgresql_server):
+    server = postgresql_server
+    async with opened(server.url) as (locks, log), opened(server.url) as (others, _):
+
+        async def live(text: str) -> None:
+            async with staying(locks.lock(text, **LONG, metadata=text[:256])) as stay:
                 found = await locks.inspect(text)
                 assert (found.name, found.metadata, found.token) == (text, text[:256], stay.token)
                 assert await others.lock(text).try_acquire() is None
                 waiter = Stay(others.lock(text, ttl=20, wait=PATIENCE))
-                await waiting(postgresql_server, 1, text)
-                await log.seen(Renewed, 2)
+                await waiting(server, 1, text)
+                await until(lambda: [event.name for event in log.of(Renewed)].count(text) > 1)
                 await stay.end()
                 await waiter.begun()
                 await waiter.end()
-            names = [
-                record["name"] for record in await postgresql_server.fetch("SELECT name FROM fencing.fencing_lock")
-            ]
-            assert sorted(names) == sorted(["plain", text])
+
+        async with staying(others.lock("plain", ttl=20)) as plain:
+            await asyncio.gather(*map(live, BITING))
+            names = [record["name"] for record in await server.fetch("SELECT name FROM fencing.fencing_lock")]
+            assert sorted(names) == sorted(["plain", *BITING])
             await plain.end()
-    assert log.of(Lost) == log.of(RenewalFailed) == []
-    await nothing_left(postgresql_server)
+        assert log.of(Lost) == log.of(RenewalFailed) == []
+    await nothing_left(server)
 
 
 async def test_two_spellings_are_two_names_whatever_the_collation(postgresql_server):
@@ -57,9 +62,7 @@ async def test_two_spellings_are_two_names_whatever_the_collation(postgresql_ser
     await nothing_left(postgresql_server)
 
 
-@pytest.mark.parametrize(
-    "schema", ['we"ird; DROP SCHEMA public; --', "Größe 😀", "SELECT", "$fencing$", "a.b", "'", ":x"]
-)
+@pytest.mark.parametrize("schema", ['we"ird; DROP SCHEMA public; --', "Größe 😀.$fencing$", "'SELECT"])
 async def test_a_schema_may_have_any_name(schema, postgresql_server):
     await everything_works(postgresql_server.url, schema=schema)
     found = await postgresql_server.fetch("SELECT nspname FROM pg_namespace WHERE nspname = $1", schema)

@@ -132,6 +132,34 @@ async def test_locks_work_whatever_the_role_prefers(setting, postgresql_server):
     await nothing_left(postgresql_server)
 
 
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+async def test_a_release_sees_who_joins_at_the_same_moment(isolation, postgresql_server, monkeypatch):
+    """With a snapshot from before it had the row, it would see an empty line and wake nobody."""
+    monkeypatch.setattr("fencing_sdk.backends.postgresql._calls.LINE_POLL", 240.0)
+    server = postgresql_server
+    url = await role(server, f"default_transaction_isolation = '{isolation}'")
+    async with opened(url) as (locks, _), opened(url) as (others, _):
+        for _ in range(3):
+            async with staying(locks.lock("a", ttl=60, wait=PATIENCE)) as stay:
+                async with idle_in_transaction(server, ROW):
+                    waiter = Stay(others.lock("a", ttl=60), work=0)
+                    await blocked(server, 1)
+                    ending = asyncio.create_task(stay.end())
+                    await blocked(server, 2)
+                await ending
+                await waiter.over()
+                assert waiter.error is None
+    await nothing_left(server)
+
+
+async def blocked(server, number: int) -> None:
+    """Wait until so many calls wait for the row, for less time than they do."""
+    stop = CLOCK.now() + 0.15
+    statement = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'app' AND wait_event_type = 'Lock'"
+    while CLOCK.now() < stop and await server.value(statement) < number:
+        pass
+
+
 async def test_a_statement_timeout_of_the_role_costs_a_try_and_no_more(postgresql_server):
     url = await role(postgresql_server, "statement_timeout = '150ms'")
     async with opened(postgresql_server.url) as (locks, _), locks.lock("a"):
