@@ -1,0 +1,120 @@
+"""The tables: created once by many, in any schema, and cleaned up without lowering a token."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fencing_sdk import connect
+from fencing_sdk._claim import Claim, Grant, Renewal
+from fencing_sdk.backends.postgresql import PostgresqlBackend
+from fencing_sdk.errors import BackendRefusedError
+
+pytest_plugins = ["postgresql_fixtures"]
+
+HOSTILE = ['a"b', "select", "a'; DROP TABLE x; --", "$fencing$", "Ünder Score", "a.b", ",", "\\", "x" * 63]
+
+
+@pytest.mark.parametrize("schema", HOSTILE)
+async def test_a_schema_may_have_nearly_any_name(schema, postgresql_server):
+    async with connect(postgresql_server.url, schema=schema) as locks:
+        async with locks.lock("a") as lease:
+            await lease.renew()
+        found = await postgresql_server.value("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema)
+    assert found == 1
+
+
+async def test_many_clients_may_create_the_tables_at_once(postgresql_server):
+    backends = [PostgresqlBackend(postgresql_server.url) for _ in range(12)]
+    outcomes = await asyncio.gather(*(backend.acquire(Claim("a", 30.0)) for backend in backends))
+    await asyncio.gather(*(backend.aclose() for backend in backends))
+    assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 1
+
+
+async def test_without_create_a_missing_schema_names_the_way_out(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url, create=False)
+    with pytest.raises(BackendRefusedError, match="fencing init"):
+        await backend.acquire(Claim("a", 30.0))
+    await backend.create_schema()
+    assert isinstance(await backend.acquire(Claim("a", 30.0)), Grant)
+    await backend.aclose()
+
+
+async def test_tables_dropped_under_a_client_are_created_again(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    first = await backend.acquire(Claim("a", 30.0))
+    await postgresql_server.execute("DROP SCHEMA fencing CASCADE")
+    second = await backend.acquire(Claim("a", 30.0))
+    await backend.aclose()
+    assert isinstance(first, Grant)
+    assert isinstance(second, Grant)
+    assert second.token > first.token
+
+
+async def test_a_grant_is_durable_whatever_the_database_says(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    await backend.open()
+    await postgresql_server.execute(f"ALTER DATABASE {postgresql_server.database} SET synchronous_commit = off")
+    async with postgresql_server.connected() as connection, connection.transaction():
+        assert await connection.fetchval("SHOW synchronous_commit") == "off"
+        await connection.fetchrow(backend._calls.acquire, *backend._calls.acquisition(Claim("a", 30.0), None, None))
+        assert await connection.fetchval("SHOW synchronous_commit") == "on"
+    async with postgresql_server.connected() as connection, connection.transaction():
+        await connection.fetchrow(backend._calls.renew, *backend._calls.renewal([Claim("a", 30.0)], 0))
+        assert await connection.fetchval("SHOW synchronous_commit") == "on"
+    await backend.aclose()
+
+
+async def sweep(server, seconds=0.0):
+    await server.execute("UPDATE fencing.fencing_floor SET swept_at = '-infinity', swept_to = ''")
+    return await server.value("SELECT fencing.fencing_sweep_v1($1)", seconds)
+
+
+async def test_a_sweep_deletes_what_is_free_and_never_lowers_a_token(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url, tokens="counter")
+    for _ in range(3):
+        claim = Claim("a", 30.0)
+        await backend.acquire(claim)
+        await backend.release(claim)
+    held = Claim("b", 30.0)
+    await backend.acquire(held)
+    assert await sweep(postgresql_server, 3600.0) == 0
+    assert await sweep(postgresql_server) == 1
+    assert await postgresql_server.value("SELECT fencing.fencing_sweep_v1(0)") == 0  # not twice within a minute
+    assert await backend.acquire(Claim("a", 30.0)) == Grant(4)
+    assert await backend.acquire(Claim("new", 30.0)) == Grant(4)
+    assert await backend.renew([held]) == [Renewal.RENEWED]
+    await backend.aclose()
+
+
+async def test_an_acquisition_that_waits_for_a_sweep_sees_its_floor(postgresql_server):
+    """The row is being deleted while somebody asks for the lock: its token must not be forgotten."""
+    backend = PostgresqlBackend(postgresql_server.url, tokens="counter")
+    claim = Claim("a", 30.0)
+    for _ in range(2):
+        await backend.acquire(claim)
+        await backend.release(claim)
+    async with postgresql_server.connected() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        assert await connection.fetchval("SELECT fencing.fencing_sweep_v1(0)") == 1
+        asked = asyncio.create_task(backend.acquire(Claim("a", 30.0)))
+        while not await postgresql_server.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            assert not asked.done()
+        await transaction.commit()
+    assert await asked == Grant(3)
+    await backend.aclose()
+
+
+async def test_a_row_that_somebody_keeps_locked_costs_the_other_leases_nothing(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    claims = [Claim(name, 30.0) for name in "abc"]
+    for claim in claims:
+        await backend.acquire(claim)
+    async with postgresql_server.connected() as connection, connection.transaction():
+        await connection.execute("SELECT FROM fencing.fencing_lock WHERE name = 'b' FOR UPDATE")
+        outcomes = await backend.renew(claims)
+    assert outcomes == [Renewal.RENEWED, Renewal.UNKNOWN, Renewal.RENEWED]
+    assert await backend.renew(claims) == [Renewal.RENEWED] * 3
+    await backend.aclose()
