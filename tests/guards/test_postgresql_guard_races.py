@@ -274,18 +274,21 @@ async def nobody_else(looking, transaction):
     await eventually(looking, query, own)
 
 
-async def test_a_server_that_does_not_answer_holds_no_one_who_is_cancelled(postgresql_server):
+async def test_a_server_that_does_not_answer_holds_no_one_who_is_cancelled(server, asyncpg_way, looking):
     """It cannot be told that the statement is cancelled, and is not waited for."""
-    guard = SqlGuard(postgresql_server.url)
+    guard = SqlGuard(server.url)
     await guard.raise_to("a", OLD)
-    postgresql_server.pause()
-    raising = asyncio.create_task(guard.raise_to("a", NEW))
-    await asyncio.sleep(0.1)
-    raising.cancel()
-    with anyio.fail_after(10), pytest.raises(asyncio.CancelledError):
-        await raising
-    postgresql_server.resume()
-    assert await guard.highest("a") == 33
+    async with asyncpg_way.begin() as transaction:
+        await guard.admit(transaction, "a", OLD)
+        raising = asyncio.create_task(guard.raise_to("a", NEW))
+        await is_waiting(looking)
+        server.pause()
+        try:
+            raising.cancel()
+            with anyio.fail_after(15), pytest.raises(asyncio.CancelledError):
+                await raising
+        finally:
+            server.resume()
 
 
 async def test_raising_is_not_refused_for_a_change_that_was_committed_meanwhile(server, asyncpg_way, looking):

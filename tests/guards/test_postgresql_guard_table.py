@@ -361,8 +361,11 @@ async def test_without_a_database_a_fence_cannot_be_raised_and_the_message_tells
 # Other ways to a server.
 
 
-async def test_through_a_proxy_that_pools_transactions(pgbouncer):
+async def test_through_a_proxy_that_pools_transactions(pgbouncer, monkeypatch):
     """Connections of many clients take turns at one of the server's: nothing may rely on a session."""
+    for token in range(3):
+        monkeypatch.setattr(asyncpg.connection, "_uid", 0)  # as in another process: it names its statements alike
+        await SqlGuard(pgbouncer.url).raise_to("b", token)
     guards = [SqlGuard(pgbouncer.url) for _ in range(4)]
     for token in range(3):
         await asyncio.gather(*(guard.raise_to("a", token) for guard in guards))

@@ -32,8 +32,6 @@ class _Connection(AsyncpgConnection, Protocol):
 
     async def close(self) -> None: ...
 
-    def terminate(self) -> None: ...
-
 
 class _Connect(Protocol):
     async def __call__(self, dsn: str, /, *, timeout: float, statement_cache_size: int) -> _Connection: ...
@@ -72,7 +70,6 @@ class Server:
 async def _close(connection: _Connection) -> None:
     with anyio.move_on_after(LEAVING, shield=True):
         await connection.close()  # a statement that is under way is cancelled at the server first
-    connection.terminate()
 
 
 def _driver() -> _Connect:
