@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+import asyncpg
 import pytest
 from failing_store import CLOCK, until
 from postgresql_stage import LEAVING, LONG, NEEDED, SHORT, idle_in_transaction, nothing_left, role, use_in_turn, waiting
@@ -149,6 +150,26 @@ async def test_a_release_sees_who_joins_at_the_same_moment(isolation, postgresql
                 await ending
                 await waiter.over()
                 assert waiter.error is None
+    await nothing_left(server)
+
+
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+async def test_a_snapshot_from_before_the_row_was_locked_is_refused(isolation, postgresql_server):
+    server = postgresql_server
+    async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
+        async with staying(locks.lock("a", ttl=60)) as stay, server.connected() as session:
+            for call in (
+                "fencing_release_v1('a', $1)",
+                "fencing_join_v1('a', $1, 'c', 'w')",
+                "fencing_leave_v1('a', $1)",
+            ):
+                async with session.transaction(isolation=isolation):
+                    with pytest.raises(asyncpg.PostgresError) as refused:
+                        async with session.transaction():
+                            await session.execute(f"SELECT fencing.{call}".replace("$1", f"'{stay.lease.owner}'"))
+                assert refused.value.sqlstate == "FS002"
+            assert await others.lock("a").try_acquire() is None
+            await stay.end()
     await nothing_left(server)
 
 

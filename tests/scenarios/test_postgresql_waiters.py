@@ -219,6 +219,28 @@ async def test_waiters_who_give_up_leave_no_trace_and_pass_their_turn_on(postgre
     await nothing_left(server)
 
 
+async def test_a_head_that_leaves_while_it_is_its_turn_wakes_the_next(
+    postgresql_server, postgresql_proxy, nobody_polls
+):
+    server, proxy = postgresql_server, postgresql_proxy
+    async with opened(proxy.url) as (locks, _), opened(server.url) as (others, _):
+        async with staying(others.lock("a", ttl=60)) as stay:
+            head = Stay(locks.lock("a", ttl=60))
+            await waiting(server, 1)
+            following = Stay(others.lock("a", ttl=60), work=0)
+            await waiting(server, 2)
+            await until(lambda: not locks._backend._line.deaf and not others._backend._line.deaf)
+            await locks.inspect("other")  # the tries that were made with an ear at the channel are answered
+            await others.inspect("other")
+            proxy.half_open()  # the head is not reached by the message, but can say that it leaves
+            await stay.end()
+            await head.abandon()
+            await following.over()
+            assert following.error is None
+        proxy.heal()
+    await nothing_left(server)
+
+
 async def test_a_client_that_closes_leaves_the_line_at_once(postgresql_server):
     server = postgresql_server
     async with opened(server.url) as (others, _):
