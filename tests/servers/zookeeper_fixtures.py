@@ -6,34 +6,13 @@ A machine without them skips these tests and says what to install; with ``CI`` i
 
 from __future__ import annotations
 
-import itertools
-import os
-import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import pytest
 from fault_proxy import FaultProxy
-from zookeeper_server import JAR, ZooKeeperEnsemble, ZooKeeperServer
-
-_roots = itertools.count(1)
-
-
-def require_zookeeper(jar: Path = JAR) -> None:
-    """Let the test run only where ZooKeeper is; its absence must not go unnoticed in CI."""
-    if jar.exists() and shutil.which("java"):
-        return
-    why = f"{jar.name} or java is missing: apt-get install zookeeper default-jre-headless"
-    if os.environ.get("CI"):
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
-
-
-def fresh_root() -> str:
-    """The path of a folder that no test has used: a store of its own on a shared server."""
-    return f"/test-{next(_roots)}"
+from zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer, fresh_root, require_zookeeper
 
 
 class StartZooKeeper(Protocol):

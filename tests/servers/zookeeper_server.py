@@ -1,8 +1,10 @@
-"""A real ZooKeeper server on ports of its own, and an ensemble of three, which a test may kill, pause and start again."""
+"""A real ZooKeeper server, and an ensemble of three, which a test may kill, pause and start again."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import shutil
 import signal
 import socket
@@ -13,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pytest
 from child_processes import end, spawn
 from patience import wait_until
 from redis_server import HOST, ServerError, free_port
@@ -42,6 +45,24 @@ _JVM = (
 
 TICK_MS = 200
 """Sessions of twice this are possible, and end within one of these after their timeout."""
+
+
+_roots = itertools.count(1)
+
+
+def require_zookeeper(jar: Path = JAR) -> None:
+    """Let the test run only where ZooKeeper is; its absence must not go unnoticed in CI."""
+    if jar.exists() and shutil.which("java"):
+        return
+    why = f"{jar.name} or java is missing: apt-get install zookeeper default-jre-headless"
+    if os.environ.get("CI"):
+        pytest.fail(why, pytrace=False)
+    pytest.skip(why)
+
+
+def fresh_root() -> str:
+    """The path of a folder that no test has used: a store of its own on a shared server."""
+    return f"/test-{next(_roots)}"
 
 
 class ZooKeeperServer:
