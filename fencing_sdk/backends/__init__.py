@@ -39,13 +39,17 @@ class Builtin:
 
 
 _KAHUNA = Builtin("fencing_sdk.backends.kahuna")
+_ETCD = Builtin("fencing_sdk.backends.etcd")
 _REDIS = Builtin("fencing_sdk.backends.redis", extra="redis")
+_ZOOKEEPER = Builtin("fencing_sdk.backends.zookeeper", extra="zookeeper")
 
 BUILTIN = {
     "memory": Builtin("fencing_sdk.backends.memory"),
     "sqlite": Builtin("fencing_sdk.backends.sqlite"),
     "kahuna": _KAHUNA,
     "kahuna+https": _KAHUNA,
+    "etcd": _ETCD,
+    "etcd+https": _ETCD,
     "redis": _REDIS,
     "rediss": _REDIS,
     "unix": _REDIS,
@@ -56,6 +60,8 @@ BUILTIN = {
     "rediss+cluster": _REDIS,
     "valkey": _REDIS,
     "valkeys": _REDIS,
+    "zk": _ZOOKEEPER,
+    "zookeeper": _ZOOKEEPER,
 }
 
 

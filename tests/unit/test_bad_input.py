@@ -274,7 +274,19 @@ OPTIONS["kahuna+https"] = {
     "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
     "connections": [None, "", 0, -1, 1.5, True, "two", b"1", [], 10**6, Loud()],
 }
+OPTIONS["etcd+https"] = {
+    "prefix": [None, "", 5, True, b"fencing", [], "a\nb", "\0", "a b", "\u00e8", "x" * 257, Loud()],
+    "user": ["", 5, True, b"root", [], "root", Loud()],
+    "password": ["", 5, True, b"secret", [], "secret", Loud()],
+    "ca": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()],
+    "cert": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()],
+    "key": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()],
+    "ssl_context": ["", 5, True, b"", [], "a\nb", Loud()],
+    "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
+    "connections": [None, "", 0, -1, 1.5, True, "two", b"1", [], 10**6, Loud()],
+}
 URL_OF = {
+    "etcd+https": "etcd+https://localhost",
     "kahuna+https": "kahuna+https://localhost",
     "memory": "memory://",
     "sqlite": "sqlite:///locks.db",
