@@ -9,6 +9,7 @@ HTTP and JSON to a cluster of nodes: what the backends and guards of such stores
     words.py       requests and answers of etcd, in JSON
     login.py       who asks etcd
     answers.py     what an answer of a member of etcd means
+    opening.py     from a URL and options to a gateway
     gateway.py     one request to etcd, whichever member answers it
 
 Below the backends and the guards, which both may import from here; it knows neither.

@@ -1,7 +1,7 @@
 """
 One request to etcd through its JSON gateway, whichever member answers it.
 
-Every request made here may be repeated: a transaction compares before it writes. So a member that
+Requests may be repeated: a transaction compares before it writes. So a member that
 cannot be reached, that answers too late, or that has no leader, is followed by the next one at once.
 What has to be kept in mind is that a request whose answer was lost may still be carried out.
 """
@@ -116,9 +116,9 @@ class Gateway:
         connect = pools.limits.sock_connect
         self._limits = pools.limits if alone else aiohttp.ClientTimeout(total=MEMBER_LIMIT, sock_connect=connect)
 
-    async def call(self, operation: str, path: str, body: Json) -> Reply:
+    async def call(self, operation: str, path: str, body: Json, *, once: bool = False) -> Reply:
         """
-        Ask member after member until one answers.
+        Ask member after member until one answers; with *once*, until one may have done it.
 
         Raises:
             NotFoundError: the lease in *body* does not exist.
@@ -135,6 +135,8 @@ class Gateway:
                 if error.code and error.fate is Fate.REJECTED:
                     break  # that is the cluster's word, and not this member's
                 self._endpoints.failed(endpoint)
+                if once and error.fate is Fate.LOST:
+                    break
             except asyncio.CancelledError:  # most often the engine's limit: the member hangs
                 self._endpoints.failed(endpoint)
                 raise

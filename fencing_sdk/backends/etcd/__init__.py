@@ -14,7 +14,6 @@ first come, first served, each woken by a watch on the one before it.
     _debts.py       keys that are to be deleted
     _calls.py       what is asked of etcd
     _keys.py        what a lock's keys are called
-    _options.py     what may be chosen
 """
 
 from __future__ import annotations
@@ -23,28 +22,26 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
 
 import anyio
 
 from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._rest.doubts import Doubts
-from fencing_sdk._rest.endpoints import read_endpoints
-from fencing_sdk._rest.gateway import SITE, Gateway, pools
-from fencing_sdk._rest.tls import tls_context
+from fencing_sdk._rest.opening import make_gateway, parts_of
 from fencing_sdk._rest.words import Json, UnreadableError, compared
-from fencing_sdk._timing import seconds
 from fencing_sdk.abc import Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.etcd._calls import Calls, Standing
 from fencing_sdk.backends.etcd._keys import DEFAULT_PREFIX, Keys, check_prefix, holder
 from fencing_sdk.backends.etcd._leases import BACKEND, Leases, SharedLease
 from fencing_sdk.backends.etcd._line import Line, Place
-from fencing_sdk.backends.etcd._options import OPTIONS, check_connections, credentials, parts_of, read_number
 from fencing_sdk.backends.etcd._renewals import Renewals
-from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
 
 __all__ = ["EtcdBackend", "from_url"]
 
+OPTIONS = ("prefix", "user", "password", "ca", "cert", "key", "ssl_context", "connect_timeout", "connections")
 _LEAVING = 2.0
 """Seconds that leaving the line may take; what is left then is deleted with a later keep-alive."""
 _POLL_PART = 1 / 4
@@ -96,16 +93,20 @@ class EtcdBackend:
         connect_timeout: float = 1.0,
         connections: int = 32,
     ) -> None:
-        context = tls_context(tls=tls, scheme="etcd+https", ca=ca, cert=cert, key=key, context=ssl_context)
-        requests, streams = pools(
-            context,
-            connect_timeout=seconds(connect_timeout, "connect_timeout", above=True),
-            connections=check_connections(connections),
-        )
-        login = credentials(user, password)
-        members = read_endpoints(endpoints, SITE, tls=tls)
         self._keys = Keys(check_prefix(prefix))
-        self._gateway = Gateway(BACKEND, members, pools=requests, streams=streams, credentials=login)
+        self._gateway = make_gateway(
+            BACKEND,
+            endpoints,
+            tls=tls,
+            user=user,
+            password=password,
+            ca=ca,
+            cert=cert,
+            key=key,
+            ssl_context=ssl_context,
+            connect_timeout=connect_timeout,
+            connections=connections,
+        )
         self._calls = Calls(self._gateway, self._keys)
         self._leases = Leases(self._calls)
         self._line = Line(self._gateway, self._calls)
@@ -249,13 +250,19 @@ def from_url(url: str, **options: object) -> EtcdBackend:
     Raises:
         ConfigurationError: the URL names no member, or an option is unknown or cannot work.
     """
-    chosen = take_options(url, options, OPTIONS)
+    chosen: dict[str, Any] = take_options(url, options, OPTIONS)
     for option, read in (("connect_timeout", float), ("connections", int)):
         if isinstance(text := chosen.get(option), str):
-            chosen[option] = read_number(option, text, read)
-    endpoints, user, password, tls = parts_of(url)
-    for option, value in (("user", user), ("password", password)):
-        if value is not None and chosen.setdefault(option, value) is not value:
-            msg = f"option {option} is given twice; pass it in the url or as an option"
-            raise ConfigurationError(msg)
-    return EtcdBackend(endpoints, tls=tls, **chosen)  # type: ignore[arg-type]
+            chosen[option] = _read_number(option, text, read)
+    endpoints, chosen = parts_of(url, chosen)
+    return EtcdBackend(endpoints, **chosen)
+
+
+def _read_number(option: str, text: str, read: type[float | int]) -> float:
+    """Read the number that a URL gives as text."""
+    try:
+        return read(text)
+    except ValueError:
+        pass
+    msg = f"{option} must be a number, got {shown(text)}"
+    raise ConfigurationError(msg)
