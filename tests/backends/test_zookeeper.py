@@ -28,7 +28,7 @@ def own_zookeeper() -> Iterator[ZooKeeperServer]:
 class Bench(BackendSuite):
     queues = True
     notices = True
-    expiry_lag = 1.0
+    expiry_lag = 0.5
     patience = 30.0
 
     @pytest.fixture
@@ -56,7 +56,7 @@ class TestZooKeeperBackend(Bench):
     @pytest.fixture(autouse=True)
     def url(self, own_zookeeper: ZooKeeperServer) -> str:
         self.own_server = own_zookeeper
-        self.own_url = f"{own_zookeeper.url}{fresh_root()}"
+        self.own_url = f"{own_zookeeper.url}{fresh_root()}?connect_timeout=0.5"
         return self.own_url
 
     @asynccontextmanager

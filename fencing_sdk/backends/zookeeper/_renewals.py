@@ -3,7 +3,8 @@ Renewals: one batch of requests for all claims of a session.
 
 Nothing in ZooKeeper has to be prolonged lock by lock: any request keeps the session alive, and the
 session keeps its nodes. What a renewal proves is that the leader still knew the session after the
-renewal was sent, and that each node is still the one that was granted.
+renewal was sent, and that each node is still the one that was granted. One request does that for
+all nodes that are watched; only for the others each is asked about.
 """
 
 from __future__ import annotations
@@ -65,17 +66,29 @@ class Renewals:
         await session.ready()
         stakes = {key_of(claim): self._stakes.get(key_of(claim)) for claim in claims}
         held = [stake for stake in stakes.values() if stake is not None and stake.held and stake.session is session]
-        found = await self._recipe.born(session, [stake.path for stake in held])
-        for stake, born in zip(held, found, strict=True):
-            if stake.held and born == stake.born:
+        lost = await self._gone(session, held)
+        for stake in held:
+            if stake in lost:
+                self._stakes.drop(stake)
+            elif stake.held:
                 self._upkeep.granted(stake)
                 outcomes[key_of(stake.claim)] = Renewal.RENEWED
-            elif born != stake.born:
-                self._stakes.drop(stake)
         rest = [claim for claim in claims if key_of(claim) not in outcomes]
         lines = await self._recipe.look_at_all(session, [claim.name for claim in rest]) if rest else []
         for claim, line in zip(rest, lines, strict=True):
             outcomes[key_of(claim)] = await self._judge(session, claim, line)
+
+    async def _gone(self, session: Session, held: list[Stake]) -> list[Stake]:
+        """Those whose node has gone, or is another one. Answered by way of the leader, also if there are none."""
+        lost = []
+        asked = [stake for stake in held if not stake.surely_there]
+        while True:
+            found = await self._recipe.born(session, [stake.path for stake in asked])
+            lost += [stake for stake, born in zip(asked, found, strict=True) if born != stake.born]
+            held = [stake for stake in held if stake not in asked]
+            asked = [stake for stake in held if not stake.surely_there]  # something was heard of them meanwhile
+            if not asked:
+                return lost
 
     async def _judge(self, session: Session, claim: Claim, line: list[Node]) -> Renewal:
         """

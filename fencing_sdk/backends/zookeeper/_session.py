@@ -79,6 +79,8 @@ class Session:
         self._heard_at = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self.connected = False
+        self.connections = 0
+        """How often it was connected: what was watched on an earlier connection is not watched any more."""
         self.error: Exception | None = None
         """Why the session has ended, if it has."""
         self.timeout = 0.0
@@ -219,6 +221,7 @@ class Session:
         self.connected = news.connected
         if news.connected:
             self._identity, self.timeout = news.identity, news.timeout
+            self.connections += 1
             self._news.set()
             self._send()
             if resumed:

@@ -38,6 +38,8 @@ class Stake:
     over: bool = False
     """Released, expired or lost: never to be renewed again, even if the node is still there."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+    watched_on: int = 0
+    """The connection of the session on which the node itself is watched; 0 when it is not."""
     watched: str = ""
     """The path of the node ahead that is watched."""
     timer: asyncio.TimerHandle | None = None
@@ -46,6 +48,15 @@ class Stake:
     def held(self) -> bool:
         """Whether this is a grant that counts. One that is past its end counts no more, noticed or not."""
         return not self.over and self.ends_at is not None and _CLOCK.now() < self.ends_at
+
+    @property
+    def surely_there(self) -> bool:
+        """
+        Whether the node is watched, and nothing was heard.
+
+        ZooKeeper tells of a watched node before it answers what was asked later on that connection.
+        """
+        return self.watched_on == self.session.connections
 
     def renew(self) -> None:
         """Let it last for a whole ttl, from now on."""

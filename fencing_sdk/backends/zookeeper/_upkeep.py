@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from fencing_sdk._claim import Claim
@@ -129,16 +130,23 @@ class Upkeep:
         """Watch the node of a grant."""
         if stake.over or not stake.session.connected:
             return
-        call = stake.session.watched(self._changed, stake)
-        stake.session.call(get(stake.path, call)).add_done_callback(lambda answer: self._look_if_gone(stake, answer))
+        asked = stake.session.call(get(stake.path, stake.session.watched(self._changed, stake)))
+        asked.add_done_callback(partial(self._armed, stake, stake.session.connections))
 
-    def _look_if_gone(self, stake: Stake, answer: asyncio.Future[Any]) -> None:
-        if not answer.cancelled() and isinstance(answer.exception(), NoNodeError):
+    def _armed(self, stake: Stake, connection: int, answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled() or stake.over:
+            return
+        if isinstance(answer.exception(), NoNodeError):
             self._start(self._look(stake))
+        elif answer.exception() is None and answer.result()[1].czxid == stake.born:
+            stake.watched_on = connection
 
     def _changed(self, stake: Stake, event: object) -> None:
-        if not stake.over and is_deletion(event):  # otherwise the connection broke, and `resumed` looks again
+        stake.watched_on = 0
+        if not stake.over and is_deletion(event):
             self._start(self._look(stake))
+        else:  # changed, but there; or the connection broke, and `resumed` looks again
+            self._arm(stake)
 
     async def _look(self, stake: Stake) -> None:
         """Tell the holder that its node has gone, unless another client has taken care of it for the same owner."""
