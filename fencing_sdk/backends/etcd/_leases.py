@@ -43,6 +43,8 @@ class Holding:
 
     key: bytes
     ttl: float
+    created: int
+    """The token."""
     modified: int
     renewed_at: float
     """When the last call that proved it began."""
@@ -179,7 +181,7 @@ class Leases:
         modified, lease = await self.on_lease(operation, claim, started, move)
         if modified is None:
             return None
-        self.hold(lease, Holding(own.key, claim.ttl, modified, started))
+        self.hold(lease, Holding(own.key, claim.ttl, own.created, modified, started))
         return lease
 
     def hold(self, lease: SharedLease, holding: Holding) -> None:

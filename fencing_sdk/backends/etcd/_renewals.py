@@ -33,6 +33,7 @@ class Renewals:
         self._leases = leases
         self._started = started
         self._claims = {calls.keys.own(claim): claim for claim in claims}
+        self._tokens: dict[bytes, int] = {}
         self.outcomes: dict[bytes, Renewal] = {}
         self.failures: list[BackendError] = []
 
@@ -85,6 +86,7 @@ class Renewals:
                 holding.renewed_at = max(holding.renewed_at, self._started)
             else:
                 self._leases.forget(holding.key)
+                self._tokens[holding.key] = holding.created
             self.outcomes[holding.key] = Renewal.RENEWED if unchanged else Renewal.REFUSED
 
     async def _look_up(self, keys: Sequence[bytes]) -> None:
@@ -92,13 +94,27 @@ class Renewals:
         standings = await self._calls.standings("renew", claims)
         works = []
         for key, claim, standing in zip(keys, claims, standings, strict=True):
-            if standing.holds and key not in self._leases.debts:
+            if self._may_hold(key, standing):
                 works.append(self._adopt(key, claim, standing))
             elif standing.first is None or standing.holds:
                 self.outcomes[key] = Renewal.REFUSED
             else:
                 self.outcomes[key] = Renewal.TAKEN_OVER
         await self._all(works)
+
+    def _may_hold(self, key: bytes, standing: Standing) -> bool:
+        """
+        Whether a key that is first is that of the grant.
+
+        It is not when it was given up, nor when it was made again by a request that arrived late:
+        somebody else may have held the lock in between, and the token is another one.
+        """
+        if standing.own is None or not standing.holds or key in self._leases.debts:
+            return False
+        if self._tokens.get(key, standing.own.created) == standing.own.created:
+            return True
+        self._leases.debts.owe(key, self._started, stray=True)
+        return False
 
     async def _adopt(self, key: bytes, claim: Claim, standing: Standing) -> None:
         self.outcomes.pop(key, None)
