@@ -10,10 +10,9 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
-from typing import Protocol
 
 import pytest
-from etcd_server import BINARY, EtcdCluster
+from etcd_server import BINARY, EtcdCluster, StartEtcd
 from fault_proxy import FaultProxy
 from throwaway_certificates import Certificates, make_certificates
 
@@ -29,10 +28,6 @@ def require_etcd(binary: str = BINARY) -> str:
     if os.environ.get("CI"):
         pytest.fail(why, pytrace=False)
     pytest.skip(why)
-
-
-class StartEtcd(Protocol):
-    def __call__(self, members: int = 1, *, tls: Certificates | None = None, **settings: str | int) -> EtcdCluster: ...
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,10 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from child_processes import end, spawn
-from patience import until, wait_until
+from patience import wait_until
 from redis_server import HOST, free_port
 from throwaway_certificates import Certificates
 
@@ -316,12 +316,13 @@ class EtcdCluster:
             member.token = token
 
 
+class StartEtcd(Protocol):
+    def __call__(self, members: int = 1, *, tls: Certificates | None = None, **settings: str | int) -> EtcdCluster: ...
+
+
 async def gone(cluster: EtcdCluster, prefix: str, *, within: float = 20.0) -> None:
     """Wait until no key is left below *prefix*."""
     stop = asyncio.get_running_loop().time() + within
     while left := await asyncio.to_thread(cluster.keys, prefix):
         assert asyncio.get_running_loop().time() < stop, f"still there after {within} s: {sorted(left)}"
         await asyncio.sleep(0.05)
-
-
-__all__ = ["EtcdCluster", "EtcdError", "EtcdMember", "b64", "gone", "until"]
