@@ -31,7 +31,7 @@ ONE_HOME = {
     "tenacity": {"_acquire"},
     "secrets": {"_claim"},
     "aiohttp": {"_rest", "backends.kahuna", "integrations"},
-    "threading": {"_stall", "backends.sqlite", "guards.memory", "guards.files", "cli"},
+    "threading": {"_stall", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files", "cli"},
 }
 TIME_HOME = {"_clock"}
 FRAMEWORKS = {
@@ -39,6 +39,7 @@ FRAMEWORKS = {
     "fastapi": {"integrations.fastapi"},
     "httpx": set(),  # recognised by what its objects can do
     "httpx2": set(),
+    "kazoo": {"backends.zookeeper"},
     "multidict": {"backends.kahuna", "integrations.aiohttp"},
     "starlette": set(),
 }

@@ -135,6 +135,7 @@ def test_every_built_in_backend_can_be_loaded(tmp_path):
         **{scheme: f"{scheme}:///run/redis.sock" for scheme in ("unix", "redis+unix")},
         **{scheme: f"{scheme}://localhost/service" for scheme in ("redis+sentinel", "rediss+sentinel")},
         **{scheme: f"{scheme}://localhost" for scheme in ("redis+cluster", "rediss+cluster")},
+        **{scheme: f"{scheme}://a,b:2182,[::1]:2183/shop" for scheme in ("zk", "zookeeper")},
     }
     assert set(examples) == set(BUILTIN)
     for url in examples.values():
@@ -198,6 +199,18 @@ UNLUCKY = [
     "etcd://:{}@host",
     "etcd://user:{}@host?password={}",
     "etcd://user:{}@host?ca={}",
+    "zk://user:{}@host:99999",
+    "zk://user:{}@host/a//b",
+    "zk://user:{}@host,user:{}@host",
+    "zk://user:pa/{}@host",
+    "zk://{}@host",
+    "zk://:{}@host",
+    "zk://us%3Aer:{}@host",
+    "zk://user:{}@host?password={}",
+    "zk://user:{}@host?tls=true&ca={}",
+    "zk://user:{}@host?keyfile_password={}",
+    "zk://user:{}@host?tls={}",
+    "zk://user:{}@host?sasl={}",
     "sqlite://user:{}@host/locks.db",
     "sqlite:///locks.db?key={}",
     "sqlite:///locks.db#{}",

@@ -52,8 +52,8 @@ def read_url(url: str, options: dict[str, object]) -> tuple[list[str], dict[str,
     login, at, hosts = parts.netloc.rpartition("@")
     if at:
         user, colon, password = login.partition(":")
-        if not (user and colon and password):
-            msg = "url has a user without a password, or the other way round; write zk://user:password@host"
+        if not (user and colon and password) or "@" in login:
+            msg = "url must have one user with a password; write zk://user:password@host,host, and %40 for an '@' in it"
             raise ConfigurationError(msg)
         chosen |= {"user": unquote(user), "password": unquote(password)}
     if parts.path not in {"", "/"}:
@@ -178,7 +178,7 @@ def _tls(tls: object, files: Mapping[str, object]) -> Mapping[str, object]:
     given = {name: value for name, value in files.items() if value is not None}
     for name, value in given.items():
         if not tls:
-            msg = f"{name} is for TLS; add tls=true"
+            msg = f"{name} is for TLS; write ?tls=true, or pass tls=True"
             raise ConfigurationError(msg)
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
             msg = f"{name} must be a text that is not empty"
