@@ -44,7 +44,7 @@ async def test_an_owner_whose_grant_was_not_answered_finds_its_own_node(by_proxy
         with pytest.raises(BackendUnavailableError):
             await lost
         async with asyncio.timeout(PATIENCE):
-            while not isinstance(grant := await _try(backend, claim), Grant):
+            while not isinstance(grant := await _try(backend, claim), Grant):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert await operator.line("a") == [node]
         held = await backend.inspect("a")
@@ -73,7 +73,7 @@ async def test_a_waiter_whose_place_was_not_answered_keeps_it(by_proxy, zookeepe
         async with asyncio.timeout(PATIENCE), backend.queue(claim):
             await operator.stands("a", 3)
             await holder.release()
-            while not isinstance(await _try(backend, claim), Grant):
+            while not isinstance(await _try(backend, claim), Grant):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert not later.done()
         await backend.release(claim)

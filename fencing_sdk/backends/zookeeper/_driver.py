@@ -15,6 +15,7 @@ import contextlib
 import logging
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ class Settings:
     acl: Sequence[object] = field(default=ANYBODY, repr=False)
     auth: Sequence[tuple[str, str]] = field(default=(), repr=False)
     sasl: Mapping[str, str] | None = field(default=None, repr=False)
-    tls: Mapping[str, object] = field(default_factory=dict, repr=False)
+    tls: ssl.SSLContext | None = None
 
 
 class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
@@ -162,9 +163,10 @@ class News(NamedTuple):
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """Runs everything in the connection's thread, and can break a connection off from another one."""
 
-    def __init__(self, connect_timeout: float) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self._limit = connect_timeout
+        self._limit = settings.connect_timeout
+        self._tls = settings.tls
         self._link: socket.socket | None = None
         self.refusing = False
         self.last_error: Exception | None = None
@@ -192,13 +194,15 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         ready = [by_fd[fd] for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
         return [item for item in rlist if item in ready], [item for item in wlist if item in ready], []
 
-    def create_connection(self, *args: Any, **options: Any) -> Any:
+    def create_connection(self, address: Any, hostname: str | None = None, timeout: float = 1.0, **_: object) -> Any:
+        """Connect, by TLS if there is a context; kazoo leaves a connection open whose handshake failed."""
         if self.refusing:
             raise ConnectionAbortedError
-        limit = options.get("timeout")
-        options["timeout"] = self._limit if limit is None else min(limit, self._limit)
         try:
-            link = super().create_connection(*args, **options)
+            link = socket.create_connection(address, min(timeout, self._limit))
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                link = self._tls.wrap_socket(link, server_hostname=hostname)  # closes it when that fails
         except Exception as error:
             self.last_error = error
             raise
@@ -237,7 +241,7 @@ class Driver:
     def __init__(self, settings: Settings, timeout: float, identity: Identity | None) -> None:
         self._tell: Callable[[News], None] = _ignore
         self._identity = identity
-        self._handler = _Handler(settings.connect_timeout)
+        self._handler = _Handler(settings)
         self._client: Any = KazooClient(
             hosts=settings.hosts,
             timeout=timeout,
@@ -247,7 +251,6 @@ class Driver:
             sasl_options=dict(settings.sasl) if settings.sasl else None,
             connection_retry=KazooRetry(max_tries=-1, delay=_FIRST_RETRY, max_delay=_LAST_RETRY),
             logger=_quiet_logger(),
-            **settings.tls,
         )
         self._connect = self._client._connection._connect  # noqa: SLF001
         self._client._connection._connect = self._connected  # noqa: SLF001

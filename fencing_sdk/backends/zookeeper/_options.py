@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+import ssl
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote, urlsplit
 
 from fencing_sdk._timing import seconds
@@ -171,7 +172,7 @@ def _sasl(sasl: object) -> Mapping[str, str] | None:
     return dict(sasl)
 
 
-def _tls(tls: object, files: Mapping[str, object]) -> Mapping[str, object]:
+def _tls(tls: object, files: Mapping[str, object]) -> ssl.SSLContext | None:
     if not isinstance(tls, bool):
         msg = f"tls must be True or False, not {shown(tls)}"
         raise ConfigurationError(msg)
@@ -189,5 +190,30 @@ def _tls(tls: object, files: Mapping[str, object]) -> Mapping[str, object]:
     if ("certfile" in given) != ("keyfile" in given):
         msg = "certfile and keyfile belong together"
         raise ConfigurationError(msg)
-    files_given = {name: os.fspath(value) for name, value in given.items() if isinstance(value, str | os.PathLike)}
-    return {"use_ssl": True, "check_hostname": True, **files_given} if tls else {}
+    return _context(given) if tls else None
+
+
+def _context(files: Mapping[str, object]) -> ssl.SSLContext:
+    """Trust the system's authorities and those of *files*; there is no way not to check."""
+    ca, certfile, keyfile, password = (
+        os.fspath(value) if isinstance(value := files.get(name), str | os.PathLike) else None
+        for name in ("ca", "certfile", "keyfile", "keyfile_password")
+    )
+    context = ssl.create_default_context()
+    if ca is not None:
+        _load("ca", lambda: context.load_verify_locations(ca))
+    if certfile is not None:
+        # An empty password makes OpenSSL fail where it would ask the terminal for one.
+        _load("certfile", lambda: context.load_cert_chain(certfile, keyfile, password or ""))
+    return context
+
+
+def _load(name: str, load: Callable[[], None]) -> None:
+    try:
+        load()
+    except (OSError, ValueError):  # ssl.SSLError is an OSError; its text is no help, and may name what is secret
+        pass
+    else:
+        return
+    msg = f"{name} must be a PEM file that can be read, with a keyfile and keyfile_password that go with it"
+    raise ConfigurationError(msg)

@@ -36,7 +36,7 @@ async def main(url: str, name: str, tasks: str, ttl: str) -> None:
         for number in range(int(tasks)):
             await loop.run_in_executor(None, sys.stdin.readline)
             group.create_task(hold(locks, number, name, float(ttl)))
-            while in_place(locks) <= number:
+            while in_place(locks) <= number:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             say("joined", number)
     say("done")
