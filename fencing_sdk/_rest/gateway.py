@@ -35,6 +35,7 @@ from fencing_sdk._rest.words import Json, UnreadableError
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 __all__ = [
+    "DELETE",
     "GRANT",
     "KEEP_ALIVE",
     "RANGE",
@@ -50,6 +51,7 @@ __all__ = [
 
 TXN = "/v3/kv/txn"
 RANGE = "/v3/kv/range"
+DELETE = "/v3/kv/deleterange"
 GRANT = "/v3/lease/grant"
 KEEP_ALIVE = "/v3/lease/keepalive"
 TIME_TO_LIVE = "/v3/lease/timetolive"
@@ -60,7 +62,7 @@ SITE = Site(
     example="etcd://localhost:2379",
     plain_port=2379,
     tls_port=2379,
-    paths=(TXN, RANGE, GRANT, KEEP_ALIVE, TIME_TO_LIVE, WATCH, _AUTHENTICATE),
+    paths=(TXN, RANGE, DELETE, GRANT, KEEP_ALIVE, TIME_TO_LIVE, WATCH, _AUTHENTICATE),
     user_hint="which stands once, before the first; write etcd://user:password@host:port,host:port",
 )
 

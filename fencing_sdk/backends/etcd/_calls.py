@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fencing_sdk._claim import TOKEN_LIMIT, Claim
-from fencing_sdk._rest.gateway import GRANT, KEEP_ALIVE, RANGE, TIME_TO_LIVE, TXN, Gateway
+from fencing_sdk._rest.gateway import DELETE, GRANT, KEEP_ALIVE, RANGE, TIME_TO_LIVE, TXN, Gateway
 from fencing_sdk._rest.words import (
     Entry,
+    Json,
     UnreadableError,
     compared,
     delete,
+    encoded,
     entries,
     number,
     put,
@@ -77,35 +79,35 @@ class Calls:
     async def take(self, claim: Claim, lease: int) -> Standing:
         """Take the lock if it has no key at all, else see how it stands."""
         begin, end = self.keys.line(claim.name)
-        own = self.keys.own(claim)
-        look = [ranged(own), ranged(begin, end=end, first=1)]
-        body = txn(
-            compare=[compared(begin, "CREATE", "EQUAL", 0, end=end)],
-            success=[put(own, value_of(claim), lease), *look],
-            failure=look,
-        )
-        return await self._standing("acquire", body)
+        return await self._put_unless("acquire", claim, lease, compared(begin, "CREATE", "EQUAL", 0, end=end))
 
     async def stand(self, operation: str, claim: Claim, lease: int) -> Standing:
         """Stand at the end of the line, unless in it already."""
+        absent = compared(self.keys.own(claim), "CREATE", "EQUAL", 0)
         begin, end = self.keys.line(claim.name)
-        own = self.keys.own(claim)
-        look = [ranged(own), ranged(begin, end=end, first=1)]
-        body = txn(
-            compare=[compared(own, "CREATE", "EQUAL", 0)],
-            success=[put(own, value_of(claim), lease), *look],
-            failure=look,
-        )
-        return await self._standing(operation, body)
+        return await self._put_unless(operation, claim, lease, absent, ranged(begin, end=end, first=1))
 
-    async def _standing(self, operation: str, body: dict[str, object]) -> Standing:
+    async def _put_unless(self, operation: str, claim: Claim, lease: int, compare: Json, *look: Json) -> Standing:
+        """Put the own key if a comparison holds, and see who is first; without a *look*, the own key is."""
+        begin, end = self.keys.line(claim.name)
+        own, value = self.keys.own(claim), value_of(claim)
+        body = txn(
+            compare=[compare],
+            success=[put(own, value, lease), *look],
+            failure=[ranged(own), ranged(begin, end=end, first=1)],
+        )
         fields, after_loss = await self._gateway.call(operation, TXN, body)
         with self._readable(operation):
-            parts = responses(fields, 3 if fields.get("succeeded") is True else 2)[-2:]
-            own, first = (next(iter(entries(part)), None) for part in parts)
-        if own is not None and own.created >= TOKEN_LIMIT:
+            if fields.get("succeeded") is True:
+                revision = number(fields["header"], "revision")
+                mine: Entry | None = Entry(own, value, revision, revision, lease)
+                found = entries(responses(fields, 2)[1]) if look else [mine]
+                first = next(iter(found), None)
+            else:
+                mine, first = (next(iter(entries(part)), None) for part in responses(fields, 2))
+        if mine is not None and mine.created >= TOKEN_LIMIT:
             raise BackendRefusedError(self._gateway.who, operation, "the revision does not fit into 53 bits")
-        return Standing(own, first, after_loss)
+        return Standing(mine, first, after_loss)
 
     async def adopt(self, operation: str, own: Entry, lease: int) -> int | None:
         """Move a key to *lease*, if nothing has happened to it; return its revision then."""
@@ -161,6 +163,9 @@ class Calls:
 
     async def delete(self, operation: str, keys: Sequence[bytes]) -> None:
         """Delete keys that are nobody's but ours."""
+        if len(keys) == 1:
+            await self._gateway.call(operation, DELETE, {"key": encoded(keys[0])})
+            return
         await self._gateway.call(operation, TXN, txn(compare=[], success=[delete(key) for key in keys]))
 
     async def delete_unchanged(self, operation: str, key: bytes, modified: int) -> None:
