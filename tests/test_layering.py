@@ -21,6 +21,8 @@ FLOORS = [
     {"_client"},
 ]
 GROUND = {name for floor in FLOORS[:3] for name in floor} - {"_template", "_recording"}
+SHARED = "_rest"
+"""A room below the backends and the guards, which both may enter."""
 EDGES = ("integrations", "testing", "cli")
 
 ONE_HOME = {
@@ -28,15 +30,16 @@ ONE_HOME = {
     "ContextVar": {"_current"},
     "tenacity": {"_acquire"},
     "secrets": {"_claim"},
-    "aiohttp": {"backends.kahuna", "integrations"},
-    "threading": {"_stall", "backends.sqlite", "guards.memory", "guards.files", "cli"},
+    "aiohttp": {"_rest", "backends.kahuna", "integrations"},
+    "threading": {"_stall", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files", "cli"},
 }
 TIME_HOME = {"_clock"}
 FRAMEWORKS = {
-    "aiohttp": {"backends.kahuna", "integrations.aiohttp"},
+    "aiohttp": {"_rest", "backends.kahuna", "integrations.aiohttp"},
     "fastapi": {"integrations.fastapi"},
     "httpx": set(),  # recognised by what its objects can do
     "httpx2": set(),
+    "kazoo": {"backends.zookeeper"},
     "multidict": {"backends.kahuna", "integrations.aiohttp"},
     "starlette": set(),
 }
@@ -76,7 +79,9 @@ def allowed(importer: str, imported: str) -> bool:
     if importer == "" or room(importer) in EDGES or importer == "__main__":
         return room(imported) not in EDGES or room(importer) in {room(imported), "__main__"}
     if room(importer) in {"backends", "guards"}:
-        return imported in GROUND or room(imported) == room(importer)
+        return imported in GROUND or room(imported) in {room(importer), SHARED}
+    if room(importer) == SHARED:
+        return imported in GROUND or room(imported) == SHARED
     above = floor(importer)
     below = floor(imported)
     if importer == "_client" and imported == "backends":
@@ -88,7 +93,9 @@ def test_every_module_of_the_engine_has_a_floor():
     homeless = [
         name
         for name in modules()
-        if name not in {"", "__main__"} and room(name) not in {"backends", "guards", *EDGES} and floor(name) is None
+        if name not in {"", "__main__"}
+        and room(name) not in {"backends", "guards", SHARED, *EDGES}
+        and floor(name) is None
     ]
     assert not homeless
 
@@ -110,6 +117,8 @@ def test_imports_go_down():
         ("backends.memory", "_engine"),
         ("guards.memory", "_lease"),
         ("guards.memory", "backends.memory"),
+        ("_rest.pool", "backends.kahuna"),
+        ("_lease", "_rest.pool"),
         ("_claim", "errors"),
         ("_client", "testing.faults"),
         ("", "cli"),

@@ -16,8 +16,10 @@ LACKS = {
     "memory": {"processes", "breakable", "survives_restart"},
     "sqlite": set(),
     "kahuna": set(),
+    "etcd": set(),
     "redis": set(),
     "postgresql": set(),
+    "zookeeper": set(),
 }
 """What a backend may declare as False although the suite expects it. A new entry is a decision, not a skip."""
 

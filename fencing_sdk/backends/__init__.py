@@ -39,14 +39,18 @@ class Builtin:
 
 
 _KAHUNA = Builtin("fencing_sdk.backends.kahuna")
+_ETCD = Builtin("fencing_sdk.backends.etcd")
 _REDIS = Builtin("fencing_sdk.backends.redis", extra="redis")
 _POSTGRESQL = Builtin("fencing_sdk.backends.postgresql", extra="postgresql")
+_ZOOKEEPER = Builtin("fencing_sdk.backends.zookeeper", extra="zookeeper")
 
 BUILTIN = {
     "memory": Builtin("fencing_sdk.backends.memory"),
     "sqlite": Builtin("fencing_sdk.backends.sqlite"),
     "kahuna": _KAHUNA,
     "kahuna+https": _KAHUNA,
+    "etcd": _ETCD,
+    "etcd+https": _ETCD,
     "redis": _REDIS,
     "rediss": _REDIS,
     "unix": _REDIS,
@@ -59,6 +63,8 @@ BUILTIN = {
     "valkeys": _REDIS,
     "postgresql": _POSTGRESQL,
     "postgres": _POSTGRESQL,
+    "zk": _ZOOKEEPER,
+    "zookeeper": _ZOOKEEPER,
 }
 
 

@@ -8,13 +8,14 @@ import pytest
 
 from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, StaleTokenError, guards
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.guards.etcd import EtcdGuard
 from fencing_sdk.guards.files import FileGuard
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.redis import RedisGuard
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.testing.guard_promises.fences import NO_RESOURCES
 
-pytest_plugins = ["redis_fixtures", "postgresql_fixtures"]
+pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "etcd_fixtures"]
 
 SHIPPED = {
     "memory": lambda path: MemoryGuard(),
@@ -23,11 +24,15 @@ SHIPPED = {
 }
 
 
-@pytest.fixture(params=[*SHIPPED, "sql on a server", "redis"])
-async def guard(request, tmp_path, redis_server):
+SERVED = {"redis": RedisGuard, "etcd": EtcdGuard}
+
+
+@pytest.fixture(params=[*SHIPPED, *SERVED, "sql on a server"])
+async def guard(request, tmp_path, redis_server, etcd_server):
+    servers = {"redis": redis_server, "etcd": etcd_server}
     async with AsyncExitStack() as stack:
-        if request.param == "redis":
-            yield await stack.enter_async_context(RedisGuard(redis_server.url))
+        if request.param in SERVED:
+            yield await stack.enter_async_context(SERVED[request.param](servers[request.param].url))
         elif request.param == "sql on a server":
             yield SqlGuard(request.getfixturevalue("postgresql_server").url)
         else:
@@ -37,7 +42,7 @@ async def guard(request, tmp_path, redis_server):
 def test_the_list_is_complete():
     assert {module.name for module in pkgutil.iter_modules(guards.__path__) if module.name[0] != "_"} == {
         *SHIPPED,
-        "redis",
+        *SERVED,
     }
 
 

@@ -581,7 +581,7 @@ async def test_a_loop_that_goes_on_closes_its_own_connections(kahuna_server: Kah
     backend = from_url(kahuna_server.url)
     claim = Claim("a", 60.0)
     await granted(backend, claim)
-    pool = backend._http._pool
+    pool = backend._http._pools.pool
     assert pool is not None
 
     async def elsewhere() -> None:

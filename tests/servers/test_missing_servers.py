@@ -1,6 +1,7 @@
 """A machine without the servers says what to install, and in CI their absence is a failure."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,27 @@ def test_in_ci_a_missing_postgresql_is_a_failure(monkeypatch, tmp_path):
         fixtures("postgresql").require_postgresql()
     with pytest.raises(pytest.fail.Exception, match="no-such-program is missing"):
         fixtures("postgresql").require_program("no-such-program")
+
+
+def test_elsewhere_a_missing_etcd_is_a_skip_that_says_what_to_install(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="apt-get install etcd-server"):
+        fixtures("etcd").require_etcd("no-such-etcd")
+
+
+def test_in_ci_a_missing_etcd_is_a_failure(monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="no-such-etcd is missing"):
+        fixtures("etcd").require_etcd("no-such-etcd")
+
+
+def test_elsewhere_a_missing_zookeeper_is_a_skip_that_says_what_to_install(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="apt-get install zookeeper"):
+        importlib.import_module("zookeeper_server").require_zookeeper(Path("no-such.jar"))
+
+
+def test_in_ci_a_missing_zookeeper_is_a_failure(monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match=r"no-such\.jar or java is missing"):
+        importlib.import_module("zookeeper_server").require_zookeeper(Path("no-such.jar"))

@@ -284,12 +284,35 @@ OPTIONS["kahuna+https"] = {
     "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
     "connections": [None, "", 0, -1, 1.5, True, "two", b"1", [], 10**6, Loud()],
 }
+OPTIONS["etcd+https"] = {
+    "prefix": [None, "", 5, True, b"fencing", [], "a\nb", "\0", "a b", "\u00e8", "x" * 257, Loud()],
+    "user": ["", 5, True, b"root", [], "root", Loud()],
+    "password": ["", 5, True, b"secret", [], "secret", Loud()],
+    "ca": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()],
+    "cert": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()],
+    "key": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()],
+    "ssl_context": ["", 5, True, b"", [], "a\nb", Loud()],
+    "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
+    "connections": [None, "", 0, -1, 1.5, True, "two", b"1", [], 10**6, Loud()],
+}
+OPTIONS["zk"] = {
+    "acl": ["", 5, True, b"creator", [], "CREATOR", "creator", [1], "a\nb", Loud()],
+    "sasl": ["", 5, True, b"", [], {}, {"user": "a"}, "mechanism", Loud()],
+    "tls": [None, "", 5, b"true", [], "maybe", Loud()],
+    "ca": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", Loud()],
+    "certfile": ["", 5, True, b"", [], "no/such/file.pem", Loud()],
+    "keyfile": ["", 5, True, b"", [], "no/such/file.pem", Loud()],
+    "keyfile_password": ["", 5, True, b"", [], "secret", Loud()],
+    "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
+}
 URL_OF = {
+    "etcd+https": "etcd+https://localhost",
     "kahuna+https": "kahuna+https://localhost",
     "memory": "memory://",
     "postgresql": "postgresql://localhost/app",
     "sqlite": "sqlite:///locks.db",
     "rediss": "rediss://localhost",
+    "zk": "zk://localhost",
 }
 
 

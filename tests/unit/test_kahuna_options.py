@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fencing_sdk._rest.doubts import Doubts
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
-from fencing_sdk.backends.kahuna._doubts import Doubts
 from fencing_sdk.backends.kahuna._endpoints import read_endpoints
 from fencing_sdk.errors import ConfigurationError
 
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path):
 
 
 def test_certificates_are_checked_unless_a_context_says_otherwise():
-    tls = from_url("kahuna+https://h1")._http._tls
+    tls = from_url("kahuna+https://h1")._http._pools.tls
     assert tls is not None
     assert tls.check_hostname
     assert tls.verify_mode is ssl.CERT_REQUIRED
@@ -122,9 +122,9 @@ def test_certificates_are_checked_unless_a_context_says_otherwise():
 
 def test_options_may_stand_in_the_url_or_beside_it():
     backend = from_url("kahuna://h1,h2?durability=ephemeral&connections=8&connect_timeout=0.5")
-    assert backend._http._connections == 8
-    assert backend._http._limits.sock_connect == 0.5
-    assert from_url("kahuna://h1", connections=8)._http._connections == 8
+    assert backend._http._pools.connections == 8
+    assert backend._http._pools.limits.sock_connect == 0.5
+    assert from_url("kahuna://h1", connections=8)._http._pools.connections == 8
 
 
 def test_a_node_that_failed_is_asked_last():

@@ -8,7 +8,6 @@ Tokens: the server's own numbers, 0 first. Clock: that of the node which leads t
 partition. Waiters: they poll, because Kahuna wakes nobody.
 
     __init__.py     the face: what the answers mean for a claim
-    _doubts.py      claims with a request that has no answer
     _batch.py       many renewals side by side
     _calls.py       node after node until one answers
     _http.py        one request to one node
@@ -29,6 +28,7 @@ import anyio
 
 from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._clock import wall_seconds
+from fencing_sdk._rest.doubts import Doubts
 from fencing_sdk._timing import seconds
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.kahuna._batch import renew_each
@@ -43,7 +43,6 @@ from fencing_sdk.backends.kahuna._contract import (
     UnreadableError,
     Wording,
 )
-from fencing_sdk.backends.kahuna._doubts import Doubts
 from fencing_sdk.backends.kahuna._endpoints import read_endpoints
 from fencing_sdk.backends.kahuna._http import Http
 from fencing_sdk.backends.kahuna._options import OPTIONS, check_connections, check_durability, check_tls, read_number

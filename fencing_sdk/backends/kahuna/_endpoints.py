@@ -1,53 +1,20 @@
-"""Where the nodes of a Kahuna cluster are, and which of them is asked first."""
+"""Where the nodes of a Kahuna cluster are."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-
-from yarl import URL
-
+from fencing_sdk._rest.endpoints import Endpoint, Endpoints, Site
+from fencing_sdk._rest.endpoints import read_endpoints as read
 from fencing_sdk.backends.kahuna._contract import GET_INFO, TRY_EXTEND, TRY_LOCK, TRY_UNLOCK
-from fencing_sdk.errors import ConfigurationError
 
 __all__ = ["Endpoint", "Endpoints", "read_endpoints"]
 
-_PLAIN_PORT = 2070
-_TLS_PORT = 2071
-_HIGHEST_PORT = 65535
-_ENDPOINT = re.compile(
-    r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?)(?::(?P<port>[0-9]{1,5}))?"
+_SITE = Site(
+    example="kahuna://localhost:2070",
+    plain_port=2070,
+    tls_port=2071,
+    paths=(TRY_LOCK, TRY_EXTEND, TRY_UNLOCK, GET_INFO),
+    user_hint="which Kahuna does not have; write host:port",
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Endpoint:
-    """One node, and its URLs."""
-
-    origin: str
-    urls: dict[str, URL] = field(repr=False)
-
-
-class Endpoints:
-    """
-    All nodes, in the order in which they are asked.
-
-    Any node may be asked, because a node that does not lead passes a request on. So one that
-    answers stays first. One that failed goes to the end: it is asked again when all others fail.
-    """
-
-    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
-        self._order = list(endpoints)
-
-    def in_turn(self) -> Sequence[Endpoint]:
-        """The order of this moment."""
-        return tuple(self._order)
-
-    def failed(self, endpoint: Endpoint) -> None:
-        """Ask all others first."""
-        self._order.remove(endpoint)
-        self._order.append(endpoint)
 
 
 def read_endpoints(texts: object, *, tls: bool) -> Endpoints:
@@ -55,35 +22,6 @@ def read_endpoints(texts: object, *, tls: bool) -> Endpoints:
     Read ``host``, ``host:port`` or ``[address]:port``, each of a node.
 
     Raises:
-        ConfigurationError: none is given, or one cannot be read. It is not repeated in the message,
-            because a password may have ended up in it.
+        ConfigurationError: none is given, or one cannot be read.
     """
-    if isinstance(texts, str) or not isinstance(texts, Iterable):
-        msg = "endpoints must be a sequence of 'host:port', such as ['kahuna1:2070', 'kahuna2:2070']"
-        raise ConfigurationError(msg)
-    read = dict.fromkeys(_read(text, number, tls=tls) for number, text in enumerate(texts, 1))
-    if not read:
-        msg = "endpoints must name at least one node, such as kahuna://localhost:2070"
-        raise ConfigurationError(msg)
-    return Endpoints(_endpoint(origin) for origin in read)
-
-
-def _read(text: object, number: int, *, tls: bool) -> str:
-    match = _ENDPOINT.fullmatch(text) if isinstance(text, str) else None
-    port = int((match and match["port"]) or (_TLS_PORT if tls else _PLAIN_PORT))
-    if match is None or not 0 < port <= _HIGHEST_PORT:
-        if isinstance(text, str) and "@" in text:
-            msg = f"endpoint {number} has a user or password, which Kahuna does not have; write host:port"
-            raise ConfigurationError(msg)
-        msg = f"endpoint {number} must be host:port, with a port from 1 to {_HIGHEST_PORT} or none"
-        raise ConfigurationError(msg)
-    return f"{'https' if tls else 'http'}://{match['host'].lower()}:{port}"
-
-
-def _endpoint(origin: str) -> Endpoint:
-    try:
-        urls = {path: URL(origin + path) for path in (TRY_LOCK, TRY_EXTEND, TRY_UNLOCK, GET_INFO)}
-    except ValueError:
-        msg = "an endpoint has a host that cannot be read; write a name, an IPv4 address or an [IPv6 address]"
-        raise ConfigurationError(msg) from None
-    return Endpoint(origin, urls)
+    return read(texts, _SITE, tls=tls)

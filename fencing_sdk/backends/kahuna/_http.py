@@ -1,21 +1,14 @@
-"""
-One request to one node: the connection pool, its limits, and what each failure says about the request.
-
-A session belongs to the event loop and the process that opened it. Another loop, or a forked
-child, opens one of its own with its next call.
-"""
+"""One request to one node: its limits, and what each failure says about the request."""
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from enum import Enum, auto, unique
-from typing import Any
 
 import aiohttp
 from yarl import URL
 
-from fencing_sdk._fork import generation
+from fencing_sdk._rest.pool import Pools
 from fencing_sdk.backends.kahuna._contract import Answer, UnreadableError
 
 __all__ = ["Fate", "Http", "NodeError"]
@@ -24,8 +17,6 @@ ANSWER_LIMIT = 30.0
 """Seconds after which nobody waits for an answer any more. The engine's limits are far shorter."""
 BODY_LIMIT = 65_536
 """Bytes of an answer. The longest that Kahuna has to say is an owner with its metadata, some 6 KiB."""
-_KEEP_ALIVE = 60.0
-"""Seconds that an idle connection is kept: longer than most heartbeats, and half of what the server allows."""
 
 _HEADERS = {
     "Accept": "application/json",
@@ -33,9 +24,6 @@ _HEADERS = {
     "Content-Type": "application/json",
     "User-Agent": "fencing-sdk",
 }
-
-_inherited: list[object] = []
-"""Pools that a fork brought along. They are the parent's, so they are neither used nor closed, nor collected."""
 
 
 @unique
@@ -63,10 +51,8 @@ class Http:
     """A bounded pool of connections to all nodes, opened by the first request."""
 
     def __init__(self, *, tls: ssl.SSLContext | None, connect_timeout: float, connections: int) -> None:
-        self._tls = tls
-        self._connections = connections
-        self._limits = aiohttp.ClientTimeout(total=ANSWER_LIMIT, sock_connect=connect_timeout)
-        self._pool: _Pool | None = None
+        limits = aiohttp.ClientTimeout(total=ANSWER_LIMIT, sock_connect=connect_timeout)
+        self._pools = Pools(tls=tls, connections=connections, limits=limits, headers=_HEADERS)
 
     async def post(self, url: URL, body: bytes) -> Answer:
         """
@@ -75,12 +61,10 @@ class Http:
         Raises:
             NodeError: there is none that can be understood.
         """
-        pool = self._pool
-        if pool is None or not pool.is_ours():
-            pool = await self._reopen(pool)
+        session = await self._pools.session()
         try:
             # A redirect would carry the owner id to whomever it names.
-            async with pool.session.post(url, data=body, allow_redirects=False) as response:
+            async with session.post(url, data=body, allow_redirects=False) as response:
                 _check_status(response.status)
                 return Answer.read(await _read(response), response.headers.get("Date"))
         except UnreadableError as error:
@@ -88,63 +72,9 @@ class Http:
         except (aiohttp.ClientError, OSError) as error:  # among them every TimeoutError
             raise _node_error(error) from error
 
-    async def _reopen(self, left: _Pool | None) -> _Pool:
-        connector = _Connector(
-            limit=self._connections, keepalive_timeout=_KEEP_ALIVE, ssl=True if self._tls is None else self._tls
-        )
-        session = aiohttp.ClientSession(
-            connector=connector,
-            headers=_HEADERS,
-            timeout=self._limits,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-        )
-        pool = self._pool = _Pool(session, connector)
-        if left is not None:
-            await left.leave()
-        return pool
-
     async def aclose(self) -> None:
         """Close the connections; the next request opens new ones."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await pool.leave()
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Connections that are not closed behind the parent's back when a forked child collects its garbage."""
-
-    def __init__(self, *, limit: int, keepalive_timeout: float, ssl: ssl.SSLContext | bool) -> None:
-        super().__init__(limit=limit, keepalive_timeout=keepalive_timeout, ssl=ssl)
-        self._made_in = generation()
-
-    def __del__(self, *arguments: Any) -> None:
-        if self._made_in == generation():
-            super().__del__(*arguments)
-
-
-class _Pool:
-    """A session, and the loop and process that it belongs to."""
-
-    def __init__(self, session: aiohttp.ClientSession, connector: _Connector) -> None:
-        self.session = session
-        self._connector = connector
-        self._loop = asyncio.get_running_loop()
-        self._generation = generation()
-
-    def is_ours(self) -> bool:
-        """Whether the running loop of this process has opened it."""
-        return self._loop is asyncio.get_running_loop() and self._generation == generation()
-
-    async def leave(self) -> None:
-        """Close it, or have it closed by its own loop, or, in a forked child, leave it to the parent."""
-        if self._generation != generation():
-            self.session.detach()
-            _inherited.append(self._connector)
-        elif self.is_ours() or self._loop.is_closed():
-            await self.session.close()
-        else:
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.session.close()))
+        await self._pools.aclose()
 
 
 def _check_status(status: int) -> None:

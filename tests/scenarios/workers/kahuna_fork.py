@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from fencing_sdk._rest import pool
 from fencing_sdk.abc import Claim
-from fencing_sdk.backends.kahuna import KahunaBackend, _http, from_url
+from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 
 Run = Callable[[Coroutine[Any, Any, str]], str]
 
@@ -34,7 +35,7 @@ def fork(backend: KahunaBackend, claim: Claim, run: Run) -> str:
         status = 1
         try:
             os.write(writing, run(renewed(backend, claim)).encode())
-            _http._inherited.clear()  # as at the end of a child that ends by itself
+            pool.inherited.clear()  # as at the end of a child that ends by itself
             gc.collect()
             status = 0
         finally:

@@ -32,3 +32,7 @@ class Doubts:
     def end(self, owner: str) -> None:
         """Every request of *owner* has its answer."""
         self._owners.pop(owner, None)
+
+    def has(self, owner: str) -> bool:
+        """Whether a request of *owner* may still arrive."""
+        return owner in self._owners

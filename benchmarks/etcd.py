@@ -1,0 +1,153 @@
+"""What the etcd backend adds to the bare calls of the gateway, on an etcd of its own: requests, CPU, hand-off."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from _measure import compare, report
+
+from fencing_sdk import Lease, LockClient
+from fencing_sdk.abc import Claim, Renewal
+from fencing_sdk.backends.etcd import from_url
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
+
+from etcd_server import EtcdCluster
+from patience import until
+
+TIMES = 200
+LEASES = 1000
+WAITERS = 50
+
+
+def _b64(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+class Bare:
+    """The two transactions of a lock without a line: put if absent, delete if still mine."""
+
+    def __init__(self, session: aiohttp.ClientSession, origin: str) -> None:
+        self._session = session
+        self._origin = origin
+        self._key = _b64("bare/lock")
+        self.lease = ""
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        async with self._session.post(f"{self._origin}/v3/{path}", json=body) as response:
+            return dict(await response.json())
+
+    async def open(self) -> None:
+        self.lease = (await self.post("lease/grant", {"TTL": "3600"}))["ID"]
+
+    async def pair(self) -> None:
+        body: dict[str, Any] = {
+            "compare": [{"key": self._key, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}],
+            "success": [{"request_put": {"key": self._key, "value": self._key, "lease": self.lease}}],
+            "failure": [{"request_range": {"key": self._key}}],
+        }
+        answer = await self.post("kv/txn", body)
+        revision = answer["header"]["revision"]
+        body = {
+            "compare": [{"key": self._key, "target": "CREATE", "result": "EQUAL", "create_revision": revision}],
+            "success": [{"request_delete_range": {"key": self._key}}],
+        }
+        assert (await self.post("kv/txn", body)).get("succeeded")
+
+
+async def one_pair(server: EtcdCluster) -> None:
+    backend, claim = from_url(server.url), Claim("bench", 3600.0)
+    async with aiohttp.ClientSession() as session, LockClient(from_url(server.url)) as locks:
+        bare = Bare(session, server.members[0].origin)
+        await bare.open()
+
+        async def pair() -> None:
+            await backend.acquire(claim)
+            await backend.release(claim)
+
+        lock = locks.lock("scoped", ttl=3600)
+
+        async def scoped() -> None:
+            async with lock:
+                pass
+
+        contestants = {
+            "bare: two transactions": bare.pair,
+            "backend.acquire, backend.release": pair,
+            "async with lock": scoped,
+        }
+        report("acquire and release, uncontended", await compare(contestants, times=TIMES))
+        before = {method: server.calls(method) for method in ("Txn", "Range", "LeaseKeepAlive", "LeaseGrant")}
+        for _ in range(TIMES):
+            await pair()
+        print(f"\nrequests of {TIMES} cycles of acquire and release")
+        for method, count in before.items():
+            print(f"  {method:38} {server.calls(method) - count}")
+    await backend.aclose()
+
+
+async def many_renewals(server: EtcdCluster) -> None:
+    backend = from_url(server.url)
+    claims = [Claim(f"bench/{number}", 600.0) for number in range(LEASES)]
+    await asyncio.gather(*(backend.acquire(claim) for claim in claims))
+    await asyncio.sleep(1)
+    before = {method: server.calls(method) for method in ("Txn", "Range", "LeaseKeepAlive")}
+    cpu, wall = time.process_time(), time.perf_counter()
+    outcomes = await backend.renew(claims)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    print(f"\none call of renew with {LEASES:,} claims")
+    print(f"  renewed                                {outcomes.count(Renewal.RENEWED)}")
+    for method, count in before.items():
+        print(f"  {method:38} {server.calls(method) - count}")
+    print(f"  wall                                   {wall * 1000:.0f} ms")
+    print(f"  CPU for each claim                     {cpu / LEASES * 1e6:.0f} us")
+    await asyncio.gather(*(backend.release(claim) for claim in claims))
+    await backend.aclose()
+
+
+async def hand_off(server: EtcdCluster) -> None:
+    """From the release to the next holder's body, with a line of waiters on two clients."""
+    released_at, waits, order = 0.0, [], []
+
+    async def wait(locks: LockClient, number: int) -> None:
+        nonlocal released_at
+        lease: Lease = await locks.lock("line", ttl=60).acquire()
+        waits.append(time.perf_counter() - released_at)
+        order.append(number)
+        released_at = time.perf_counter()
+        await lease.release()
+
+    async with LockClient(from_url(server.url)) as here, LockClient(from_url(server.url)) as there:
+        first = await here.lock("line", ttl=60).acquire()
+        tasks = []
+        for number in range(WAITERS):
+            tasks.append(asyncio.create_task(wait((here, there)[number % 2], number)))
+            await until(lambda: len(server.keys("fencing/line/")) == len(tasks) + 1, what="it stands in line")
+        await asyncio.sleep(1)  # for the watches
+        released_at = time.perf_counter()
+        await first.release()
+        await asyncio.gather(*tasks)
+    print(f"\nhand-off, {WAITERS} waiters on two clients")
+    print(f"  in order of arrival                    {order == sorted(order)}")
+    print(f"  p50                                    {statistics.median(waits) * 1000:.1f} ms")
+    print(f"  max                                    {max(waits) * 1000:.1f} ms")
+
+
+async def main() -> None:
+    print(f"Python {sys.version.split()[0]}, aiohttp {aiohttp.__version__}")
+    with EtcdCluster() as server:
+        print(f"etcd {server.ask('maintenance/status')['version']}, one member, without fsync")
+        await one_pair(server)
+        await many_renewals(server)
+        await hand_off(server)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,218 @@
+"""
+Locks in ZooKeeper, against kazoo's own lock recipe on the same server, which this script starts.
+
+    python benchmarks/zookeeper.py
+
+The server does not wait for its disk (``forceSync=no``), so that what is measured is the client and the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from kazoo.client import KazooClient
+
+from fencing_sdk import LockClient
+from fencing_sdk.abc import Claim, Grant
+from fencing_sdk.backends.zookeeper import from_url
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
+
+from zookeeper_server import ZooKeeperServer
+
+TIMES = 300
+ROUNDS = 7
+HANDOFFS = 200
+WAITERS = 50
+LEASES = 1000
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Microseconds for one of `TIMES` calls."""
+    begun = time.perf_counter()
+    for _ in range(TIMES):
+        work()
+    return (time.perf_counter() - begun) / TIMES * 1e6
+
+
+async def atimed(work: Callable[[], Awaitable[object]]) -> float:
+    begun = time.perf_counter()
+    for _ in range(TIMES):
+        await work()
+    return (time.perf_counter() - begun) / TIMES * 1e6
+
+
+async def free_lock(server: ZooKeeperServer, kazoo: KazooClient) -> None:
+    """Acquire and release, nobody else around."""
+    backend = from_url(f"{server.url}/ours")
+    recipe = kazoo.Lock("/kazoo/free")
+    kazoo.ensure_path("/bare")
+
+    def bare() -> None:
+        kazoo.delete(kazoo.create("/bare/n-", b"", ephemeral=True, sequence=True))
+
+    def by_recipe() -> None:
+        with recipe:
+            pass
+
+    async def pair() -> None:
+        claim = Claim("free", 15.0)
+        assert isinstance(await backend.acquire(claim), Grant)
+        await backend.release(claim)
+
+    async with LockClient(backend) as locks:
+        lock = locks.lock("free")
+
+        async def scoped() -> None:
+            async with lock:
+                pass
+
+        samples: dict[str, list[float]] = {}
+        for number in range(ROUNDS + 1):
+            taken = {
+                "bare: kazoo create, delete": await asyncio.to_thread(timed, bare),
+                "kazoo Lock": await asyncio.to_thread(timed, by_recipe),
+                "backend.acquire, backend.release": await atimed(pair),
+                "async with lock": await atimed(scoped),
+            }
+            for name, wall in taken.items():
+                samples.setdefault(name, []).extend([wall] if number else [])
+    print(f"\nacquire and release a free lock (median of {ROUNDS} rounds of {TIMES})")
+    peer = statistics.median(samples["kazoo Lock"])
+    for name, walls in samples.items():
+        wall = statistics.median(walls)
+        print(f"  {name:38} {wall:9.0f} us {wall / peer:6.2f}x of kazoo Lock")
+
+
+def kazoo_handoffs(hosts: str) -> list[float]:
+    """Two clients take turns; the seconds from the release to the other's grant."""
+    clients = [KazooClient(hosts), KazooClient(hosts)]
+    for client in clients:
+        client.start()
+    locks = [client.Lock("/kazoo/handoff") for client in clients]
+    lags: list[float] = []
+    released = 0.0
+    locks[0].acquire()
+    for number in range(HANDOFFS):
+        holder, waiter = locks[number % 2], locks[1 - number % 2]
+        granted = threading.Event()
+        at: list[float] = []
+
+        def wait(waiter: object = waiter, at: list[float] = at, granted: threading.Event = granted) -> None:
+            waiter.acquire()  # type: ignore[attr-defined]
+            at.append(time.perf_counter())
+            granted.set()
+
+        threading.Thread(target=wait).start()
+        while len(holder.contenders()) < 2:
+            time.sleep(0.001)
+        time.sleep(0.005)
+        released = time.perf_counter()
+        holder.release()
+        granted.wait()
+        lags.append(at[0] - released)
+    for client in clients:
+        client.stop()
+        client.close()
+    return lags
+
+
+async def our_handoffs(url: str) -> list[float]:
+    lags: list[float] = []
+    async with LockClient(from_url(url)) as first, LockClient(from_url(url)) as second:
+        clients = (first, second)
+        lease = await first.lock("handoff", ttl=30).acquire()
+        for number in range(HANDOFFS):
+            waiting = asyncio.create_task(granted(clients[1 - number % 2]))
+            while not any(stake.watched for stake in clients[1 - number % 2]._backend._stakes.all()):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.005)
+            released = time.perf_counter()
+            await lease.release()
+            lease, at = await waiting
+            lags.append(at - released)
+        await lease.release()
+    return lags
+
+
+async def granted(client: LockClient) -> tuple[object, float]:
+    lease = await client.lock("handoff", ttl=30).acquire()
+    return lease, time.perf_counter()
+
+
+async def handoff(server: ZooKeeperServer) -> None:
+    theirs: list[float] = []
+    ours: list[float] = []
+    for _ in range(3):
+        theirs += await asyncio.to_thread(kazoo_handoffs, server.address)
+        ours += await our_handoffs(f"{server.url}/ours")
+    print(f"\nhand-off to a waiter of another client ({len(ours)} of each, interleaved)")
+    for name, lags in (("kazoo Lock", theirs), ("async with lock", ours)):
+        lags.sort()
+        p50, p99 = (lags[int(len(lags) * part)] * 1e6 for part in (0.5, 0.99))
+        print(f"  {name:38} p50 {p50:7.0f} us   p99 {p99:7.0f} us")
+
+
+async def line(server: ZooKeeperServer) -> None:
+    """Fifty waiters of two clients, in the order of their arrival."""
+    served: list[int] = []
+
+    async def wait(number: int) -> None:
+        async with clients[number % 2].lock("line", ttl=60):
+            served.append(number)
+
+    url = f"{server.url}/ours"
+    async with LockClient(from_url(url)) as first, LockClient(from_url(url)) as second:
+        clients = (first, second)
+        async with first.lock("line", ttl=60):
+            tasks = []
+            for number in range(WAITERS):
+                tasks.append(asyncio.create_task(wait(number)))
+                stakes = clients[number % 2]._backend._stakes
+                while sum(bool(stake.watched) for stake in stakes.all()) <= number // 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            begun = time.perf_counter()
+        await asyncio.gather(*tasks)
+        wall = time.perf_counter() - begun
+    order = "in the order of their arrival" if served == list(range(WAITERS)) else "OUT OF ORDER"
+    print(f"\n{WAITERS} waiters served {order}, {wall / WAITERS * 1e6:.0f} us each")
+
+
+async def held(server: ZooKeeperServer) -> None:
+    """What one heartbeat of a thousand leases costs."""
+    backend = from_url(f"{server.url}/ours")
+    claims = [Claim(f"held/{number}", 60.0) for number in range(LEASES)]
+    await asyncio.gather(*(backend.acquire(claim) for claim in claims))
+    walls, cpus = [], []
+    for _ in range(ROUNDS):
+        wall, cpu = time.perf_counter(), time.process_time()
+        await backend.renew(claims)
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    wall, cpu = statistics.median(walls) * 1e3, statistics.median(cpus) * 1e3
+    print(f"\none renewal of {LEASES} held locks: {wall:.0f} ms, {cpu:.0f} ms of CPU, on one session")
+    await asyncio.gather(*(backend.release(claim) for claim in claims))
+    await backend.aclose()
+
+
+async def main() -> None:
+    with ZooKeeperServer() as server:
+        kazoo = KazooClient(server.address)
+        kazoo.start()
+        with contextlib.closing(kazoo):
+            await free_lock(server, kazoo)
+            await handoff(server)
+            await line(server)
+            await held(server)
+            kazoo.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

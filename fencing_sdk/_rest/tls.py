@@ -1,0 +1,73 @@
+"""How certificates are checked. There is no way to switch that off, and a typing error does not either."""
+
+from __future__ import annotations
+
+import os
+import ssl
+
+from fencing_sdk.errors import ConfigurationError, shown
+
+__all__ = ["tls_context"]
+
+
+def tls_context(
+    *, tls: object, scheme: str, ca: object = None, cert: object = None, key: object = None, context: object = None
+) -> ssl.SSLContext | None:
+    """
+    Make a context of the files that the options name; None without TLS.
+
+    Raises:
+        ConfigurationError: an option is of a wrong kind, a file cannot be read, or they exclude each other.
+    """
+    if not isinstance(tls, bool):
+        msg = f"tls must be True or False, got {shown(tls)}"
+        raise ConfigurationError(msg)
+    if context is not None and not isinstance(context, ssl.SSLContext):
+        msg = f"ssl_context must be an ssl.SSLContext, not {type(context).__name__}"
+        raise ConfigurationError(msg)
+    files = {"ca": ca, "cert": cert, "key": key}
+    given = [name for name, path in files.items() if path is not None]
+    for name in given:
+        _check_path(name, files[name])
+    if not tls and (given or context is not None):
+        msg = (
+            f"{', '.join([*given, *(['ssl_context'] if context else [])])}: for TLS alone; use {scheme}://, or tls=True"
+        )
+        raise ConfigurationError(msg)
+    if given and context is not None:
+        msg = f"{given[0]} and ssl_context exclude each other; use the context alone, and load the file into it"
+        raise ConfigurationError(msg)
+    if key is not None and cert is None:
+        msg = "key is that of a certificate; pass cert=/path/to/client.pem too"
+        raise ConfigurationError(msg)
+    return context if not tls or context is not None else _made(ca, cert, key)
+
+
+def _check_path(name: str, path: object) -> None:
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        msg = f"{name} must be the path of a PEM file, not {shown(path)}"
+        raise ConfigurationError(msg)
+
+
+def _made(ca: object, cert: object, key: object) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=_path(ca))
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise _unreadable(ca, error, name="ca") from error
+    if cert is not None:
+        try:
+            context.load_cert_chain(_path(cert) or "", _path(key), password=lambda: "")  # never ask at the terminal
+        except (OSError, ValueError) as error:
+            raise _unreadable(cert, error, name="cert") from error
+    return context
+
+
+def _path(path: object) -> str | None:
+    return None if path is None else os.fsdecode(path)  # type: ignore[arg-type]  # checked above
+
+
+def _unreadable(path: object, error: Exception, *, name: str) -> ConfigurationError:
+    what = "certificates" if name == "ca" else "a certificate, with its key there or in key="
+    why = type(error).__name__
+    msg = f"{name} must be the path of a PEM file of {what}; {shown(_path(path))} cannot be read as one ({why})"
+    return ConfigurationError(msg)

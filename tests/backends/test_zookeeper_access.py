@@ -1,0 +1,204 @@
+"""Who may connect to ZooKeeper, who may touch the nodes, and what the sessions are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import Permissions, make_digest_acl
+from patience import until
+from throwaway_certificates import make_certificates
+from zookeeper_server import fresh_root
+
+from fencing_sdk import connect
+from fencing_sdk._claim import Claim, Grant, Held, Renewal
+from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
+from fencing_sdk.backends.zookeeper._sessions import MOST_SESSIONS
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
+
+pytest_plugins = ["zookeeper_fixtures"]
+
+SECRET = "hunter2"
+
+
+@pytest.fixture
+def root():
+    return fresh_root()
+
+
+@pytest.fixture
+async def opened():
+    """Make backends that are closed after the test."""
+    backends = []
+
+    def make(url: str, **options: object) -> ZooKeeperBackend:
+        backends.append(from_url(url, **options))
+        return backends[-1]
+
+    yield make
+    for backend in backends:
+        await backend.aclose()
+
+
+# Logins.
+
+
+async def test_only_the_login_that_made_the_nodes_may_touch_them(zookeeper_server, root, opened):
+    address = zookeeper_server.address
+    ours = opened(f"zk://app:{SECRET}@{address}{root}")
+    assert isinstance(await ours.acquire(Claim("a", 20.0)), Grant)
+    for stranger in (opened(f"zk://app:wrong@{address}{root}"), opened(f"zk://{address}{root}")):
+        with pytest.raises(BackendRefusedError, match="root"):
+            await stranger.acquire(Claim("b", 20.0))
+        with pytest.raises(BackendRefusedError):
+            await stranger.inspect("a")
+    same = opened(f"zk://app:{SECRET}@{address}{root}")
+    assert isinstance(await same.acquire(Claim("a", 20.0)), Held)
+
+
+async def test_an_acl_of_kazoo_is_given_to_every_node(zookeeper_server, root, opened):
+    acl = [make_digest_acl("app", SECRET, all=True), make_digest_acl("auditor", "x", read=True)]
+    backend = opened(f"zk://app:{SECRET}@{zookeeper_server.address}{root}", acl=acl)
+    await backend.acquire(Claim("a", 20.0))
+
+    def look() -> list[set[int]]:
+        client = KazooClient(zookeeper_server.address, auth_data=[("digest", f"app:{SECRET}")])
+        client.start()
+        (node,) = client.get_children(f"{root}/a")
+        paths = (root, f"{root}/a", f"{root}/a/{node}")
+        found = [{entry.perms for entry in client.get_acls(path)[0]} for path in paths]
+        client.stop()
+        client.close()
+        return found
+
+    assert await asyncio.to_thread(look) == [{Permissions.ALL, Permissions.READ}] * 3
+
+
+async def test_a_password_is_in_no_log(zookeeper_server, root, opened, caplog):
+    caplog.set_level(logging.DEBUG)
+    caplog.set_level(1, "kazoo")
+    backend = opened(f"zk://app:{SECRET}@{zookeeper_server.address}{root}")
+    claim = Claim("a", 20.0)
+    await backend.acquire(claim)
+    await backend.release(claim)
+    assert SECRET not in caplog.text
+    assert SECRET not in repr(vars(backend))
+
+
+async def test_tls_checks_the_certificate_of_the_server(start_zookeeper, tmp_path, opened):
+    made = make_certificates(tmp_path)
+    store = tmp_path / "server.pem"
+    store.write_bytes(made.key.read_bytes() + made.certificate.read_bytes())
+    from redis_server import free_port
+
+    port = free_port()
+    start_zookeeper(
+        settings=[
+            f"secureClientPort={port}",
+            "ssl.clientAuth=none",
+            f"ssl.keyStore.location={store}",
+            "ssl.keyStore.type=PEM",
+            f"ssl.trustStore.location={made.authority}",
+            "ssl.trustStore.type=PEM",
+        ],
+        jvm=["-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory", "-Xmx128m"],
+    )
+    trusting = opened(f"zk://localhost:{port}?tls=true&ca={made.authority}&connect_timeout=5")
+    assert isinstance(await trusting.acquire(Claim("a", 20.0)), Grant)
+    with pytest.raises(BackendRefusedError, match="certificate"):
+        await opened(f"zk://localhost:{port}?tls=true").open()
+    with pytest.raises(BackendUnavailableError):
+        await opened(f"zk://localhost:{port}").open()
+
+
+# Sessions.
+
+
+async def test_locks_of_one_ttl_share_a_session_and_the_number_of_sessions_is_bounded(zookeeper_url, opened):
+    backend = opened(zookeeper_url)
+    claims = [Claim(f"a/{number}", 20.0 + number % 12) for number in range(60)]
+    for claim in claims:
+        assert isinstance(await backend.acquire(claim), Grant)
+    sessions = {stake.session for stake in backend._stakes.all()}
+    assert len(sessions) == MOST_SESSIONS
+    assert all(stake.session.lease >= stake.claim.ttl for stake in backend._stakes.all() if stake.claim.ttl <= 27)
+    assert await backend.renew(claims) == [Renewal.RENEWED] * 60
+
+
+async def test_a_session_is_half_as_long_again_as_the_ttl_that_it_is_for(zookeeper_url, opened):
+    """The server may not know of the last third of a session's signs of life."""
+    backend = opened(zookeeper_url)
+    grant = await backend.acquire(Claim("a", 4.0))
+    assert isinstance(grant, Grant)
+    assert grant.ttl is None
+    assert backend._sessions.of(4.0).timeout == pytest.approx(6.0, abs=0.01)
+
+
+async def test_a_ttl_that_the_server_does_not_allow_is_granted_as_far_as_it_does(start_zookeeper, opened):
+    server = start_zookeeper(settings=["maxSessionTimeout=9000"])
+    grant = await opened(server.url).acquire(Claim("a", 60.0))
+    assert isinstance(grant, Grant)
+    assert grant.ttl == pytest.approx(6.0)
+
+
+async def test_a_lease_that_the_server_cuts_too_short_is_refused_with_the_way_out(start_zookeeper):
+    server = start_zookeeper(settings=["maxSessionTimeout=9000"])
+    async with connect(server.url) as locks:
+        with pytest.raises(BackendRefusedError, match="it grants less"):
+            await locks.lock("a", ttl=60).acquire()
+        async with locks.lock("a", ttl=60, safety_buffer=1, heartbeat_interval=1) as lease:
+            assert lease.ttl == pytest.approx(6.0)
+
+
+async def test_a_thousand_watched_locks_are_renewed_by_one_request(zookeeper_url, opened):
+    backend = opened(zookeeper_url)
+    claims = [Claim(f"a/{number}", 60.0) for number in range(300)]
+    await asyncio.gather(*(backend.acquire(claim) for claim in claims))
+    await until(lambda: all(stake.surely_there for stake in backend._stakes.all()), what="all are watched")
+    session = backend._sessions.of(60.0)
+    asked: list[object] = []
+    send = session.call
+    session.call = lambda request: asked.append(request) or send(request)
+    assert await backend.renew(claims) == [Renewal.RENEWED] * 300
+    assert len(asked) == 1
+
+
+async def test_closing_leaves_no_thread_and_no_connection_behind(zookeeper_url):
+    before = threading.active_count()
+    async with connect(zookeeper_url) as locks:
+        for ttl in (20, 30):
+            async with locks.lock("a", ttl=ttl):
+                pass
+        assert threading.active_count() > before
+    await until(lambda: threading.active_count() == before, what="the threads end")
+
+
+async def test_closing_is_bounded_although_the_server_hangs(zookeeper_server, zookeeper_url):
+    backend = from_url(zookeeper_url)
+    await backend.acquire(Claim("a", 60.0))
+    await backend.acquire(Claim("b", 40.0))
+    zookeeper_server.pause()
+    try:
+        async with asyncio.timeout(10):
+            await backend.aclose()
+    finally:
+        zookeeper_server.resume()
+
+
+def test_a_backend_goes_on_in_another_loop(zookeeper_url):
+    """Also when the first loop ended without closing it: the same session, the same grants."""
+    backend = from_url(zookeeper_url)
+    claim = Claim("a", 20.0)
+    grant = asyncio.run(backend.acquire(claim))
+    assert isinstance(grant, Grant)
+
+    async def again() -> None:
+        assert await backend.renew([claim]) == [Renewal.RENEWED]
+        assert await backend.acquire(claim) == grant
+        await backend.release(claim)
+        await backend.aclose()
+
+    asyncio.run(again())

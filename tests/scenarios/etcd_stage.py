@@ -1,0 +1,93 @@
+"""What scenarios on etcd share: what an operator sees of a lock, and a process that waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from etcd_server import EtcdCluster
+from patience import until
+
+from fencing_sdk.abc import Backend, Claim, Grant
+from fencing_sdk.backends.etcd import EtcdBackend, from_url
+
+WORKER = Path(__file__).parent / "workers" / "etcd_waiters.py"
+
+
+async def keys(cluster: EtcdCluster, name: str = "") -> list[str]:
+    """The keys of a lock, or of all locks, the oldest first."""
+    found = await asyncio.to_thread(cluster.keys, f"fencing/{name}/" if name else "fencing/")
+    return sorted(found, key=lambda key: int(found[key]["create_revision"]))
+
+
+async def count_of_keys(cluster: EtcdCluster, name: str, count: int) -> None:
+    """Wait until so many hold or wait."""
+    stop = asyncio.get_running_loop().time() + 20
+    while len(found := await keys(cluster, name)) != count:
+        assert asyncio.get_running_loop().time() < stop, f"{len(found)} keys, and not {count}"
+        await asyncio.sleep(0.02)
+
+
+async def granted(backend: Backend, claim: Claim) -> int:
+    outcome = await backend.acquire(claim)
+    assert isinstance(outcome, Grant), outcome
+    return outcome.token
+
+
+@asynccontextmanager
+async def backend_on(url: str, **options: Any) -> AsyncIterator[EtcdBackend]:
+    backend = from_url(url, **options)
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
+
+
+class Waiters:
+    """A process with waiters, and what it said."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.said: list[dict[str, Any]] = []
+        self._listening = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            self.said.append(json.loads(line))
+
+    async def told(self, kind: str) -> dict[str, Any]:
+        """Wait until it said something of this *kind*."""
+        await until(lambda: any(said["kind"] == kind for said in self.said), what=f"the process says {kind}")
+        return next(said for said in self.said if said["kind"] == kind)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+        await self._listening
+
+
+@asynccontextmanager
+async def waiters(url: str, name: str, *, ttl: float, count: int = 1) -> AsyncIterator[Waiters]:
+    """A process in which so many wait for a lock."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(WORKER), url, name, str(ttl), str(count), stdout=asyncio.subprocess.PIPE
+    )
+    running = Waiters(process)
+    try:
+        yield running
+    finally:
+        await running.kill()

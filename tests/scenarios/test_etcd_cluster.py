@@ -1,0 +1,130 @@
+"""A cluster of three etcd members that loses its leader, its majority and single members."""
+
+from __future__ import annotations
+
+import asyncio
+
+from etcd_server import EtcdCluster, gone
+from etcd_stage import backend_on, count_of_keys, granted
+from failing_store import CLOCK, ENDED_BY_TIME
+from redis_stage import Stay, opened, staying
+
+from fencing_sdk import Renewed
+from fencing_sdk.abc import Claim
+
+pytest_plugins = ["etcd_fixtures"]
+
+
+async def test_a_leader_that_is_killed_costs_no_lease_and_no_exclusion(etcd_cluster: EtcdCluster):
+    async with opened(etcd_cluster.url) as (locks, log), staying(locks.lock("a", ttl=8)) as stay:
+        leader = await etcd_cluster.await_leader()
+        leader.kill()
+        killed_at = CLOCK.now()
+        while CLOCK.now() < killed_at + 9:  # longer than the ttl
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 1)
+            assert await locks.lock("a").try_acquire() is None
+        await stay.end()
+        async with locks.lock("a", wait=20) as lease:
+            assert lease.token > stay.token
+    await gone(etcd_cluster, "fencing/")
+
+
+async def test_a_leader_that_is_killed_while_some_wait_loses_no_wake_up_and_no_order(etcd_cluster: EtcdCluster):
+    async with opened(etcd_cluster.url) as (locks, _), opened(etcd_cluster.url) as (others, _):
+        async with staying(locks.lock("a", ttl=20)) as first:
+            stays = []
+            for number in range(6):
+                stays.append(Stay((locks, others)[number % 2].lock("a", ttl=20)))
+                await count_of_keys(etcd_cluster, "a", number + 2)
+            (await etcd_cluster.await_leader()).kill()
+            await first.end()
+            tokens = []
+            for number, stay in enumerate(stays):
+                await stay.begun()
+                assert not any(later.entered.is_set() for later in stays[number + 1 :])
+                tokens.append(stay.token)
+                await stay.end()
+    assert tokens == sorted(set(tokens))
+
+
+async def test_without_a_majority_the_work_ends_in_time_and_nobody_else_begins(etcd_cluster: EtcdCluster):
+    """Two of three stand still. When they go on, the lock is free for a higher token."""
+    async with opened(etcd_cluster.url) as (locks, _), opened(etcd_cluster.url) as (others, _):
+        async with staying(locks.lock("a", ttl=4)) as stay:
+            waiting = Stay(others.lock("a", ttl=10))
+            await count_of_keys(etcd_cluster, "a", 2)
+            for member in etcd_cluster.members[:2]:
+                member.pause()
+            await stay.over()
+            assert stay.lost in ENDED_BY_TIME
+            assert not waiting.entered.is_set()
+            for member in etcd_cluster.members[:2]:
+                member.resume()
+            if waiting.task.done():  # the store was silent for as long as it waits for an answer
+                waiting = Stay(others.lock("a", ttl=10))
+            await waiting.begun()
+            assert waiting.granted_at > stay.body_ended_at
+            assert waiting.token > stay.token
+            await waiting.end()
+
+
+async def test_a_member_that_hangs_is_left_for_another(etcd_cluster: EtcdCluster):
+    """The first of the URL takes connections and never answers; it follows, so the others have a majority."""
+    leader = await etcd_cluster.await_leader()
+    hanging = next(member for member in etcd_cluster.members if member is not leader)
+    order = [hanging, *(member for member in etcd_cluster.members if member is not hanging)]
+    url = "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in order)
+    async with opened(url) as (locks, log), staying(locks.lock("a", ttl=10, heartbeat_interval=1)) as stay:
+        hanging.pause()
+        for _ in range(3):
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 1)
+        async with locks.lock("b", ttl=10, wait=20) as lease:
+            assert lease.held
+        await stay.end()
+
+
+async def test_dead_members_in_the_url_are_passed_over(etcd_cluster: EtcdCluster):
+    dead = etcd_cluster.members[0]
+    dead.kill()
+    url = f"etcd://127.0.0.1:1,no-such-host.invalid:2379,127.0.0.1:{dead.port},{etcd_cluster.hosts}"
+    async with opened(url) as (locks, _):
+        async with locks.lock("a", wait=20) as lease:
+            await lease.renew()
+
+
+async def test_a_lease_outlives_a_restart_of_every_member_one_after_the_other(etcd_cluster: EtcdCluster):
+    async with opened(etcd_cluster.url) as (locks, log), staying(locks.lock("a", ttl=20, heartbeat_interval=1)) as stay:
+        for member in etcd_cluster.members:
+            await asyncio.to_thread(member.kill)
+            await asyncio.to_thread(etcd_cluster.start)
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 1)
+        await stay.end()
+
+
+async def test_a_watch_at_a_member_that_lost_its_leader_ends(etcd_cluster: EtcdCluster):
+    """It would hear of nothing; so it is told to end, and the waiter asks others."""
+    async with backend_on(etcd_cluster.url) as backend:
+        holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
+        await granted(backend, holder)
+        place = backend.queue(waiter)
+        async with place as turn:
+            first = backend._gateway._endpoints.in_turn()[0].origin
+            others = [member for member in etcd_cluster.members if member.origin != first]
+            await asyncio.sleep(0.3)  # for the watch to be open
+            for member in others:
+                member.pause()
+            async with asyncio.timeout(30):
+                while backend._gateway._endpoints.in_turn()[0].origin == first:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                for member in others:
+                    member.resume()
+                while True:
+                    try:
+                        await backend.release(holder)
+                        break
+                    except Exception:
+                        await asyncio.sleep(0.1)
+                await turn.wait()

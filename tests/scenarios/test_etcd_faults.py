@@ -1,0 +1,270 @@
+"""What goes wrong between a client and one etcd, and what holders and waiters see of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from etcd_server import EtcdCluster, b64, gone
+from etcd_stage import backend_on, count_of_keys, granted, keys, waiters
+from failing_store import CLOCK, ENDED_BY_TIME, until
+from fault_proxy import FaultProxy
+from redis_stage import Stay, opened, staying
+
+from fencing_sdk import LossReason, Renewed
+from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.backends.etcd import EtcdBackend
+from fencing_sdk.errors import BackendUnavailableError
+
+pytest_plugins = ["etcd_fixtures"]
+pytestmark = pytest.mark.usefixtures("no_blocking_calls")
+
+
+# The server stands still
+
+
+async def test_a_server_that_stands_still_for_less_than_the_ttl_costs_nothing(etcd_server: EtcdCluster):
+    async with (
+        opened(etcd_server.url) as (locks, log),
+        staying(locks.lock("a", ttl=15, heartbeat_interval=0.3)) as stay,
+    ):
+        etcd_server.members[0].pause()
+        await asyncio.sleep(1.5)
+        etcd_server.members[0].resume()
+        renewed = len(log.of(Renewed))
+        await log.seen(Renewed, renewed + 2)
+        await stay.end()
+
+
+async def test_a_server_that_stands_still_for_longer_ends_the_work_before_the_lock_is_free(etcd_server: EtcdCluster):
+    """The deadline needs no answer; and etcd, when it goes on, gives the lock to somebody else with a higher token."""
+    async with opened(etcd_server.url) as (locks, _), staying(locks.lock("a", ttl=1.5)) as stay:
+        etcd_server.members[0].pause()
+        await stay.over()
+        assert stay.lost in ENDED_BY_TIME
+        assert stay.body_ended_at - stay.granted_at < 6
+        etcd_server.members[0].resume()
+        async with locks.lock("a", wait=20) as lease:
+            assert lease.token > stay.token
+
+
+# The client stands still
+
+
+async def test_a_process_that_stood_still_past_its_ttl_finds_its_lease_gone(etcd_server: EtcdCluster):
+    async with waiters(etcd_server.url, "a", ttl=1.5) as frozen, opened(etcd_server.url) as (locks, _):
+        held = await frozen.told("held")
+        frozen.stop()
+        async with locks.lock("a", wait=20) as lease:
+            assert lease.token > held["token"]
+            frozen.go_on()
+            lost = await frozen.told("lost")
+            assert lost["token"] == held["token"]
+            lease.check()
+
+
+async def test_a_waiter_that_stood_still_past_its_ttl_stands_in_line_again(etcd_server: EtcdCluster):
+    async with opened(etcd_server.url) as (locks, _), staying(locks.lock("a", ttl=30)) as first:
+        async with waiters(etcd_server.url, "a", ttl=1) as frozen:
+            await count_of_keys(etcd_server, "a", 2)
+            frozen.stop()
+            await count_of_keys(etcd_server, "a", 1)
+            second = Stay(locks.lock("a"))
+            await count_of_keys(etcd_server, "a", 2)
+            frozen.go_on()
+            await count_of_keys(etcd_server, "a", 3)
+            await first.end()
+            await second.begun()
+            assert not any(said["kind"] == "held" for said in frozen.said)
+            await second.end()
+            assert (await frozen.told("held"))["token"] > second.token
+
+
+# Something happens behind the holder's back
+
+
+async def test_the_key_of_one_lock_is_deleted_and_the_others_of_its_lease_go_on(etcd_server: EtcdCluster):
+    async with opened(etcd_server.url) as (locks, log):
+        async with staying(locks.lock("a", ttl=10, heartbeat_interval=0.2)) as lost:
+            async with staying(locks.lock("b", ttl=10, heartbeat_interval=0.2)) as kept:
+                await asyncio.to_thread(etcd_server.delete, "fencing/a/")
+                await lost.over()
+                assert lost.lost is LossReason.REFUSED
+                renewed = len(log.of(Renewed))
+                await log.seen(Renewed, renewed + 2)
+                assert len(await asyncio.to_thread(etcd_server.leases)) == 1
+                await kept.end()
+
+
+async def test_a_lease_that_is_revoked_takes_its_locks_along_and_the_next_lock_has_another(etcd_server: EtcdCluster):
+    async with opened(etcd_server.url) as (locks, _):
+        stays = [Stay(locks.lock(name, ttl=10, heartbeat_interval=0.2)) for name in "abc"]
+        for stay in stays:
+            await stay.begun()
+        (lease,) = await asyncio.to_thread(etcd_server.leases)
+        await etcd_server.command("lease/revoke", {"ID": lease})
+        for stay in stays:
+            await stay.over()
+            assert stay.lost is LossReason.REFUSED
+        async with locks.lock("a", ttl=10) as again:
+            assert again.token > stays[0].token
+
+
+async def test_a_renewal_is_refused_when_the_key_is_gone_although_its_lease_lives(etcd: EtcdBackend, etcd_server):
+    """A keep-alive alone proves nothing about a lock."""
+    claims = [Claim(f"a/{number}", 10.0) for number in range(130)]
+    for claim in claims:
+        await granted(etcd, claim)
+    await asyncio.to_thread(etcd_server.delete, "fencing/a%2F77/")
+    await granted(etcd, Claim("b", 10.0))
+    outcomes = await etcd.renew(claims)
+    assert [number for number, outcome in enumerate(outcomes) if outcome is not Renewal.RENEWED] == [77]
+    assert outcomes[77] is Renewal.REFUSED
+
+
+async def test_a_key_that_was_deleted_and_made_again_by_a_late_request_is_not_the_grant(etcd: EtcdBackend, etcd_server):
+    """Its number is another one, and somebody else may have been in between."""
+    claim = Claim("a", 10.0)
+    token = await granted(etcd, claim)
+    (key,) = (await asyncio.to_thread(etcd_server.keys)).items()
+    await asyncio.to_thread(etcd_server.delete, "fencing/a/")
+    await etcd_server.command("kv/put", {"key": b64(key[0]), "value": key[1]["value"], "lease": key[1]["lease"]})
+    assert list(await etcd.renew([claim])) == [Renewal.REFUSED]
+    assert list(await etcd.renew([claim])) == [Renewal.REFUSED]
+    async with backend_on(etcd_server.url) as rival, asyncio.timeout(20):
+        other = Claim("a", 10.0)
+        while isinstance(outcome := await rival.acquire(other), Held):
+            await asyncio.sleep(0.1)
+            await etcd.renew([claim])
+            await granted(etcd, Claim(f"b/{CLOCK.now()}", 10.0))
+        assert outcome.token > token
+
+
+# Locks share leases
+
+
+async def test_a_claim_that_nobody_renews_ends_although_its_lease_is_kept_alive(etcd: EtcdBackend, etcd_server):
+    left, kept = Claim("left", 1.0), Claim("kept", 1.0)
+    token = await granted(etcd, left)
+    await granted(etcd, kept)
+    async with asyncio.timeout(20), backend_on(etcd_server.url) as rival:
+        while isinstance(outcome := await rival.acquire(Claim("left", 30.0)), Held):
+            assert list(await etcd.renew([kept])) == [Renewal.RENEWED]
+            await asyncio.sleep(0.1)
+        assert isinstance(outcome, Grant)
+        assert outcome.token > token
+        assert list(await etcd.renew([left, kept])) == [Renewal.TAKEN_OVER, Renewal.RENEWED]
+
+
+async def test_a_claim_past_its_ttl_is_not_revived_by_a_lease_that_others_kept_alive(etcd: EtcdBackend):
+    left, kept = Claim("left", 1.0), Claim("kept", 1.0)
+    await granted(etcd, left)
+    await granted(etcd, kept)
+    stop = CLOCK.now() + 1.0
+    while CLOCK.now() < stop + 0.01:
+        assert list(await etcd.renew([kept])) == [Renewal.RENEWED]
+        await asyncio.sleep(0.05)
+    assert (await etcd.renew([left]))[0] is Renewal.REFUSED
+
+
+async def test_a_request_that_arrives_long_after_it_was_given_up_leaves_nothing_behind(etcd_server: EtcdCluster):
+    """Another lock keeps the lease alive, so the late key would hold its lock for ever."""
+    port = etcd_server.members[0].port
+    async with FaultProxy(port) as slow, backend_on(f"etcd://127.0.0.1:{slow.port},127.0.0.1:{port}") as backend:
+        kept, late = Claim("kept", 2.0), Claim("late", 2.0)
+        await granted(backend, kept)
+        slow.blackhole()
+        acquiring = asyncio.create_task(backend.acquire(late))
+        await asyncio.sleep(0.3)
+        acquiring.cancel()
+        await asyncio.wait((acquiring,))
+        await backend.release(late)
+        assert await keys(etcd_server, "late") == []
+        slow.heal()
+        await count_of_keys(etcd_server, "late", 1)  # there it is
+        for _ in range(200):
+            assert list(await backend.renew([kept])) == [Renewal.RENEWED]
+            if not await keys(etcd_server, "late"):
+                break
+            await asyncio.sleep(0.1)
+        assert await keys(etcd_server, "late") == []
+
+
+async def test_a_release_that_was_not_confirmed_is_made_good_with_the_next_keep_alives(etcd_server: EtcdCluster):
+    port = etcd_server.members[0].port
+    async with FaultProxy(port) as network, backend_on(f"etcd://127.0.0.1:{network.port}") as backend:
+        kept, released = Claim("kept", 3.0), Claim("released", 3.0)
+        for claim in (kept, released):
+            await granted(backend, claim)
+        network.refuse()
+        network.cut()
+        with pytest.raises(BackendUnavailableError):
+            await backend.release(released)
+        network.heal()
+        async with asyncio.timeout(20):
+            while await keys(etcd_server, "released"):
+                assert list(await backend.renew([kept])) == [Renewal.RENEWED]
+                await asyncio.sleep(0.1)
+
+
+async def test_a_thousand_locks_of_one_ttl_cost_a_handful_of_keep_alives(etcd_server: EtcdCluster):
+    async with opened(etcd_server.url) as (locks, log):
+        leases = []
+        for start in range(0, 1000, 100):
+            several = (
+                locks.lock(f"many/{number}", ttl=60, heartbeat_interval=4) for number in range(start, start + 100)
+            )
+            leases += await asyncio.gather(*(lock.acquire() for lock in several))
+        begun, before = len(log.of(Renewed)), await asyncio.to_thread(etcd_server.calls, "LeaseKeepAlive")
+        await until(lambda: len(log.of(Renewed)) >= begun + 1000, within=30)
+        spent = await asyncio.to_thread(etcd_server.calls, "LeaseKeepAlive") - before
+        shared = len(await asyncio.to_thread(etcd_server.leases))
+        assert all(lease.held for lease in leases)
+    assert spent <= 20, spent
+    assert shared == 1
+
+
+# Answers get lost
+
+
+async def test_an_acquisition_whose_answer_was_lost_finds_its_own_grant(etcd_server, etcd_proxy: FaultProxy):
+    async with backend_on(f"etcd://127.0.0.1:{etcd_proxy.port}") as backend:
+        claim = Claim("a", 30.0)
+        await granted(backend, Claim("warm", 30.0))
+        etcd_proxy.half_open()
+        acquiring = asyncio.create_task(backend.acquire(claim))
+        await count_of_keys(etcd_server, "a", 1)
+        etcd_proxy.cut()
+        with pytest.raises(BackendUnavailableError):
+            await acquiring
+        etcd_proxy.heal()
+        (key,) = (await asyncio.to_thread(etcd_server.keys, "fencing/a/")).values()
+        assert await granted(backend, claim) == int(key["create_revision"])
+        assert len(await keys(etcd_server, "a")) == 1
+
+
+async def test_a_lease_rides_out_a_network_that_loses_everything_for_a_while(etcd_server, etcd_proxy: FaultProxy):
+    url = f"etcd://127.0.0.1:{etcd_proxy.port}"
+    async with opened(url) as (locks, log), staying(locks.lock("a", ttl=15, heartbeat_interval=0.3)) as stay:
+        for fault in (etcd_proxy.blackhole, etcd_proxy.half_open, etcd_proxy.refuse):
+            fault()
+            etcd_proxy.cut()
+            await asyncio.sleep(0.7)
+            etcd_proxy.cut()
+            etcd_proxy.heal()
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 1)
+        await stay.end()
+    await gone(etcd_server, "fencing/")
+
+
+async def test_giving_up_on_a_silent_network_leaves_nothing_behind(etcd_server, etcd_proxy: FaultProxy):
+    url = f"etcd://127.0.0.1:{etcd_proxy.port}"
+    async with opened(url) as (locks, _):
+        async with locks.lock("a", ttl=3):
+            etcd_proxy.half_open()
+            with pytest.raises(BackendUnavailableError):
+                await locks.lock("b", ttl=3, wait=0.5).acquire()
+            etcd_proxy.cut()
+            etcd_proxy.heal()
+        await gone(etcd_server, "fencing/b/")

@@ -1,0 +1,163 @@
+"""Many who wait for one lock in etcd: in order, woken one by one, and nobody is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from etcd_server import EtcdCluster, gone
+from etcd_stage import backend_on, count_of_keys, granted, keys, waiters
+from fault_proxy import FaultProxy
+from patience import until
+from redis_stage import Stay, opened, staying
+
+from fencing_sdk.abc import Claim, Held
+from fencing_sdk.backends.etcd import EtcdBackend
+
+pytest_plugins = ["etcd_fixtures"]
+
+WAITERS = 60
+
+
+async def test_sixty_waiters_of_whom_a_third_is_killed_are_served_in_order(etcd_server: EtcdCluster):
+    """The dead leave the line with their lease; the others keep their order, and each token is higher."""
+    served: list[tuple[int, int]] = []
+
+    async def wait(number: int) -> None:
+        async with (here, there)[number % 2].lock("a", ttl=20) as lease:
+            served.append((number, lease.token))
+
+    async with opened(etcd_server.url) as (here, _), opened(etcd_server.url) as (there, _):
+        async with waiters(etcd_server.url, "a", ttl=2, count=WAITERS // 3) as doomed, asyncio.TaskGroup() as group:
+            async with asyncio.timeout(20):
+                first = await here.lock("b").acquire()  # both clients have a lease before the line forms
+                await first.release()
+            await doomed.told("held")
+            for number in range(WAITERS * 2 // 3):
+                group.create_task(wait(number))
+                await asyncio.sleep(0.005)
+            await count_of_keys(etcd_server, "a", WAITERS)
+            order = await keys(etcd_server, "a")
+            await doomed.kill()
+            await until(lambda: len(served) == WAITERS * 2 // 3, what="all are served", within=40)
+    tokens = [token for _, token in served]
+    assert tokens == sorted(set(tokens))
+    assert len(order) == WAITERS
+    await gone(etcd_server, "fencing/a/")
+
+
+async def test_waiters_that_are_cancelled_leave_the_line_to_the_others(etcd_server: EtcdCluster):
+    served: list[int] = []
+
+    async def wait(number: int) -> None:
+        async with locks.lock("a"):
+            served.append(number)
+
+    async with opened(etcd_server.url) as (locks, _):
+        tasks = []
+        async with staying(locks.lock("a")) as first:
+            for number in range(30):
+                tasks.append(asyncio.create_task(wait(number)))
+                await count_of_keys(etcd_server, "a", number + 2)
+            for task in tasks[::3]:
+                task.cancel()
+            await count_of_keys(etcd_server, "a", 21)
+            await first.end()
+            async with asyncio.timeout(30):
+                await asyncio.wait(tasks)
+    assert served == [number for number in range(30) if number % 3]
+    await gone(etcd_server, "fencing/")
+
+
+async def test_a_release_wakes_the_next_and_nobody_else(etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch):
+    async with backend_on(etcd_server.url) as backend:
+        holder, claims = Claim("a", 60.0), [Claim("a", 60.0) for _ in range(3)]
+        await granted(backend, holder)
+        async with backend.queue(claims[0]) as one, backend.queue(claims[1]) as two, backend.queue(claims[2]) as three:
+            await backend.release(holder)
+            async with asyncio.timeout(20):
+                await one.wait()
+            await granted(backend, claims[0])
+            for turn in (two, three):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        await turn.wait()
+            await backend.release(claims[0])
+            async with asyncio.timeout(20):
+                await two.wait()
+
+
+async def test_a_watch_from_a_revision_that_etcd_has_forgotten_looks_again(
+    etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+):
+    """Compaction between the look at the line and the watch: etcd cancels it, and no wake-up is lost."""
+    async with backend_on(etcd_server.url) as backend:
+        holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
+        await granted(backend, holder)
+        looked = backend._calls.predecessor
+        looks = 0
+
+        async def old(operation: str, claim: Claim, created: int):
+            nonlocal looks
+            looks += 1
+            entry, revision = await looked(operation, claim, created)
+            return entry, 0 if looks == 1 else revision
+
+        monkeypatch.setattr(backend._calls, "predecessor", old)
+        for _ in range(5):
+            await etcd_server.command("kv/put", {"key": "eA==", "value": "eA=="})
+        await asyncio.to_thread(etcd_server.compact)
+        async with backend.queue(waiter) as turn, asyncio.timeout(20):
+            await until(lambda: looks >= 2, what="it looks again")
+            await backend.release(holder)
+            while isinstance(await backend.acquire(waiter), Held):
+                await turn.wait()
+
+
+async def test_compaction_under_a_watch_that_is_open_harms_nobody(etcd_server: EtcdCluster):
+    async with opened(etcd_server.url) as (locks, _), staying(locks.lock("a")) as first:
+        second = Stay(locks.lock("a"))
+        await count_of_keys(etcd_server, "a", 2)
+        for _ in range(3):
+            await etcd_server.command("kv/put", {"key": "eA==", "value": "eA=="})
+            await asyncio.to_thread(etcd_server.compact)
+        await first.end()
+        await second.begun()
+        await second.end()
+
+
+async def test_a_watch_that_breaks_is_opened_again(etcd_server: EtcdCluster, etcd_proxy: FaultProxy):
+    """The release happens while there is no connection; the waiter is woken all the same, and not by its timer."""
+    async with (
+        backend_on(f"etcd://127.0.0.1:{etcd_proxy.port}") as backend,
+        backend_on(etcd_server.url) as other,
+    ):
+        holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
+        await granted(other, holder)
+        async with backend.queue(waiter) as turn:
+            assert isinstance(await backend.acquire(waiter), Held)
+            etcd_proxy.refuse()
+            etcd_proxy.cut()
+            await other.release(holder)
+            etcd_proxy.heal()
+            async with asyncio.timeout(20):
+                await turn.wait()
+            await granted(backend, waiter)
+
+
+async def test_a_place_that_an_operator_removed_is_taken_again_at_the_end(etcd: EtcdBackend, etcd_server):
+    holder, waiter, later = (Claim("a", 60.0) for _ in range(3))
+    await granted(etcd, holder)
+    async with etcd.queue(waiter) as turn:
+        own = (await keys(etcd_server, "a"))[1]
+        await asyncio.to_thread(etcd_server.delete, own)
+        async with etcd.queue(later) as later_turn:
+            assert isinstance(await etcd.acquire(waiter), Held)
+            await etcd.release(holder)
+            async with asyncio.timeout(20):
+                await later_turn.wait()
+                assert isinstance(await etcd.acquire(waiter), Held)
+                await granted(etcd, later)
+                await etcd.release(later)
+                while isinstance(await etcd.acquire(waiter), Held):
+                    await turn.wait()

@@ -1,0 +1,315 @@
+"""ZooKeeper on one server, and everything that can happen to a client of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from failing_store import CLOCK
+from redis_stage import PATIENCE, eventually, opened, staying
+from zookeeper_server import fresh_root
+from zookeeper_stage import in_place, kill_session, operating
+
+from fencing_sdk import LossReason
+from fencing_sdk._claim import Claim, Grant, Held, Renewal
+from fencing_sdk.backends.zookeeper import from_url
+from fencing_sdk.errors import BackendUnavailableError, LockHeldError
+
+pytest_plugins = ["zookeeper_fixtures"]
+
+
+@pytest.fixture
+def by_proxy(zookeeper_proxy, zookeeper_url):
+    """The URL of the store, by way of a network with faults."""
+    return f"zk://127.0.0.1:{zookeeper_proxy.port}/{zookeeper_url.rsplit('/', 1)[1]}"
+
+
+# A lost reply.
+
+
+async def test_an_owner_whose_grant_was_not_answered_finds_its_own_node(by_proxy, zookeeper_proxy, zookeeper_url):
+    """The create is carried out and its answer lost: the retry gets that very grant, and leaves no second node."""
+    backend = from_url(by_proxy)
+    claim = Claim("a", 20.0)
+    async with operating(zookeeper_url) as operator:
+        await operator.keep_folder("a")
+        await backend.acquire(Claim("b", 20.0))
+        zookeeper_proxy.half_open()
+        lost = asyncio.ensure_future(backend.acquire(claim))
+        await operator.stands("a", 1)
+        (node,) = await operator.line("a")
+        zookeeper_proxy.cut()
+        zookeeper_proxy.heal()
+        with pytest.raises(BackendUnavailableError):
+            await lost
+        async with asyncio.timeout(PATIENCE):
+            while not isinstance(grant := await _try(backend, claim), Grant):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await operator.line("a") == [node]
+        held = await backend.inspect("a")
+        assert held is not None
+        assert held.token == grant.token
+        assert (await backend.renew([claim])) == [Renewal.RENEWED]
+    await backend.aclose()
+
+
+async def test_a_waiter_whose_place_was_not_answered_keeps_it(by_proxy, zookeeper_proxy, zookeeper_url):
+    """The place is the one that was taken first, not a new one at the end of the line."""
+    async with opened(zookeeper_url) as (locks, _), operating(zookeeper_url) as operator:
+        backend, holder = from_url(by_proxy), await locks.lock("a", ttl=60).acquire()
+        claim = Claim("a", 20.0)
+        await operator.keep_folder("a")
+        await backend.acquire(Claim("b", 20.0))
+        zookeeper_proxy.half_open()
+        lost = asyncio.ensure_future(backend.acquire(claim))
+        await operator.stands("a", 2)
+        later = asyncio.ensure_future(locks.lock("a", ttl=60, wait=PATIENCE).acquire())
+        await in_place(locks)
+        zookeeper_proxy.cut()
+        zookeeper_proxy.heal()
+        with pytest.raises(BackendUnavailableError):
+            await lost
+        async with asyncio.timeout(PATIENCE), backend.queue(claim):
+            await operator.stands("a", 3)
+            await holder.release()
+            while not isinstance(await _try(backend, claim), Grant):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not later.done()
+        await backend.release(claim)
+        await (await later).release()
+        await backend.aclose()
+
+
+async def test_what_an_unanswered_acquisition_left_is_gone_after_its_ttl(by_proxy, zookeeper_proxy, zookeeper_url):
+    """Nobody comes back for it, and the session lives on: the node goes all the same."""
+    backend = from_url(by_proxy)
+    async with operating(zookeeper_url) as operator:
+        await operator.keep_folder("a")
+        await backend.acquire(Claim("b", 2.0))
+        zookeeper_proxy.half_open()
+        lost = asyncio.ensure_future(backend.acquire(Claim("a", 2.0)))
+        await operator.stands("a", 1)
+        zookeeper_proxy.cut()
+        zookeeper_proxy.heal()
+        with pytest.raises(BackendUnavailableError):
+            await lost
+        session = next(iter(backend._sessions._by_ttl.values()))
+        await operator.stands("a", 0)
+        assert session.error is None
+    await backend.aclose()
+
+
+async def _try(backend, claim) -> Grant | Held | None:
+    try:
+        return await backend.acquire(claim)
+    except BackendUnavailableError:
+        return None
+
+
+# A connection that breaks.
+
+
+async def test_a_client_that_is_cut_off_stops_before_another_one_is_granted(by_proxy, zookeeper_proxy, zookeeper_url):
+    async with opened(by_proxy) as (cut_off, _), opened(zookeeper_url) as (locks, _):
+        async with staying(cut_off.lock("a", ttl=2)) as stay:
+            zookeeper_proxy.blackhole()
+            second = await locks.lock("a", ttl=2, wait=PATIENCE).acquire()
+            granted_at = CLOCK.now()
+            await stay.over()
+            assert stay.lost in {LossReason.EXPIRED, LossReason.STALLED}
+            assert stay.body_ended_at < granted_at
+            assert second.token > stay.token
+            await second.release()
+        zookeeper_proxy.cut()
+        zookeeper_proxy.heal()
+
+
+async def test_a_short_outage_of_the_network_costs_nothing(by_proxy, zookeeper_proxy):
+    """SUSPENDED is not LOST: the same session goes on, the lease with it, and a waiter keeps its place."""
+    async with opened(by_proxy) as (locks, log):
+        async with staying(locks.lock("a", ttl=10, heartbeat_interval=0.2)) as stay:
+            waiting = asyncio.ensure_future(locks.lock("a", ttl=10).acquire())
+            await in_place(locks)
+            session = locks._backend._sessions.of(10.0)
+            identity = session.id
+            zookeeper_proxy.refuse()
+            zookeeper_proxy.cut()
+            await eventually(lambda: _has(log, "renewal_failed"), what="a renewal failed")
+            zookeeper_proxy.heal()
+            before = len(log.events)
+            await eventually(lambda: _has(log, "renewed", since=before), what="a renewal again")
+            assert session.id == identity
+            await stay.end()
+        lease = await asyncio.wait_for(waiting, PATIENCE)
+        assert lease.token > stay.token
+        await lease.release()
+
+
+async def test_a_connection_that_hangs_is_given_up_for_another_one(by_proxy, zookeeper_proxy):
+    """No answer comes and nothing is closed: another connection is tried long before the session ends."""
+    async with opened(by_proxy) as (locks, log):
+        async with staying(locks.lock("a", ttl=10, heartbeat_interval=0.2)) as stay:
+            accepted = zookeeper_proxy.accepted
+            zookeeper_proxy.blackhole()
+            await eventually(lambda: _true(zookeeper_proxy.accepted > accepted), what="another connection")
+            zookeeper_proxy.cut()
+            zookeeper_proxy.heal()
+            before = len(log.events)
+            await eventually(lambda: _has(log, "renewed", since=before), what="a renewal again")
+            await stay.end()
+
+
+async def test_a_server_that_stands_still_for_a_while_costs_nothing(zookeeper_server, zookeeper_url):
+    async with opened(zookeeper_url) as (locks, log):
+        async with staying(locks.lock("a", ttl=10, heartbeat_interval=0.2)) as stay:
+            zookeeper_server.pause()
+            await eventually(lambda: _has(log, "renewal_failed"), what="a renewal failed")
+            zookeeper_server.resume()
+            before = len(log.events)
+            await eventually(lambda: _has(log, "renewed", since=before), what="a renewal again")
+            await stay.end()
+
+
+async def test_a_server_that_stands_still_for_long_ends_the_lease_on_time(zookeeper_server, zookeeper_url):
+    async with opened(zookeeper_url) as (locks, _):
+        async with staying(locks.lock("a", ttl=2)) as stay:
+            paused_at = CLOCK.now()
+            zookeeper_server.pause()
+            await stay.over()
+            zookeeper_server.resume()
+            assert stay.lost in {LossReason.EXPIRED, LossReason.STALLED}
+            assert stay.body_ended_at < paused_at + 2
+        second = await locks.lock("a", ttl=2, wait=PATIENCE).acquire()
+        assert second.token > stay.token
+        await second.release()
+
+
+async def _true(value: object) -> bool:
+    return bool(value)
+
+
+async def _has(log, kind: str, *, since: int = 0) -> bool:
+    return any(event.kind == kind for event in log.events[since:])
+
+
+# Sessions and nodes that go.
+
+
+async def test_a_session_that_the_server_ends_ends_its_leases_at_once(zookeeper_url):
+    """Not at the next heartbeat, and those of another session go on; the next lock has a session again."""
+    async with opened(zookeeper_url) as (locks, _):
+        async with staying(locks.lock("a", ttl=60)) as stay, staying(locks.lock("b", ttl=50)) as other:
+            await kill_session(locks._backend._sessions.of(60.0))
+            await stay.over()
+            assert stay.lost is LossReason.REFUSED
+            async with staying(locks.lock("a", ttl=60, wait=PATIENCE)) as again:
+                assert again.token > stay.token
+            await other.end()
+
+
+async def test_a_waiter_whose_session_ended_stands_in_line_again(zookeeper_url):
+    async with opened(zookeeper_url) as (locks, _), opened(zookeeper_url) as (others, _):
+        holder = await others.lock("a", ttl=50).acquire()
+        waiting = asyncio.ensure_future(locks.lock("a", ttl=60).acquire())
+        await in_place(locks)
+        await kill_session(locks._backend._sessions.of(60.0))
+        await in_place(locks, 0)
+        await in_place(locks)
+        await holder.release()
+        lease = await asyncio.wait_for(waiting, PATIENCE)
+        assert lease.token > holder.last_token
+        await lease.release()
+
+
+async def test_a_renewal_after_the_end_of_the_session_is_refused(zookeeper_url):
+    """Its nodes are gone, even if another session has the same locks now; and nothing is created anew."""
+    backend = from_url(zookeeper_url)
+    claims = [Claim("a", 60.0), Claim("b", 60.0)]
+    for claim in claims:
+        await backend.acquire(claim)
+    session = backend._sessions.of(60.0)
+    await kill_session(session)
+    await eventually(lambda: _true(session.error), what="the client has heard of it")
+    other = Claim("b", 60.0)
+    assert isinstance(await backend.acquire(other), Grant)
+    assert await backend.renew(claims) == [Renewal.REFUSED, Renewal.TAKEN_OVER]
+    assert await backend.inspect("a") is None
+    await backend.release(other)
+    await backend.aclose()
+
+
+async def test_a_folder_that_the_server_removed_is_made_again_and_tokens_grow(zookeeper_url):
+    """Containers without children are removed; numbers start again at 0 then, and tokens do not."""
+    async with opened(zookeeper_url) as (locks, _), operating(zookeeper_url) as operator:
+        tokens, numbers = [], []
+        for _ in range(2):
+            for _ in range(3):
+                async with locks.lock("a", ttl=20) as lease:
+                    tokens.append(lease.token)
+                    numbers.append((await operator.line("a"))[0][-10:])
+            await eventually(lambda: _no_folder(operator), what="the folder is removed")
+        assert tokens == sorted(set(tokens))
+        assert numbers == ["0000000000", "0000000001", "0000000002"] * 2
+
+
+async def _no_folder(operator) -> bool:
+    return not await operator.has_folder("a")
+
+
+async def test_tokens_grow_when_an_operator_deletes_the_folder_of_a_held_lock(zookeeper_url):
+    """The holder learns at once that its grant is gone, and the next one's token is higher."""
+    async with opened(zookeeper_url) as (locks, _), operating(zookeeper_url) as operator:
+        async with staying(locks.lock("a", ttl=60)) as stay:
+            await operator.delete("a")
+            await stay.over()
+            assert stay.lost is LossReason.REVOKED
+            async with staying(locks.lock("a", ttl=60)) as again:
+                assert again.token > stay.token
+                assert (await operator.line("a"))[0].endswith("-0000000000")
+
+
+async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted(zookeeper_url):
+    """Deleted and created again by somebody else: the path is the same, the transaction is not."""
+    from fencing_sdk.backends.zookeeper._driver import ANYBODY, create_persistent
+
+    backend = from_url(zookeeper_url)
+    claim = Claim("a", 60.0)
+    await backend.acquire(claim)
+    async with operating(zookeeper_url) as operator:
+        backend._upkeep._changed = lambda *_: None  # no notice, so that the renewal has to find out
+        (node,) = await operator.line("a")
+        await operator.delete("a", node)
+        session = await operator.session()
+        await session.call(create_persistent(f"{operator._paths.folder('a')}/{node}", ANYBODY))
+        assert await backend.renew([claim]) == [Renewal.REFUSED]
+        await operator.delete("a", node)
+    await backend.aclose()
+
+
+async def test_a_place_that_an_operator_deleted_is_taken_again(zookeeper_url):
+    async with opened(zookeeper_url) as (locks, _), operating(zookeeper_url) as operator:
+        holder = await locks.lock("a", ttl=60).acquire()
+        waiting = asyncio.ensure_future(locks.lock("a", ttl=60).acquire())
+        await in_place(locks)
+        await operator.delete("a", (await operator.line("a"))[1])
+        await holder.release()
+        lease = await asyncio.wait_for(waiting, PATIENCE)
+        await lease.release()
+
+
+# Where the servers are.
+
+
+async def test_members_that_are_down_are_passed_over(zookeeper_server):
+    """Whichever is asked first: one that refuses, one that never answers, one whose name nobody knows."""
+    silent = socket.create_server(("127.0.0.1", 0))  # the kernel takes connections, and nobody answers
+    port = silent.getsockname()[1]
+    dead = f"127.0.0.1:1,127.0.0.1:{port},no-such-host.invalid"
+    for _ in range(3):
+        url = f"zk://{dead},{zookeeper_server.address}{fresh_root()}?connect_timeout=0.5"
+        async with opened(url) as (locks, _), asyncio.timeout(PATIENCE):
+            async with locks.lock("a", ttl=20):
+                with pytest.raises(LockHeldError):
+                    await locks.lock("a", wait=0).acquire()
+    silent.close()

@@ -1,0 +1,155 @@
+"""Processes that share a ZooKeeper, and are killed, stopped or forked."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from redis_stage import PATIENCE, eventually, opened, staying
+from zookeeper_stage import in_place, operating
+
+from fencing_sdk import LossReason
+
+pytest_plugins = ["zookeeper_fixtures"]
+
+WORKERS = Path(__file__).parent / "workers"
+LIMIT = 3 * PATIENCE
+
+
+class Worker:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def says(self) -> list[str]:
+        """The words of its next line; none when it has ended."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(LIMIT):
+            return (await self.process.stdout.readline()).decode().split()
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.communicate()
+
+
+Start = Callable[..., Awaitable[Worker]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Start workers, which do not outlive the test."""
+    workers: list[Worker] = []
+
+    async def start(script: str, *arguments: str) -> Worker:
+        pipe = asyncio.subprocess.PIPE
+        command = [sys.executable, str(WORKERS / script), *arguments]
+        workers.append(Worker(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        await worker.kill()
+
+
+async def test_sixty_waiters_are_served_in_order_although_a_third_of_them_is_killed(zookeeper_url, start):
+    """The killed process dies in the middle of the line; its places go with its session, and the line moves on."""
+    workers = [await start("zookeeper_waiters.py", zookeeper_url, "a", "20", ttl) for ttl in ("20", "1", "20")]
+    order = []
+    async with opened(zookeeper_url) as (locks, _), staying(locks.lock("a", ttl=60)) as stay:
+        for number in range(20):
+            for place, worker in enumerate(workers):
+                worker.tell()
+                assert await worker.says() == ["joined", str(number)]
+                order.append((place, number))
+        async with operating(zookeeper_url) as operator:
+            await operator.stands("a", 61)
+        await workers[1].kill()
+        await stay.end()
+    grants: list[tuple[int, int, int]] = []
+    for place in (0, 2):
+        for _ in range(20):
+            _, number, token = await workers[place].says()
+            grants.append((int(token), place, int(number)))
+        assert await workers[place].says() == ["done"]
+    served = [(place, number) for _, place, number in sorted(grants)]
+    assert served == [waiter for waiter in order if waiter[0] != 1]
+
+
+async def test_a_third_of_sixty_waiters_is_cancelled_and_the_others_keep_their_order(zookeeper_url):
+    served: list[int] = []
+
+    async def wait(number: int) -> None:
+        async with clients[number % 2].lock("a", ttl=20):
+            served.append(number)
+
+    async with opened(zookeeper_url) as (first, _), opened(zookeeper_url) as (second, _):
+        clients = (first, second)
+        async with staying(first.lock("a", ttl=60)) as stay:
+            waiters = []
+            for number in range(60):
+                waiters.append(asyncio.ensure_future(wait(number)))
+                await in_place(clients[number % 2], number // 2 + 1)
+            for waiter in waiters[::3]:
+                waiter.cancel()
+            await stay.end()
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(*waiters, return_exceptions=True)
+        assert served == [number for number in range(60) if number % 3]
+        async with operating(zookeeper_url) as operator:
+            await operator.stands("a", 0)
+
+
+async def test_a_holder_that_was_stopped_for_longer_than_its_session_finds_its_lease_gone(
+    zookeeper_url, start, tmp_path
+):
+    """Before it was waked, somebody else held the lock; its first look at the token tells it."""
+    sink = tmp_path / "sink"
+    sent: list[tuple[float, int]] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            at, token = line.split()
+            sent.append((float(at), int(token)))
+            writer.write(b"\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(take, sink)
+    worker = await start("pause_worker.py", zookeeper_url, str(sink), "a", "1.5", "2", "calls")
+    async with opened(zookeeper_url) as (locks, _):
+        await eventually(lambda: _some(sent), what="the worker holds the lock")
+        worker.process.send_signal(signal.SIGSTOP)
+        lease = await asyncio.wait_for(locks.lock("a", ttl=20).acquire(), LIMIT)
+        before = len(sent)
+        worker.process.send_signal(signal.SIGCONT)
+        while (b := await worker.process.stdout.readline()) and b'"left"' not in b:
+            pass
+        assert any(f'"reason": "{reason}"'.encode() in b for reason in LossReason)
+        assert sent[before:] == [], "it worked on after it was waked"
+        assert max(token for _, token in sent) < lease.token
+        await lease.release()
+        await eventually(lambda: _some(sent[before:]), what="the worker holds the lock again")
+        assert sent[-1][1] > lease.last_token
+    await worker.kill()
+    server.close()
+
+
+async def _some(sent: list[tuple[float, int]]) -> bool:
+    return bool(sent)
+
+
+@pytest.mark.parametrize("kind", ["idle", "close", "use"])
+async def test_a_forked_child_does_not_disturb_its_parent(kind, zookeeper_url, start):
+    worker = await start("zookeeper_fork.py", zookeeper_url, kind)
+    assert await worker.says() == ["held"]
+    assert await worker.says() == ["forked"]
+    worker.tell()
+    assert await worker.says() == ["ended"]
+    assert await asyncio.wait_for(worker.process.wait(), LIMIT) == 0

@@ -1,0 +1,93 @@
+"""What scenarios on ZooKeeper share: an operator with a session of its own, and looks at what is in a line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from redis_stage import eventually
+
+from fencing_sdk import LockClient
+from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
+from fencing_sdk.backends.zookeeper._driver import ANYBODY, Driver, create_persistent, delete, exists
+from fencing_sdk.backends.zookeeper._session import Session
+
+
+class Operator:
+    """Somebody with a ZooKeeper shell: looks at nodes and deletes them."""
+
+    def __init__(self, backend: ZooKeeperBackend) -> None:
+        self._backend = backend
+        self._paths = backend._recipe.paths
+
+    async def session(self) -> Session:
+        session = self._backend._sessions.any()
+        await session.ready()
+        return session
+
+    async def line(self, name: str) -> list[str]:
+        """The nodes of those who hold or wait."""
+        return [node.name for node in await self._backend._recipe.look(await self.session(), name)]
+
+    async def delete(self, name: str, *nodes: str) -> None:
+        """Delete *nodes*; without any, the whole folder of a lock."""
+        session = await self.session()
+        for node in nodes or await self.line(name):
+            await session.call(delete(f"{self._paths.folder(name)}/{node}"))
+        if not nodes:
+            await session.call(delete(self._paths.folder(name)))
+
+    async def keep_folder(self, name: str) -> None:
+        """Let the folder of a lock be there, and not be removed because nobody uses the lock."""
+        session = await self.session()
+        await self._backend._recipe._make_folder(session, name)
+        await session.call(create_persistent(f"{self._paths.folder(name)}/not-ours", ANYBODY))
+
+    async def has_folder(self, name: str) -> bool:
+        return await (await self.session()).call(exists(self._paths.folder(name))) is not None
+
+    async def stands(self, name: str, number: int) -> None:
+        """Wait until so many hold or wait."""
+
+        async def look() -> bool:
+            return len(await self.line(name)) == number
+
+        await eventually(look, what=f"{number} in line")
+
+
+async def in_place(locks: LockClient, number: int = 1) -> None:
+    """Wait until so many of a client have a place in a line and watch whoever is ahead."""
+    backend = locks._backend
+    assert isinstance(backend, ZooKeeperBackend)
+
+    async def look() -> bool:
+        return sum(bool(stake.watched) for stake in backend._stakes.all()) == number
+
+    await eventually(look, what=f"{number} wait")
+
+
+@asynccontextmanager
+async def operating(url: str) -> AsyncIterator[Operator]:
+    backend = from_url(url)
+    try:
+        yield Operator(backend)
+    finally:
+        await backend.aclose()
+
+
+async def kill_session(session: Session) -> None:
+    """End *session* as its server would: a second connection goes on with it, and closes it."""
+    heard: list[object] = []
+    thief = Driver(session._settings, 10.0, session._identity)
+    thief.start(heard.append)
+
+    async def answered() -> bool:
+        return bool(heard)
+
+    await eventually(answered, what="the session is taken over")
+    thief.end(close_session=True, done=lambda: heard.append("ended"))
+
+    async def ended() -> bool:
+        return "ended" in heard
+
+    await eventually(ended, what="the session is closed")

@@ -1,0 +1,101 @@
+"""
+Real etcd servers for tests; a test module asks for them with ``pytest_plugins = ["etcd_fixtures"]``.
+
+A machine without the binary skips these tests and says what to install; with ``CI`` in the environment it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from etcd_server import BINARY, EtcdCluster, StartEtcd
+from fault_proxy import FaultProxy
+from throwaway_certificates import Certificates, make_certificates
+
+from fencing_sdk.backends.etcd import EtcdBackend, from_url
+
+
+def require_etcd(binary: str = BINARY) -> str:
+    """Let the test run only where *binary* is; its absence must not go unnoticed in CI."""
+    found = shutil.which(binary)
+    if found:
+        return found
+    why = f"{binary} is missing: apt-get install etcd-server openssl"
+    if os.environ.get("CI"):
+        pytest.fail(why, pytrace=False)
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def etcd_binary() -> str:
+    """The path of the server program."""
+    return require_etcd()
+
+
+@pytest.fixture(scope="session")
+def _shared_etcd(etcd_binary: str) -> Iterator[EtcdCluster]:
+    with EtcdCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def etcd_server(_shared_etcd: EtcdCluster) -> EtcdCluster:
+    """The one server that all quick tests share, empty; a test that harms it for good takes `start_etcd`."""
+    _shared_etcd.heal()
+    _shared_etcd.clear()
+    return _shared_etcd
+
+
+@pytest.fixture(scope="session")
+def _shared_etcd_cluster(etcd_binary: str) -> Iterator[EtcdCluster]:
+    with EtcdCluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def etcd_cluster(_shared_etcd_cluster: EtcdCluster) -> EtcdCluster:
+    """Three members, all well and empty; the test may kill and pause them."""
+    _shared_etcd_cluster.heal()
+    _shared_etcd_cluster.clear()
+    return _shared_etcd_cluster
+
+
+@pytest.fixture
+def start_etcd(etcd_binary: str) -> Iterator[StartEtcd]:
+    """Start servers that belong to this test alone: ``start_etcd(quota_backend_bytes=2_000_000)``."""
+    started: list[EtcdCluster] = []
+
+    def start(members: int = 1, *, tls: Certificates | None = None, **settings: str | int) -> EtcdCluster:
+        started.append(EtcdCluster(members, tls=tls, **settings))
+        return started[-1].start()
+
+    yield start
+    for cluster in started:
+        for member in cluster.members:
+            sys.stdout.write(f"--- log of {member.name}\n{member.log()[-20_000:]}")  # shown if the test failed
+        cluster.close()
+
+
+@pytest.fixture(scope="session")
+def etcd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    require_etcd("openssl")
+    return make_certificates(tmp_path_factory.mktemp("etcd-certificates"))
+
+
+@pytest.fixture
+async def etcd_proxy(etcd_server: EtcdCluster) -> AsyncIterator[FaultProxy]:
+    """A network with faults in front of the shared server."""
+    async with FaultProxy(etcd_server.members[0].port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def etcd(etcd_server: EtcdCluster) -> AsyncIterator[EtcdBackend]:
+    """A backend on the shared server."""
+    backend = from_url(etcd_server.url)
+    yield backend
+    await backend.aclose()

@@ -1,0 +1,260 @@
+"""A real ZooKeeper server, and an ensemble of three, which a test may kill, pause and start again."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+from child_processes import end, spawn
+from patience import wait_until
+from redis_server import HOST, ServerError, free_port
+
+JARS = Path("/usr/share/java")
+JAR = JARS / "zookeeper.jar"
+_NEEDED = (
+    "zookeeper",
+    "zookeeper-jute",
+    "slf4j-api",
+    "slf4j-simple",
+    "metrics-core",
+    "snappy-java",
+    *(f"netty-{part}" for part in ("buffer", "codec", "common", "handler", "resolver", "transport")),
+    *(f"netty-transport-native-{part}" for part in ("epoll", "unix-common")),
+)
+_JVM = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xshare:auto",
+    "-Xmx64m",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dzookeeper.forceSync=no",  # a killed process loses nothing that it wrote, only a killed machine does
+    "-Dznode.container.checkIntervalMs=500",
+    "-Dzookeeper.admin.enableServer=false",
+)
+
+TICK_MS = 200
+"""Sessions of twice this are possible, and end within one of these after their timeout."""
+
+
+_roots = itertools.count(1)
+
+
+def require_zookeeper(jar: Path = JAR) -> None:
+    """Let the test run only where ZooKeeper is; its absence must not go unnoticed in CI."""
+    if jar.exists() and shutil.which("java"):
+        return
+    why = f"{jar.name} or java is missing: apt-get install zookeeper default-jre-headless"
+    if os.environ.get("CI"):
+        pytest.fail(why, pytrace=False)
+    pytest.skip(why)
+
+
+def fresh_root() -> str:
+    """The path of a folder that no test has used: a store of its own on a shared server."""
+    return f"/test-{next(_roots)}"
+
+
+class ZooKeeperServer:
+    """
+    One server, alone or as a member of an ensemble; *settings* are lines of its configuration.
+
+    The methods block for as long as a JVM needs to start; in a test whose loop must go on, call them with
+    ``asyncio.to_thread``.
+    """
+
+    def __init__(
+        self, *, settings: Sequence[str] = (), jvm: Sequence[str] = (), member: int = 0, tick_ms: int = TICK_MS
+    ) -> None:
+        self.settings = list(settings)
+        self.jvm = list(jvm)
+        self.member = member
+        self.tick_ms = tick_ms
+        self.folder = Path(tempfile.mkdtemp(prefix="zookeeper-"))
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"zk://{self.address}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def log(self) -> str:
+        """What the server wrote, for a failure message."""
+        path = self.folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    # Life and death
+
+    def launch(self) -> None:
+        """Start the process, and do not wait until it answers: a member needs others for that."""
+        assert not self.running, "the server is running"
+        (self.folder / "conf").write_text("".join(f"{line}\n" for line in self._lines()))
+        (self.folder / "data").mkdir(exist_ok=True)
+        (self.folder / "data" / "myid").write_text(f"{self.member}\n")
+        classes = ":".join(str(JARS / f"{name}.jar") for name in _NEEDED)
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        command = ["java", *_JVM, *self.jvm, "-cp", classes, main, str(self.folder / "conf")]
+        self._process = spawn(command, folder=self.folder, log=self.folder / "log")
+
+    def await_ready(self) -> Self:
+        """Return when it serves clients."""
+        wait_until(lambda: not self.running or self.role(), what=f"ZooKeeper on {self.port} answers", within=60)
+        if not self.running:
+            raise ServerError(f"ZooKeeper does not start:\n{self.log()}")
+        return self
+
+    def start(self) -> Self:
+        """Start, or start again with the same port and data."""
+        self.launch()
+        return self.await_ready()
+
+    def kill(self) -> None:
+        """Die without a word."""
+        if self._process is not None:
+            end(self._process, politely=False)
+
+    def pause(self) -> None:
+        """Stop the process with SIGSTOP: the kernel still takes connections and bytes, and nobody answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it and remove its folder."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Questions
+
+    def say(self, word: str, *, patience: float = 2.0) -> str:
+        """The answer to a four-letter word; empty when there is none."""
+        with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), patience) as connection:
+            connection.settimeout(patience)
+            connection.sendall(word.encode())
+            answer = b""
+            while data := connection.recv(65536):
+                answer += data
+            return answer.decode(errors="replace")
+        return ""
+
+    def role(self, *, patience: float = 0.5) -> str:
+        """``standalone``, ``leader`` or ``follower``; empty while it serves nobody."""
+        lines = [line for line in self.say("srvr", patience=patience).splitlines() if line.startswith("Mode: ")]
+        return lines[0].removeprefix("Mode: ") if lines else ""
+
+    # The inside
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "the server was not started"
+        self._process.send_signal(number)
+
+    def _lines(self) -> list[str]:
+        return [
+            f"tickTime={self.tick_ms}",
+            f"minSessionTimeout={2 * self.tick_ms}",
+            "maxSessionTimeout=20000000",
+            "initLimit=50",
+            "syncLimit=10",
+            f"dataDir={self.folder / 'data'}",
+            f"clientPort={self.port}",
+            f"clientPortAddress={HOST}",
+            "maxClientCnxns=0",
+            "admin.enableServer=false",
+            "4lw.commands.whitelist=*",
+            *self.settings,
+        ]
+
+
+class ZooKeeperEnsemble:
+    """Three members that elect a leader."""
+
+    def __init__(self, *, size: int = 3, tick_ms: int = TICK_MS) -> None:
+        self.members = [ZooKeeperServer(member=number, tick_ms=tick_ms) for number in range(1, size + 1)]
+        lines = [f"server.{member.member}={HOST}:{free_port()}:{free_port()}" for member in self.members]
+        for member in self.members:
+            member.settings += lines
+
+    @property
+    def addresses(self) -> list[str]:
+        return [member.address for member in self.members]
+
+    @property
+    def url(self) -> str:
+        return f"zk://{','.join(self.addresses)}"
+
+    @property
+    def leader(self) -> ZooKeeperServer:
+        """The member that leads now."""
+        found: list[ZooKeeperServer] = []
+
+        def look() -> bool:
+            found[:] = [member for member in self.members if member.running and member.role() == "leader"]
+            return bool(found)
+
+        wait_until(look, what="there is a leader", within=60)
+        return found[0]
+
+    @property
+    def followers(self) -> list[ZooKeeperServer]:
+        leader = self.leader
+        return [member for member in self.members if member is not leader]
+
+    def heal(self) -> None:
+        """Let every member run and serve."""
+        for member in self.members:
+            if member.running:
+                member.resume()
+            else:
+                member.launch()
+        for member in self.members:
+            member.await_ready()
+
+    def log(self) -> str:
+        return "".join(f"--- member {member.member}\n{member.log()}" for member in self.members)
+
+    def __enter__(self) -> Self:
+        _each(self.members, ZooKeeperServer.launch)
+        _each(self.members, ZooKeeperServer.await_ready)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _each(self.members, ZooKeeperServer.close)
+
+
+def _each(members: Sequence[ZooKeeperServer], do: Callable[[ZooKeeperServer], object]) -> None:
+    for member in members:
+        do(member)
