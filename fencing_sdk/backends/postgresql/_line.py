@@ -103,7 +103,8 @@ class Line:
         self._by_word.pop(place.word, None)
         for _ in range(0 if place.served else _LEAVE_TRIES):
             with contextlib.suppress(Exception):  # in vain: who gives no signs of life is passed over
-                await self._link.ask(self._calls.leave, (claim.name, claim.owner), urgent=True, surely=True)
+                # Not urgent: it must not overtake a try of the same waiter, which would stand in line again.
+                await self._link.ask(self._calls.leave, (claim.name, claim.owner), surely=True)
                 return
 
     def hear(self, word: str) -> None:
