@@ -285,10 +285,11 @@ async def test_a_server_that_does_not_answer_holds_no_one_who_is_cancelled(serve
         server.pause()
         try:
             raising.cancel()
-            with anyio.fail_after(15), pytest.raises(asyncio.CancelledError):
-                await raising
+            done, _ = await asyncio.wait([raising], timeout=15)
+            assert done
         finally:
             server.resume()
+    assert raising.cancelled()
 
 
 async def test_raising_is_not_refused_for_a_change_that_was_committed_meanwhile(server, asyncpg_way, looking):

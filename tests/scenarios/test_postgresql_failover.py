@@ -1,7 +1,5 @@
 """What a failover loses, and what the SDK makes of it: replication really cut, a standby really promoted."""
 
-import asyncio
-
 import pytest
 from postgresql_replicas import Replicated
 from postgresql_stage import LONG, SHORT, waiting
@@ -161,7 +159,6 @@ async def test_a_primary_that_becomes_a_standby_is_left_for_the_other(postgresql
         await group.primary.execute("SELECT pg_reload_conf()")
         await log.seen(RenewalFailed)
         promoted = await group.promote()
-        await asyncio.to_thread(group.primary.stop, immediate=True)
         renewed = len(log.of(Renewed))
         await log.seen(Renewed, renewed + 1)
         assert await promoted.value("SELECT token FROM fencing.fencing_lock WHERE name = 'a'") == stay.token

@@ -24,6 +24,9 @@ from fencing_sdk.backends.postgresql._link import Link
 _HEARING = 1.0
 """Seconds that whoever joins waits for the client's ears; afterwards it is woken when they hear."""
 
+_LEAVE_TRIES = 2
+"""One for the connection that is open, and one for the next if that was broken."""
+
 
 class Place:
     """A place in the line of one lock."""
@@ -98,9 +101,11 @@ class Line:
         claim = place.claim
         self._places.pop((claim.name, claim.owner), None)
         self._by_word.pop(place.word, None)
-        if not place.served:
+        for _ in range(0 if place.served else _LEAVE_TRIES):
             with contextlib.suppress(Exception):  # in vain: who gives no signs of life is passed over
-                await self._link.ask(self._calls.leave, (claim.name, claim.owner), urgent=True, surely=True)
+                # Not urgent: it must not overtake a try of the same waiter, which would stand in line again.
+                await self._link.ask(self._calls.leave, (claim.name, claim.owner), surely=True)
+                return
 
     def hear(self, word: str) -> None:
         """Wake whom a message is for."""

@@ -32,7 +32,8 @@ DIAL_PATIENCE = 1.0
 
 _TRIES = 4
 _MOST_STRIKES = 6
-_LAST_WORDS = 0.2
+_LAST_WORDS = 0.5
+"""Seconds that a call which is under way has to end when the backend is closed."""
 _CLOCK = BootClock()
 
 _ROLLED_BACK = {"40001", "40P01"}
@@ -236,6 +237,8 @@ class _Desk:
             self._session.drop()
 
     async def aclose(self) -> None:
+        if self._busy and self._server is not None and self._dialing is None:
+            await asyncio.wait((self._server,), timeout=_LAST_WORDS)  # for who releases or leaves a line at the end
         self._closed = True
         self._fail_all(LinkError("the backend was closed meanwhile"))
         session, self._session = self._session, None
