@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster, b64, gone
@@ -13,10 +17,11 @@ from redis_stage import Stay, opened, staying
 
 from fencing_sdk import LossReason, Renewed
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
-from fencing_sdk.backends.etcd import EtcdBackend
+from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError
 
 pytest_plugins = ["etcd_fixtures"]
+FORK = Path(__file__).parent / "workers" / "etcd_fork.py"
 pytestmark = pytest.mark.usefixtures("no_blocking_calls")
 
 
@@ -268,3 +273,32 @@ async def test_giving_up_on_a_silent_network_leaves_nothing_behind(etcd_server, 
             etcd_proxy.cut()
             etcd_proxy.heal()
         await gone(etcd_server, "fencing/b/")
+
+
+# Other loops, other processes
+
+
+def test_a_fork_makes_a_lease_of_its_own(etcd_server: EtcdCluster):
+    """If it kept the lease of its parent alive, the locks of a parent that died would never be free."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(FORK), etcd_server.url], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"child": "True RENEWED", "parent": "RENEWED"}
+    leases = {key.split("/")[1]: kv["lease"] for key, kv in etcd_server.keys().items()}
+    assert leases["child"] != leases["first"]
+
+
+def test_a_backend_goes_on_in_another_loop(etcd_server: EtcdCluster):
+    backend, claim = from_url(etcd_server.url), Claim("a", 60.0)
+
+    async def first() -> None:
+        await granted(backend, claim)
+        await backend.aclose()
+
+    async def second() -> None:
+        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+        await backend.aclose()
+
+    asyncio.run(first())
+    asyncio.run(second())
