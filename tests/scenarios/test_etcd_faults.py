@@ -53,6 +53,16 @@ async def test_a_server_that_stands_still_for_longer_ends_the_work_before_the_lo
             assert lease.token > stay.token
 
 
+async def test_a_lock_is_held_for_many_times_its_ttl(etcd_server: EtcdCluster):
+    """By keep-alives, which the comparison of its key does not replace."""
+    async with opened(etcd_server.url) as (locks, _), staying(locks.lock("a", ttl=1.5)) as stay:
+        (key,) = await keys(etcd_server, "a")
+        await asyncio.sleep(6)
+        assert stay.lost is None
+        assert await keys(etcd_server, "a") == [key]
+        await stay.end()
+
+
 # The client stands still
 
 
@@ -246,6 +256,23 @@ async def test_an_acquisition_whose_answer_was_lost_finds_its_own_grant(etcd_ser
         (key,) = (await asyncio.to_thread(etcd_server.keys, "fencing/a/")).values()
         assert await granted(backend, claim) == int(key["create_revision"])
         assert len(await keys(etcd_server, "a")) == 1
+
+
+async def test_a_refusal_after_a_lost_request_is_no_refusal(etcd_server, etcd_proxy: FaultProxy):
+    """The request may still arrive, and find the lock free: whoever gives up has to release."""
+    url = f"etcd://127.0.0.1:{etcd_proxy.port},127.0.0.1:{etcd_server.members[0].port}"
+    async with backend_on(url) as backend, backend_on(etcd_server.url) as rival:
+        await granted(rival, Claim("a", 30.0))
+        await granted(backend, Claim("warm", 30.0))
+        etcd_proxy.blackhole()
+        claim = Claim("a", 30.0)
+        acquiring = asyncio.create_task(backend.acquire(claim))
+        await asyncio.sleep(0.3)
+        etcd_proxy.cut()
+        with pytest.raises(BackendUnavailableError):
+            await acquiring
+        assert isinstance(await backend.acquire(claim), Held)
+        etcd_proxy.heal()
 
 
 async def test_a_lease_rides_out_a_network_that_loses_everything_for_a_while(etcd_server, etcd_proxy: FaultProxy):
