@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster, b64, gone
@@ -13,10 +17,11 @@ from redis_stage import Stay, opened, staying
 
 from fencing_sdk import LossReason, Renewed
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
-from fencing_sdk.backends.etcd import EtcdBackend
+from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError
 
 pytest_plugins = ["etcd_fixtures"]
+FORK = Path(__file__).parent / "workers" / "etcd_fork.py"
 pytestmark = pytest.mark.usefixtures("no_blocking_calls")
 
 
@@ -46,6 +51,16 @@ async def test_a_server_that_stands_still_for_longer_ends_the_work_before_the_lo
         etcd_server.members[0].resume()
         async with locks.lock("a", wait=20) as lease:
             assert lease.token > stay.token
+
+
+async def test_a_lock_is_held_for_many_times_its_ttl(etcd_server: EtcdCluster):
+    """By keep-alives, which the comparison of its key does not replace."""
+    async with opened(etcd_server.url) as (locks, _), staying(locks.lock("a", ttl=1.5)) as stay:
+        (key,) = await keys(etcd_server, "a")
+        await asyncio.sleep(6)
+        assert stay.lost is None
+        assert await keys(etcd_server, "a") == [key]
+        await stay.end()
 
 
 # The client stands still
@@ -243,6 +258,23 @@ async def test_an_acquisition_whose_answer_was_lost_finds_its_own_grant(etcd_ser
         assert len(await keys(etcd_server, "a")) == 1
 
 
+async def test_a_refusal_after_a_lost_request_is_no_refusal(etcd_server, etcd_proxy: FaultProxy):
+    """The request may still arrive, and find the lock free: whoever gives up has to release."""
+    url = f"etcd://127.0.0.1:{etcd_proxy.port},127.0.0.1:{etcd_server.members[0].port}"
+    async with backend_on(url) as backend, backend_on(etcd_server.url) as rival:
+        await granted(rival, Claim("a", 30.0))
+        await granted(backend, Claim("warm", 30.0))
+        etcd_proxy.blackhole()
+        claim = Claim("a", 30.0)
+        acquiring = asyncio.create_task(backend.acquire(claim))
+        await asyncio.sleep(0.3)
+        etcd_proxy.cut()
+        with pytest.raises(BackendUnavailableError):
+            await acquiring
+        assert isinstance(await backend.acquire(claim), Held)
+        etcd_proxy.heal()
+
+
 async def test_a_lease_rides_out_a_network_that_loses_everything_for_a_while(etcd_server, etcd_proxy: FaultProxy):
     url = f"etcd://127.0.0.1:{etcd_proxy.port}"
     async with opened(url) as (locks, log), staying(locks.lock("a", ttl=15, heartbeat_interval=0.3)) as stay:
@@ -268,3 +300,32 @@ async def test_giving_up_on_a_silent_network_leaves_nothing_behind(etcd_server, 
             etcd_proxy.cut()
             etcd_proxy.heal()
         await gone(etcd_server, "fencing/b/")
+
+
+# Other loops, other processes
+
+
+def test_a_fork_makes_a_lease_of_its_own(etcd_server: EtcdCluster):
+    """If it kept the lease of its parent alive, the locks of a parent that died would never be free."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(FORK), etcd_server.url], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"child": "True RENEWED", "parent": "RENEWED"}
+    leases = {key.split("/")[1]: kv["lease"] for key, kv in etcd_server.keys().items()}
+    assert leases["child"] != leases["first"]
+
+
+def test_a_backend_goes_on_in_another_loop(etcd_server: EtcdCluster):
+    backend, claim = from_url(etcd_server.url), Claim("a", 60.0)
+
+    async def first() -> None:
+        await granted(backend, claim)
+        await backend.aclose()
+
+    async def second() -> None:
+        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+        await backend.aclose()
+
+    asyncio.run(first())
+    asyncio.run(second())

@@ -75,7 +75,7 @@ async def test_many_calls_at_once_log_in_once(secured: EtcdCluster):
     """A login costs etcd a password hash, which is made to be slow."""
     before = secured.calls("Authenticate")
     async with backend_on(login(secured)) as backend:
-        await asyncio.gather(*(granted(backend, Claim(f"a/{number}", 30.0)) for number in range(20)))
+        await asyncio.gather(*(backend.inspect(f"a/{number}") for number in range(20)))
     assert secured.calls("Authenticate") == before + 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from etcd_server import EtcdCluster, gone
@@ -158,6 +159,43 @@ async def test_a_place_that_an_operator_removed_is_taken_again_at_the_end(etcd: 
                 await later_turn.wait()
                 assert isinstance(await etcd.acquire(waiter), Held)
                 await granted(etcd, later)
+                with contextlib.suppress(TimeoutError):  # a wake-up that came for nothing
+                    async with asyncio.timeout(0.5):
+                        await turn.wait()
+                assert isinstance(await etcd.acquire(waiter), Held)
                 await etcd.release(later)
+                await turn.wait()
                 while isinstance(await etcd.acquire(waiter), Held):
                     await turn.wait()
+
+
+async def test_a_release_between_the_look_at_the_line_and_the_watch_is_not_missed(
+    etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+):
+    """The watch begins at the revision of the look, and so is told of what happened before it was opened."""
+    async with backend_on(etcd_server.url) as backend:
+        holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
+        await granted(backend, holder)
+        looked = backend._calls.predecessor
+
+        async def then_released(operation: str, claim: Claim, created: int):
+            seen = await looked(operation, claim, created)
+            await backend.release(holder)
+            return seen
+
+        monkeypatch.setattr(backend._calls, "predecessor", then_released)
+        async with backend.queue(waiter) as turn:
+            async with asyncio.timeout(20):
+                await turn.wait()
+            await granted(backend, waiter)
+
+
+async def test_locks_that_are_taken_one_after_the_other_share_keep_alives(etcd_server: EtcdCluster):
+    async with backend_on(etcd_server.url) as backend:
+        await granted(backend, Claim("first", 15.0))
+        before = etcd_server.calls("LeaseKeepAlive")
+        started = asyncio.get_running_loop().time()
+        for number in range(100):
+            await granted(backend, Claim(f"a/{number}", 15.0))
+        seconds = asyncio.get_running_loop().time() - started
+        assert etcd_server.calls("LeaseKeepAlive") - before <= 3 + seconds / 0.4

@@ -199,11 +199,11 @@ async def _has(log, kind: str, *, since: int = 0) -> bool:
 async def test_a_session_that_the_server_ends_ends_its_leases_at_once(zookeeper_url):
     """Not at the next heartbeat, and those of another session go on; the next lock has a session again."""
     async with opened(zookeeper_url) as (locks, _):
-        async with staying(locks.lock("a", ttl=60)) as stay, staying(locks.lock("b", ttl=50)) as other:
-            await kill_session(locks._backend._sessions.of(60.0))
+        async with staying(locks.lock("a", ttl=600)) as stay, staying(locks.lock("b", ttl=50)) as other:
+            await kill_session(locks._backend._sessions.of(600.0))
             await stay.over()
             assert stay.lost is LossReason.REFUSED
-            async with staying(locks.lock("a", ttl=60, wait=PATIENCE)) as again:
+            async with staying(locks.lock("a", ttl=600, wait=PATIENCE)) as again:
                 assert again.token > stay.token
             await other.end()
 
@@ -237,6 +237,43 @@ async def test_a_renewal_after_the_end_of_the_session_is_refused(zookeeper_url):
     assert await backend.inspect("a") is None
     await backend.release(other)
     await backend.aclose()
+
+
+async def test_a_session_that_ended_while_the_backend_was_closed_is_told_when_it_opens_again(zookeeper_url):
+    """Not followed by another one in silence."""
+    backend = from_url(zookeeper_url)
+    told: list[LossReason] = []
+    backend.on_loss(lambda _, reason: told.append(reason))
+    await backend.acquire(Claim("a", 60.0))
+    session = backend._sessions.of(60.0)
+    await backend.aclose()
+    await kill_session(session)
+    with pytest.raises(BackendUnavailableError):
+        await backend.inspect("a")
+    assert told == [LossReason.REFUSED]
+    assert await backend.inspect("a") is None
+    await backend.aclose()
+
+
+async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(zookeeper_url):
+    """The first client's session ends: the grant is the second one's by now, with its token and at its place."""
+    first, second, rival = (from_url(zookeeper_url) for _ in range(3))
+    told: list[LossReason] = []
+    first.on_loss(lambda _, reason: told.append(reason))
+    claim, waiter = Claim("a", 60.0), Claim("a", 50.0)
+    grant = await first.acquire(claim)
+    async with rival.queue(waiter):
+        assert await second.renew([claim]) == [Renewal.RENEWED]
+        assert isinstance(await rival.acquire(waiter), Held)
+        await kill_session(first._sessions.of(60.0))
+        assert isinstance(await rival.acquire(waiter), Held)
+        assert await second.renew([claim]) == [Renewal.RENEWED]
+        assert await second.acquire(claim) == grant
+        await second.release(claim)
+        assert isinstance(await rival.acquire(waiter), Grant)
+    assert told == []
+    for backend in (first, second, rival):
+        await backend.aclose()
 
 
 async def test_a_folder_that_the_server_removed_is_made_again_and_tokens_grow(zookeeper_url):
@@ -309,7 +346,7 @@ async def test_members_that_are_down_are_passed_over(zookeeper_server):
     for _ in range(3):
         url = f"zk://{dead},{zookeeper_server.address}{fresh_root()}?connect_timeout=0.5"
         async with opened(url) as (locks, _), asyncio.timeout(PATIENCE):
-            async with locks.lock("a", ttl=20):
+            async with locks.lock("a", ttl=600):
                 with pytest.raises(LockHeldError):
                     await locks.lock("a", wait=0).acquire()
     silent.close()

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fencing_sdk._claim import Claim
@@ -60,6 +60,7 @@ def test_a_session_is_found_again_in_the_name_of_its_node(session):
     assert is_of(moved, 12345)
 
 
+@example(start=2**31 - 500, steps=[999, 0, 500, 499, 1])
 @given(st.integers(-(2**31), 2**31 - 1), st.lists(st.integers(0, 1000), min_size=1, max_size=20, unique=True))
 def test_the_line_is_sorted_also_where_the_numbers_wrap_round(start, steps):
     """ZooKeeper counts in signed 32 bits: after 2147483647 comes -2147483648."""

@@ -13,7 +13,7 @@ import asyncio
 import json
 import sys
 
-from fencing_sdk import LeaseLostError, LockClient, connect
+from fencing_sdk import BackendUnavailableError, LeaseLostError, LockClient, connect
 
 
 def report(**fields: object) -> None:
@@ -21,12 +21,16 @@ def report(**fields: object) -> None:
 
 
 async def wait(locks: LockClient, name: str, ttl: float, number: int) -> None:
-    try:
-        async with locks.lock(name, ttl=ttl) as lease:
-            report(kind="held", number=number, token=lease.token)
-            await asyncio.Event().wait()
-    except LeaseLostError as lost:
-        report(kind="lost", number=number, reason=lost.reason.value, token=lost.token)
+    while True:
+        try:
+            async with locks.lock(name, ttl=ttl) as lease:
+                report(kind="held", number=number, token=lease.token)
+                await asyncio.Event().wait()
+        except LeaseLostError as lost:
+            report(kind="lost", number=number, reason=lost.reason.value, token=lost.token)
+            return
+        except BackendUnavailableError:  # it stood still for a ttl with a request on its way
+            continue
 
 
 async def main(url: str, name: str, ttl: str, count: str) -> None:
