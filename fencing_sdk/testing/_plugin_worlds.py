@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-from fencing_sdk._engine import Engine
 from fencing_sdk._lease import Lease
 from fencing_sdk._timing import Seconds
 from fencing_sdk.errors import LossReason, UsageError, shown
@@ -53,8 +52,9 @@ class Worlds:
         return world
 
     def histories(self) -> list[tuple[str, str]]:
-        """Titles and texts for a report; a world without a client has nothing to tell."""
-        return [("history of the lock world", "\n".join(world.history)) for world in self._worlds if world.clients]
+        """Titles and texts for a report, from worlds in which anything happened."""
+        told = [world.history for world in self._worlds]
+        return [("history of the lock world", "\n".join(history)) for history in told if history]
 
     def close(self) -> None:
         """End every world; raise what nobody waited for."""
@@ -156,9 +156,9 @@ class PauseLater:
     def __call__(self, client: WorldClient) -> Iterator[None]:
         """Freeze *client* as soon as its work has taken that many steps, until the block ends."""
         world = self._world
-        _stop_after(client, self._steps)
-        while client._process._spawned and not client.paused:
-            world.sleep(_SOON)
+        with _stopped_after(client, self._steps):
+            while client._process._spawned and not client.paused:
+                world.sleep(_SOON)
         self.came = client.paused
         if self.came:
             _outlast(world, client)
@@ -168,8 +168,9 @@ class PauseLater:
             client.resume()
 
 
-def _stop_after(client: WorldClient, steps: int) -> None:
-    """Freeze *client* between two turns of its loop, *steps* turns from now."""
+@contextlib.contextmanager
+def _stopped_after(client: WorldClient, steps: int) -> Iterator[None]:
+    """Freeze *client* between two turns of its loop, *steps* turns from now, if the block lasts that long."""
     loop = client._process.loop
     turn, left = loop.turn, steps
 
@@ -180,10 +181,13 @@ def _stop_after(client: WorldClient, steps: int) -> None:
         if left == 0:
             client.pause()
 
-    if steps:
-        loop.turn = counted  # type: ignore[method-assign]
-    else:
+    if not steps:
         client.pause()
+    loop.turn = counted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        loop.turn = turn  # type: ignore[method-assign]
 
 
 def _held_by(world: StageWorld, client: WorldClient) -> list[float]:
@@ -203,6 +207,6 @@ def _outlast(world: StageWorld, client: WorldClient) -> None:
 
 def _lease_on(client: WorldClient, name: str) -> Lease | None:
     engine = client.locks._engine
-    assert isinstance(engine, Engine)
-    leases = [lease for member in engine._heartbeat._leases.values() if (lease := member()) is not None]
+    members = () if engine is None else tuple(engine._heartbeat._leases.values())
+    leases = [lease for member in members if (lease := member()) is not None]
     return next((lease for lease in leases if lease.name == name and lease.held), None)

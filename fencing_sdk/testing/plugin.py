@@ -77,10 +77,10 @@ def lock_world(_lock_worlds: Worlds) -> World:
 @pytest.fixture
 def pause(_lock_worlds: Worlds) -> Pause:
     """
-    Freeze a client for longer than its leases last: ``with pause(client): ...``.
+    Freeze a client for longer than its leases last.
 
-    When the block begins, the store has given away every lock that the client held. Nothing runs in
-    the client until the block ends. With ``seconds=`` it is frozen for that long instead.
+    When the block of ``with pause(client):`` begins, the store has given away every lock that
+    the client held. Nothing runs in the client until the block ends. With ``seconds=`` it is frozen for that long instead.
 
     Raises:
         UsageError: the client holds no lock, so the test would show nothing; let time go on first.
@@ -108,9 +108,9 @@ def pause_anywhere(_lock_worlds: Worlds) -> PauseAnywhere:
 @pytest.fixture
 def expire(_lock_worlds: Worlds) -> LeaseEnder:
     """
-    Let a lease run out now, in the middle of the work: ``expire(lease)``, or in a world ``expire("seats/42")``.
+    Let a lease run out now, in the middle of the work.
 
-    Afterwards the lock is free, and the work is being cancelled. Outside a world it is called in the
+    Call ``expire(lease)``, or in a world ``expire("seats/42")``. Afterwards the lock is free, and the work is being cancelled. Outside a world it is called in the
     event loop of the lease, whose client is on a `MemoryBackend`, with or without a `FaultyBackend`
     in front. Code that is called under the lock, such as a test's double, has `current_lease`.
 
@@ -123,9 +123,9 @@ def expire(_lock_worlds: Worlds) -> LeaseEnder:
 @pytest.fixture
 def lose(_lock_worlds: Worlds) -> LeaseEnder:
     """
-    Take a lock away from its holder, as an operator does: ``lose(lease)``, or in a world ``lose("seats/42")``.
+    Take a lock away from its holder, as an operator does; the reason is "revoked".
 
-    What `expire` says holds here too; the reason is "revoked".
+    Call ``lose(lease)``, or in a world ``lose("seats/42")``. What `expire` says holds here too.
     """
     return _lock_worlds.lose
 
