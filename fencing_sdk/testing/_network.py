@@ -40,6 +40,8 @@ class Fault:
     times: int | None = None
     again: float | None = None
     """Seconds after which the message arrives a second time."""
+    struck: Callable[[], object] | None = None
+    """Told of every message that is hit."""
 
     def strikes(self, operation: str, way: str) -> bool:
         """Tell whether a message is hit, and count it."""
@@ -47,6 +49,8 @@ class Fault:
             return False
         if self.times is not None:
             self.times -= 1
+        if self.struck is not None:
+            self.struck()
         return True
 
 

@@ -37,6 +37,7 @@ class Tenure:
     reason: str = ""
     entered: float | None = None
     fences: tuple[str, ...] = ()
+    max_hold: float | None = None
     body_ended: float | None = None
     how: str = ""
     """What ended the body: ``clean``, ``cancelled``, or the class of its error."""
@@ -259,6 +260,8 @@ class _Gatherer:
     def _on_entered(self, line: Line, at: float, actor: str) -> None:
         if (tenure := self._tenure(line, actor)) is not None:
             tenure.entered, tenure.fences = at, tuple(map(str, line.get("fences", ())))
+            max_hold = line.get("max_hold")
+            tenure.max_hold = None if max_hold is None else float(max_hold)
 
     def _on_read(self, line: Line, at: float, actor: str) -> None:
         key = str(line.get("name", line.get("resource"))), str(line.get("holder", ""))

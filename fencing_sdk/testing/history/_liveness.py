@@ -29,7 +29,9 @@ def _ridden_out(facts: Facts, tenure: Tenure, report: Report) -> None:
     if tenure.lost is None or tenure.reason == "closed":
         return
     since = tenure.lost - 1.1 * tenure.ttl
-    violent = ("frozen", "stalled", "forgot", "stepped", "revoked", "max_hold")
+    if tenure.max_hold is not None and tenure.lost - tenure.acquired > 0.9 * tenure.max_hold:
+        return
+    violent = ("frozen", "stalled", "forgot", "stepped", "revoked")
     if facts.troubled(tenure.actor, since, tenure.lost, violent):
         return
     longest = _longest_silence(facts, tenure, since)
