@@ -16,9 +16,9 @@ _EXACT = 1e-6
 
 def check_coverage(facts: Facts, report: Report) -> None:
     """Judge every tenure by the store's grants, or by its successor."""
-    grants = {(grant.name, grant.holder): grant for grant in facts.grants}
+    grants = {(grant.name, grant.holder, grant.token): grant for grant in facts.grants}
     for tenure in facts.tenures:
-        grant = grants.get((tenure.name, tenure.holder))
+        grant = grants.get((tenure.name, tenure.holder, tenure.token))
         if grant is not None:
             _within(facts, report, tenure, grant)
         elif not facts.grants:

@@ -17,14 +17,14 @@ def check_endings(facts: Facts, report: Report) -> None:
     calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
     for call in facts.calls:
         calls[call.name, call.holder].append(call)
-    tenures = {(tenure.name, tenure.holder): tenure for tenure in facts.tenures}
+    held = {(tenure.name, tenure.holder, tenure.token) for tenure in facts.tenures}
     for grant in facts.grants:
-        key = (grant.name, grant.holder)
+        asked = calls[grant.name, grant.holder]
         _by_its_owner(grant, report)
-        if key not in tenures and calls[key]:
-            _given_up(facts, grant, calls[key], report)
-    for key, tenure in tenures.items():
-        _no_renewal_after_release(tenure, calls[key], report)
+        if (grant.name, grant.holder, grant.token) not in held and asked:
+            _given_up(facts, grant, asked, report)
+    for tenure in facts.tenures:
+        _no_renewal_after_release(tenure, calls[tenure.name, tenure.holder], report)
         if tenure.left:
             _right_error(tenure, report)
     if facts.left_behind is not None:
@@ -78,7 +78,7 @@ def _no_renewal_after_release(tenure: Tenure, calls: list[Call], report: Report)
 
 def _right_error(tenure: Tenure, report: Report) -> None:
     ended = math.inf if tenure.body_ended is None else tenure.body_ended
-    lost = tenure.lost is not None and tenure.lost <= ended
+    lost = tenure.lost is not None  # told at the end of the turn in which the body ended too late
     expected = {tenure.how}
     if tenure.how == "clean":
         expected = {"LeaseLostError"} if lost else {"None"}

@@ -231,7 +231,9 @@ class _Gatherer:
         name, token, holder = str(line["name"]), int(line["token"]), str(line["holder"])
         asked = self._answer(actor, name, at - float(line.get("waited", 0.0)), at, granted=True)
         deadline, ttl = float(line["deadline"]), float(line["ttl"])
+        max_hold = line.get("max_hold")
         tenure = Tenure(actor, name, token, holder, asked, at, ttl, deadline)
+        tenure.max_hold = None if max_hold is None else float(max_hold)
         self.facts.tenures.append(tenure)
         self._tenures[actor, name, token] = self._by_holder[name, holder] = tenure
 
@@ -260,8 +262,6 @@ class _Gatherer:
     def _on_entered(self, line: Line, at: float, actor: str) -> None:
         if (tenure := self._tenure(line, actor)) is not None:
             tenure.entered, tenure.fences = at, tuple(map(str, line.get("fences", ())))
-            max_hold = line.get("max_hold")
-            tenure.max_hold = None if max_hold is None else float(max_hold)
 
     def _on_read(self, line: Line, at: float, actor: str) -> None:
         key = str(line.get("name", line.get("resource"))), str(line.get("holder", ""))

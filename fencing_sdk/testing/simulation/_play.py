@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from fencing_sdk.testing._timeline import never
 from fencing_sdk.testing.history import Report, check
 from fencing_sdk.testing.simulation._mishaps import Mishaps
 from fencing_sdk.testing.simulation._script import Script, Visit
@@ -38,44 +39,68 @@ def play(script: Script) -> History:
         recording = stage.recording
         recording.tell("run", "simulation", title=f"seed {script.seed}, {script.theme}", declared=True)
         try:
-            _run(stage)
+            failures = _Run(stage).run()
         finally:
             recording.open = False
-        failures = _end(stage)
+        failures += _end(stage)
     report = check(recording.lines)
     for failure in failures:
         report.found("P7", "failed", stage.now, f"{type(failure).__name__} in a task that nobody waits for: {failure}")
     return History(script, recording.lines, recording.text(), report)
 
 
-def _run(stage: Stage) -> None:
-    script, timeline = stage.script, stage.timeline
-    mishaps = Mishaps(stage)
-    tasks: list[tuple[Actor, asyncio.Task[None]]] = []
-    for number, visit in enumerate(script.visits):
-        timeline.at(visit.at, _begin, stage, number, visit, tasks)
-    timeline.run(script.horizon)
-    mishaps.heal()
-    within = 2 * script.ttl + _SERVE + sum(-fault.lasts for fault in script.faults if fault.lasts < 0)
-    stage.recording.tell("healed", "simulation", within=within)
-    probe = Actor(stage, "probe", 1.0)
-    for name in script.names:
-        visit = Visit(0, timeline.now, name, "write", 0.0, None, fenced=True)
-        tasks.append((probe, probe.process.spawn(Visitor(stage, probe, visit).run())))
-    timeline.run(timeline.now + within + 1.0, lambda: all(task.done() or actor.crashed for actor, task in tasks))
-    timeline.run(timeline.now + (_LATEST + 1.1) * script.ttl)
-    held = [name for name in script.names if stage.service.holder(name) is not None]
-    stage.recording.tell("end", "simulation", held=held)
+class _Run:
+    """One run of a stage: the trouble, the healing, and a while in which everything has to settle."""
 
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._tasks: list[tuple[Actor, asyncio.Task[None]]] = []
+        self._failures: list[BaseException] = []
 
-def _begin(stage: Stage, number: int, visit: Visit, tasks: list[tuple[Actor, asyncio.Task[None]]]) -> None:
-    actor = stage.actors[visit.client]
-    visitor = Visitor(stage, actor, visit)
-    task = actor.process.spawn(visitor.run())
-    tasks.append((actor, task))
-    for fault in stage.script.faults:
-        if fault.kind == "cancel" and fault.who == number:
-            _cancel_after(stage, visitor, task, fault.turn)
+    def run(self) -> list[BaseException]:
+        """Let it all happen; return what failed and was nobody's to catch."""
+        stage, script = self._stage, self._stage.script
+        mishaps = Mishaps(stage)
+        for number, visit in enumerate(script.visits):
+            stage.timeline.at(visit.at, self._begin, number, visit)
+        self._let(script.horizon)
+        mishaps.heal()
+        within = 2 * script.ttl + _SERVE + sum(-fault.lasts for fault in script.faults if fault.lasts < 0)
+        stage.recording.tell("healed", "simulation", within=within)
+        probe = Actor(stage, "probe", 1.0)
+        for name in script.names:
+            visit = Visit(0, stage.now, name, "write", 0.0, None, fenced=True)
+            self._tasks.append((probe, probe.process.spawn(Visitor(stage, probe, visit).run())))
+        self._let(stage.now + within + 1.0, until_served=True)
+        self._let(stage.now + (_LATEST + 1.1) * script.ttl)
+        held = [name for name in script.names if stage.service.holder(name) is not None]
+        stage.recording.tell("end", "simulation", held=held)
+        return self._failures
+
+    def _let(self, until: float, *, until_served: bool = False) -> None:
+        """Let time go on, past callbacks that fail."""
+        timeline = self._stage.timeline
+        stop = self._served if until_served else never
+        while True:
+            timeline.run(until, stop)
+            if not timeline.failures:
+                break
+            self._failures += timeline.failures
+            timeline.failures.clear()
+        if not stop():
+            timeline.now = max(timeline.now, until)
+
+    def _served(self) -> bool:
+        return all(task.done() or actor.crashed for actor, task in self._tasks)
+
+    def _begin(self, number: int, visit: Visit) -> None:
+        actor = self._stage.actors[visit.client]
+        visitor = Visitor(self._stage, actor, visit)
+        task = actor.process.spawn(visitor.run())
+        self._tasks.append((actor, task))
+        for fault in self._stage.script.faults:
+            if fault.kind == "cancel" and fault.who == number:
+                _cancel_after(self._stage, visitor, task, fault.turn)
 
 
 def _cancel_after(stage: Stage, visitor: Visitor, task: asyncio.Task[None], turns: int) -> None:

@@ -153,6 +153,8 @@ class Stage:
         self.actors = [Actor(self, f"c{number}", rate) for number, rate in enumerate(script.rates[:-1])]
         self.granted: set[asyncio.Task[Any]] = set()
         """Visits whose acquisition was told as a success."""
+        self.max_holds: dict[asyncio.Task[Any] | None, float | None] = {}
+        """What visits asked for, which no event tells."""
 
     @property
     def now(self) -> float:
@@ -172,6 +174,7 @@ class Stage:
                 task = asyncio.current_task()
                 assert task is not None  # whoever acquires is a task
                 self.granted.add(task)
+                fields["max_hold"] = self.max_holds.get(task)
             self.recording.tell(event.kind, actor.name, **fields)
 
         return observe

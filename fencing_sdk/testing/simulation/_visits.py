@@ -49,6 +49,7 @@ class Visitor:
         stage, visit = self.stage, self.visit
         resource = stage.resources[visit.name]
         max_hold = stage.script.ttl * _HOLD if visit.body == "hang" else None
+        stage.max_holds[asyncio.current_task()] = max_hold
         fences = [resource] if visit.fenced else []
         ttl = stage.script.ttl
         lock = self.actor.locks.lock(visit.name, ttl=ttl, wait=visit.wait, fences=fences, max_hold=max_hold)
@@ -57,7 +58,7 @@ class Visitor:
         try:
             async with lock as lease:
                 entered = lease
-                self._tell_lease("entered", lease, fences=[fence.name for fence in fences], max_hold=max_hold)
+                self._tell_lease("entered", lease, fences=[fence.name for fence in fences])
                 await self._body(lease, resource)
         except BaseException as left:
             error = left
