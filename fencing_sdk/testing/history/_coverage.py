@@ -17,7 +17,14 @@ _EXACT = 1e-6
 def check_coverage(facts: Facts, report: Report) -> None:
     """Judge every tenure by the store's grants, or by its successor."""
     grants = {(grant.name, grant.holder, grant.token): grant for grant in facts.grants}
+    for at, old in facts.revived:
+        report.found(
+            "P1", "store_revived", at, f"the store extended {old.name} (token {old.token}), over since {old.end:.6f}"
+        )
     for tenure in facts.tenures:
+        if tenure.revived is not None:
+            text = f"{tenure.actor} took a renewal of {tenure.name} (token {tenure.token}) after its deadline"
+            report.found("P2", "revived", tenure.revived, text)
         grant = grants.get((tenure.name, tenure.holder, tenure.token))
         if grant is not None:
             _within(facts, report, tenure, grant)

@@ -11,17 +11,23 @@ from fencing_sdk.testing.history._verdict import Report
 _SLACK = 1.0
 """Seconds on top of what the request itself was late, after which an orphan has to be gone."""
 
+_LOST = ("frozen", "stalled", "cut", "outage", "lost")
+_SILENT = (*_LOST, "late")
+
 
 def check_endings(facts: Facts, report: Report) -> None:
     """Judge releases, grants that nobody came to hold, and errors."""
     calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
     for call in facts.calls:
         calls[call.name, call.holder].append(call)
-    held = {(tenure.name, tenure.holder, tenure.token) for tenure in facts.tenures}
+    held = {(tenure.name, tenure.holder, tenure.token): tenure for tenure in facts.tenures}
     for grant in facts.grants:
         asked = calls[grant.name, grant.holder]
         _by_its_owner(grant, report)
-        if (grant.name, grant.holder, grant.token) not in held and asked:
+        tenure = held.get((grant.name, grant.holder, grant.token))
+        if tenure is not None:
+            _given_back(facts, grant, tenure, report)
+        elif asked:
             _given_up(facts, grant, asked, report)
     for tenure in facts.tenures:
         _no_renewal_after_release(tenure, calls[tenure.name, tenure.holder], report)
@@ -42,6 +48,17 @@ def _by_its_owner(grant: StoreGrant, report: Report) -> None:
         report.found("P5", "foreign_release", grant.ended, text)
 
 
+def _given_back(facts: Facts, grant: StoreGrant, tenure: Tenure, report: Report) -> None:
+    """What was released is free at once, not at its ttl."""
+    released = tenure.released
+    if released is None or grant.excused or facts.troubled(tenure.actor, released - _SLACK, released + _SLACK, _SILENT):
+        return
+    report.saw("P5")
+    if grant.end > released + _SLACK:
+        text = f"{tenure.actor} released {grant.name} (token {grant.token}) at {released:.6f}; the store kept it"
+        report.found("P5", "kept_after_release", grant.end, text)
+
+
 def _given_up(facts: Facts, grant: StoreGrant, calls: list[Call], report: Report) -> None:
     """A grant that nobody came to hold: it has to be given back as soon as it was made, not at its ttl."""
     actor = calls[0].actor
@@ -51,8 +68,8 @@ def _given_up(facts: Facts, grant: StoreGrant, calls: list[Call], report: Report
     late = max(0.0, grant.start - gave_up)
     since = grant.start if gave_up == math.inf else max(grant.start, gave_up)
     bound = since + late + _SLACK
-    silent = ("frozen", "stalled", "cut", "outage", "lost", "late", "closed")
-    if facts.end < bound or facts.troubled(actor, min(since, gave_up), bound, silent):
+    lost = facts.troubled(actor, min(since, gave_up), bound, _LOST)
+    if facts.end < bound or lost or facts.troubled(actor, since, bound, ("late",)):
         return
     report.saw("P5")
     if gave_up == math.inf:

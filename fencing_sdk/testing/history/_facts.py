@@ -49,6 +49,8 @@ class Tenure:
     """Whether somebody else cancelled the task meanwhile."""
     reads: list[float] = field(default_factory=list)
     renewals: list[float] = field(default_factory=list)
+    revived: float | None = None
+    """When a renewal counted although the deadline had passed."""
 
     @property
     def over(self) -> float:
@@ -147,6 +149,8 @@ class Facts:
     calls: list[Call] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    revived: list[tuple[float, StoreGrant]] = field(default_factory=list)
+    """Grants that the store extended when they were over already, and when."""
     healed: tuple[float, float] | None = None
     """When faults ended, and the seconds within which everybody gets a turn from then on."""
     left_behind: list[str] | None = None
@@ -239,6 +243,8 @@ class _Gatherer:
 
     def _on_renewed(self, line: Line, at: float, actor: str) -> None:
         if (tenure := self._tenure(line, actor)) is not None:
+            if at > tenure.deadline:
+                tenure.revived = at
             tenure.deadline = float(line["deadline"])
             tenure.renewals.append(at)
 
@@ -311,8 +317,10 @@ class _Gatherer:
         self.facts.grants.append(grant)
         self._grants[name, holder] = grant
 
-    def _on_extended(self, line: Line, _at: float, _actor: str) -> None:
+    def _on_extended(self, line: Line, at: float, _actor: str) -> None:
         if (grant := self._grants.get((str(line["name"]), str(line["holder"])))) is not None:
+            if at > grant.end and not any(trouble.what == "stepped" for trouble in self.facts.troubles):
+                self.facts.revived.append((at, grant))
             grant.until = float(line["until"])
 
     def _on_ended(self, line: Line, at: float, _actor: str) -> None:

@@ -56,6 +56,8 @@ class Script:
     seed: int
     theme: str = "calm"
     ttl: float = 3.0
+    buffer: float | None = None
+    """The safety buffer as a part of the ttl; None for the default."""
     drift: float = 0.01
     rates: tuple[float, ...] = (1.0, 1.0)
     """Of the clients' clocks, and of the store's as the last one."""
@@ -125,6 +127,7 @@ def write_script(seed: int) -> Script:
         seed=seed,
         theme=theme,
         ttl=ttl,
+        buffer=dice.choice((None, None, None, 0.05)),
         drift=drift,
         rates=tuple(1 + dice.uniform(-0.49, 0.49) * drift for _ in range(clients + 1)),
         tokens=dice.choice(("counter", "hybrid")) if theme != "store" else "hybrid",
@@ -203,7 +206,9 @@ def _cancel(dice: random.Random, script: Script) -> Fault:
 def _late_acquire(dice: random.Random, script: Script) -> Fault:
     """The request that a cancelled acquisition leaves on its way."""
     lasts = dice.choice((0.01, 0.5, 2.0))
-    return Fault(_when(dice, script), "late", _who(dice, script), lasts, "acquire", dice.choice(("request", "reply")), 1)
+    return Fault(
+        _when(dice, script), "late", _who(dice, script), lasts, "acquire", dice.choice(("request", "reply")), 1
+    )
 
 
 def _outage(dice: random.Random, script: Script) -> Fault:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from fencing_sdk._client import LockOptions
 from fencing_sdk._lease import Lease
 from fencing_sdk.errors import FencingError, LeaseLostError, StaleTokenError
 from fencing_sdk.testing.simulation._script import Visit
@@ -51,8 +52,8 @@ class Visitor:
         max_hold = stage.script.ttl * _HOLD if visit.body == "hang" else None
         stage.max_holds[asyncio.current_task()] = max_hold
         fences = [resource] if visit.fenced else []
-        ttl = stage.script.ttl
-        lock = self.actor.locks.lock(visit.name, ttl=ttl, wait=visit.wait, fences=fences, max_hold=max_hold)
+        options = self._options()
+        lock = self.actor.locks.lock(visit.name, wait=visit.wait, fences=fences, max_hold=max_hold, **options)
         entered: Lease | None = None
         error: BaseException | None = None
         try:
@@ -102,14 +103,17 @@ class Visitor:
 
     async def _with_handle(self) -> None:
         """Use the plain handle, which cancels nobody: only the token protects."""
-        ttl, wait = self.stage.script.ttl, self.visit.wait
-        lease = await self.actor.locks.lock(self.visit.name, ttl=ttl, wait=wait).acquire()
+        lease = await self.actor.locks.lock(self.visit.name, wait=self.visit.wait, **self._options()).acquire()
         try:
             await self._write_on(lease, self.stage.resources[self.visit.name], self._lasts())
             if lease.held:
                 await lease.renew()
         finally:
             await lease.release()
+
+    def _options(self) -> LockOptions:
+        ttl, buffer = self.stage.script.ttl, self.stage.script.buffer
+        return LockOptions(ttl=ttl, safety_buffer=None if buffer is None else buffer * ttl)
 
     def _lasts(self) -> float:
         """How long to work; hardly any more once nothing is left to go wrong."""
