@@ -79,8 +79,9 @@ def pause(_lock_worlds: Worlds) -> Pause:
     """
     Freeze a client for longer than its leases last.
 
-    When the block of ``with pause(client):`` begins, the store has given away every lock that
-    the client held. Nothing runs in the client until the block ends. With ``seconds=`` it is frozen for that long instead.
+    When the block of ``with pause(client):`` begins, the store has given away every lock that the
+    client held. Nothing runs in the client until the block ends. With ``seconds=`` it is frozen for
+    that long instead.
 
     Raises:
         UsageError: the client holds no lock, so the test would show nothing; let time go on first.
@@ -110,9 +111,10 @@ def expire(_lock_worlds: Worlds) -> LeaseEnder:
     """
     Let a lease run out now, in the middle of the work.
 
-    Call ``expire(lease)``, or in a world ``expire("seats/42")``. Afterwards the lock is free, and the work is being cancelled. Outside a world it is called in the
-    event loop of the lease, whose client is on a `MemoryBackend`, with or without a `FaultyBackend`
-    in front. Code that is called under the lock, such as a test's double, has `current_lease`.
+    Call ``expire(lease)``, or in a world ``expire("seats/42")``. Afterwards the lock is free, and the
+    work is being cancelled. Outside a world it is called in the event loop of the lease, whose client
+    is on a `MemoryBackend`, with or without a `FaultyBackend` in front. Code that is called under the
+    lock, such as a test's double, has `current_lease`.
 
     Raises:
         UsageError: the lease is over already, nobody holds such a lock, or the backend is another.

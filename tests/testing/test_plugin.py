@@ -1,4 +1,4 @@
-"""The plugin in a project of its own: real pytest, in its own process, on a service with a bug and on the mended one."""
+"""The plugin in a project of its own: real pytest in its own process, on a service with a bug and on the mended one."""
 
 import re
 import subprocess
