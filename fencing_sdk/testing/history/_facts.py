@@ -358,7 +358,8 @@ class _Gatherer:
     def _on_trouble(self, line: Line, at: float, _actor: str) -> None:
         until = line.get("until")
         end = at if until is None else float(until)
-        self.facts.troubles.append(Trouble(str(line["what"]), at, end, str(line.get("who", ""))))
+        start = float(line.get("since", at))
+        self.facts.troubles.append(Trouble(str(line["what"]), start, end, str(line.get("who", ""))))
 
     def _on_healed(self, line: Line, at: float, _actor: str) -> None:
         self.facts.healed = (at, float(line["within"]))

@@ -13,7 +13,7 @@ from fencing_sdk.testing._timeline import never
 from fencing_sdk.testing.history import Report, check
 from fencing_sdk.testing.simulation._mishaps import Mishaps
 from fencing_sdk.testing.simulation._script import Script, Visit
-from fencing_sdk.testing.simulation._stage import Actor, Stage
+from fencing_sdk.testing.simulation._stage import Actor, Stage, to_text
 from fencing_sdk.testing.simulation._visits import Visitor
 
 _SERVE = 12.0
@@ -28,8 +28,12 @@ class History:
 
     script: Script
     lines: list[dict[str, Any]]
-    text: str
     report: Report
+
+    @property
+    def text(self) -> str:
+        """The recording as a file holds it."""
+        return to_text(self.lines)
 
 
 def play(script: Script) -> History:
@@ -46,7 +50,7 @@ def play(script: Script) -> History:
     report = check(recording.lines)
     for failure in failures:
         report.found("P7", "failed", stage.now, f"{type(failure).__name__} in a task that nobody waits for: {failure}")
-    return History(script, recording.lines, recording.text(), report)
+    return History(script, recording.lines, report)
 
 
 class _Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fencing_sdk._claim import Token
@@ -45,9 +45,10 @@ class Recording:
                 fields[field] = self._holders.setdefault(digest, f"h{len(self._holders) + 1}")
         self.lines.append({"t": round(self._timeline.now, 9), "kind": kind, "actor": actor, **fields})
 
-    def text(self) -> str:
-        """The lines as a file holds them."""
-        return "".join(json.dumps(line, default=str, allow_nan=False) + "\n" for line in self.lines)
+
+def to_text(lines: Iterable[dict[str, Any]]) -> str:
+    """The *lines* of a recording as a file holds them."""
+    return "".join(json.dumps(line, default=str, allow_nan=False) + "\n" for line in lines)
 
 
 class ClientClock:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
-from fencing_sdk._client import LockOptions
+from fencing_sdk._claim import Token
 from fencing_sdk._lease import Lease
+from fencing_sdk._lock import Lock
 from fencing_sdk.errors import FencingError, LeaseLostError, StaleTokenError
 from fencing_sdk.testing.simulation._script import Visit
 from fencing_sdk.testing.simulation._stage import Actor, Resource, Stage
@@ -52,8 +54,7 @@ class Visitor:
         max_hold = stage.script.ttl * _HOLD if visit.body == "hang" else None
         stage.max_holds[asyncio.current_task()] = max_hold
         fences = [resource] if visit.fenced else []
-        options = self._options()
-        lock = self.actor.locks.lock(visit.name, wait=visit.wait, fences=fences, max_hold=max_hold, **options)
+        lock = self._lock(fences=fences, max_hold=max_hold)
         entered: Lease | None = None
         error: BaseException | None = None
         try:
@@ -103,7 +104,7 @@ class Visitor:
 
     async def _with_handle(self) -> None:
         """Use the plain handle, which cancels nobody: only the token protects."""
-        lease = await self.actor.locks.lock(self.visit.name, wait=self.visit.wait, **self._options()).acquire()
+        lease = await self._lock().acquire()
         try:
             await self._write_on(lease, self.stage.resources[self.visit.name], self._lasts())
             if lease.held:
@@ -111,9 +112,12 @@ class Visitor:
         finally:
             await lease.release()
 
-    def _options(self) -> LockOptions:
-        ttl, buffer = self.stage.script.ttl, self.stage.script.buffer
-        return LockOptions(ttl=ttl, safety_buffer=None if buffer is None else buffer * ttl)
+    def _lock(self, fences: Sequence[Resource] = (), max_hold: float | None = None) -> Lock:
+        script, visit = self.stage.script, self.visit
+        buffer = None if script.buffer is None else script.buffer * script.ttl
+        return self.actor.locks.lock(
+            visit.name, ttl=script.ttl, wait=visit.wait, safety_buffer=buffer, fences=fences, max_hold=max_hold
+        )
 
     def _lasts(self) -> float:
         """How long to work; hardly any more once nothing is left to go wrong."""
@@ -131,7 +135,7 @@ class Visitor:
                 return
             await asyncio.sleep(min(0.15, end - self.stage.now))
 
-    def _read(self, lease: Lease) -> int:
+    def _read(self, lease: Lease) -> Token:
         token = lease.token
         self._tell("read", resource=self.visit.name, name=lease.name, token=int(token), holder=lease.holder)
         return token
@@ -140,10 +144,11 @@ class Visitor:
         """Stand still in the middle of a line, as in a garbage collection: after the token, before the write."""
         if (seconds := self.actor.stall) is not None:
             self.actor.stall = None
-            self._tell("trouble", what="stalled", who=self.actor.name, until=self.stage.now + seconds)
-            self.stage.kernel.sleep(seconds)
+            since = self.stage.now
+            self.stage.kernel.sleep(seconds)  # longer than asked for where somebody else stalls meanwhile
+            self._tell("trouble", what="stalled", who=self.actor.name, since=since, until=self.stage.now)
 
-    async def _write_late(self, token: int, resource: Resource) -> None:
+    async def _write_late(self, token: Token, resource: Resource) -> None:
         """Write with a number that was kept, as a thread or a queue does that nobody cancelled."""
         await asyncio.sleep(self.stage.script.ttl * 1.2)
         with contextlib.suppress(TimeoutError, StaleTokenError, LeaseLostError):
