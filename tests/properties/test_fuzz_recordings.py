@@ -70,13 +70,14 @@ def drawn(lines: list[str]) -> str:
     try:
         read = [parse_line(line, f"line {number}") for number, line in enumerate(lines, start=1)]
         return draw(tell(sorted(read, key=lambda line: float(line["t"]))))
-    except ConfigurationError as error:
-        assert f"{error}".isprintable()
+    except ConfigurationError:
         return ""
 
 
-@checked(400)
-@given(raw=st.one_of(st.text(max_size=60), st.binary(max_size=60), EVENTS.map(json.dumps), pieces('{"t":', "1e999", "}")))
+@checked(200)
+@given(
+    raw=st.one_of(st.text(max_size=60), st.binary(max_size=60), EVENTS.map(json.dumps), pieces('{"t":', "1e999", "}"))
+)
 @example(raw=DEEP)
 @example(raw='{"t": 1, "kind": "run", "x": ' + DEEP)
 @example(raw='{"t": ' + "1" * 5000 + ', "kind": "run"}')
@@ -86,11 +87,12 @@ def drawn(lines: list[str]) -> str:
 def test_a_line_is_an_event_or_an_error_with_its_number(raw: str | bytes):
     try:
         line = parse_line(raw, "line 7")
+        told = ""
     except ConfigurationError as error:
-        assert "line 7" in f"{error}"
-        return
+        line, told = {"kind": "", "t": 0}, f"{error}"
     assert isinstance(line["kind"], str)
     assert abs(float(line["t"])) < float("inf")
+    assert not told or (told.startswith("line 7 ") and told.isprintable())
 
 
 @checked(150)
@@ -152,10 +154,12 @@ class Anything:
 async def function(a: object, b: object = 2) -> None: ...
 
 
-TEMPLATES = pieces("{a}", "{b}", "{", "}", "{{", "}}", "a", "[0]", ".value", "!r", "!x", ":", ":>9", ":{b}", "{0}", "{}", "/", "x")
+TEMPLATES = pieces(
+    "{a}", "{b}", "{", "}", "{{", "}}", "a", "[0]", ".value", "!r", "!x", ":", ":>9", ":{b}", "{0}", "{}", "/", "x"
+)
 
 
-@checked(400)
+@checked(200)
 @given(template=TEMPLATES, a=ANYTHING, b=ANYTHING)
 @example(template="{a:{b}}", a="x", b="999999999")
 @example(template="{a:{b}}", a=1.5, b=".999999999f")

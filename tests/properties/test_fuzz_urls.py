@@ -11,7 +11,28 @@ from fencing_sdk.errors import ConfigurationError
 SECRET = "tr0ub4dor"
 
 PARTS = (
-    *("/", "//", "?", "&", "=", "#", "@", ":", ",", "[", "]", "[::1]", "%", "%2F", "%ff", "%00", ";", "\\", " ", "\u2028"),
+    *(
+        "/",
+        "//",
+        "?",
+        "&",
+        "=",
+        "#",
+        "@",
+        ":",
+        ",",
+        "[",
+        "]",
+        "[::1]",
+        "%",
+        "%2F",
+        "%ff",
+        "%00",
+        ";",
+        "\\",
+        " ",
+        "\u2028",
+    ),
     *("localhost", "host:6379", "user:", "6379", ":99999", "0", "-1", "1e9", "mymaster", "/locks.db", ":memory:"),
     *("tokens=", "counter", "hybrid", "synchronous=", "full", "db=", "prefix=", "fair=", "retention=", "inf", "nan"),
     *("ssl_cert_reqs=", "none", "socket_timeout=", "min_replicas=", "durability=", "ca=", "connections=", "9" * 30),
@@ -25,14 +46,13 @@ def opened(url: str) -> str:
     try:
         backend = from_url(url)
     except ConfigurationError as error:
-        assert error.__cause__ is None or SECRET not in str(error.__cause__)
-        return f"{error}"
+        return f"{error} {error.__cause__}"
     assert callable(backend.acquire)
     return ""
 
 
 @every_scheme
-@checked(60)
+@checked(30)
 @given(rest=pieces(*PARTS))
 @example(rest="h:" + "1" * 5000)
 @example(rest="h?connections=" + "1" * 5000)
@@ -45,7 +65,7 @@ def test_a_url_is_a_backend_or_a_configuration_error(scheme: str, rest: str):
 
 
 @every_scheme
-@checked(60)
+@checked(30)
 @given(before=pieces(*PARTS, most=3), after=pieces(*PARTS, most=6))
 def test_a_password_is_not_repeated_wherever_it_stands(scheme: str, before: str, after: str):
     assert SECRET not in opened(f"{scheme}://{before}{SECRET}{after}")
@@ -67,7 +87,9 @@ def test_a_long_url_is_little_work(scheme: str):
 
 @checked(100)
 @given(
-    option=st.sampled_from(["tokens", "synchronous", "durability", "connect_timeout", "connections", "retention", "db"]),
+    option=st.sampled_from(
+        ["tokens", "synchronous", "durability", "connect_timeout", "connections", "retention", "db"]
+    ),
     value=st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers())),
     scheme=st.sampled_from(["memory", "sqlite", "kahuna", "redis", "redis+cluster"]),
 )
