@@ -7,11 +7,8 @@ holder's acquisition: whoever read a token or renewed after it was too late.
 
 from __future__ import annotations
 
-from fencing_sdk.testing.history._facts import Facts, StoreGrant, Tenure
+from fencing_sdk.testing.history._facts import EXACT, Facts, StoreGrant, Tenure
 from fencing_sdk.testing.history._verdict import Report
-
-_EXACT = 1e-6
-"""Seconds by which two readings of one axis may differ through rounding."""
 
 
 def check_coverage(facts: Facts, report: Report) -> None:
@@ -40,14 +37,14 @@ def _within(facts: Facts, report: Report, tenure: Tenure, grant: StoreGrant) -> 
     if grant.excused:
         return
     report.saw("P2", len(tenure.reads))
-    late = [read for read in tenure.reads if not grant.start - _EXACT <= read <= grant.end + _EXACT]
+    late = [read for read in tenure.reads if not grant.start - EXACT <= read <= grant.end + EXACT]
     if late:
         text = f"{tenure.actor} read token {tenure.token} of {tenure.name}; the grant ended at {grant.end:.6f}"
         report.found("P2", "stale_read", late[0], text)
     ended = tenure.body_ended
     if ended is not None and not facts.troubled(tenure.actor, grant.start, ended):
         report.saw("P1")
-        if ended > grant.end + _EXACT:
+        if ended > grant.end + EXACT:
             text = f"{tenure.actor} worked under token {tenure.token} of {tenure.name} after {grant.end:.6f}"
             report.found("P1", "overrun", ended, text)
 
@@ -59,7 +56,7 @@ def _before_successor(facts: Facts, report: Report, tenure: Tenure) -> None:
         return
     report.saw("P2", len(tenure.reads))
     for read in tenure.reads:
-        if read > taken + _EXACT:
+        if read > taken + EXACT:
             text = f"{tenure.actor} read token {tenure.token} of {tenure.name}, held by another since {taken:.6f}"
             report.found("P2", "stale_read", read, text)
             break
@@ -67,7 +64,7 @@ def _before_successor(facts: Facts, report: Report, tenure: Tenure) -> None:
         return
     report.saw("P1")
     work = [*tenure.renewals, *([] if tenure.body_ended is None else [tenure.body_ended])]
-    if any(moment > taken + _EXACT for moment in work):
+    if any(moment > taken + EXACT for moment in work):
         text = f"{tenure.actor} went on with token {tenure.token} of {tenure.name}, held by another since {taken:.6f}"
         report.found("P1", "overrun", max(work), text)
 
@@ -76,7 +73,7 @@ def _one_at_a_time(facts: Facts, report: Report) -> None:
     last: dict[str, StoreGrant] = {}
     for grant in sorted(facts.grants, key=lambda grant: grant.start):
         before = last.get(grant.name)
-        if before is not None and not before.excused and grant.start < before.end - _EXACT:
+        if before is not None and not before.excused and grant.start < before.end - EXACT:
             text = f"the store granted {grant.name} with token {grant.token} while {before.token} lasted"
             report.found("P1", "two_grants", grant.start, text)
         if before is None or grant.end >= before.end or before.excused:

@@ -16,6 +16,9 @@ from typing import Any
 
 from fencing_sdk.errors import ConfigurationError, shown
 
+EXACT = 1e-6
+"""Seconds by which two readings of one axis may differ through rounding."""
+
 Line = Mapping[str, Any]
 """One event: at least ``t`` in seconds, ``kind``, and ``actor``."""
 
@@ -159,7 +162,10 @@ class Facts:
     def troubled(self, actor: str, start: float, end: float, kinds: Iterable[str] = ("frozen", "stalled")) -> bool:
         """Whether *actor* was disturbed between *start* and *end*."""
         return any(
-            trouble.what in kinds and trouble.actor in {"", actor} and trouble.start <= end and trouble.end >= start
+            trouble.what in kinds
+            and trouble.actor in {"", actor}
+            and trouble.start <= end + EXACT
+            and trouble.end >= start - EXACT
             for trouble in self.troubles
         )
 
@@ -232,7 +238,8 @@ class _Gatherer:
         self._asking[actor, str(line["name"])].append(at)
 
     def _on_acquired(self, line: Line, at: float, actor: str) -> None:
-        name, token, holder = str(line["name"]), int(line["token"]), str(line["holder"])
+        name, token = str(line["name"]), int(line["token"])
+        holder = str(line.get("holder") or f"{actor} {token}")
         asked = self._answer(actor, name, at - float(line.get("waited", 0.0)), at, granted=True)
         deadline, ttl = float(line["deadline"]), float(line["ttl"])
         max_hold = line.get("max_hold")

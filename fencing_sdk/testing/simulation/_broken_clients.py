@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -80,10 +80,9 @@ def _renewal_from_reply() -> Iterable[Change]:
     yield Heartbeat, "_apply", apply
 
 
-def _no_allowance() -> Iterator[Change]:
-    _timing._built.cache_clear()
+def _no_allowance() -> Iterable[Change]:
+    yield _timing, "_built", _timing._build  # the real one remembers timings, and would remember these
     yield _timing.Timing, "validity", lambda _self, ttl: ttl
-    _timing._built.cache_clear()
 
 
 def _work_goes_on() -> Iterable[Change]:
