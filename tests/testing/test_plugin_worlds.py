@@ -7,6 +7,7 @@ import pytest
 
 from fencing_sdk import FencingError, LeaseLostError, LockClient, LossReason, UsageError, connect, current_lease
 from fencing_sdk._claim import Grant
+from fencing_sdk.backends import _table
 from fencing_sdk.testing import World
 
 pytest_plugins = ["fencing_sdk.testing.plugin"]
@@ -64,9 +65,11 @@ def test_a_pause_lasts_until_the_last_of_several_locks_is_gone(lock_world, pause
 
 def test_a_grant_that_the_client_does_not_know_of_is_outlasted_too(lock_world, pause):
     ada = lock_world.client("Ada")
-    ada.acquire("a")
+    ada.acquire("a", ttl=1)
     ada.start(ada.locks.lock("b", ttl=30).acquire)
+    lock_world.sleep(0.0005)  # the request has left, and travels twice as long
     with pause(ada):
+        assert any("token 2" in line for line in lock_world.history)
         assert lock_world.holder("b") is None
 
 
@@ -134,6 +137,20 @@ def test_a_story_is_told_with_a_pause_at_every_step(pause_anywhere):
     assert seen[-1] == "done", "the last round has no pause any more"
     assert seen.count("LeaseLostError") >= 5
     assert seen == tell(pause_anywhere(), Worker), "a world repeats itself"
+
+
+def test_a_client_that_was_not_stopped_in_the_last_round_is_not_stopped_later(pause_anywhere):
+    rounds = 0
+    for world, pause in pause_anywhere():
+        ada = world.client("Ada")
+        work = ada.start(asyncio.sleep, 1)
+        with pause(ada):
+            pass
+        world.finish(work)
+        for _ in range(10):
+            ada.run(asyncio.sleep, 1)
+        rounds += 1
+    assert rounds > 1
 
 
 def test_code_that_writes_one_step_after_its_lease_is_caught(pause_anywhere):
@@ -209,8 +226,16 @@ def test_only_the_lease_that_was_meant_ends(lock_world, end, reason):
     one, other = ada.acquire("a"), ada.acquire("b")
     end(one)
     assert one.lost_reason is reason
+    assert lock_world.holder("a") is None
     lock_world.sleep(100)
     assert other.held, "its heartbeat goes on"
+
+
+def test_a_name_means_the_lease_on_that_lock(lock_world, end, reason):
+    ada = lock_world.client("Ada")
+    leases = {name: ada.acquire(name) for name in "abc"}
+    end("b")
+    assert [lease.lost_reason for lease in leases.values()] == [None, reason, None]
 
 
 def test_code_under_the_lock_can_end_its_own_lease(lock_world, end, reason, worker):
@@ -250,7 +275,8 @@ async def test_a_lease_of_any_event_loop_ends_now(faulty_backend, end, reason, b
         assert await locks.inspect(NAME) is None
 
 
-async def test_the_next_in_line_is_woken_when_a_lease_ends(faulty_backend, end):
+async def test_the_next_in_line_is_woken_when_a_lease_ends(faulty_backend, end, monkeypatch):
+    monkeypatch.setattr(_table, "LINE_POLL", 3600.0)  # it would find out by itself
     async with connect(faulty_backend._backend) as locks:
         lease = await locks.lock(NAME, ttl=3600).acquire()
         next_one = asyncio.create_task(locks.lock(NAME, ttl=3600).acquire())
