@@ -123,6 +123,12 @@ def test_a_number_that_is_none_for_a_picture_is_told(field: str, value: float):
     assert not re.search(r"[=\"' ](nan|-?inf)[\"' ,]", picture)
 
 
+@pytest.mark.parametrize("token", [-1, 2**53, 1.0, "1", True, None])
+def test_what_is_no_token_is_told(token: object):
+    with pytest.raises(ConfigurationError, match="'acquired' is incomplete: 'token'"):
+        tell([parse_line(acquired(token=token), "line 1")])
+
+
 def test_a_moment_beside_a_year_is_little_work():
     runs = ["run", "acquiring", "abandoned", "run", "acquiring"]
     times = [0, 0, 1e-6, 2, 3e7]

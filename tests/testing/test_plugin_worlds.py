@@ -5,7 +5,16 @@ import contextlib
 
 import pytest
 
-from fencing_sdk import FencingError, LeaseLostError, LockClient, LossReason, UsageError, connect, current_lease
+from fencing_sdk import (
+    FencingError,
+    LeaseLostError,
+    LockClient,
+    LossReason,
+    UsageError,
+    _acquire,
+    connect,
+    current_lease,
+)
 from fencing_sdk._claim import Grant
 from fencing_sdk.backends import _table
 from fencing_sdk.testing import World
@@ -120,6 +129,8 @@ def tell(rounds, worker_of) -> list[str]:
         worker, ada, bob = worker_of(), world.client("Ada"), world.client("Bob")
         work = ada.start(worker, ada.locks, "Ada")
         with pause(ada):
+            world.sleep(0.01)  # nothing that she had sent is on its way any more
+            assert world.holder(NAME) is None
             bob.run(worker, bob.locks, "Bob")
         try:
             world.finish(work)
@@ -276,7 +287,8 @@ async def test_a_lease_of_any_event_loop_ends_now(faulty_backend, end, reason, b
 
 
 async def test_the_next_in_line_is_woken_when_a_lease_ends(faulty_backend, end, monkeypatch):
-    monkeypatch.setattr(_table, "LINE_POLL", 3600.0)  # it would find out by itself
+    monkeypatch.setattr(_table, "LINE_POLL", 3600.0)
+    monkeypatch.setattr(_acquire, "_LONGEST_NAP", 3600.0)  # else it would find out by itself
     async with connect(faulty_backend._backend) as locks:
         lease = await locks.lock(NAME, ttl=3600).acquire()
         next_one = asyncio.create_task(locks.lock(NAME, ttl=3600).acquire())
