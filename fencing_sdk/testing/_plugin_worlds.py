@@ -200,7 +200,6 @@ def _held_by(world: StageWorld, client: WorldClient) -> list[float]:
 
 def _outlast(world: StageWorld, client: WorldClient) -> None:
     """Let time go on until the store has given away everything that *client*, which is frozen, had."""
-    world.sleep(_SOON)
     while left := _held_by(world, client):
         world.sleep(max(left) + _SOON)
 

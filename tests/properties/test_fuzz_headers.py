@@ -24,6 +24,7 @@ HOLDERS = st.one_of(st.none(), st.text("0123456789abcdef", min_size=1, max_size=
 )
 @example(text="1" * 5000)
 @example(text="34\n")
+@example(text="9007199254740992")
 def test_any_text_is_a_token_that_is_written_the_same_way_or_is_refused(text: object):
     try:
         token = parse_token(text)
