@@ -190,8 +190,8 @@ class Errands:
         executed first. So it is repeated once the call has ended, and, where the call ended
         without an answer, after growing pauses until a ttl has passed.
         """
+        pending = [call for call in calls if not call.done()]  # answered during the release, it may still come after it
         await self._release(claim, limit)
-        pending = [call for call in calls if not call.done()]
         if pending:
             await asyncio.wait(pending, timeout=claim.ttl)
             await self._release(claim, limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import string
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,22 @@ from typing import Any
 from fencing_sdk._names import check_name
 from fencing_sdk.errors import ConfigurationError, shown
 
-_FORMATTER = string.Formatter()
+_LARGE = re.compile(r"\d{4}")
+"""In a format, a width or a precision that makes more than any name may have, of memory as much as is there."""
+
+
+class _Formatter(string.Formatter):
+    """``str.format`` whose widths are bounded: with ``{row:{width}}`` an argument decides about them."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if _LARGE.search(format_spec):
+            msg = f"a format with a number of four digits: {shown(format_spec)}"
+            raise ValueError(msg)
+        text: str = super().format_field(value, format_spec)
+        return text
+
+
+_FORMATTER = _Formatter()
 
 
 class NameTemplate:

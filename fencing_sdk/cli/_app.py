@@ -136,3 +136,26 @@ def timeline(recording: Path, /, *more: Path, svg: Path) -> int:
 
     draw_recordings((recording, *more), svg)
     return 0
+
+
+@app.command
+def check(recording: Path, /, *more: Path, least: int = 25, require: list[str] | None = None) -> int:
+    """Look for broken promises in recordings, made with FENCING_RECORD=run.jsonl on one machine.
+
+    Exit codes: 0 nothing was broken, 1 a promise was, 3 too little was recorded to tell, 2 wrong usage.
+
+    Args:
+        recording: A file of JSON lines.
+
+        more: Recordings of other processes of the same machine and run.
+
+        least: Acquisitions below which a recording shows nothing.
+
+        require: A promise, P1 to P8, without which there is no pass. May be repeated. Default: P1 and P4.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or an argument cannot work.
+    """
+    from fencing_sdk.cli.check import PLAIN, check_recordings  # noqa: PLC0415  (as above)
+
+    return check_recordings((recording, *more), Console(), least=least, require=PLAIN if require is None else require)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fencing_sdk._claim import TOKEN_LIMIT
 from fencing_sdk.errors import ConfigurationError, shown
 
 Line = dict[str, Any]
 """One event: at least ``t`` in seconds, ``kind``, and ``actor``."""
+
+_SECONDS_LIMIT = 2**53
+"""Seconds from which on a moment is no moment any more; far below, sums and differences stay finite."""
 
 
 def read_recording(paths: Sequence[Path]) -> list[Line]:
@@ -45,13 +48,40 @@ def parse_line(raw: str | bytes, where: str) -> Line:
     """
     try:
         line = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: brackets in brackets in brackets
         line = None
-    if not isinstance(line, dict) or not isinstance(line.get("kind"), str) or not _number(line.get("t")):
+    if not isinstance(line, dict) or not isinstance(line.get("kind"), str) or not _is_seconds(line.get("t")):
         msg = f"{where} is not an event: expected a JSON object with 't' in seconds and 'kind'"
         raise ConfigurationError(msg)
     return line
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def read_seconds(line: Line, field: str) -> float:
+    """
+    Return a number of seconds.
+
+    Raises:
+        KeyError: *line* has no such field.
+        ValueError: it is no number, or too large for a time.
+    """
+    if not _is_seconds(line[field]):
+        raise ValueError(field)
+    return float(line[field])
+
+
+def read_token(line: Line, field: str) -> int:
+    """
+    Return a token.
+
+    Raises:
+        KeyError: *line* has no such field.
+        ValueError: it is no whole number from 0 to below 2**53.
+    """
+    token: object = line[field]
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < TOKEN_LIMIT:
+        raise ValueError(field)
+    return token
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_SECONDS_LIMIT < value < _SECONDS_LIMIT

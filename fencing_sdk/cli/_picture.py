@@ -169,8 +169,9 @@ class _Panel:
                 text(panel, 24, y + 14, cut(name, 16), fill=FAINT, tip=name)
 
     def _draw_axis(self, panel: Element) -> None:
-        step = _step(self._story.duration)
-        for index in range(math.floor((WIDTH - _RIGHT - _LEFT) / (step * self._scale)) + 1):
+        shown = (WIDTH - _RIGHT - _LEFT) / self._scale
+        step = _step(shown / _ROOM_AT_THE_END)  # not by this story: a short one beside a long one had endless marks
+        for index in range(math.floor(shown / step) + 1):
             x = _LEFT + index * step * self._scale
             add(panel, "line", x1=x, x2=x, y1=self._top, y2=self._bottom + 5, stroke=RULE)
             text(panel, x, self._bottom + 20, f"{index * step:g} s", fill=FAINT, anchor="middle")

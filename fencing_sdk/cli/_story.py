@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from fencing_sdk.cli._lines import Line
+from fencing_sdk.cli._lines import Line, read_seconds, read_token
 from fencing_sdk.errors import ConfigurationError, LossReason, shown
 
 _BY_THE_CLOCK = {LossReason.EXPIRED, LossReason.STALLED}
@@ -134,6 +134,7 @@ class _Teller:
     def __init__(self) -> None:
         self._story = Story()
         self._tenures: dict[tuple[str, str, int], Tenure] = {}
+        self._written: dict[str, int] = {}  # the highest token of an accepted write, by resource
         self.told = False
 
     def add(self, line: Line) -> None:
@@ -159,7 +160,7 @@ class _Teller:
 
     def _at(self, line: Line, lane: str) -> float:
         """Note that *line* takes place, on *lane*; return when."""
-        at = float(line["t"])
+        at = read_seconds(line, "t")
         self.told = True
         self._story.start = min(self._story.start, at)
         self._story.end = max(self._story.end, at)
@@ -181,10 +182,11 @@ class _Teller:
         self._end_wait(lane, str(line["name"]), self._at(line, lane))
 
     def _on_acquired(self, line: Line, lane: str) -> None:
-        at, lock, token, ttl = self._at(line, lane), str(line["name"]), int(line["token"]), float(line["ttl"])
+        at, lock = self._at(line, lane), str(line["name"])
+        token, ttl = read_token(line, "token"), read_seconds(line, "ttl")
         _note(self._story.locks, lock)
         self._end_wait(lane, lock, at)
-        tenure = Tenure(lane, lock, token, at, ttl, deadline=float(line["deadline"]), expires=at + ttl)
+        tenure = Tenure(lane, lock, token, at, ttl, deadline=read_seconds(line, "deadline"), expires=at + ttl)
         self._story.tenures.append(tenure)
         self._tenures[lane, lock, token] = tenure
 
@@ -192,7 +194,7 @@ class _Teller:
         at, tenure = self._at(line, lane), self._tenure(line, lane)
         if tenure is not None:
             tenure.renewals.append(at)
-            tenure.deadline = float(line["deadline"])
+            tenure.deadline = read_seconds(line, "deadline")
             tenure.expires = at + tenure.ttl
 
     def _on_lost(self, line: Line, lane: str) -> None:
@@ -221,35 +223,33 @@ class _Teller:
         self._access(line, lane, "read")
 
     def _on_write_accepted(self, line: Line, lane: str) -> None:
-        token, resource = int(line["token"]), str(line["resource"])
-        later = [other.token for other in self._story.accesses if _wrote(other, resource) and other.token > token]
-        self._access(line, lane, "accepted", stale=bool(later), fence=max(later, default=None))
+        token, resource = read_token(line, "token"), str(line["resource"])
+        highest = self._written.get(resource, token)
+        self._written[resource] = max(highest, token)
+        stale = token < highest
+        self._access(line, lane, "accepted", stale=stale, fence=highest if stale else None)
 
     def _on_write_refused(self, line: Line, lane: str) -> None:
-        self._access(line, lane, "refused", fence=int(line["fence"]))
+        self._access(line, lane, "refused", fence=read_token(line, "fence"))
 
     def _on_stale_rejected(self, line: Line, lane: str) -> None:
-        self._access(line, lane, "refused", fence=int(line["fence"]))
+        self._access(line, lane, "refused", fence=read_token(line, "fence"))
 
     def _access(self, line: Line, lane: str, kind: str, *, stale: bool = False, fence: int | None = None) -> None:
-        resource, token = str(line["resource"]), int(line["token"])
+        resource, token = str(line["resource"]), read_token(line, "token")
         _note(self._story.resources, resource)
         access = Access(kind, lane, resource, self._at(line, lane), token, fence, str(line.get("text", "")), stale)
         self._story.accesses.append(access)
 
     def _tenure(self, line: Line, lane: str) -> Tenure | None:
         """The lease *line* is about; None when the recording began after its grant."""
-        return self._tenures.get((lane, str(line["name"]), int(line["token"])))
+        return self._tenures.get((lane, str(line["name"]), read_token(line, "token")))
 
     def _end_wait(self, lane: str, lock: str, at: float) -> None:
         for wait in self._story.waits:
             if (wait.lane, wait.lock, wait.end) == (lane, lock, None):
                 wait.end = at
                 return
-
-
-def _wrote(access: Access, resource: str) -> bool:
-    return access.kind == "accepted" and access.resource == resource
 
 
 def _note(names: list[str], name: str) -> None:

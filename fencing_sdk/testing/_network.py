@@ -8,6 +8,7 @@ nothing about it. Messages of one link may overtake each other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
@@ -24,8 +25,12 @@ Operation = Literal["acquire", "renew", "release", "inspect", "write", "raise_to
 Way = Literal["request", "reply"]
 
 
-@dataclass(slots=True)
-class _Fault:
+class NoAnswer(Exception):  # noqa: N818  (not an error of anybody: the request vanishes)
+    """Raised by a peer that is down: nothing travels back."""
+
+
+@dataclass(slots=True, eq=False)
+class Fault:
     """What happens to messages of one kind; None matches every kind."""
 
     operation: str | None
@@ -33,6 +38,10 @@ class _Fault:
     delay: float = 0.0
     lose: bool = False
     times: int | None = None
+    again: float | None = None
+    """Seconds after which the message arrives a second time."""
+    struck: Callable[[], object] | None = None
+    """Told of every message that is hit."""
 
     def strikes(self, operation: str, way: str) -> bool:
         """Tell whether a message is hit, and count it."""
@@ -40,6 +49,8 @@ class _Fault:
             return False
         if self.times is not None:
             self.times -= 1
+        if self.struck is not None:
+            self.struck()
         return True
 
 
@@ -49,7 +60,7 @@ class Link:
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network
         self._process = process
-        self._faults: list[_Fault] = []
+        self._faults: list[Fault] = []
 
     def delay(
         self,
@@ -75,7 +86,7 @@ class Link:
         Raises:
             ConfigurationError: an argument is none of these.
         """
-        self._set(_Fault(operation, way, delay=seconds(seconds_later, "delay"), times=times))
+        self.add(Fault(operation, way, delay=seconds(seconds_later, "delay"), times=times))
 
     def drop(self, operation: Operation | None = None, *, way: Way | None = None, times: int | None = None) -> None:
         """
@@ -87,13 +98,19 @@ class Link:
         Raises:
             ConfigurationError: an argument is none of these.
         """
-        self._set(_Fault(operation, way, lose=True, times=times))
+        self.add(Fault(operation, way, lose=True, times=times))
 
     def heal(self) -> None:
         """Deliver messages that are sent from now on as usual."""
         self._faults.clear()
 
-    def _set(self, fault: _Fault) -> None:
+    def lift(self, fault: Fault) -> None:
+        """End one fault. Idempotent."""
+        if fault in self._faults:
+            self._faults.remove(fault)
+
+    def add(self, fault: Fault) -> None:
+        """Set a fault, for messages that are sent from now on."""
         for value, kinds, parameter in ((fault.operation, Operation, "operation"), (fault.way, Way, "way")):
             if value not in {None, *get_args(kinds)}:
                 msg = f"{parameter} must be one of {', '.join(get_args(kinds))}, got {shown(value)}"
@@ -111,7 +128,10 @@ class Link:
         reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def arrived() -> None:
-            outcome = _outcome(handle, name)
+            try:
+                outcome = _outcome(handle, name)
+            except NoAnswer:
+                return
             text = f"{peer} > {name}: {operation} {about}: {_in_words(outcome)}"
             self._carry(text, operation, "reply", back, outcome)
 
@@ -121,11 +141,30 @@ class Link:
         self._carry(f"{name} > {peer}: {operation} {about}", operation, "request", arrived)
         return await reply
 
-    def _carry(self, text: str, operation: Operation, way: Way, deliver: Callable[..., None], *message: object) -> None:
+    def send(self, peer: str, operation: str, about: str, handle: Callable[[str], object]) -> None:
+        """Send something to *peer* that it does not answer."""
+        name = self._process.name
+
+        def arrived() -> None:
+            with contextlib.suppress(NoAnswer, FencingError):
+                handle(name)
+
+        self._carry(f"{name} > {peer}: {operation} {about}", operation, "request", arrived)
+
+    def push(self, peer: str, operation: str, about: str, deliver: Callable[..., object], *message: object) -> None:
+        """Let *peer* send something to this client that it did not ask for."""
+        arrive = self._process.loop.arrive
+        self._carry(
+            f"{peer} > {self._process.name}: {operation} {about}", operation, "reply", arrive, deliver, *message
+        )
+
+    def _carry(self, text: str, operation: str, way: Way, deliver: Callable[..., None], *message: object) -> None:
         struck = [fault for fault in self._faults if fault.strikes(operation, way)]
         late = sum(fault.delay for fault in struck)
         lost = any(fault.lose for fault in struck)
         self._network.carry(text, late, None if lost else deliver, *message)
+        for again in [fault.again for fault in struck if fault.again is not None]:
+            self._network.carry(f"{text} (again)", late + again, deliver, *message)
 
 
 class Network:

@@ -50,6 +50,8 @@ class Process:
         self.clock = ProcessClock(timeline, rate=rate)
         self.loop = VirtualLoop(self._loop_time, self._plan, self._failed)  # type: ignore[abstract]  # no I/O
         self.turning = False
+        self.after_turn: dict[Callable[[], object], None] = {}
+        """Called between two turns, where a signal would strike."""
         self._kept: list[object] = []
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._timeline = timeline
@@ -119,6 +121,8 @@ class Process:
             self.loop.turn()
         finally:
             self.turning = False
+        for call in tuple(self.after_turn):
+            call()
         self._free_at = self._timeline.now + TURN
         self._plan()
 

@@ -39,6 +39,10 @@ class LockService:
         """Give the lock back, if *claim* has it."""
         self._table.release(claim)
 
+    def revoke(self, name: str) -> None:
+        """Take *name* away from whoever holds it, without a word to its client."""
+        self._table.revoke(name, self._clock.now())
+
     def inspect(self, name: str) -> Holder | None:
         """Tell who holds *name*."""
         return self._table.inspect(name, self._clock.now())

@@ -2,8 +2,9 @@
 A backend with a bad network in front of it.
 
 Each operation has a list of faults. The first one meets the next calls, until its ``times`` are
-used up. It may hold the request back, lose it, lose the answer after the request was applied, or
-hang without reacting to cancellation.
+used up. It may hold the request back, lose it, deliver it twice, lose the answer after the request
+was applied, or hang without reacting to cancellation. What is lost is told to the caller at once,
+as by a connection that breaks, or never, as by a network that swallows packets.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class _Fault:
     error: Exception | None = None
     lost: bool = False
     lose_reply: bool = False
+    silent: bool = False
+    again: float | None = None
     straggle: float | None = None
     hang: float | None = None
     heeds_cancellation: bool = True
@@ -61,9 +64,17 @@ class FaultyBackend:
         """Lose the requests: nothing is applied, and *error* (by default "unavailable") comes back."""
         self._add(operation, _Fault(lost=True, error=error, times=times))
 
-    def lose_reply(self, operation: Operation, *, times: int | None = None) -> None:
-        """Apply the requests and lose the answers: the caller learns nothing."""
-        self._add(operation, _Fault(lose_reply=True, times=times))
+    def drop(self, operation: Operation, *, times: int | None = None) -> None:
+        """Lose the requests without a word: nothing is applied, and the caller waits until it gives up."""
+        self._add(operation, _Fault(lost=True, silent=True, times=times))
+
+    def lose_reply(self, operation: Operation, *, times: int | None = None, silent: bool = False) -> None:
+        """Apply the requests and lose the answers: "unavailable" comes back, or with *silent* nothing ever."""
+        self._add(operation, _Fault(lose_reply=True, silent=silent, times=times))
+
+    def duplicate(self, operation: Operation, seconds: float = 0.0, *, times: int | None = None) -> None:
+        """Answer the requests as usual, and apply each of them once more *seconds* later."""
+        self._add(operation, _Fault(again=seconds, times=times))
 
     def straggle(self, operation: Operation, seconds: float, *, times: int | None = None) -> None:
         """Say "unavailable" at once, and apply the requests *seconds* later, when nobody expects them any more."""
@@ -81,7 +92,7 @@ class FaultyBackend:
             self._faults[healed].clear()
 
     async def delivered(self) -> None:
-        """Wait until every request that straggles has arrived."""
+        """Wait until every request that straggles, and every copy, has arrived."""
         while self._stragglers:
             await asyncio.wait(self._stragglers)
 
@@ -121,12 +132,16 @@ class FaultyBackend:
             await anyio.sleep(fault.before)
         else:
             await _hang(fault.hang, heeds_cancellation=fault.heeds_cancellation)
+        if fault.again is not None:
+            self._send_late(fault.again, call)  # it has left: giving up the first one does not stop it
         if fault.straggle is not None:
             self._send_late(fault.straggle, call)
         elif not fault.lost:
             answer = await call()
             if not fault.lose_reply:
                 return answer
+        if fault.silent:
+            await asyncio.get_running_loop().create_future()
         if fault.error is not None:
             raise fault.error.with_traceback(None)
         raise BackendUnavailableError(type(self).__name__, operation, "by request of a test")

@@ -244,6 +244,16 @@ async def test_giving_up_releases_at_once_and_again_when_the_request_was_answere
 
 
 @in_virtual_time
+async def test_giving_up_releases_again_when_the_answer_came_while_the_first_release_was_on_its_way():
+    """Found by the simulation: the release was executed before the acquisition, and its answer came after the grant."""
+    async with office() as (errands, store):
+        store.delay = 1.0
+        call = errands.start(answers_at(0.5))
+        await errands.abandon(Claim("a", TTL), [call], LIMIT)
+        assert store.releases == [0.0, 1.0]
+
+
+@in_virtual_time
 async def test_giving_up_a_request_without_an_answer_releases_until_it_can_no_longer_arrive():
     async with office() as (errands, store):
         call = errands.start(fails_at(3.0))

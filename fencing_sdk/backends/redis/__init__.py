@@ -32,7 +32,7 @@ from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._table import LINE_POLL
-from fencing_sdk.backends.redis._calls import DEFAULT_RETENTION, Calls, holder, renewals, seconds_left
+from fencing_sdk.backends.redis._calls import DEFAULT_RETENTION, Calls, holder, renewals, seconds_left, token_of
 from fencing_sdk.backends.redis._cluster import SlotMap
 from fencing_sdk.backends.redis._dial import Dialer
 from fencing_sdk.backends.redis._keys import DEFAULT_PREFIX, Keys, check_prefix
@@ -125,10 +125,11 @@ class RedisBackend:
             reply = await self._grant(call, claim)
             if not isinstance(reply, bytes):
                 return await self._refused(reply, place)
+            number = token_of(reply)
         self._losses.granted(call.keys[0], claim)
         if place is not None:
             place.served = True
-        return Grant(int(reply))
+        return Grant(number)
 
     async def _grant(self, call: Call, claim: Claim) -> Reply:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fencing_sdk._claim import Claim, Holder, Renewal, holder_of
+from fencing_sdk._claim import TOKEN_LIMIT, Claim, Holder, Renewal, holder_of
 from fencing_sdk.backends.redis._keys import Keys, lease_key, line_keys, token_key
 from fencing_sdk.backends.redis._node import Outcome
 from fencing_sdk.backends.redis._pipe import Reply, ReplyError
@@ -14,6 +14,7 @@ from fencing_sdk.errors import ConfigurationError, shown
 
 DEFAULT_RETENTION = 7 * 86400.0
 _MOST_REPLICAS = 100
+_TOKEN_DIGITS = len(str(TOKEN_LIMIT))
 _OUTCOMES = {ord("1"): Renewal.RENEWED, ord("0"): Renewal.REFUSED, ord("x"): Renewal.TAKEN_OVER}
 
 
@@ -93,6 +94,19 @@ def milliseconds(seconds: float) -> int:
     return math.ceil(seconds * 1000)
 
 
+def token_of(reply: bytes) -> int:
+    """
+    Read a token.
+
+    Raises:
+        ValueError: it is none, and whether something was granted is not known.
+    """
+    if reply.isdigit() and len(reply) <= _TOKEN_DIGITS and (number := int(reply)) < TOKEN_LIMIT:
+        return number
+    msg = "not a token"
+    raise ValueError(msg)
+
+
 def renewals(outcome: Outcome, count: int) -> list[Renewal]:
     """Read the answer to a call that renews *count* leases; without one, nothing is known of them."""
     if isinstance(outcome, bytes) and len(outcome) == count:
@@ -103,7 +117,15 @@ def renewals(outcome: Outcome, count: int) -> list[Renewal]:
 def seconds_left(reply: Reply) -> tuple[float | None, bool]:
     """Read a refusal: seconds until the lock may be free, None if it never expires, and whether we are in line."""
     left, in_line = reply if isinstance(reply, list) else (-1, 0)
-    return (None if left < 0 else left / 1000), bool(in_line)
+    return _seconds(left), bool(in_line)
+
+
+def _seconds(left: Reply) -> float | None:
+    """Seconds of *left* milliseconds; below 0 the server says that there is no end."""
+    if not isinstance(left, int):
+        msg = "not a number of milliseconds"
+        raise TypeError(msg)
+    return None if left < 0 else left / 1000
 
 
 def holder(name: str, reply: Reply) -> Holder | None:
@@ -111,10 +133,16 @@ def holder(name: str, reply: Reply) -> Holder | None:
     if not isinstance(reply, list):
         return None
     lease, left = reply
-    remaining = math.inf if left < 0 else left / 1000
+    remaining = _seconds(left)
     try:
-        owner, token, metadata = bytes(lease).decode().split("\0", 2)
-        return Holder(name, int(token), holder_of(owner), remaining, metadata[1:] if metadata else None)
+        owner, number, metadata = (lease if isinstance(lease, bytes) else b"").decode().split("\0", 2)
+        return Holder(
+            name,
+            token_of(number.encode()),
+            holder_of(owner),
+            math.inf if remaining is None else remaining,
+            metadata[1:] if metadata else None,
+        )
     except ValueError:
         msg = "WRONGTYPE this is no lease"  # as the server says of what is no text
         raise ReplyError(msg) from None

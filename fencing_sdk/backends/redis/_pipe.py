@@ -9,6 +9,7 @@ that the server sends by itself (wake-ups, invalidated keys) come between the re
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
@@ -45,10 +46,11 @@ class ReplyError(Exception):
 
     @property
     def code(self) -> str:
-        """The first word of the error, such as NOSCRIPT or MOVED."""
-        return self.words[0]
+        """The first word of the error, such as NOSCRIPT or MOVED; what is no such word may be anything, and is "?"."""
+        return self.words[0] if _CODE.fullmatch(self.words[0]) else "?"
 
 
+_CODE = re.compile("[A-Z]{1,32}")
 _CLOCK = BootClock()
 _MORE = object()
 _packed: Callable[[tuple[Word, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]

@@ -1,0 +1,80 @@
+"""P3: no resource accepts a token below one that it has accepted, and none refuses the newest."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from fencing_sdk.testing.history._facts import Access, Facts
+from fencing_sdk.testing.history._verdict import Report
+
+
+def check_fences(facts: Facts, report: Report) -> None:
+    """Judge every write, accepted or refused, of every resource."""
+    by_resource: dict[str, list[Access]] = defaultdict(list)
+    for access in facts.accesses:
+        by_resource[access.resource].append(access)
+    for resource, accesses in by_resource.items():
+        report.saw("P3", sum(access.write for access in accesses))
+        _never_back(resource, [access for access in accesses if access.accepted], report)
+        _raised_at_entry(facts, resource, accesses, report)
+        _newest_admitted(facts, resource, accesses, report)
+
+
+def _never_back(resource: str, accepted: list[Access], report: Report) -> None:
+    """Compare each write with the highest that had surely taken effect before it was sent."""
+    place = {id(access): number for number, access in enumerate(accepted)}
+    finished = sorted(accepted, key=lambda access: (access.high, place[id(access)]))
+    best: Access | None = None
+    passed = 0
+    for write in sorted(accepted, key=lambda access: (access.low, place[id(access)])):
+        while passed < len(finished) and _before(finished[passed], write, place):
+            if best is None or finished[passed].token >= best.token:
+                best = finished[passed]
+            passed += 1
+        if best is None or not write.write:
+            continue
+        if write.token < best.token:
+            text = f"{resource} accepted token {write.token} of {write.actor} after {best.token}"
+            report.found("P3", "stale_write_accepted", write.high, text)
+            return
+        if write.token == best.token and None not in {write.holder, best.holder} and write.holder != best.holder:
+            text = f"{resource} accepted token {write.token} from two holders"
+            report.found("P3", "shared_token_accepted", write.high, text)
+            return
+
+
+def _before(one: Access, other: Access, place: dict[int, int]) -> bool:
+    if one.high != other.low:
+        return one.high < other.low
+    return one.low == one.high and other.low == other.high and place[id(one)] < place[id(other)]
+
+
+def _raised_at_entry(facts: Facts, resource: str, accesses: list[Access], report: Report) -> None:
+    """With ``fences`` the old holder is refused from the moment the new one enters, before its first write."""
+    entries = [tenure for tenure in facts.tenures if tenure.entered is not None and resource in tenure.fences]
+    for write in accesses:
+        if not (write.accepted and write.write):
+            continue
+        for tenure in entries:
+            if tenure.entered is not None and tenure.entered < write.low and write.token < tenure.token:
+                text = f"{resource} accepted token {write.token} after {tenure.actor} had entered with {tenure.token}"
+                report.found("P3", "fence_not_raised", write.high, text)
+                return
+
+
+def _newest_admitted(facts: Facts, resource: str, accesses: list[Access], report: Report) -> None:
+    """A refusal needs a reason: a higher token, or the same from somebody else, that was granted by then."""
+    given = [(tenure.token, tenure.holder, tenure.asked) for tenure in facts.tenures]
+    given += [(grant.token, grant.holder, grant.start) for grant in facts.grants]
+    for write in accesses:
+        if write.accepted or not write.write:
+            continue
+        known = any(token == write.token for token, _, _ in given)
+        reason = any(
+            since <= write.high and (token > write.token or (token == write.token and holder != write.holder))
+            for token, holder, since in given
+        )
+        if known and not reason:
+            text = f"{resource} refused token {write.token} of {write.actor}, the newest ever granted"
+            report.found("P3", "newest_refused", write.high, text)
+            return

@@ -1,0 +1,161 @@
+"""
+The command: ``python -m fencing_sdk.testing.simulation``.
+
+Exit codes: 0 nothing was broken, 1 a promise was, 3 too little was observed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+
+from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.testing.history import HEADLINES, PROMISES, Report, Verdict
+from fencing_sdk.testing.simulation._campaign import LEAST, Campaign, run_campaign
+from fencing_sdk.testing.simulation._controls import Control, all_controls
+from fencing_sdk.testing.simulation._play import History, play
+from fencing_sdk.testing.simulation._script import Script, write_script
+from fencing_sdk.testing.simulation._shrink import shrink
+
+_CODES = {Verdict.OK: 0, Verdict.VIOLATED: 1, Verdict.UNKNOWN: 3}
+_MODULE = "fencing_sdk.testing.simulation"
+_SHOWN = 3
+"""Failing seeds that are made small and printed; the others are named."""
+_EVERY = 10.0
+"""Seconds between two lines of progress."""
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description="Try to break the promises.")
+    parser.add_argument("--histories", type=int, default=1000, metavar="N", help="how many seeds to play")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="S", help="the first of them")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="P")
+    parser.add_argument("--seed", type=int, metavar="S", help="play one seed and print what it broke")
+    parser.add_argument("--script", metavar="JSON", help="play a script as printed for a failing seed, or @file")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the one history as JSON lines")
+    parser.add_argument("--controls", action="store_true", help="break the engine on purpose, and look who notices")
+    parser.add_argument("--digest", action="store_true", help="print a digest of the histories, to compare machines")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Do what *arguments* ask for; return the exit code."""
+    options = _parse(arguments)
+    try:
+        if options.controls:
+            return _controls()
+        if options.script is not None:
+            return _one(_read(options.script), options.record)
+        if options.seed is not None:
+            return _one(write_script(options.seed), options.record)
+    except (ConfigurationError, OSError) as error:
+        _say(str(error))
+        return 2
+    if options.digest:
+        return _digest(range(options.first_seed, options.first_seed + options.histories))
+    return _many(options.first_seed, options.histories, options.processes)
+
+
+def _read(text: str) -> Script:
+    return Script.from_json(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+
+
+def _digest(seeds: range) -> int:
+    whole = hashlib.sha256()
+    for seed in seeds:
+        whole.update(play(write_script(seed)).text.encode())
+    _say(whole.hexdigest())
+    return 0
+
+
+def _one(script: Script, record: Path | None) -> int:
+    """Play one script, once as it is and once as small as it gets."""
+    history = play(script)
+    if record is not None:
+        record.write_text(history.text, encoding="utf-8")
+        _say(f"recorded; look at it with: fencing timeline {record} --svg {record}.svg")
+    if not history.report.violations:
+        _say(f"seed {script.seed}: nothing was broken in {len(history.lines)} lines")
+        return 0
+    _explain(history)
+    return 1
+
+
+def _explain(history: History) -> None:
+    script = history.script
+    _say(f"\nseed {script.seed} ({script.theme}) broke {', '.join(sorted(history.report.rules))}:")
+    for violation in history.report.violations[:_SHOWN]:
+        _say(f"  {violation}")
+    small = shrink(script, history.report.rules)
+    _say(f"  the smallest script that still does ({len(small.visits)} visits, {len(small.faults)} faults):")
+    for visit in small.visits:
+        _say(f"    {visit.at:9.6f} c{visit.client} {visit.body} under {visit.name!r} for {visit.lasts:.3f} s: {visit}")
+    for fault in small.faults:
+        _say(f"    {fault.at:9.6f} {fault.kind}: {fault}")
+    _say(f"  repeat it:\n    python -m {_MODULE} --seed {script.seed} --record seed-{script.seed}.jsonl")
+    _say(f"    python -m {_MODULE} --record small.jsonl --script '{small.to_json()}'")
+    _say("    fencing timeline small.jsonl --svg small.svg")
+
+
+def _many(first: int, histories: int, processes: int) -> int:
+    told = time.monotonic()
+
+    def progress(campaign: Campaign) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _EVERY:
+            told = time.monotonic()
+            _say(f"{campaign.histories:>9} histories, {campaign.rate:.0f}/s, {len(campaign.failed)} seeds failed")
+
+    campaign = run_campaign(first, histories, processes, progress)
+    _say(summary(campaign))
+    for seed in sorted(campaign.failed)[:_SHOWN]:
+        _explain(play(write_script(seed)))
+    if len(campaign.failed) > _SHOWN:
+        _say(f"\nfailed besides: {', '.join(map(str, sorted(campaign.failed)[_SHOWN:]))}")
+    return _CODES[campaign.verdict]
+
+
+def summary(campaign: Campaign) -> str:
+    """What a campaign observed, in lines."""
+    seen, rate = campaign.report.observed, f"{campaign.rate:.0f}"
+    what = ("acquisitions", "hand-overs", "losses", "writes", "refusals", "troubles")
+    lines = [f"{campaign.histories} histories in {campaign.seconds:.1f} s ({rate} histories per second)"]
+    lines.append(", ".join(f"{seen[name]} {name}" for name in what) + f", {seen['ordered']} orders found")
+    lines += [_line(campaign.report, promise) for promise in PROMISES]
+    lines.append(f"verdict: {campaign.verdict} (a pass needs {LEAST} acquisitions, and every promise put to the test)")
+    return "\n".join(lines)
+
+
+def _line(report: Report, promise: str) -> str:
+    return f"  {promise} {report.of(promise):<9} {report.observed[promise]:>9} checks  {HEADLINES[promise]}"
+
+
+def _controls() -> int:
+    controls = all_controls()
+    missed = [control for control in controls if not _caught(control)]
+    _say(f"{len(controls) - len(missed)} of {len(controls)} broken variants were caught")
+    return 1 if missed else 0
+
+
+def _caught(control: Control) -> bool:
+    for number, script in enumerate(control.scripts(), start=1):
+        with control.broken():
+            report = play(script).report
+        if found := report.rules & control.rules:
+            _say(f"{control.promise} {control.name}: caught by seed {number} of {control.within} ({min(found)})")
+            return True
+    _say(f"{control.promise} {control.name}: MISSED by {control.within} seeds")
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

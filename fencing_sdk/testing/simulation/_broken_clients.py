@@ -1,0 +1,294 @@
+"""Broken clients: what would happen if one line of the engine were not there."""
+
+# ruff: noqa: SLF001, ANN001, ANN202  (each of these stands in for a method of a class, from the inside)
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from fencing_sdk import _claim, _timing
+from fencing_sdk._acquire import Acquisition
+from fencing_sdk._claim import Claim, Renewal
+from fencing_sdk._engine import Engine
+from fencing_sdk._errands import Errands
+from fencing_sdk._heartbeat import Heartbeat
+from fencing_sdk._lease import Lease
+from fencing_sdk._tenure import Tenure
+from fencing_sdk.errors import LeaseLostError, LossReason
+from fencing_sdk.testing.simulation._controls import Change, Control
+from fencing_sdk.testing.simulation._script import Fault, Script
+from fencing_sdk.testing.simulation._stage import ClientClock
+
+_judge = Acquisition._judge
+_apply = Heartbeat._apply
+_announce = Lease._announce
+_begin = Engine._begin
+_ask = Errands.ask
+
+
+def _slow_then_cut(operation: str, late: float) -> Any:
+    """Answers of *operation* come late by a part of the ttl, and then the link is gone for the rest of the lease."""
+
+    def aim(script: Script) -> Script:
+        slow = [Fault(0.0, "late", who, late * script.ttl, operation, "reply", 1) for who in range(script.clients)]
+        cuts = [Fault(visit.at + 0.4 * script.ttl, "cut", visit.client, 2 * script.ttl) for visit in script.visits[:3]]
+        long = tuple(replace(visit, lasts=2 * script.ttl, wait=None) for visit in script.visits)
+        return replace(script, buffer=0.05, visits=long, faults=(*slow, *cuts))
+
+    return aim
+
+
+def _cut_off(script: Script) -> Script:
+    """Bodies that go on for longer than a ttl without a store."""
+    long = tuple(replace(visit, lasts=2 * script.ttl) for visit in script.visits)
+    cuts = tuple(Fault(visit.at + 0.1, "cut", visit.client, 2 * script.ttl) for visit in script.visits[:3])
+    rates = (*(0.99 for _ in script.rates[:-1]), 1.01)
+    return replace(script, drift=0.05, rates=rates, visits=long, faults=cuts)
+
+
+def _failing_bodies(script: Script) -> Script:
+    return replace(script, visits=tuple(replace(visit, body="raise") for visit in script.visits))
+
+
+def _frozen_over_a_renewal(script: Script) -> Script:
+    """The answer of a renewal waits in front of a process that is frozen past its deadline."""
+    slow = [Fault(0.0, "late", who, 0.1 * script.ttl, "renew", "reply") for who in range(script.clients)]
+    stops = [Fault(visit.at + 0.3 * script.ttl, "freeze", visit.client, 0.8 * script.ttl) for visit in script.visits]
+    long = tuple(replace(visit, lasts=2 * script.ttl, wait=None) for visit in script.visits)
+    return replace(script, visits=long, faults=(*slow, *stops))
+
+
+def _slow_cancelled(script: Script) -> Script:
+    """Acquisitions that are cancelled while their request is held up."""
+    slow = tuple(Fault(0.0, "late", who, 1.5, "acquire", "request", 2) for who in range(script.clients))
+    cancels = tuple(Fault(0.0, "cancel", number, turn=2) for number in range(len(script.visits)))
+    return replace(script, ttl=20.0, faults=(*slow, *cancels))
+
+
+def _validity_from_reply() -> Iterable[Change]:
+    yield Acquisition, "_judge", lambda self, grant, _sent: _judge(self, grant, self._clock.now())
+
+
+def _renewal_from_reply() -> Iterable[Change]:
+    def apply(self, lease, outcome, _sent_at, error):
+        _apply(self, lease, outcome, self._clock.now(), error)
+
+    yield Heartbeat, "_apply", apply
+
+
+def _no_allowance() -> Iterable[Change]:
+    yield _timing, "_built", _timing._build  # the real one remembers timings, and would remember these
+    yield _timing.Timing, "validity", lambda _self, ttl: ttl
+
+
+def _work_goes_on() -> Iterable[Change]:
+    def announce(self):
+        scope, self._scope = self._scope, None
+        _announce(self)
+        self._scope = scope
+
+    yield Lease, "_announce", announce
+
+
+def _stepped_clock() -> Iterable[Change]:
+    yield ClientClock, "now", lambda self: self.steady.now() + self.stepped
+
+
+def _revival() -> Iterable[Change]:
+    def extend(self, deadline):
+        self._lost = None
+        self._deadline = max(self._deadline, deadline)
+        return True
+
+    yield Lease, "extend", extend
+    yield Lease, "held_at", lambda self, _now: not self._released
+    yield Errands, "ask", lambda self, operation, call, limit: _ask(self, operation, call, 4 * limit)
+
+
+def _token_without_clock() -> Iterable[Change]:
+    yield Lease, "check", lambda _self: None
+
+
+def _fences_forgotten() -> Iterable[Change]:
+    async def raise_fences(_self, _lease, _fences):
+        pass
+
+    yield Engine, "_raise_fences", raise_fences
+
+
+def _nothing_given_up() -> Iterable[Change]:
+    async def nothing(_self, _claim, _calls, _limit):
+        pass
+
+    yield Errands, "_abandon", nothing
+
+
+def _given_up_once() -> Iterable[Change]:
+    async def once(self, claim, _calls, limit):
+        await self._release(claim, limit)
+
+    yield Errands, "_abandon", once
+
+
+def _looked_too_late() -> Iterable[Change]:
+    """An error that this engine had until the simulation found it."""
+
+    async def abandon(self, claim, calls, limit):
+        await self._release(claim, limit)
+        pending = [call for call in calls if not call.done()]
+        if pending:
+            await asyncio.wait(pending, timeout=claim.ttl)
+            await self._release(claim, limit)
+
+    yield Errands, "_abandon", abandon
+
+
+def _never_released() -> Iterable[Change]:
+    async def nothing(_self, _claim, _limit):
+        return True
+
+    yield Errands, "_release", nothing
+
+
+def _one_owner_for_all() -> Iterable[Change]:
+    def new_claim(self):
+        terms = self._terms
+        return Claim(terms.store_name, terms.timing.ttl, owner=f"owner of {self._backend._actor}")
+
+    yield Acquisition, "_new_claim", new_claim
+
+
+def _renewed_for_ever() -> Iterable[Change]:
+    kept = []
+
+    def begin(self, terms, won):
+        lease = _begin(self, terms, won)
+        kept.append(lease)
+        return lease
+
+    yield Engine, "_begin", begin
+    yield Heartbeat, "forget", lambda _self, _owner: None
+    yield Lease, "held_at", lambda self, now: self._lost is None and now < self._deadline
+
+
+def _one_error_is_a_loss() -> Iterable[Change]:
+    def apply(self, lease, outcome, sent_at, error):
+        if outcome is Renewal.UNKNOWN:
+            lease.lose(LossReason.REFUSED)
+        else:
+            _apply(self, lease, outcome, sent_at, error)
+
+    yield Heartbeat, "_apply", apply
+
+
+def _never_renewed() -> Iterable[Change]:
+    yield Heartbeat, "_send", lambda _self, _leases, _now: None
+
+
+def _lost(tenure: Tenure) -> LeaseLostError:
+    return LeaseLostError(tenure.lease.name, tenure.lease.last_token, LossReason.EXPIRED)
+
+
+def _error_replaced() -> Iterable[Change]:
+    def conclude(self, _departure, original):
+        if original is not None:
+            raise _lost(self)
+
+    yield Tenure, "conclude", conclude
+
+
+def _error_wrapped() -> Iterable[Change]:
+    def conclude(_self, _departure, original):
+        if isinstance(original, Exception):
+            msg = "unhandled errors"
+            raise ExceptionGroup(msg, [original])
+
+    yield Tenure, "conclude", conclude
+
+
+def _loss_silent() -> Iterable[Change]:
+    yield Tenure, "conclude", lambda _self, _departure, _original: None
+
+
+def _cancellation_replaced() -> Iterable[Change]:
+    conclude = Tenure.conclude
+
+    def concluded(self, departure, original):
+        if isinstance(departure.raised, asyncio.CancelledError):
+            raise _lost(self)
+        conclude(self, departure, original)
+
+    yield Tenure, "conclude", concluded
+
+
+def _deaf_waiter() -> Iterable[Change]:
+    async def pause(_self, _outcome):
+        await asyncio.sleep(1000.0)
+
+    yield Acquisition, "_pause", pause
+
+
+def _hung_for_ever() -> Iterable[Change]:
+    def begin(self, terms, won):
+        return _begin(
+            self, terms._replace(timing=terms.timing), won._replace(timing=replace(won.timing, max_hold=None))
+        )
+
+    yield Engine, "_begin", begin
+
+
+def _same_owner_twice() -> Iterable[Change]:
+    yield _claim, "secrets", _Loaded()
+
+
+class _Loaded:
+    """A random source that a fork has copied: everybody draws the same."""
+
+    @staticmethod
+    def token_hex(_size: int) -> str:
+        return "0123456789abcdef" * 2
+
+
+def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Control:
+    return Control(name, promise, frozenset(rules.split()), changes, **options)
+
+
+CONTROLS = (
+    _of("P1", "validity counted from the reply", "overrun stale_read", _validity_from_reply,
+        themes=("network",), aim=_slow_then_cut("acquire", 0.36)),
+    _of("P1", "renewal counted from the reply", "overrun stale_read", _renewal_from_reply,
+        themes=("network",), aim=_slow_then_cut("renew", 0.22)),
+    _of("P1", "no allowance for drift, no buffer", "overrun stale_read", _no_allowance,
+        themes=("network",), aim=_cut_off),
+    _of("P1", "work is not cancelled", "overrun", _work_goes_on, themes=("network",), aim=_cut_off),
+    _of("P1", "deadline on a clock that is stepped", "overrun stale_read lost_without_cause", _stepped_clock,
+        themes=("clocks",)),
+    _of("P2", "token read without a look at the clock", "stale_read", _token_without_clock, themes=("pauses",)),
+    _of("P2", "a late renewal revives", "revived", _revival, aim=_frozen_over_a_renewal),
+    _of("P3", "fences are not raised at acquisition", "fence_not_raised", _fences_forgotten, within=200),
+    _of("P4", "every process draws the same owner", "shared_token overrun two_grants stale_read foreign_release "
+        "held_without_grant", _same_owner_twice),
+    _of("P5", "an abandoned acquisition is not released", "never_released leaked_grant", _nothing_given_up,
+        themes=("cancellation",)),
+    _of("P5", "an abandoned acquisition is released once", "leaked_grant", _given_up_once,
+        themes=("cancellation",), aim=_slow_cancelled),
+    _of("P5", "looks too late whether an answer is due", "leaked_grant", _looked_too_late,
+        themes=("cancellation",), within=100),
+    _of("P5", "leaving does not release", "kept_after_release never_released", _never_released),
+    _of("P5", "one owner id for every attempt", "stale_read overrun held_without_grant leaked_grant "
+        "renewed_after_release kept_after_release", _one_owner_for_all),
+    _of("P5", "renewal after release", "renewed_after_release", _renewed_for_ever),
+    _of("P6", "one failed renewal is a loss", "lost_without_cause", _one_error_is_a_loss, themes=("store", "network")),
+    _of("P6", "the heartbeat never renews", "lost_without_cause", _never_renewed, themes=("calm",)),
+    _of("P7", "the loss replaces the error of the body", "wrong_error", _error_replaced, aim=_failing_bodies),
+    _of("P7", "the error of the body is wrapped", "wrong_error", _error_wrapped, aim=_failing_bodies),
+    _of("P7", "the loss is not reported", "wrong_error", _loss_silent, themes=("pauses",)),
+    _of("P7", "the loss replaces an outer cancellation", "wrong_error", _cancellation_replaced,
+        themes=("cancellation",)),
+    _of("P8", "a waiter is deaf", "waited_too_long", _deaf_waiter),
+    _of("P8", "a hung body is renewed for ever", "waited_too_long left_behind", _hung_for_ever),
+)  # fmt: skip

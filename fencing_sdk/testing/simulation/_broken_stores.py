@@ -1,0 +1,228 @@
+"""Broken stores and resources: the mistakes that lock services and guards have been found with."""
+
+# ruff: noqa: SLF001, ANN001, ANN202  (each of these stands in for a method of a class, from the inside)
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from fencing_sdk._claim import Renewal
+from fencing_sdk.backends import _table
+from fencing_sdk.backends._table import LockTable
+from fencing_sdk.errors import StaleTokenError
+from fencing_sdk.testing.simulation._backend import SimulatedBackend
+from fencing_sdk.testing.simulation._controls import Change, Control
+from fencing_sdk.testing.simulation._script import Fault, Script
+from fencing_sdk.testing.simulation._service import NAME, Service
+from fencing_sdk.testing.simulation._stage import Resource
+
+_grant = LockTable._grant
+_renew = LockTable.renew
+_acquire = LockTable.acquire
+_ask_acquire = SimulatedBackend.acquire
+
+
+def _counter(script: Script) -> Script:
+    return replace(script, tokens="counter")
+
+
+def _restarted(script: Script) -> Script:
+    """A restart in the middle that loses everything, with tokens that only count."""
+    return replace(
+        script, tokens="counter", faults=(*script.faults, Fault(script.horizon / 2, "forget_all", lasts=0.1))
+    )
+
+
+def _clock_set_back(script: Script) -> Script:
+    return replace(script, faults=(*script.faults, Fault(script.horizon / 2, "step_tokens", lasts=-script.horizon)))
+
+
+def _late_writes(script: Script) -> Script:
+    return replace(script, visits=tuple(replace(visit, body="zombie", lasts=0.1) for visit in script.visits))
+
+
+def _mixed_writes(script: Script) -> Script:
+    """Late writers between others, and nobody raises a fence."""
+    bodies = ("zombie", "write", "write")
+    visits = (replace(visit, body=bodies[n % 3], lasts=0.1, fenced=False) for n, visit in enumerate(script.visits))
+    return replace(script, visits=tuple(visits))
+
+
+def _late_renewals(script: Script) -> Script:
+    """Renewals that arrive when their lease has been given back."""
+    slow = tuple(Fault(0.0, "late", who, 0.15 * script.ttl, "renew", "request") for who in range(script.clients))
+    visits = tuple(replace(visit, body="sleep", lasts=0.25 * script.ttl) for visit in script.visits)
+    return replace(script, visits=visits, faults=slow)
+
+
+def _in_line(script: Script) -> Script:
+    return replace(script, line=True)
+
+
+def _two_at_a_time() -> Iterable[Change]:
+    def acquire(self, claim, now):
+        row = self._rows.get(claim.name)
+        if row is not None and row.owner != claim.owner:
+            del self._rows[claim.name]
+        return _acquire(self, claim, now)
+
+    yield LockTable, "acquire", acquire
+
+
+def _renewal_creates() -> Iterable[Change]:
+    def renew(self, claim, now):
+        answer = _renew(self, claim, now)
+        if answer is Renewal.REFUSED:
+            _acquire(self, claim, now)
+            return Renewal.RENEWED
+        return answer
+
+    yield LockTable, "renew", renew
+
+
+def _fast_clock() -> Iterable[Change]:
+    yield Service, "now", lambda self: self._clock.now() * 1.5
+
+
+def _unfenced() -> Iterable[Change]:
+    yield Resource, "arrived", lambda self, who, token, _sent: self.applied(who, token)
+
+
+def _check_then_write() -> Iterable[Change]:
+    def arrived(self, who, token, _sent):
+        self.guard.write(self.name, token, lambda: None)
+        self.timeline.at(self.timeline.now + 0.05, self.applied, who, token)
+
+    yield Resource, "arrived", arrived
+
+
+def _strictly_greater() -> Iterable[Change]:
+    def arrived(self, who, token, _sent):
+        fence = self.guard._fences.get(self.name)
+        if fence is not None and token == fence:
+            fields = {"resource": self.name, "token": int(token), "holder": token.holder, "fence": int(fence)}
+            self._tell("write_refused", who, **fields)
+            raise StaleTokenError(self.name, int(token), int(fence))
+        self.guard.write(self.name, token, self.applied, who, token)
+
+    yield Resource, "arrived", arrived
+
+
+def _forgetful_guard() -> Iterable[Change]:
+    def arrived(self, who, token, _sent):
+        fence = self.guard._fences.get(self.name)
+        if fence is None or token >= fence:
+            self.applied(who, token)
+
+    yield Resource, "arrived", arrived
+
+
+def _raising_ignored() -> Iterable[Change]:
+    yield Resource, "raised", lambda _self, _resource, _token: None
+
+
+def _shared_tokens() -> Iterable[Change]:
+    def token_source(_self):
+        drawn = itertools.count()
+        return lambda _last: next(drawn) // 2
+
+    yield Service, "token_source", token_source
+
+
+def _blind_guard() -> Iterable[Change]:
+    """Tokens are shared, and the guard does not look at the holder."""
+    yield from _shared_tokens()
+
+    def arrived(self, who, token, _sent):
+        fence = self.guard._fences.get(self.name)
+        if fence is None or token >= fence:
+            self.guard._fences[self.name] = token
+            self.applied(who, token)
+
+    yield Resource, "arrived", arrived
+
+
+def _wall_clock_tokens() -> Iterable[Change]:
+    yield Service, "token_source", lambda self: lambda _last: self.wall_micros()
+
+
+def _counter_in_the_record() -> Iterable[Change]:
+    yield Service, "token_source", lambda _self: lambda _last: 1
+
+
+def _drawn_before_the_grant() -> Iterable[Change]:
+    counter = itertools.count(1)
+    drawn: dict[str, int] = {}
+
+    async def acquire(self, claim):
+        if claim.owner not in drawn:
+            drawn[claim.owner] = await self.link.ask(NAME, "inspect", "draw", lambda _: next(counter))
+        return await _ask_acquire(self, claim)
+
+    def grant(self, claim, now):
+        source, self._next_token = self._next_token, lambda _last: drawn[claim.owner]
+        try:
+            return _grant(self, claim, now)
+        finally:
+            self._next_token = source
+
+    yield SimulatedBackend, "acquire", acquire
+    yield LockTable, "_grant", grant
+
+
+def _anybody_releases() -> Iterable[Change]:
+    yield LockTable, "release", lambda self, claim: self._rows.pop(claim.name, None) is not None
+
+
+def _renewal_forgets() -> Iterable[Change]:
+    """A store that answers a renewal, and does not prolong anything."""
+    yield LockTable, "renew", _answer_only
+
+
+def _answer_only(table: LockTable, claim: Any, now: float) -> Renewal:
+    row = table._living(claim.name, now)
+    return Renewal.RENEWED if row is not None and row.owner == claim.owner else Renewal.REFUSED
+
+
+def _orphaned_place() -> Iterable[Change]:
+    yield _table, "LINE_TTL", 1e9
+    yield Service, "leave", lambda _self, _claim: None
+
+
+def _never_free() -> Iterable[Change]:
+    """A release is acknowledged and forgotten; so is the expiry of what was released."""
+    yield LockTable, "release", lambda _self, _claim: False
+
+
+def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Control:
+    return Control(name, promise, frozenset(rules.split()), changes, **options)
+
+
+CONTROLS = (
+    _of("P1", "the store grants what is held", "two_grants overrun stale_read no_order", _two_at_a_time),
+    _of("P1", "renewal creates", "store_revived no_order", _renewal_creates, aim=_late_renewals),
+    _of("P1", "the store's clock runs too fast", "overrun stale_read two_grants store_revived no_order", _fast_clock),
+    _of("P3", "no guard", "stale_write_accepted", _unfenced, aim=_late_writes),
+    _of("P3", "the guard checks, then writes", "stale_write_accepted fence_not_raised", _check_then_write,
+        aim=_late_writes, within=200),
+    _of("P3", "the guard wants a greater token", "newest_refused", _strictly_greater),
+    _of("P3", "the guard does not remember writes", "stale_write_accepted", _forgetful_guard, aim=_mixed_writes),
+    _of("P3", "raising a fence does nothing", "fence_not_raised", _raising_ignored, within=200),
+    _of("P3", "a shared token passes the guard", "shared_token_accepted", _blind_guard),
+    _of("P4", "two grants share a token", "shared_token", _shared_tokens),
+    _of("P4", "token from a wall clock", "token_fell store_token_fell", _wall_clock_tokens, aim=_clock_set_back),
+    _of("P4", "the counter is kept in the lock's record", "shared_token token_fell", _counter_in_the_record),
+    _of("P4", "the counter is lost in a restart", "shared_token token_fell", Control.nothing, aim=_restarted),
+    _of("P4", "token drawn before the grant", "token_fell store_token_fell", _drawn_before_the_grant,
+        aim=_counter, within=100),
+    _of("P5", "anybody's release is taken", "foreign_release", _anybody_releases, within=100),
+    _of("P5", "a release is forgotten", "kept_after_release never_released leaked_grant", _never_free),
+    _of("P6", "a renewal is confirmed and not done", "stale_read overrun store_revived no_order lost_without_cause",
+        _renewal_forgets),
+    _of("P8", "a place in the line is never left", "waited_too_long", _orphaned_place, themes=("line", "pauses"),
+        aim=_in_line),
+)  # fmt: skip

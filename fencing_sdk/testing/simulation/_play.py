@@ -1,0 +1,151 @@
+"""Play a script: the history it makes is the same every time, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fencing_sdk.testing._timeline import never
+from fencing_sdk.testing.history import Report, check
+from fencing_sdk.testing.simulation._mishaps import Mishaps
+from fencing_sdk.testing.simulation._script import Script, Visit
+from fencing_sdk.testing.simulation._stage import Actor, Stage, to_text
+from fencing_sdk.testing.simulation._visits import Visitor
+
+_SERVE = 12.0
+"""Seconds besides two ttls within which everybody is served once nothing goes wrong any more."""
+_LATEST = 1.3
+"""Part of a ttl by which a message may be late."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a script made, and what the checker says about it."""
+
+    script: Script
+    lines: list[dict[str, Any]]
+    report: Report
+
+    @property
+    def text(self) -> str:
+        """The recording as a file holds it."""
+        return to_text(self.lines)
+
+
+def play(script: Script) -> History:
+    """Play *script* and check what it made."""
+    with _quiet():
+        stage = Stage(script)
+        recording = stage.recording
+        recording.tell("run", "simulation", title=f"seed {script.seed}, {script.theme}", declared=True)
+        try:
+            failures = _Run(stage).run()
+        finally:
+            recording.open = False
+        failures += _end(stage)
+    report = check(recording.lines)
+    for failure in failures:
+        report.found("P7", "failed", stage.now, f"{type(failure).__name__} in a task that nobody waits for: {failure}")
+    return History(script, recording.lines, report)
+
+
+class _Run:
+    """One run of a stage: the trouble, the healing, and a while in which everything has to settle."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._tasks: list[tuple[Actor, asyncio.Task[None]]] = []
+        self._failures: list[BaseException] = []
+
+    def run(self) -> list[BaseException]:
+        """Let it all happen; return what failed and was nobody's to catch."""
+        stage, script = self._stage, self._stage.script
+        mishaps = Mishaps(stage)
+        for number, visit in enumerate(script.visits):
+            stage.timeline.at(visit.at, self._begin, number, visit)
+        self._let(script.horizon)
+        mishaps.heal()
+        within = 2 * script.ttl + _SERVE + sum(-fault.lasts for fault in script.faults if fault.lasts < 0)
+        stage.recording.tell("healed", "simulation", within=within)
+        probe = Actor(stage, "probe", 1.0)
+        for name in script.names:
+            visit = Visit(0, stage.now, name, "write", 0.0, None, fenced=True)
+            self._tasks.append((probe, probe.process.spawn(Visitor(stage, probe, visit).run())))
+        self._let(stage.now + within + 1.0, until_served=True)
+        self._let(stage.now + (_LATEST + 1.1) * script.ttl)
+        held = [name for name in script.names if stage.service.holder(name) is not None]
+        stage.recording.tell("end", "simulation", held=held)
+        return self._failures
+
+    def _let(self, until: float, *, until_served: bool = False) -> None:
+        """Let time go on, past callbacks that fail."""
+        timeline = self._stage.timeline
+        stop = self._served if until_served else never
+        while True:
+            timeline.run(until, stop)
+            if not timeline.failures:
+                break
+            self._failures += timeline.failures
+            timeline.failures.clear()
+        if not stop():
+            timeline.now = max(timeline.now, until)
+
+    def _served(self) -> bool:
+        return all(task.done() or actor.crashed for actor, task in self._tasks)
+
+    def _begin(self, number: int, visit: Visit) -> None:
+        actor = self._stage.actors[visit.client]
+        visitor = Visitor(self._stage, actor, visit)
+        task = actor.process.spawn(visitor.run())
+        self._tasks.append((actor, task))
+        for fault in self._stage.script.faults:
+            if fault.kind == "cancel" and fault.who == number:
+                _cancel_after(self._stage, visitor, task, fault.turn)
+
+
+def _cancel_after(stage: Stage, visitor: Visitor, task: asyncio.Task[None], turns: int) -> None:
+    """Cancel between two turns of the loop: counted in turns, every await of a visit can be hit."""
+    left = turns
+    process = visitor.actor.process
+
+    def turned() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0 or task.done():
+            process.after_turn.pop(turned, None)
+            if not task.done():
+                visitor.cancelled = True
+                stage.recording.tell("cancelled", visitor.actor.name)
+                task.cancel()
+
+    process.after_turn[turned] = None
+
+
+def _end(stage: Stage) -> list[BaseException]:
+    """End the world; return what failed and was nobody's to catch."""
+    for actor in stage.actors:
+        actor.process.resume()  # whoever crashed in the middle of a turn of events is no failure
+    stage.timeline.run(stage.now + 0.1)
+    try:
+        stage.kernel.end()
+    except BaseExceptionGroup as group:
+        return list(group.exceptions)
+    except Exception as error:  # noqa: BLE001  (whatever it is, it is a finding)
+        return [error]
+    return []
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the engine logs about faults, thousands of which are meant, off the terminal."""
+    logger = logging.getLogger("fencing_sdk")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before

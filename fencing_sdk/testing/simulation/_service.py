@@ -1,0 +1,174 @@
+"""
+The lock service of a simulated history: the reference table, a line with wake-ups, and its misfortunes.
+
+Everything that it grants, extends and ends is recorded as it happens, on the time of the world:
+this is the truth by which the clients' beliefs are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk.backends._table import LockTable, TokenSource
+from fencing_sdk.errors import BackendUnavailableError
+from fencing_sdk.testing._network import NoAnswer
+from fencing_sdk.testing._process import ProcessClock
+from fencing_sdk.testing._timeline import Timeline
+
+NAME = "locks"
+_EPOCH = 1_700_000_000_000_000
+"""Microseconds since 1970 when a world begins."""
+
+
+class Tell(Protocol):
+    """Writes a line of the recording."""
+
+    def __call__(self, kind: str, /, actor: str, **fields: object) -> None: ...
+
+
+class Service:
+    """A lock service that can be down, restarted, stepped, and made to forget."""
+
+    def __init__(self, timeline: Timeline, tell: Tell, *, rate: float, tokens: str) -> None:
+        self._timeline = timeline
+        self._tell = tell
+        self._clock = ProcessClock(timeline, rate=rate)
+        self._tokens = tokens
+        self.stepped = 0.0
+        """Seconds by which the clock of grants was stepped."""
+        self.wall_stepped = 0.0
+        """Seconds by which the clock of tokens was stepped."""
+        self.silent = False
+        """Whether requests vanish."""
+        self.refusing = False
+        """Whether requests are refused at once, as by a port that nobody listens to."""
+        self.table = self.new_table()
+        self.wakers: dict[tuple[str, str], Callable[[str], None]] = {}
+        self.notices: dict[str, Callable[[Claim], None]] = {}
+        self._held: dict[str, Claim] = {}
+
+    def new_table(self) -> LockTable:
+        """A table without grants and without a last token."""
+        return LockTable(self.token_source())
+
+    def token_source(self) -> TokenSource:
+        """How tokens grow, as in the backends."""
+        if self._tokens == "counter":
+            return lambda last: last + 1
+        return lambda last: max(last + 1, self.wall_micros())
+
+    def wall_micros(self) -> int:
+        """The wall clock that hybrid tokens look at."""
+        return _EPOCH + int((self._timeline.now + self.wall_stepped) * 1e6)
+
+    def now(self) -> float:
+        """The clock that grants expire on."""
+        return self._clock.now() + self.stepped
+
+    # What clients ask.
+
+    def reached(self) -> None:
+        """Let a request in, or not."""
+        if self.silent:
+            raise NoAnswer
+        if self.refusing:
+            backend, operation = "Simulated", "connect"
+            raise BackendUnavailableError(backend, operation, "connection refused")
+
+    def acquire(self, claim: Claim, notice: Callable[[Claim], None]) -> Grant | Held:
+        """One try."""
+        self.reached()
+        now = self.now()
+        if (claim.name, claim.owner) in self.wakers:
+            self.table.join(claim, now)
+        before = self.holder(claim.name)
+        answer = self.table.acquire(claim, now)
+        if isinstance(answer, Grant):
+            self.notices[claim.owner] = notice
+            again = before is not None and before.holder == claim.holder
+            self.told("extended" if again else "granted", claim, answer.token)
+        return answer
+
+    def renew(self, claim: Claim) -> Renewal:
+        """Restart the ttl of a grant that still lives."""
+        self.reached()
+        renewal = self.table.renew(claim, self.now())
+        if renewal is Renewal.RENEWED:
+            holder = self.holder(claim.name)
+            self.told("extended", claim, -1 if holder is None else holder.token)
+        return renewal
+
+    def release(self, claim: Claim) -> None:
+        """Give the lock back, if *claim* has it."""
+        self.reached()
+        before = self.holder(claim.name)
+        if self.table.release(claim) and before is not None:
+            self.ended(before, "released", claim.holder)
+        self.wake(claim.name)
+
+    def inspect(self, name: str) -> Holder | None:
+        """Tell who holds *name*."""
+        self.reached()
+        return self.holder(name)
+
+    def join(self, claim: Claim, waker: Callable[[str], None]) -> None:
+        """Stand in line."""
+        self.reached()
+        self.wakers[claim.name, claim.owner] = waker
+        self.table.join(claim, self.now())
+
+    def leave(self, claim: Claim) -> None:
+        """Leave the line; whoever leaves while it is its turn passes the turn on."""
+        self.reached()
+        self.wakers.pop((claim.name, claim.owner), None)
+        self.table.leave(claim)
+        self.wake(claim.name)
+
+    def wake(self, name: str) -> None:
+        """Tell whose turn it is."""
+        owner = self.table.next_in_line(name, self.now())
+        if owner is not None and (waker := self.wakers.get((name, owner))) is not None:
+            waker("wake")
+
+    # What happens to it.
+
+    def holder(self, name: str) -> Holder | None:
+        """Who holds *name* at this moment."""
+        return self.table.inspect(name, self.now())
+
+    def hang_up(self) -> None:
+        """Break every connection: those who stood in line have to come again."""
+        for waker in self.wakers.values():
+            waker("broken")
+        self.wakers.clear()
+
+    def forget(self, *, tokens: bool) -> None:
+        """Come back without the grants, and without the last token too."""
+        living = [holder for name in self._held if (holder := self.holder(name)) is not None]
+        for holder in living:
+            self.ended(holder, "forgotten", "")
+            self.table.revoke(holder.name, self.now())
+        if tokens:
+            self.table = self.new_table()
+
+    def revoke(self, name: str) -> None:
+        """Take the lock away from whoever has it, and tell the holder."""
+        holder = self.holder(name)
+        owner = self.table.revoke(name, self.now())
+        if owner is not None and holder is not None:
+            self.ended(holder, "revoked", "")
+            self.notices[owner](Claim(name, 0.0, owner))
+        self.wake(name)
+
+    def told(self, kind: str, claim: Claim, token: int) -> None:
+        """Record a grant or its extension, with the moment it ends by itself."""
+        self._held[claim.name] = claim
+        until = self._timeline.now + claim.ttl / self._clock.rate
+        self._tell(kind, NAME, name=claim.name, holder=claim.holder, token=token, until=until)
+
+    def ended(self, holder: Holder, why: str, by: str) -> None:
+        """Record the end of a grant before its time."""
+        fields = {"name": holder.name, "holder": holder.holder, "token": holder.token}
+        self._tell("ended", NAME, **fields, why=why, by=by)

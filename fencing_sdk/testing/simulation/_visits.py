@@ -1,0 +1,162 @@
+"""What clients do under their locks: the code of users, good and bad, with the real locks around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from fencing_sdk._claim import Token
+from fencing_sdk._lease import Lease
+from fencing_sdk._lock import Lock
+from fencing_sdk.errors import FencingError, LeaseLostError, StaleTokenError
+from fencing_sdk.testing.simulation._script import Visit
+from fencing_sdk.testing.simulation._stage import Actor, Resource, Stage
+
+_ANSWER_LIMIT = 0.7
+"""Seconds for which a body waits until its write is confirmed."""
+_HOLD = 0.6
+"""Part of a ttl after which a body that hangs has to lose its lease, by ``max_hold``."""
+
+
+class BodyError(Exception):
+    """An error of the user's own."""
+
+
+class Visitor:
+    """One visit: an acquisition, a body, and what leaves it."""
+
+    def __init__(self, stage: Stage, actor: Actor, visit: Visit) -> None:
+        self.stage = stage
+        self.actor = actor
+        self.visit = visit
+        self.cancelled = False
+        """Whether somebody else cancelled the task while it was inside."""
+
+    async def run(self) -> None:
+        """Visit, and end whatever happens."""
+        since = self.stage.now
+        task = asyncio.current_task()
+        try:
+            if self.visit.body == "handle":
+                await self._with_handle()
+            else:
+                await self._with_scope()
+        except (FencingError, BodyError, asyncio.CancelledError, ExceptionGroup):
+            pass
+        finally:
+            if task not in self.stage.granted:
+                self._tell("gave_up", name=self.visit.name, since=since)
+
+    async def _with_scope(self) -> None:
+        stage, visit = self.stage, self.visit
+        resource = stage.resources[visit.name]
+        max_hold = stage.script.ttl * _HOLD if visit.body == "hang" else None
+        stage.max_holds[asyncio.current_task()] = max_hold
+        fences = [resource] if visit.fenced else []
+        lock = self._lock(fences=fences, max_hold=max_hold)
+        entered: Lease | None = None
+        error: BaseException | None = None
+        try:
+            async with lock as lease:
+                entered = lease
+                self._tell_lease("entered", lease, fences=[fence.name for fence in fences])
+                await self._body(lease, resource)
+        except BaseException as left:
+            error = left
+            raise
+        finally:
+            if entered is not None:
+                kind = None if error is None else type(error).__name__
+                noted = any("fencing_sdk" in note for note in getattr(error, "__notes__", ()))
+                self._tell_lease("left", entered, error=kind, noted=noted, outer=self.cancelled)
+
+    async def _body(self, lease: Lease, resource: Resource) -> None:
+        how = "clean"
+        try:
+            await self._work(lease, resource)
+        except asyncio.CancelledError:
+            how = "cancelled"
+            raise
+        except BaseException as error:
+            how = type(error).__name__
+            raise
+        finally:
+            self._tell_lease("body_ended", lease, how=how)
+
+    async def _work(self, lease: Lease, resource: Resource) -> None:
+        body, lasts = self.visit.body, self._lasts()
+        if body in {"sleep", "raise"}:
+            await asyncio.sleep(lasts)
+            if body == "raise":
+                raise BodyError
+        elif body == "stubborn":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(lasts)
+            await asyncio.sleep(0)
+        elif body == "zombie":
+            self.actor.process.spawn(self._write_late(self._read(lease), resource))
+            await asyncio.sleep(lasts)
+        elif body == "hang":
+            await asyncio.sleep(3600.0)
+        else:
+            await self._write_on(lease, resource, lasts)
+
+    async def _with_handle(self) -> None:
+        """Use the plain handle, which cancels nobody: only the token protects."""
+        lease = await self._lock().acquire()
+        try:
+            await self._write_on(lease, self.stage.resources[self.visit.name], self._lasts())
+            if lease.held:
+                await lease.renew()
+        finally:
+            await lease.release()
+
+    def _lock(self, fences: Sequence[Resource] = (), max_hold: float | None = None) -> Lock:
+        script, visit = self.stage.script, self.visit
+        buffer = None if script.buffer is None else script.buffer * script.ttl
+        return self.actor.locks.lock(
+            visit.name, ttl=script.ttl, wait=visit.wait, safety_buffer=buffer, fences=fences, max_hold=max_hold
+        )
+
+    def _lasts(self) -> float:
+        """How long to work; hardly any more once nothing is left to go wrong."""
+        return min(self.visit.lasts, max(0.0, self.stage.script.horizon + 0.5 - self.stage.now))
+
+    async def _write_on(self, lease: Lease, resource: Resource, lasts: float) -> None:
+        end = self.stage.now + lasts
+        while True:
+            token = self._read(lease)
+            self._maybe_stall()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ANSWER_LIMIT):
+                    await resource.write(token, self.stage.now)
+            if self.stage.now >= end:
+                return
+            await asyncio.sleep(min(0.15, end - self.stage.now))
+
+    def _read(self, lease: Lease) -> Token:
+        token = lease.token
+        self._tell("read", resource=self.visit.name, name=lease.name, token=int(token), holder=lease.holder)
+        return token
+
+    def _maybe_stall(self) -> None:
+        """Stand still in the middle of a line, as in a garbage collection: after the token, before the write."""
+        if (seconds := self.actor.stall) is not None:
+            self.actor.stall = None
+            since = self.stage.now
+            self.stage.kernel.sleep(seconds)  # longer than asked for where somebody else stalls meanwhile
+            self._tell("trouble", what="stalled", who=self.actor.name, since=since, until=self.stage.now)
+
+    async def _write_late(self, token: Token, resource: Resource) -> None:
+        """Write with a number that was kept, as a thread or a queue does that nobody cancelled."""
+        await asyncio.sleep(self.stage.script.ttl * 1.2)
+        with contextlib.suppress(TimeoutError, StaleTokenError, LeaseLostError):
+            async with asyncio.timeout(_ANSWER_LIMIT):
+                await resource.write(token, self.stage.now)
+
+    def _tell(self, kind: str, **fields: object) -> None:
+        self.stage.recording.tell(kind, self.actor.name, **fields)
+
+    def _tell_lease(self, kind: str, lease: Lease, **fields: object) -> None:
+        self._tell(kind, name=lease.name, token=lease.last_token, holder=lease.holder, **fields)

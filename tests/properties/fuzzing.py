@@ -1,0 +1,38 @@
+"""How parsers are fuzzed: the same examples in every run, a limit on work, and texts that look almost right."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import hypothesis.strategies as st
+from hypothesis import settings
+
+SEED_SIZE = 100_000
+"""Characters or bytes of the long inputs: more than any store, proxy or file of ours hands in as one piece."""
+WORK = 5.0
+"""Seconds of processor time for one long input. What is quadratic in `SEED_SIZE` needs more."""
+
+
+def checked(examples: int) -> settings:
+    """Settings that repeat themselves; no health check is switched off."""
+    return settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+
+
+@contextlib.contextmanager
+def little_work() -> Iterator[None]:
+    """Refuse code that works for long. Processor time, because the machine may be busy with something else."""
+    begin = time.process_time()
+    yield
+    assert time.process_time() - begin < WORK
+
+
+def pieces(*parts: str, most: int = 12) -> st.SearchStrategy[str]:
+    """Texts made of *parts*, which mean something to the parser, and of anything else."""
+    return st.lists(st.one_of(st.sampled_from(parts), st.text(max_size=3)), max_size=most).map("".join)
+
+
+def long_ones(*parts: str) -> list[str]:
+    """Each of *parts* again and again, up to `SEED_SIZE`."""
+    return [part * (SEED_SIZE // len(part)) for part in parts]

@@ -1,0 +1,253 @@
+"""A store may answer anything: what comes of it is an outcome of the contract, or one of its errors."""
+
+import asyncio
+import email.utils
+import json
+from collections.abc import Iterator
+
+import hypothesis.strategies as st
+import pytest
+import redis.exceptions as driver
+from fuzzing import SEED_SIZE, checked, little_work, pieces
+from hypothesis import example, given
+
+from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk.abc import Backend
+from fencing_sdk.backends import from_url
+from fencing_sdk.backends.kahuna import _contract as contract
+from fencing_sdk.backends.kahuna._http import Fate, NodeError
+from fencing_sdk.backends.redis._pipe import Pipe, PipeError, ReplyError
+from fencing_sdk.backends.redis._translation import CODES, translated
+from fencing_sdk.errors import BackendError
+from fencing_sdk.testing import World, WorldClient
+
+CLAIM = Claim("a", 10, owner="0" * 32)
+
+
+@pytest.fixture
+def host() -> Iterator[WorldClient]:
+    """A process whose pauses between tries take no time."""
+    with World() as world:
+        yield world.client("host")
+
+
+async def ask_everything(backend: Backend) -> None:
+    """Call every operation; what comes back is of the contract, and so is what is raised."""
+    for call, check in (
+        (lambda: backend.acquire(CLAIM), _is_grant_or_held),
+        (lambda: backend.renew([CLAIM, CLAIM]), _is_two_renewals),
+        (lambda: backend.inspect("a"), _is_holder),
+        (lambda: backend.release(CLAIM), lambda answer: answer is None),
+    ):
+        try:
+            answer, told = await call(), ""
+        except BackendError as error:
+            answer, told = None, f"{error}"
+        assert told or check(answer), answer
+        assert told.isprintable()
+        assert CLAIM.owner not in told
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value < TOKEN_LIMIT
+
+
+def _is_grant_or_held(answer: object) -> bool:
+    if isinstance(answer, Grant):
+        return _is_token(answer.token)
+    return isinstance(answer, Held) and (answer.retry_after is None or answer.retry_after == answer.retry_after)
+
+
+def _is_two_renewals(answer: object) -> bool:
+    return [type(renewal) for renewal in answer] == [Renewal, Renewal]
+
+
+def _is_holder(answer: object) -> bool:
+    return answer is None or (isinstance(answer, Holder) and _is_token(answer.token) and answer.remaining >= 0)
+
+
+# Kahuna: JSON over HTTP.
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
+    max_leaves=4,
+)
+ANSWERS = st.fixed_dictionaries(
+    {"type": st.one_of(st.sampled_from(list(contract.Kind)).map(int), JSON)},
+    optional={
+        "fencingToken": st.one_of(st.integers(-1, 5), st.just(TOKEN_LIMIT), JSON),
+        "owner": st.one_of(st.sampled_from(["", "AA==", "AAAA", "/w==", "MTIzAHg=", "!"]), JSON),
+        "expires": st.one_of(st.fixed_dictionaries({"l": st.one_of(st.integers(0, 2**54), JSON)}), JSON),
+    },
+).map(lambda fields: json.dumps(fields).encode())
+BODIES = st.one_of(ANSWERS, ANSWERS, JSON.map(lambda value: json.dumps(value).encode()), st.binary(max_size=30))
+DATES = st.one_of(
+    st.none(),
+    st.floats(0, 4e9).map(email.utils.formatdate),
+    pieces(
+        "Sat, ", "31 ", "Feb ", "0 ", "9999 ", "23:59:60 ", "24:00 ", "GMT", "-9999", "+2500", "(", ")", ":", "-", ","
+    ),
+)
+LONG_BODIES = [
+    b"[" * SEED_SIZE,
+    b'{"type":' * (SEED_SIZE // 8),
+    b'{"type":' + b"1" * SEED_SIZE + b"}",
+    b'"' * SEED_SIZE,
+]
+
+
+@checked(200)
+@given(body=BODIES, date=DATES, wall=st.floats(0, 4e9))
+@example(body=b'{"type":4,"owner":"AAAA","fencingToken":1,"expires":{"l":1}}', date="1 Jan 0001 00:00 +0000", wall=0.0)
+@example(body=b"[" * SEED_SIZE, date=None, wall=0.0)
+def test_an_answer_of_kahuna_is_read_or_is_unreadable(body: bytes, date: str | None, wall: float):
+    for read in (
+        lambda answer: answer.token,
+        lambda answer: answer.remaining(wall),
+        lambda answer: answer.holder("a", wall),
+    ):
+        try:
+            read(contract.Answer.read(body, date))
+        except contract.UnreadableError:
+            continue
+
+
+@checked(150)
+@given(answers=st.lists(st.one_of(st.tuples(BODIES, DATES), st.sampled_from(Fate)), min_size=1, max_size=4))
+def test_whatever_kahuna_answers_is_an_outcome_or_an_error_of_the_contract(answers):
+    async def post(*_: object) -> contract.Answer:
+        post.calls += 1
+        answer = answers[post.calls % len(answers)]
+        if isinstance(answer, Fate):
+            raise NodeError(answer, "by request")
+        try:
+            return contract.Answer.read(*answer)
+        except contract.UnreadableError as error:  # as the pool has it
+            raise NodeError(Fate.LOST, f"{error}") from error
+
+    post.calls = 0
+    backend = from_url("kahuna://one,two")
+    backend._http.post = post
+    with World() as world:
+        world.client("host").run(ask_everything, backend)
+
+
+@pytest.mark.parametrize("body", LONG_BODIES, ids=lambda body: body[:9].decode())
+def test_a_long_answer_of_kahuna_is_little_work(body: bytes):
+    with little_work(), pytest.raises(contract.UnreadableError):
+        contract.Answer.read(body)
+
+
+# Redis: RESP3, through the shared connection.
+
+REPLIES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-5, 10**17),
+        st.floats(),
+        st.sampled_from(
+            [b"", b"0", b"1", b"7", b"x", b"10", b"-1", b"1_0", b" 1", b"99999999999999999999", b"o\x001\x00=m"]
+        ),
+        st.binary(max_size=8),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.binary(max_size=2), inner, max_size=2)),
+    max_leaves=4,
+)
+ERRORS = st.one_of(
+    st.sampled_from([*CODES, "NOSCRIPT", "MOVED 1 h:1", "ASK 1 h:1", "EXECABORT", "", "@user_script: 1: -"]),
+    pieces("ERR ", "@user_script: ", " ", "-", "\r", "\n", CLAIM.owner),
+).map(ReplyError)
+
+
+class OneRouter:
+    """Answers every call alike."""
+
+    def __init__(self, reply: object) -> None:
+        self._reply = reply
+
+    async def run(self, call: object) -> object:
+        if isinstance(self._reply, Exception):
+            raise self._reply
+        return self._reply
+
+    async def run_all(self, calls: list[object]) -> list[object]:
+        return [self._reply for _ in calls]
+
+
+@checked(200)
+@given(reply=st.one_of(REPLIES, ERRORS, st.builds(PipeError, st.text(max_size=5))))
+@example(reply=b"not a token")
+@example(reply=b"99999999999999999999")
+@example(reply=[b"o\x0099999999999999999999\x00=m", 5])
+@example(reply=["x", 1])
+@example(reply=[1])
+@example(reply=[b"o\x001\x00=m", float("nan")])
+def test_whatever_redis_answers_is_an_outcome_or_an_error_of_the_contract(reply: object):
+    backend = from_url("redis://localhost")
+    backend._router = OneRouter(reply)
+    with asyncio.Runner() as runner:
+        runner.run(ask_everything(backend))
+
+
+@checked(200)
+@given(error=st.one_of(ERRORS, st.builds(driver.ResponseError, st.text(max_size=8)), st.builds(OSError, st.integers())))
+def test_every_error_is_translated(error: Exception):
+    told = translated("acquire", error)
+    assert isinstance(told, BackendError)
+    assert CLAIM.owner not in f"{told}"
+
+
+# Not among them: the head of a list of a billion parts, for which hiredis makes room at once.
+BYTES = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                *(b"+OK\r\n", b"-ERR no\r\n", b":1\r\n", b"$3\r\nabc\r\n", b"$-1\r\n", b"*2\r\n", b"*-1\r\n", b"_\r\n"),
+                *(
+                    b">2\r\n",
+                    b">3\r\n+invalidate\r\n",
+                    b">0\r\n",
+                    b"%1\r\n",
+                    b"~1\r\n",
+                    b",1.5\r\n",
+                    b",inf\r\n",
+                    b"#t\r\n",
+                ),
+                *(b"(123\r\n", b"!3\r\nERR\r\n", b"=7\r\ntxt:abc\r\n", b"|1\r\n", b"*1000\r\n", b"$99999\r\n"),
+                *(b"%1\r\n*1\r\n:1\r\n:1\r\n", b"-\r\n", b"\r\n", b"*1\r\n" * 20),
+            ]
+        ),
+        st.binary(max_size=4),
+    ),
+    max_size=8,
+)
+
+
+class Transport(asyncio.Transport):
+    def write(self, data: bytes) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+@checked(250)
+@given(chunks=BYTES, asked=st.integers(0, 4))
+@example(chunks=[b"*1\r\n" * (SEED_SIZE // 4)], asked=1)
+@example(chunks=[b"$" + b"9" * SEED_SIZE], asked=1)
+def test_whatever_comes_over_a_connection_settles_calls_or_closes_it(chunks: list[bytes], asked: int):
+    async def story() -> None:
+        pushed: list[object] = []
+        pipe = Pipe(pushed.append)
+        pipe.attach(Transport())
+        calls = [pipe.call("PING") for _ in range(asked)]
+        subscribed = pipe.subscribe("subscribe", "c")
+        for chunk in chunks:
+            pipe.data_received(chunk)
+        pipe.close()
+        for call in (*calls, subscribed):
+            assert call.done()
+            assert isinstance(call.exception(), PipeError | ReplyError | None)
+
+    with little_work(), asyncio.Runner() as runner:
+        runner.run(story())

@@ -1,0 +1,71 @@
+"""What the command prints: verdicts, rates, and for a failing seed the way to see it again."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fencing_sdk.testing.simulation import Control, Script, all_controls, play
+from fencing_sdk.testing.simulation.__main__ import main
+
+
+def control(name: str) -> Control:
+    return next(one for one in all_controls() if one.name == name)
+
+
+def test_a_clean_seed_says_so(capsys: pytest.CaptureFixture[str]):
+    assert main(["--seed", "3"]) == 0
+    assert "seed 3: nothing was broken" in capsys.readouterr().out
+
+
+def test_a_failing_seed_is_printed_with_a_small_script_that_repeats_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    broken = control("raising a fence does nothing")
+    with broken.broken():
+        seed = next(script.seed for script in broken.scripts() if play(script).report.rules & broken.rules)
+        assert main(["--seed", str(seed), "--record", str(tmp_path / "run.jsonl")]) == 1
+    said = capsys.readouterr().out
+    assert f"seed {seed}" in said
+    assert "P3 fence_not_raised at" in said
+    assert "the smallest script that still does" in said
+    assert f"--seed {seed} --record" in said
+    assert "fencing timeline" in said
+    script = re.search(r"--script '(.*)'", said)
+    assert script is not None
+    assert (tmp_path / "run.jsonl").read_text().count("\n") > 20
+
+    small = tmp_path / "small.json"
+    small.write_text(script[1])
+    with broken.broken():
+        assert main(["--script", script[1]]) == 1
+        assert main(["--script", f"@{small}"]) == 1
+    assert main(["--script", script[1]]) == 0  # mended
+    assert len(Script.from_json(script[1]).visits) <= 3
+
+
+def test_one_history_alone_shows_too_little(capsys: pytest.CaptureFixture[str]):
+    assert main(["--histories", "1", "--processes", "1"]) == 3
+    said = capsys.readouterr().out
+    assert "verdict: unknown" in said
+    assert "histories per second" in said
+
+
+@pytest.mark.parametrize("arguments", [["--script", "{}"], ["--script", "@/nowhere/script.json"]])
+def test_a_script_that_cannot_be_read_is_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(arguments) == 2
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_controls_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    shown = [control("no guard"), control("the heartbeat never renews")]
+    monkeypatch.setattr("fencing_sdk.testing.simulation.__main__.all_controls", lambda: shown)
+    assert main(["--controls"]) == 0
+    assert "2 of 2 broken variants were caught" in capsys.readouterr().out
+
+
+def test_a_control_that_is_missed_is_a_failure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    missed = Control("nothing at all", "P1", frozenset({"overrun"}), Control.nothing, within=2)
+    monkeypatch.setattr("fencing_sdk.testing.simulation.__main__.all_controls", lambda: [missed])
+    assert main(["--controls"]) == 1
+    assert "MISSED" in capsys.readouterr().out

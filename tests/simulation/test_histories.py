@@ -1,0 +1,145 @@
+"""Histories from seeds: nothing is broken, everything happens, and one seed is one history."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from fencing_sdk import ConfigurationError
+from fencing_sdk.testing.history import Verdict
+from fencing_sdk.testing.simulation import Fault, Script, Visit, play, play_seeds, write_script
+from fencing_sdk.testing.simulation._script import THEMES
+
+HISTORIES = int(os.environ.get("FENCING_HISTORIES", "600"))
+"""Enough to be quick under a coverage tracer on a busy machine; .ci and docs/proof.md play many more."""
+MODULE = "fencing_sdk.testing.simulation"
+
+
+def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    run = [sys.executable, "-W", "error", "-m", MODULE, *arguments]
+    return subprocess.run(run, env=environment, capture_output=True, text=True, timeout=1500)
+
+
+@pytest.mark.timeout(1500)
+def test_nothing_is_broken(capsys: pytest.CaptureFixture[str]):
+    done = command("--histories", str(HISTORIES), "--processes", "2")
+    with capsys.disabled():
+        sys.stdout.write(f"\n{done.stdout}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"^{HISTORIES} histories in [\d.]+ s \(\d+ histories per second\)$", done.stdout, re.MULTILINE)
+    assert "verdict: ok" in done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_one_seed_is_one_history_whatever_the_hash_seed():
+    first, second = (command("--digest", "--histories", "32", hash_seed=seed).stdout for seed in ("1", "2"))
+    assert re.fullmatch(r"[0-9a-f]{64}\n", first)
+    assert first == second
+
+
+def test_one_seed_is_one_history_in_one_process():
+    for seed in range(8):
+        assert play(write_script(seed)).text == play(write_script(seed)).text
+
+
+def test_other_seeds_are_other_histories():
+    assert len({hashlib.sha256(play(write_script(seed)).text.encode()).digest() for seed in range(16)}) == 16
+
+
+def test_the_script_of_a_seed_does_not_change():
+    """A seed in a report, or in a bug tracker, means the same script for ever. Change this digest knowingly."""
+    scripts = "\n".join(write_script(seed).to_json() for seed in range(200))
+    assert (
+        hashlib.sha256(scripts.encode()).hexdigest()
+        == "d2c0615aa9d74c2a580f4f9926061110831a1853ef4319bf016a792e1652cadf"
+    )
+
+
+def test_a_script_can_be_printed_and_read_back():
+    for seed in range(16):
+        script = write_script(seed)
+        assert Script.from_json(script.to_json()) == script
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"seed":1}', "null", '{"seed":1,"rates":[],"visits":[{}],"faults":[]}']
+)
+def test_what_is_not_a_script_is_refused(text: str):
+    with pytest.raises(ConfigurationError, match="not a script"):
+        Script.from_json(text)
+
+
+def test_every_theme_and_every_kind_of_fault_happens():
+    """Vacuous histories would be easy to survive."""
+    happened: Counter[str] = Counter()
+    bodies: Counter[str] = Counter()
+    for seed in range(300):
+        script = write_script(seed)
+        bodies.update(visit.body for visit in script.visits)
+        happened.update({script.theme, *(fault.kind for fault in script.faults)})
+    assert set(THEMES) <= set(happened)
+    assert min(happened.values()) >= 5
+    assert min(bodies.values()) >= 50
+    kinds = set(happened) - set(THEMES)
+    assert len(kinds) >= 18
+
+
+def test_faults_have_effects():
+    report = play_seeds(range(240)).report
+    assert report.observed["losses"] >= 100
+    assert report.observed["refusals"] >= 20
+    assert report.observed["hand-overs"] >= 500
+    assert report.observed["ordered"] >= 100
+    assert min(report.observed[f"P{number}"] for number in range(1, 9)) >= 100
+    assert report.verdict(least=25) is Verdict.OK
+
+
+def of_one_visit(turn: int | None, **options: object) -> Script:
+    """One client that is cancelled after *turn* turns of its loop, and one that wants the same lock."""
+    cancel = () if turn is None else (Fault(0.0, "cancel", 0, turn=turn),)
+    visits = (
+        Visit(0, 0.5, "a", "write", 0.2, None, fenced=True),
+        Visit(1, 0.6, "a", "write", 0.2, None, fenced=True),
+    )
+    values = {"seed": 1, "ttl": 20.0, "rates": (1.0, 1.0, 1.0), "visits": visits, "faults": cancel, **options}
+    return Script(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("line", [False, True])
+def test_a_cancellation_at_any_await_breaks_nothing(line: bool):
+    outcomes: Counter[str] = Counter()
+    for turn in range(70):
+        history = play(of_one_visit(turn, line=line, seed=turn))
+        assert not history.report.violations, (turn, history.report.violations)
+        ends = [one["how"] for one in history.lines if one["kind"] == "body_ended" and one["actor"] == "c0"]
+        outcomes[ends[0] if ends else "never entered"] += 1
+    assert outcomes["never entered"] >= 3
+    assert outcomes["cancelled"] >= 3
+
+
+def test_a_release_that_overtakes_a_slow_acquisition_leaves_nothing_behind():
+    for turn in range(6):
+        late = Fault(0.0, "late", 0, 2.0, "acquire", "request", 1)
+        history = play(of_one_visit(turn, faults=(late, Fault(0.0, "cancel", 0, turn=turn)), seed=turn))
+        assert not history.report.violations, (turn, history.report.violations)
+
+
+@pytest.mark.parametrize("seed", [38, 227, 827, 843, 1091, 15302])
+def test_seeds_that_once_failed_stay_mended(seed: int):
+    """Of scripts as they were written then; what they found is played above, and by a control of its own."""
+    assert not play(write_script(seed)).report.violations
+
+
+def test_an_error_in_a_task_that_nobody_waits_for_is_found(monkeypatch: pytest.MonkeyPatch):
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("fencing_sdk._lease._look_again", fail)
+    broken = [play(write_script(seed)).report.rules for seed in range(8)]
+    assert any("failed" in rules for rules in broken)

@@ -1,0 +1,318 @@
+"""Every rule of the checker has a recording that it accepts and a similar one that it rejects."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fencing_sdk import ConfigurationError
+from fencing_sdk.testing.history import PROMISES, Report, Verdict, check
+
+Lines = list[dict[str, Any]]
+Change = Callable[[Lines], object]
+
+
+def line(t: float, kind: str, actor: str = "A", **fields: object) -> dict[str, Any]:
+    return {"t": t, "kind": kind, "actor": actor, **fields}
+
+
+def about(holder: str) -> dict[str, Any]:
+    return {"name": "a", "token": {"h1": 1, "h2": 2}[holder], "holder": holder}
+
+
+def tenure(actor: str, holder: str, at: float) -> Lines:
+    """One holder's stay of three seconds, with everything that can be recorded about it."""
+    mine = about(holder)
+    call = {"name": "a", "holder": holder, "ttl": 10.0}
+    return [
+        line(at, "acquiring", actor, name="a"),
+        line(at, "asked", actor, call=f"{holder}.1", operation="acquire", **call),
+        line(at + 0.01, "granted", "store", **mine, until=at + 10.01),
+        line(at + 0.02, "answered", actor, call=f"{holder}.1", outcome="granted", token=mine["token"]),
+        line(at + 0.02, "acquired", actor, **mine, ttl=10.0, waited=0.02, deadline=at + 7.9),
+        line(at + 0.03, "fence_raised", actor, name="a", token=mine["token"], resource="r"),
+        line(at + 0.03, "entered", actor, **mine, fences=["r"]),
+        line(at + 1.0, "read", actor, resource="r", **mine),
+        line(at + 1.1, "write_accepted", actor, resource="r", token=mine["token"], holder=holder, sent=at + 1.0),
+        line(at + 2.0, "asked", actor, call=f"{holder}.2", operation="renew", **call),
+        line(at + 2.01, "extended", "store", **mine, until=at + 12.01),
+        line(at + 2.02, "answered", actor, call=f"{holder}.2", outcome="renewed"),
+        line(at + 2.02, "renewed", actor, name="a", token=mine["token"], deadline=at + 9.9),
+        line(at + 3.0, "body_ended", actor, **mine, how="clean"),
+        line(at + 3.0, "asked", actor, call=f"{holder}.3", operation="release", **call),
+        line(at + 3.01, "ended", "store", **mine, why="released", by=holder),
+        line(at + 3.02, "answered", actor, call=f"{holder}.3", outcome="done"),
+        line(at + 3.02, "released", actor, name="a", token=mine["token"], held_for=3.0, confirmed=True),
+        line(at + 3.02, "left", actor, **mine, error=None),
+    ]
+
+
+def good() -> Lines:
+    """Two holders one after the other; then a third asks when faults have ended."""
+    return [
+        line(0.0, "run", "test", title="two holders", declared=True),
+        *tenure("A", "h1", 1.0),
+        *tenure("B", "h2", 6.0),
+        line(20.0, "healed", "test", within=5.0),
+        line(20.0, "acquiring", "C", name="b"),
+        line(21.0, "acquired", "C", name="b", token=3, holder="h3", waited=1.0, ttl=10.0, deadline=28.9),
+        line(20.9, "granted", "store", name="b", token=3, holder="h3", until=30.9),
+        line(22.0, "ended", "store", name="b", token=3, holder="h3", why="released", by="h3"),
+        line(22.1, "released", "C", name="b", token=3, held_for=1.0, confirmed=True),
+        line(40.0, "end", "test", held=[]),
+    ]
+
+
+def without_store(lines: Lines) -> Lines:
+    return [one for one in lines if one["kind"] not in {"granted", "extended", "ended", "asked", "answered"}]
+
+
+def find(lines: Lines, kind: str, **fields: object) -> dict[str, Any]:
+    return next(one for one in lines if one["kind"] == kind and fields.items() <= one.items())
+
+
+def drop(lines: Lines, kind: str, **fields: object) -> None:
+    lines.remove(find(lines, kind, **fields))
+
+
+def change(kind: str, where: dict[str, object] | None = None, **fields: object) -> Change:
+    return lambda lines: find(lines, kind, **(where or {})).update(fields)
+
+
+def add(*more: dict[str, Any]) -> Change:
+    return lambda lines: lines.extend(more)
+
+
+def both(*changes: Change) -> Change:
+    return lambda lines: [one(lines) for one in changes]
+
+
+def broken_rules(change: Change | None = None, lines: Lines | None = None) -> set[str]:
+    lines = good() if lines is None else lines
+    if change is not None:
+        change(lines)
+    return check(lines).rules
+
+
+A, B = {"actor": "A"}, {"actor": "B"}
+LOST = line(8.9, "lost", "B", name="a", token=2, reason="expired")
+STALE = {"resource": "r", "token": 1, "holder": "h1"}
+ORPHAN = [
+    line(10.0, "asked", "D", call="o1", operation="acquire", name="a", holder="h9", ttl=10.0),
+    line(12.0, "granted", "store", name="a", token=9, holder="h9", until=22.0),
+    line(10.5, "asked", "D", call="o2", operation="release", name="a", holder="h9", ttl=10.0),
+]
+
+
+def released(at: float) -> dict[str, Any]:
+    return line(at, "ended", "store", name="a", token=9, holder="h9", why="released", by="h9")
+
+
+REJECTED: dict[str, tuple[str, str, Change]] = {
+    "a token was read after the grant": ("P2", "stale_read", change("read", A, t=4.5)),
+    "the body ended after the grant": ("P1", "overrun", change("body_ended", A, t=4.5)),
+    "a holder was never granted the lock": ("P1", "held_without_grant", lambda ls: drop(ls, "granted", token=1)),
+    "the store granted twice": ("P1", "two_grants", both(
+        change("granted", {"token": 2}, t=3.0), change("acquired", B, t=6.02))),
+    "the store extended what was over": ("P1", "store_revived", add(
+        line(5.0, "extended", "store", **about("h1"), until=15.0))),
+    "a renewal counted after the deadline": ("P2", "revived", change("renewed", A, t=9.5)),
+    "no order explains the answers": ("P1", "no_order", add(
+        line(2.0, "asked", "D", call="x", operation="acquire", name="a", holder="h7", ttl=10.0),
+        line(2.1, "answered", "D", call="x", outcome="granted", token=7))),
+    "two holders got one token": ("P4", "shared_token", change("acquired", B, token=1)),
+    "a later token was lower": ("P4", "token_fell", change("acquired", B, token=0)),
+    "the store's token fell": ("P4", "store_token_fell", change("granted", {"token": 2}, token=0)),
+    "a stale write was accepted": ("P3", "stale_write_accepted", add(line(9.0, "write_accepted", "A", **STALE))),
+    "a write came after a fence was raised": ("P3", "stale_write_accepted", add(
+        line(6.5, "write_accepted", "A", **STALE))),
+    "a write came after another had entered": ("P3", "fence_not_raised", both(
+        lambda ls: drop(ls, "fence_raised", **B), add(line(6.5, "write_accepted", "A", **STALE)))),
+    "a token of two holders passed": ("P3", "shared_token_accepted", add(
+        line(8.0, "write_accepted", "D", resource="r", token=2, holder="h8"))),
+    "the newest token was refused": ("P3", "newest_refused", add(
+        line(8.0, "write_refused", "B", resource="r", token=2, holder="h2", fence=2))),
+    "somebody else released": ("P5", "foreign_release", change("ended", {"token": 1}, by="h2")),
+    "released and kept": ("P5", "kept_after_release", lambda ls: drop(ls, "ended", token=2)),
+    "renewed after release": ("P5", "renewed_after_release", change("asked", {"call": "h1.2"}, t=4.5)),
+    "an abandoned grant was kept": ("P5", "leaked_grant", add(*ORPHAN, released(18.0))),
+    "an abandoned grant was not released": ("P5", "never_released", add(*ORPHAN[:2])),
+    "a lock is held at the end": ("P5", "left_behind", change("end", held=["a"])),
+    "lost without a cause": ("P6", "lost_without_cause", add(LOST)),
+    "lost after a short silence": ("P6", "lost_without_cause", add(
+        LOST, line(7.0, "trouble", "store", what="outage", until=8.0))),
+    "the loss was not reported": ("P7", "wrong_error", add(LOST)),
+    "the body's error was replaced": ("P7", "wrong_error", both(
+        change("body_ended", A, how="ValueError"), change("left", A, error="LeaseLostError"))),
+    "the body's error was wrapped": ("P7", "wrong_error", both(
+        change("body_ended", A, how="ValueError"), change("left", A, error="ExceptionGroup"))),
+    "an error came from nowhere": ("P7", "wrong_error", change("left", A, error="RuntimeError")),
+    "an outer cancellation was replaced": ("P7", "wrong_error", both(
+        change("body_ended", A, how="cancelled"), change("left", A, error="LeaseLostError", outer=True))),
+    "a loss left no note": ("P7", "loss_not_noted", both(
+        add(LOST), change("body_ended", B, how="ValueError"), change("left", B, error="ValueError"))),
+    "served too late": ("P8", "waited_too_long", change("acquired", {"actor": "C"}, t=26.0)),
+    "never served": ("P8", "waited_too_long", lambda ls: drop(ls, "acquired", actor="C")),
+}  # fmt: skip
+
+ACCEPTED: dict[str, Change] = {
+    "nothing went wrong": lambda _: None,
+    "work after the grant, by a frozen process": both(
+        change("body_ended", A, t=4.5), add(line(3.5, "frozen", "A"), line(4.4, "resumed", "A"))),
+    "a token read after a grant that the store forgot": both(
+        change("ended", {"token": 1}, why="forgotten"), change("read", A, t=4.5)),
+    "a write that overtook another": add(
+        line(9.0, "write_accepted", "A", **STALE, sent=5.0)),
+    "a stale write was refused": add(line(9.0, "write_refused", "A", **STALE, fence=2)),
+    "a refusal for a grant that nobody was told of": both(
+        add(*ORPHAN, released(12.5)),
+        add(line(12.2, "write_refused", "B", resource="r", token=2, holder="h2", fence=9))),
+    "overlapping acquisitions in any order": both(
+        change("acquired", A, token=3), change("acquired", B, waited=5.9),
+        lambda ls: ls.remove(find(ls, "acquiring", **B)),
+        lambda ls: [ls.remove(one) for one in list(ls) if one["kind"] in {
+            "granted", "extended", "ended", "asked", "answered", "renewed", "read", "entered", "write_accepted",
+            "body_ended", "released", "left", "fence_raised"}]),
+    "a release that went astray for as long as the store was away": both(
+        lambda ls: drop(ls, "ended", token=2), add(line(8.9, "trouble", "store", what="outage", until=10.0))),
+    "an abandoned grant was released as soon as it was made": add(*ORPHAN, released(12.5)),
+    "an abandoned grant, doubled by the network": add(
+        *ORPHAN, released(18.0), line(12.0, "repeated", "D", call="o1")),
+    "lost after a long silence": both(
+        add(LOST, line(2.0, "trouble", "store", what="outage", until=8.8)), change("left", B, error="LeaseLostError")),
+    "lost by max_hold": both(
+        add(LOST), change("acquired", B, max_hold=2.9), change("left", B, error="LeaseLostError")),
+    "the body's error left with a note": both(
+        add(LOST, line(8.0, "frozen", "B"), line(8.5, "resumed", "B")),
+        change("body_ended", B, how="ValueError"), change("left", B, error="ValueError", noted=True)),
+    "an outer cancellation won": both(
+        change("body_ended", A, how="cancelled"), change("left", A, error="CancelledError", outer=True)),
+    "given up in time": both(
+        lambda ls: [ls.remove(one) for one in list(ls) if one["actor"] == "C" and one["kind"] != "acquiring"],
+        lambda ls: [ls.remove(one) for one in list(ls) if one.get("name") == "b" and one["actor"] == "store"],
+        add(line(22.0, "gave_up", "C", name="b", since=20.0))),
+    "who crashed is not served": both(
+        lambda ls: drop(ls, "acquired", actor="C"), add(line(20.5, "frozen", "C"))),
+    "a call without an answer may have worked": add(
+        line(9.5, "asked", "D", call="x", operation="acquire", name="a", holder="h7", ttl=10.0)),
+    "events of unknown kinds": add(line(3.0, "weather", sun=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REJECTED)
+def test_a_broken_promise_is_found(what: str):
+    promise, rule, broken = REJECTED[what]
+    lines = good()
+    broken(lines)
+    report = check(lines)
+    assert rule in report.rules
+    assert report.of(promise) is Verdict.VIOLATED
+    assert report.verdict(least=1) is Verdict.VIOLATED
+
+
+@pytest.mark.parametrize("what", ACCEPTED)
+def test_what_is_allowed_is_not_accused(what: str):
+    assert broken_rules(ACCEPTED[what]) == set()
+
+
+def test_every_promise_has_a_rule_that_rejects():
+    assert {promise for promise, _, _ in REJECTED.values()} == set(PROMISES)
+
+
+def test_the_order_of_the_lines_does_not_matter():
+    lines = good()
+    find(lines, "read", actor="A")["t"] = 4.5
+    assert [str(v) for v in check(lines).violations] == [str(v) for v in check(lines[::-1]).violations]
+
+
+# Without a store that can be looked into, the next holder is the measure.
+
+
+def test_a_plain_recording_is_judged_by_the_next_holder():
+    report = check(without_store(good()))
+    assert report.rules == set()
+    assert report.of("P1") is Verdict.OK
+    assert report.of("P4") is Verdict.OK
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("read", "stale_read"), ("renewed", "overrun"), ("body_ended", "overrun")])
+def test_going_on_after_the_next_holder_came_is_found_in_a_plain_recording(kind: str, rule: str):
+    lines = without_store(good())
+    find(lines, kind, actor="A")["t"] = 6.5
+    assert rule in check(lines).rules
+
+
+def test_a_frozen_holder_is_not_accused_of_work_in_a_plain_recording():
+    lines = without_store(good())
+    find(lines, "body_ended", actor="A")["t"] = 6.5
+    lines += [line(3.5, "frozen", "A"), line(6.4, "resumed", "A")]
+    assert check(lines).rules == set()
+
+
+# Too little is never a pass.
+
+
+def test_a_recording_that_shows_everything_passes():
+    assert check(good()).verdict(least=3) is Verdict.OK
+
+
+def test_too_few_acquisitions_are_unknown():
+    assert check(good()).verdict(least=4) is Verdict.UNKNOWN
+
+
+def test_an_empty_recording_is_unknown():
+    report = check([])
+    assert report.verdict(least=0, require=()) is Verdict.UNKNOWN
+    assert {report.of(promise) for promise in PROMISES} == {Verdict.UNKNOWN}
+
+
+def test_a_lock_that_was_never_handed_on_is_unknown():
+    lines = [line(0.0, "run", "test", declared=True), *tenure("A", "h1", 1.0)]
+    assert check(lines).verdict(least=1, require=()) is Verdict.UNKNOWN
+
+
+def test_a_promise_that_was_not_put_to_the_test_is_unknown():
+    lines = [one for one in good() if one["kind"] not in {"write_accepted", "write_refused"}]
+    report = check(lines)
+    assert report.of("P3") is Verdict.UNKNOWN
+    assert report.verdict(least=1) is Verdict.UNKNOWN
+    assert report.verdict(least=1, require=("P1", "P4")) is Verdict.OK
+
+
+def test_reports_of_many_runs_add_up():
+    whole = Report()
+    for _ in range(2):
+        whole.add(check(good()))
+    assert whole.observed["acquisitions"] == 6
+    whole.add(check([*tenure("A", "h1", 1.0)[:-2], line(9.0, "end", "test", held=["a"])]))
+    assert whole.verdict(least=1) is Verdict.VIOLATED
+
+
+def test_runs_in_one_recording_are_judged_apart():
+    second = [{**one, "t": one["t"] + 100.0} for one in good()]
+    for one in second:
+        if "until" in one:
+            one["until"] += 100.0
+        if "deadline" in one:
+            one["deadline"] += 100.0
+        if "sent" in one:
+            one["sent"] += 100.0
+    report = check(good() + second)  # the tokens begin again with the second run
+    assert report.rules == set()
+    assert report.observed["runs"] == 2
+
+
+@pytest.mark.parametrize(
+    "incomplete",
+    [
+        line(1.0, "acquired", name="a", token="x", ttl=1.0, deadline=2.0),
+        line(1.0, "acquired", name="a", token=1, ttl=1.0),
+        line(1.0, "granted", name="a", holder="h1", token=1),
+        line(1.0, "write_accepted", resource="r"),
+        line(1.0, "healed"),
+        line(1.0, "end"),
+    ],
+)
+def test_an_incomplete_event_is_an_error_that_names_its_kind(incomplete: dict[str, Any]):
+    with pytest.raises(ConfigurationError, match=incomplete["kind"]):
+        check([incomplete])
