@@ -263,7 +263,8 @@ async def test_a_session_that_ended_while_the_backend_was_closed_is_told_when_it
     await backend.aclose()
 
 
-async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(zookeeper_url):
+@pytest.mark.parametrize("way", ["renew", "acquire"])
+async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(way, zookeeper_url):
     """The first client's session ends: the grant is the second one's by now, with its token and at its place."""
     first, second, rival = (from_url(zookeeper_url) for _ in range(3))
     told: list[LossReason] = []
@@ -271,7 +272,10 @@ async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(zookeeper
     claim, waiter = Claim("a", 60.0), Claim("a", 50.0)
     grant = await first.acquire(claim)
     async with rival.queue(waiter):
-        assert await second.renew([claim]) == [Renewal.RENEWED]
+        if way == "renew":
+            assert await second.renew([claim]) == [Renewal.RENEWED]
+        else:
+            assert await second.acquire(claim) == grant
         assert isinstance(await rival.acquire(waiter), Held)
         await eventually(lambda: _true(not first._stakes.all()), what="the first has seen that its node moved")
         await kill_session(first._sessions.of(60.0))
