@@ -70,6 +70,7 @@ async def test_a_waiter_whose_place_was_not_answered_keeps_it(by_proxy, zookeepe
         zookeeper_proxy.heal()
         with pytest.raises(BackendUnavailableError):
             await lost
+        await eventually(lambda: _answered(backend), what="another connection")
         async with asyncio.timeout(PATIENCE), backend.queue(claim):
             await operator.stands("a", 3)
             await holder.release()
@@ -98,6 +99,13 @@ async def test_what_an_unanswered_acquisition_left_is_gone_after_its_ttl(by_prox
         await operator.stands("a", 0)
         assert session.error is None
     await backend.aclose()
+
+
+async def _answered(backend) -> bool:
+    try:
+        return bool(await backend.renew([Claim("b", 20.0)]))
+    except BackendUnavailableError:
+        return False
 
 
 async def _try(backend, claim) -> Grant | Held | None:
@@ -255,7 +263,8 @@ async def test_a_session_that_ended_while_the_backend_was_closed_is_told_when_it
     await backend.aclose()
 
 
-async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(zookeeper_url):
+@pytest.mark.parametrize("way", ["renew", "acquire"])
+async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(way, zookeeper_url):
     """The first client's session ends: the grant is the second one's by now, with its token and at its place."""
     first, second, rival = (from_url(zookeeper_url) for _ in range(3))
     told: list[LossReason] = []
@@ -263,8 +272,12 @@ async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(zookeeper
     claim, waiter = Claim("a", 60.0), Claim("a", 50.0)
     grant = await first.acquire(claim)
     async with rival.queue(waiter):
-        assert await second.renew([claim]) == [Renewal.RENEWED]
+        if way == "renew":
+            assert await second.renew([claim]) == [Renewal.RENEWED]
+        else:
+            assert await second.acquire(claim) == grant
         assert isinstance(await rival.acquire(waiter), Held)
+        await eventually(lambda: _true(not first._stakes.all()), what="the first has seen that its node moved")
         await kill_session(first._sessions.of(60.0))
         assert isinstance(await rival.acquire(waiter), Held)
         assert await second.renew([claim]) == [Renewal.RENEWED]
