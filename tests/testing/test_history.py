@@ -161,6 +161,13 @@ ACCEPTED: dict[str, Change] = {
         change("body_ended", A, t=4.5), add(line(3.5, "frozen", "A"), line(4.4, "resumed", "A"))),
     "a token read after a grant that the store forgot": both(
         change("ended", {"token": 1}, why="forgotten"), change("read", A, t=4.5)),
+    "a token read after the store's clock was stepped": both(
+        change("read", A, t=4.5), add(line(2.0, "trouble", "store", what="stepped"))),
+    "two writes on their way at once": both(
+        lambda ls: drop(ls, "fence_raised", **B), change("entered", B, fences=[]),
+        add(line(7.2, "write_accepted", "A", **STALE, sent=7.05))),
+    "the answer to a raised fence that came late": add(
+        line(9.0, "fence_raised", "A", name="a", token=1, resource="r")),
     "a write that overtook another": add(
         line(9.0, "write_accepted", "A", **STALE, sent=5.0)),
     "a stale write was refused": add(line(9.0, "write_refused", "A", **STALE, fence=2)),
@@ -195,6 +202,9 @@ ACCEPTED: dict[str, Change] = {
         lambda ls: drop(ls, "acquired", actor="C"), add(line(20.5, "frozen", "C"))),
     "a call without an answer may have worked": add(
         line(9.5, "asked", "D", call="x", operation="acquire", name="a", holder="h7", ttl=10.0)),
+    "a call whose outcome is not known, although it ended": add(
+        line(2.0, "asked", "D", call="x", operation="acquire", name="a", holder="h7", ttl=10.0),
+        line(2.1, "answered", "D", call="x", outcome="unknown")),
     "events of unknown kinds": add(line(3.0, "weather", sun=True)),
 }  # fmt: skip
 
@@ -223,6 +233,16 @@ def test_the_order_of_the_lines_does_not_matter():
     lines = good()
     find(lines, "read", actor="A")["t"] = 4.5
     assert [str(v) for v in check(lines).violations] == [str(v) for v in check(lines[::-1]).violations]
+
+
+def test_violations_are_told_in_the_order_of_time():
+    lines = good()
+    change("read", A, t=4.5)(lines)
+    change("end", held=["a"])(lines)
+    change("acquired", {"actor": "C"}, t=26.0)(lines)
+    moments = [violation.at for violation in check(lines).violations]
+    assert len(moments) >= 3
+    assert moments == sorted(moments)
 
 
 # Without a store that can be looked into, the next holder is the measure.
