@@ -91,11 +91,27 @@ def test_every_theme_and_every_kind_of_fault_happens():
     assert len(kinds) >= 18
 
 
+def test_every_fault_leaves_its_traces():
+    traces: Counter[str] = Counter()
+    for seed in range(160):
+        for line in play(write_script(seed)).lines:
+            traces[line["kind"]] += 1
+            traces[
+                f"{line['kind']} {line.get('what') or line.get('reason') or line.get('why') or line.get('how')}"
+            ] += 1
+    troubles = {"lost", "late", "doubled", "cut", "outage", "forgot", "stepped", "revoked", "stalled"}
+    assert {f"trouble {what}" for what in troubles} <= set(traces)
+    assert {"ended forgotten", "ended revoked", "ended released"} <= set(traces)
+    assert {"lost expired", "lost stalled", "lost refused", "lost revoked"} <= set(traces)
+    assert {"body_ended cancelled", "body_ended BodyError", "body_ended LeaseLostError"} <= set(traces)
+    assert {"frozen", "resumed", "cancelled", "repeated", "abandoned", "renewal_failed", "write_refused"} <= set(traces)
+
+
 def test_faults_have_effects():
-    report = play_seeds(range(240)).report
-    assert report.observed["losses"] >= 100
+    report = play_seeds(range(160)).report
+    assert report.observed["losses"] >= 60
     assert report.observed["refusals"] >= 20
-    assert report.observed["hand-overs"] >= 500
+    assert report.observed["hand-overs"] >= 300
     assert report.observed["ordered"] >= 100
     assert min(report.observed[f"P{number}"] for number in range(1, 9)) >= 100
     assert report.verdict(least=25) is Verdict.OK
