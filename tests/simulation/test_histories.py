@@ -20,7 +20,9 @@ MODULE = "fencing_sdk.testing.simulation"
 
 
 def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    tracing = {"COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"}  # would make it four times as slow
+    environment = {name: value for name, value in os.environ.items() if name not in tracing}
+    environment["PYTHONHASHSEED"] = hash_seed
     run = [sys.executable, "-W", "error", "-m", MODULE, *arguments]
     return subprocess.run(run, env=environment, capture_output=True, text=True, timeout=1500)
 
@@ -89,11 +91,27 @@ def test_every_theme_and_every_kind_of_fault_happens():
     assert len(kinds) >= 18
 
 
+def test_every_fault_leaves_its_traces():
+    traces: Counter[str] = Counter()
+    for seed in range(160):
+        for line in play(write_script(seed)).lines:
+            traces[line["kind"]] += 1
+            traces[
+                f"{line['kind']} {line.get('what') or line.get('reason') or line.get('why') or line.get('how')}"
+            ] += 1
+    troubles = {"lost", "late", "doubled", "cut", "outage", "forgot", "stepped", "revoked", "stalled"}
+    assert {f"trouble {what}" for what in troubles} <= set(traces)
+    assert {"ended forgotten", "ended revoked", "ended released"} <= set(traces)
+    assert {"lost expired", "lost stalled", "lost refused", "lost revoked"} <= set(traces)
+    assert {"body_ended cancelled", "body_ended BodyError", "body_ended LeaseLostError"} <= set(traces)
+    assert {"frozen", "resumed", "cancelled", "repeated", "abandoned", "renewal_failed", "write_refused"} <= set(traces)
+
+
 def test_faults_have_effects():
-    report = play_seeds(range(240)).report
-    assert report.observed["losses"] >= 100
+    report = play_seeds(range(160)).report
+    assert report.observed["losses"] >= 60
     assert report.observed["refusals"] >= 20
-    assert report.observed["hand-overs"] >= 500
+    assert report.observed["hand-overs"] >= 300
     assert report.observed["ordered"] >= 100
     assert min(report.observed[f"P{number}"] for number in range(1, 9)) >= 100
     assert report.verdict(least=25) is Verdict.OK

@@ -13,7 +13,8 @@ import itertools
 from collections.abc import Iterable
 
 from fencing_sdk.testing.history import _coverage, _endings, _fences, _liveness, _order, _tokens
-from fencing_sdk.testing.history._facts import Facts, Line, gather
+from fencing_sdk.testing.history._facts import Facts, Line
+from fencing_sdk.testing.history._gathering import gather
 from fencing_sdk.testing.history._verdict import HEADLINES, PROMISES, Report, Verdict, Violation
 
 __all__ = ["HEADLINES", "PROMISES", "Line", "Report", "Verdict", "Violation", "check"]

@@ -1,0 +1,232 @@
+"""
+Lines in, facts out: what each kind of line adds to what is known about a run.
+
+Lines are untrusted input; one without a number that its kind always has is an error, one of an
+unknown kind is passed over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.testing.history._facts import (
+    Access,
+    Call,
+    Facts,
+    Line,
+    Request,
+    StoreGrant,
+    Tenure,
+    Trouble,
+)
+
+
+def gather(lines: Iterable[Line]) -> list[Facts]:
+    """
+    Put the lines of a recording together, one `Facts` for each run in it. A line ``run`` begins one.
+
+    Raises:
+        ConfigurationError: an event lacks something that its kind always has.
+    """
+    gatherers = [_Gatherer()]
+    for line in sorted(lines, key=lambda line: float(line["t"])):
+        if line["kind"] == "run" and gatherers[-1].told:
+            gatherers.append(_Gatherer())
+        gatherers[-1].add(line)
+    return [gatherer.finish() for gatherer in gatherers if gatherer.told]
+
+
+class _Gatherer:
+    def __init__(self) -> None:
+        self.facts = Facts()
+        self.told = False
+        self._tenures: dict[tuple[str, str, int], Tenure] = {}
+        self._by_holder: dict[tuple[str, str], Tenure] = {}
+        self._grants: dict[tuple[str, str], StoreGrant] = {}
+        self._calls: dict[str, Call] = {}
+        self._frozen: dict[str, float] = {}
+        self._asking: dict[tuple[str, str], list[float]] = defaultdict(list)
+
+    def add(self, line: Line) -> None:
+        step: Callable[[Line, float, str], None] | None = getattr(self, f"_on_{line['kind']}", None)
+        if step is None:
+            return
+        try:
+            at = float(line["t"])
+            self.told = True
+            self.facts.start, self.facts.end = min(self.facts.start, at), max(self.facts.end, at)
+            step(line, at, str(line.get("lane", line.get("actor", "?"))))
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"a recorded event of kind {shown(line['kind'])} is incomplete: {shown(str(error))}"
+            raise ConfigurationError(msg) from error
+
+    def finish(self) -> Facts:
+        facts = self.facts
+        facts.troubles += [Trouble("frozen", since, math.inf, actor) for actor, since in self._frozen.items()]
+        waiting = ((key, since) for key, starts in self._asking.items() for since in starts)
+        facts.requests += [Request(actor, name, since, None, granted=False) for (actor, name), since in waiting]
+        for grant in facts.grants:
+            broken = (t for t in facts.troubles if t.what in {"forgot", "stepped"})
+            grant.excused |= any(grant.start <= trouble.end and trouble.start <= grant.end for trouble in broken)
+        return facts
+
+    # What the SDK records by itself.
+
+    def _on_run(self, line: Line, _at: float, _actor: str) -> None:
+        self.facts.title = str(line.get("title", ""))
+        self.facts.declared = bool(line.get("declared", False))
+
+    def _on_acquiring(self, line: Line, at: float, actor: str) -> None:
+        self._asking[actor, str(line["name"])].append(at)
+
+    def _on_acquired(self, line: Line, at: float, actor: str) -> None:
+        name, token = str(line["name"]), int(line["token"])
+        holder = str(line.get("holder") or f"{actor} {token}")
+        asked = self._answer(actor, name, at - float(line.get("waited", 0.0)), at, granted=True)
+        deadline, ttl = float(line["deadline"]), float(line["ttl"])
+        max_hold = line.get("max_hold")
+        tenure = Tenure(actor, name, token, holder, asked, at, ttl, deadline)
+        tenure.max_hold = None if max_hold is None else float(max_hold)
+        self.facts.tenures.append(tenure)
+        self._tenures[actor, name, token] = self._by_holder[name, holder] = tenure
+
+    def _on_renewed(self, line: Line, at: float, actor: str) -> None:
+        if (tenure := self._tenure(line, actor)) is not None:
+            if at > tenure.deadline:
+                tenure.revived = at
+            tenure.deadline = float(line["deadline"])
+            tenure.renewals.append(at)
+
+    def _on_lost(self, line: Line, at: float, actor: str) -> None:
+        if (tenure := self._tenure(line, actor)) is not None:
+            tenure.lost, tenure.reason = at, str(line.get("reason", ""))
+
+    def _on_released(self, line: Line, at: float, actor: str) -> None:
+        if (tenure := self._tenure(line, actor)) is not None:
+            tenure.released = at
+
+    def _on_gave_up(self, line: Line, at: float, actor: str) -> None:
+        name = str(line["name"])
+        self._answer(actor, name, float(line.get("since", at)), at, granted=False)
+
+    def _on_fence_raised(self, line: Line, at: float, actor: str) -> None:
+        self._access(line, at, actor, accepted=True, write=False)
+
+    # What workers, resources and harnesses record.
+
+    def _on_entered(self, line: Line, at: float, actor: str) -> None:
+        if (tenure := self._tenure(line, actor)) is not None:
+            tenure.entered, tenure.fences = at, tuple(map(str, line.get("fences", ())))
+
+    def _on_read(self, line: Line, at: float, actor: str) -> None:
+        key = str(line.get("name", line.get("resource"))), str(line.get("holder", ""))
+        tenure = self._by_holder.get(key)
+        if tenure is None:
+            mine = [t for t in self.facts.tenures if t.actor == actor and t.token == int(line["token"])]
+            tenure = mine[-1] if mine else None
+        if tenure is not None:
+            tenure.reads.append(at)
+
+    def _on_body_ended(self, line: Line, at: float, actor: str) -> None:
+        if (tenure := self._tenure(line, actor)) is not None:
+            tenure.body_ended, tenure.how = at, str(line["how"])
+
+    def _on_left(self, line: Line, _at: float, actor: str) -> None:
+        if (tenure := self._tenure(line, actor)) is not None:
+            error = line.get("error")
+            tenure.left, tenure.error = True, None if error is None else str(error)
+            tenure.noted, tenure.outer = bool(line.get("noted", False)), bool(line.get("outer", False))
+
+    def _on_write_accepted(self, line: Line, at: float, actor: str) -> None:
+        self._access(line, at, actor, accepted=True)
+
+    def _on_write_refused(self, line: Line, at: float, actor: str) -> None:
+        self._access(line, at, actor, accepted=False)
+
+    def _access(self, line: Line, at: float, actor: str, *, accepted: bool, write: bool = True) -> None:
+        holder, fence = line.get("holder"), line.get("fence")
+        access = Access(
+            resource=str(line["resource"]),
+            token=int(line["token"]),
+            holder=None if holder is None else str(holder),
+            low=min(at, float(line.get("sent", at))),
+            high=at,
+            actor=actor,
+            accepted=accepted,
+            fence=None if fence is None else int(fence),
+            write=write,
+        )
+        self.facts.accesses.append(access)
+
+    # What a store that can be looked into records.
+
+    def _on_granted(self, line: Line, at: float, _actor: str) -> None:
+        name, holder = str(line["name"]), str(line["holder"])
+        grant = StoreGrant(name, int(line["token"]), holder, at, float(line["until"]))
+        self.facts.grants.append(grant)
+        self._grants[name, holder] = grant
+
+    def _on_extended(self, line: Line, at: float, _actor: str) -> None:
+        if (grant := self._grants.get((str(line["name"]), str(line["holder"])))) is not None:
+            if at > grant.end and not any(trouble.what == "stepped" for trouble in self.facts.troubles):
+                self.facts.revived.append((at, grant))
+            grant.until = float(line["until"])
+
+    def _on_ended(self, line: Line, at: float, _actor: str) -> None:
+        grant = self._grants.get((str(line["name"]), str(line["holder"])))
+        if grant is not None and grant.ended is None:
+            grant.ended, grant.why, grant.by = at, str(line["why"]), str(line.get("by", ""))
+            grant.excused |= grant.why in {"revoked", "forgotten"}
+
+    def _on_asked(self, line: Line, at: float, actor: str) -> None:
+        name, holder = str(line["name"]), str(line["holder"])
+        number, operation = str(line["call"]), str(line["operation"])
+        call = Call(number, operation, name, holder, actor, float(line["ttl"]), at)
+        self.facts.calls.append(call)
+        self._calls[number] = call
+
+    def _on_answered(self, line: Line, at: float, _actor: str) -> None:
+        if (call := self._calls.get(str(line["call"]))) is not None:
+            token = line.get("token")
+            call.answered, call.outcome = at, str(line["outcome"])
+            call.token = None if token is None else int(token)
+
+    def _on_repeated(self, line: Line, _at: float, _actor: str) -> None:
+        if (call := self._calls.get(str(line["call"]))) is not None:
+            call.repeated = True
+
+    # What was done to the run.
+
+    def _on_frozen(self, _line: Line, at: float, actor: str) -> None:
+        self._frozen.setdefault(actor, at)
+
+    def _on_resumed(self, _line: Line, at: float, actor: str) -> None:
+        if (since := self._frozen.pop(actor, None)) is not None:
+            self.facts.troubles.append(Trouble("frozen", since, at, actor))
+
+    def _on_trouble(self, line: Line, at: float, _actor: str) -> None:
+        until = line.get("until")
+        end = at if until is None else float(until)
+        start = float(line.get("since", at))
+        self.facts.troubles.append(Trouble(str(line["what"]), start, end, str(line.get("who", ""))))
+
+    def _on_healed(self, line: Line, at: float, _actor: str) -> None:
+        self.facts.healed = (at, float(line["within"]))
+
+    def _on_end(self, line: Line, _at: float, _actor: str) -> None:
+        self.facts.left_behind = [str(name) for name in line["held"]]
+
+    def _tenure(self, line: Line, actor: str) -> Tenure | None:
+        """The lease *line* is about; None when the recording began after its grant."""
+        return self._tenures.get((actor, str(line["name"]), int(line["token"])))
+
+    def _answer(self, actor: str, name: str, since: float, at: float, *, granted: bool) -> float:
+        starts = self._asking[actor, name]
+        start = min(starts, key=lambda start: abs(start - since)) if starts else since
+        if starts:
+            starts.remove(start)
+        self.facts.requests.append(Request(actor, name, start, at, granted))
+        return start
