@@ -311,6 +311,8 @@ class EtcdCluster:
         self.login_as_root()
 
     def login_as_root(self) -> None:
+        for member in self.members:
+            member.token = ""  # one that has expired would be refused, even beside a password
         token = self.ask("auth/authenticate", {"name": "root", "password": "root"})["token"]
         for member in self.members:
             member.token = token
