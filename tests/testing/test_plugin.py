@@ -126,7 +126,7 @@ def test_nothing_is_loaded():
     assert "fencing_sdk.testing.plugin" in sys.modules
     loaded = {name for name in sys.modules if name.startswith("fencing_sdk.testing.")}
     assert loaded == {"fencing_sdk.testing.plugin"}
-    assert "redis" not in sys.modules and "sqlite3" not in sys.modules
+    assert not {"redis", "asyncpg", "kazoo", "fencing_sdk.backends.sqlite"} & sys.modules.keys()
 """
     write_project(tmp_path, test_story=story)
     code, output = run_pytest(tmp_path, ALONE)

@@ -5,8 +5,8 @@ kazoo's own threads for callbacks are not started: its connection thread hands e
 whoever asked, who passes it on to the event loop. What kazoo leaves to the session's timeout, which
 may be an hour, is bounded here: connecting, the handshake, and a connection that has gone silent.
 
-Two things have no public name in kazoo: sending a request that it has no method for, and the
-timeout that the server has granted. Both are used here, and nowhere else.
+Three things have no public name in kazoo: sending a request that it has no method for, the timeout
+that the server has granted, and the line of what is still to be sent. They are used here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, cast
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError, NodeExistsError, NoNodeError, SessionExpiredError, UnimplementedError
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionLoss,
+    NodeExistsError,
+    NoNodeError,
+    SessionExpiredError,
+    UnimplementedError,
+)
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Create, Create2, Delete, Exists, GetChildren, GetData, Sync, Transaction
 from kazoo.protocol.states import EventType, KazooState
@@ -269,6 +276,7 @@ class Driver:
     def _connected(self, *address: object) -> object:
         """Connect and log in as kazoo does; tell which session it is and for how long it was granted."""
         timeouts = self._connect(*address)
+        self._drop_late_requests()
         identity = cast("Identity", self._client.client_id)
         if self._identity is not None and identity[0] != self._identity[0]:
             self._handler.refusing = True
@@ -277,6 +285,17 @@ class Driver:
             self._identity = identity
             self._tell(News(connected=True, identity=identity, timeout=timeouts[0] * 3 / 2 / 1000))
         return timeouts
+
+    def _drop_late_requests(self) -> None:
+        """
+        Fail what was asked between a loss and the moment in which the loop heard of it.
+
+        kazoo would send it now, long after whoever asked has given it up.
+        """
+        queue = self._client._queue  # noqa: SLF001
+        while queue:
+            _, result = queue.popleft()
+            result.set_exception(ConnectionLoss())
 
     def _changed(self, state: object) -> None:
         if state == KazooState.LOST:

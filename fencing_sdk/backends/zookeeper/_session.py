@@ -228,6 +228,10 @@ class Session:
                 self._on_resumed(self)
             return
         self._fail_waiting(news.error)
+        # The driver has answered what it had before it told us; what is left was handed to it in between.
+        late = list(self._under_way)
+        self._under_way.clear()
+        _fail(late, news.error)
         self._news.clear()
         if news.ended:
             self.error = news.error
