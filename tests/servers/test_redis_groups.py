@@ -31,6 +31,7 @@ async def test_a_master_that_must_not_be_alone_refuses_to_write(redis_binary):
         binary=redis_binary, min_replicas_to_write=1, requirepass="secret", masterauth="secret"
     ) as group:
         await group.synced()
+        await until(lambda: info(group.master, "replication")["min_slaves_good_slaves"] == "1", what="it has confirmed")
         assert await group.master.command("SET", "kept", 1) == "OK"
         group.links[0].cut()
         group.links[0].refuse()
