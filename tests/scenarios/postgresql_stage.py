@@ -92,7 +92,8 @@ async def nothing_left(server: PostgresqlServer, *, within: float = PATIENCE) ->
 
     with contextlib.suppress(AssertionError):
         await eventually(clean, what="nothing is left", within=within)
-    assert await leavings(server) == []
+    left = await leavings(server)
+    assert not left, left
 
 
 @asynccontextmanager

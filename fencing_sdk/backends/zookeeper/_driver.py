@@ -293,9 +293,14 @@ class Driver:
         kazoo would send it now, long after whoever asked has given it up.
         """
         queue = self._client._queue  # noqa: SLF001
+        goodbyes = []
         while queue:
-            _, result = queue.popleft()
-            result.set_exception(ConnectionLoss())
+            request, result = queue.popleft()
+            if result is None:  # kazoo's own, which nobody waits for: it takes leave
+                goodbyes.append((request, result))
+            else:
+                result.set_exception(ConnectionLoss())
+        queue.extend(goodbyes)
 
     def _changed(self, state: object) -> None:
         if state == KazooState.LOST:
