@@ -118,7 +118,7 @@ async def test_twelve_processes_that_are_the_first_at_the_same_time_create_the_s
 async def test_a_forked_child_does_not_disturb_its_parent(kind, postgresql_server):
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(WORKERS / "redis_fork.py"),
+        str(WORKERS / "forking_holder.py"),
         postgresql_server.url,
         kind,
         stdin=asyncio.subprocess.PIPE,

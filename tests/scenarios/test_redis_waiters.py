@@ -107,7 +107,7 @@ async def test_two_hundred_waiters_are_served_although_a_third_of_them_is_killed
 async def test_a_forked_child_does_not_disturb_its_parent(kind, redis_server):
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(WORKERS / "redis_fork.py"),
+        str(WORKERS / "forking_holder.py"),
         redis_server.url,
         kind,
         stdin=asyncio.subprocess.PIPE,

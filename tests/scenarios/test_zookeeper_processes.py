@@ -147,7 +147,7 @@ async def _some(sent: list[tuple[float, int]]) -> bool:
 
 @pytest.mark.parametrize("kind", ["idle", "close", "use"])
 async def test_a_forked_child_does_not_disturb_its_parent(kind, zookeeper_url, start):
-    worker = await start("zookeeper_fork.py", zookeeper_url, kind)
+    worker = await start("forking_holder.py", zookeeper_url, kind)
     assert await worker.says() == ["held"]
     assert await worker.says() == ["forked"]
     worker.tell()

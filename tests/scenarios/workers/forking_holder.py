@@ -1,7 +1,7 @@
 """
 A process that forks while it holds a lock; both sides go on.
 
-    zookeeper_fork.py URL KIND
+    forking_holder.py URL KIND
 
     idle    the child ends without touching what it inherited
     close   the child closes the client that it inherited
