@@ -13,7 +13,8 @@ a seed that breaks a promise is printed with the smallest script that still brea
 from __future__ import annotations
 
 from fencing_sdk.testing.simulation._campaign import Campaign, play_seeds, run_campaign
-from fencing_sdk.testing.simulation._controls import Control, all_controls
+from fencing_sdk.testing.simulation._control import Control
+from fencing_sdk.testing.simulation._controls import all_controls
 from fencing_sdk.testing.simulation._play import History, play
 from fencing_sdk.testing.simulation._script import Fault, Script, Visit, write_script
 from fencing_sdk.testing.simulation._shrink import shrink

@@ -16,7 +16,8 @@ from pathlib import Path
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.testing.history import HEADLINES, PROMISES, Report, Verdict
 from fencing_sdk.testing.simulation._campaign import LEAST, Campaign, run_campaign
-from fencing_sdk.testing.simulation._controls import Control, all_controls
+from fencing_sdk.testing.simulation._control import Control
+from fencing_sdk.testing.simulation._controls import all_controls
 from fencing_sdk.testing.simulation._play import History, play
 from fencing_sdk.testing.simulation._script import Script, write_script
 from fencing_sdk.testing.simulation._shrink import shrink

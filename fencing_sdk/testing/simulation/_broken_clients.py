@@ -19,7 +19,7 @@ from fencing_sdk._heartbeat import Heartbeat
 from fencing_sdk._lease import Lease
 from fencing_sdk._tenure import Tenure
 from fencing_sdk.errors import LeaseLostError, LossReason
-from fencing_sdk.testing.simulation._controls import Change, Control
+from fencing_sdk.testing.simulation._control import Change, Control
 from fencing_sdk.testing.simulation._script import Fault, Script
 from fencing_sdk.testing.simulation._stage import ClientClock
 

@@ -15,7 +15,7 @@ from fencing_sdk.backends import _table
 from fencing_sdk.backends._table import LockTable
 from fencing_sdk.errors import StaleTokenError
 from fencing_sdk.testing.simulation._backend import SimulatedBackend
-from fencing_sdk.testing.simulation._controls import Change, Control
+from fencing_sdk.testing.simulation._control import Change, Control
 from fencing_sdk.testing.simulation._script import Fault, Script
 from fencing_sdk.testing.simulation._service import NAME, Service
 from fencing_sdk.testing.simulation._stage import Resource
