@@ -29,7 +29,7 @@ from fencing_sdk.guards.sql import _postgresql, _sqlite
 from fencing_sdk.guards.sql._column import FenceColumn
 from fencing_sdk.guards.sql._database import PATIENCE, database
 from fencing_sdk.guards.sql._drivers import AsyncpgConnection
-from fencing_sdk.guards.sql._names import check_identifier
+from fencing_sdk.guards.sql._names import POSTGRESQL, SQLITE, check_identifier
 from fencing_sdk.guards.sql._steps import Steps
 from fencing_sdk.guards.sql._transaction import Transaction, perform, perform_sync
 
@@ -102,8 +102,8 @@ class SqlGuard:
         table = check_identifier(table, parameter="table", schema=True)
         self._database = database(connect)
         self._fences: dict[str, _Fences] = {
-            _sqlite.NAME: _sqlite.Fences(table, create=create),
-            _postgresql.NAME: _postgresql.Fences(table, create=create),
+            SQLITE: _sqlite.Fences(table, create=create),
+            POSTGRESQL: _postgresql.Fences(table, create=create),
         }
         self._reports = Reports(observers)
 

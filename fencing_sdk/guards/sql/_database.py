@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
-from fencing_sdk.guards.sql import _postgresql, _sqlite
+from fencing_sdk.guards.sql._names import POSTGRESQL, SQLITE
 from fencing_sdk.guards.sql._server import LEAVING, Server
 from fencing_sdk.guards.sql._steps import Steps
 from fencing_sdk.guards.sql._transaction import Transaction, perform_sync
@@ -53,7 +53,7 @@ class Database(Protocol):
 class Nowhere:
     """A guard that was given no database: it lives in its callers' transactions alone."""
 
-    dialect = _sqlite.NAME
+    dialect = SQLITE
     place = None
 
     async def run(self, work: Work[T]) -> T:  # noqa: ARG002  (there is no transaction to do it in)
@@ -68,7 +68,7 @@ class Nowhere:
 class File:
     """An SQLite file, through the standard library."""
 
-    dialect = _sqlite.NAME
+    dialect = SQLITE
     place = None
 
     def __init__(self, path: str) -> None:
@@ -120,7 +120,7 @@ class Engine:
 
     async def run(self, work: Work[T]) -> T:
         """Run *work* on a connection of the engine's pool."""
-        if self.dialect != _postgresql.NAME:
+        if self.dialect != POSTGRESQL:
             return await self._run(perform_sync, work)
         return await _cancelled_once(self._run(_at_read_committed, work))
 

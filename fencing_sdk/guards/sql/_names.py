@@ -1,10 +1,17 @@
-"""Names of tables and columns: checked, then quoted, so that nothing of them is ever taken for SQL."""
+"""
+Names of tables and columns: checked, then quoted, so that nothing of them is ever taken for SQL.
+
+And those of the kinds of databases, which are SQLAlchemy's.
+"""
 
 from __future__ import annotations
 
 import re
 
 from fencing_sdk.errors import ConfigurationError, shown
+
+SQLITE = "sqlite"
+POSTGRESQL = "postgresql"
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
 _PLAIN = re.compile(_NAME, re.ASCII)

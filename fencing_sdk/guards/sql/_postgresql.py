@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
     from fencing_sdk.guards.sql._transaction import Transaction
 
-NAME = "postgresql"
-"""SQLAlchemy's name of the dialect."""
-
 UNDEFINED_TABLE = "42P01"
 """The SQLSTATE of a statement about a table that is not there."""
 

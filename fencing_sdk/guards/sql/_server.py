@@ -14,8 +14,8 @@ import anyio
 
 from fencing_sdk._places import place_of
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.guards.sql import _postgresql
 from fencing_sdk.guards.sql._drivers import AsyncpgConnection
+from fencing_sdk.guards.sql._names import POSTGRESQL
 from fencing_sdk.guards.sql._steps import Steps
 from fencing_sdk.guards.sql._transaction import Transaction, perform
 
@@ -40,7 +40,7 @@ class _Connect(Protocol):
 class Server:
     """The database that a ``postgresql://`` URL names."""
 
-    dialect = _postgresql.NAME
+    dialect = POSTGRESQL
 
     def __init__(self, url: str) -> None:
         """

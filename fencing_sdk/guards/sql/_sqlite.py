@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from fencing_sdk.guards.sql._transaction import Transaction
 
-NAME = "sqlite"
-"""SQLAlchemy's name of the dialect."""
-
 _LEGACY_TRANSACTION_CONTROL = -1
 """`sqlite3.LEGACY_TRANSACTION_CONTROL`, which Python has since 3.12: the driver begins by itself."""
 

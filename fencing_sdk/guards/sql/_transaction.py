@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast
 
 from fencing_sdk.errors import UnsupportedError, UsageError
-from fencing_sdk.guards.sql import _postgresql, _sqlite
 from fencing_sdk.guards.sql._drivers import (
     begun_by,
     fetch_from_asyncpg,
@@ -23,6 +22,7 @@ from fencing_sdk.guards.sql._drivers import (
     is_psycopg,
     own_connection,
 )
+from fencing_sdk.guards.sql._names import POSTGRESQL, SQLITE
 from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row, Steps, walk, walk_awaiting
 
 T = TypeVar("T")
@@ -104,14 +104,14 @@ class Transaction:
         """
         self.fetching, self.awaiting, self.placeholder = None, None, "%s"
         if is_asyncpg(transaction):
-            self.dialect, self.driver, self.begins = _postgresql.NAME, own_connection(transaction), False
+            self.dialect, self.driver, self.begins = POSTGRESQL, own_connection(transaction), False
             self.awaiting, self.placeholder = fetch_from_asyncpg(transaction), "$1"
             self.begun = transaction.is_in_transaction
         elif isinstance(transaction, sqlite3.Connection):
-            self.dialect, self.driver, self.begins = _sqlite.NAME, transaction, True
+            self.dialect, self.driver, self.begins = SQLITE, transaction, True
             self.fetching, self.placeholder = _fetch_from_sqlite3(transaction), "?"
         elif is_psycopg(transaction):
-            self.dialect, self.driver, self.begins = _postgresql.NAME, transaction, not transaction.autocommit
+            self.dialect, self.driver, self.begins = POSTGRESQL, transaction, not transaction.autocommit
             self.begun = begun_by(transaction)
             if inspect.iscoroutinefunction(getattr(transaction, "commit", None)):
                 self.awaiting = fetch_from_psycopg_awaiting(transaction)
@@ -122,13 +122,13 @@ class Transaction:
 
     def _recognise(self, alchemy: _AlchemyConnection) -> None:
         self.dialect = alchemy.dialect.name
-        if self.dialect not in {_sqlite.NAME, _postgresql.NAME}:
+        if self.dialect not in {SQLITE, POSTGRESQL}:
             msg = f"SqlGuard speaks SQLite and PostgreSQL, not {self.dialect}"
             raise UnsupportedError(msg)
         pooled = alchemy.connection
         self.driver = pooled.driver_connection
         self.fetching = _fetch_from_alchemy(alchemy)
-        if self.dialect == _sqlite.NAME:
+        if self.dialect == SQLITE:
             self.placeholder, self.begins = "?", True
             return
         if not (is_asyncpg(self.driver) or is_psycopg(self.driver)):
