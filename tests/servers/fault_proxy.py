@@ -91,6 +91,10 @@ class FaultProxy:
         self._hold_requests, self._hold_replies = False, True
         self._drain()
 
+    def lose_ends(self) -> None:
+        """Do not tell the server that a client closes its connection from now on, as when a machine loses its power."""
+        self._losing_ends = True
+
     def delay(self, *, requests: float = 0.0, replies: float = 0.0) -> None:
         """Let what arrives from now on take so many seconds more."""
         self._request_delay, self._reply_delay = requests, replies
@@ -132,7 +136,7 @@ class FaultProxy:
     # The inside
 
     def _calm(self) -> None:
-        self._hold_requests = self._hold_replies = False
+        self._hold_requests = self._hold_replies = self._losing_ends = False
         self._request_delay = self._reply_delay = 0.0
 
     def _drain(self) -> None:
@@ -281,7 +285,8 @@ class Link:
 
     def _client_lost(self) -> None:
         self.client = None
-        self.up.arrive([None], self._proxy._request_delay)
+        if not self._proxy._losing_ends:
+            self.up.arrive([None], self._proxy._request_delay)
         self._forget()
 
     # The server's end
