@@ -19,8 +19,8 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextvars import Context
-from typing import Any, NoReturn, TypeVar, TypeVarTuple
+from contextvars import Context, copy_context
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast
 
 from fencing_sdk.errors import FencingError, UsageError
 
@@ -65,6 +65,34 @@ class VirtualTask(asyncio.Task[T]):
         """Whether the task failed and nobody asked it how it ended."""
         return self._log_traceback  # what asyncio itself reports a lost exception by
 
+    @property
+    def failed(self) -> bool:
+        """Whether the task ended with an error. Asking does not count as having seen it."""
+        return self._exception is not None
+
+
+class _Handle(asyncio.Handle):
+    """A callback to run. One is made for every step of every task, so it asks nobody for a debug mode."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[object, ...], loop: VirtualLoop, context: Context | None
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
+def _ended(task: VirtualTask[Any]) -> None:
+    """Tell the loop of *task* that it has ended."""
+    loop = task.get_loop()
+    assert isinstance(loop, VirtualLoop)  # which made it
+    loop.forget(task)
+
 
 class VirtualLoop(asyncio.AbstractEventLoop):
     """
@@ -89,6 +117,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._numbers = itertools.count()
         self._generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
+        self._begun, self._dropped = self._generators.add, self._finalize
         self._turning = False
         self._closed = False
         self.frozen = False
@@ -101,8 +130,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def arrive(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
         """Hand in something from outside, as a socket does: it is noticed in the next turn."""
-        self._arrived.append(asyncio.Handle(callback, args, self))
-        self._wake()
+        self._arrived.append(_Handle(callback, args, self, None))
+        if not self._turning:
+            self._woken()
 
     def next_due(self) -> float | None:
         """When the next turn has something to do, on the loop's time; None while nothing is scheduled."""
@@ -121,7 +151,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def turn(self) -> None:
         """Run one iteration. The caller has made sure that no other loop runs in this thread."""
         hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=self._generators.add, finalizer=self._finalize)
+        sys.set_asyncgen_hooks(firstiter=self._begun, finalizer=self._dropped)
         asyncio._set_running_loop(self)  # noqa: SLF001  (documented as being for event loops)
         self._turning = True
         try:
@@ -132,22 +162,21 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             sys.set_asyncgen_hooks(*hooks)
 
     def _iterate(self) -> None:
-        self._ready.extend(self._arrived)
-        self._arrived.clear()
-        end = self.time() + _RESOLUTION
-        while self._timers and self._timers[0][0] < end:
-            self._ready.append(heapq.heappop(self._timers)[2])
-        for _ in range(len(self._ready)):
+        ready, timers = self._ready, self._timers
+        if self._arrived:
+            ready.extend(self._arrived)
+            self._arrived.clear()
+        if timers:
+            end = self._now() + _RESOLUTION
+            while timers and timers[0][0] < end:
+                ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
             if self.frozen:
                 return
-            handle = self._ready.popleft()
-            if not handle.cancelled():
-                handle._run()  # noqa: SLF001  (what a loop does with a handle)
+            handle = ready.popleft()
+            if not handle._cancelled:  # noqa: SLF001  (what a loop does with a handle)
+                handle._run()  # noqa: SLF001
             del handle  # the traceback of an error refers to this frame, and would keep the failed task alive
-
-    def _wake(self) -> None:
-        if not self._turning:
-            self._woken()
 
     # The side of asyncio and anyio.
 
@@ -159,10 +188,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """See `asyncio.loop.call_soon`."""
-        self._check_open()
-        handle = asyncio.Handle(callback, args, self, context)
+        if self._closed:
+            self._refuse()
+        handle = _Handle(callback, args, self, context)
+        if cast("object", callback) is _ended:  # bookkeeping takes no turn
+            callback(*args)
+            return handle
         self._ready.append(handle)
-        self._wake()
+        if not self._turning:
+            self._woken()
         return handle
 
     def call_soon_threadsafe(
@@ -175,16 +209,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """See `asyncio.loop.call_later`."""
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self.call_at(self._now() + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """See `asyncio.loop.call_at`. Timers that are due at one moment run in the order they were set."""
-        self._check_open()
+        if self._closed:
+            self._refuse()
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
-        self._wake()
+        if not self._turning:
+            self._woken()
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -198,17 +234,19 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], *, name: object = None, **options: Any
     ) -> VirtualTask[T]:
         """See `asyncio.loop.create_task`."""
-        self._check_open()
+        if self._closed:
+            self._refuse()
         number = next(self._numbers)
         label = f"task-{number}" if name is None else str(name)
         task: VirtualTask[T] = VirtualTask(number, coro, loop=self, name=label, **options)
         self.tasks[task] = None
-        task.add_done_callback(self._ended)
+        task.add_done_callback(_ended)
         return task
 
-    def _ended(self, task: VirtualTask[Any]) -> None:
+    def forget(self, task: VirtualTask[Any]) -> None:
+        """Hold *task* no longer: it has ended."""
         self.tasks.pop(task, None)
-        if task.unseen:
+        if task.failed:
             self._failed_tasks.append(weakref.ref(task))  # dropped unseen, it reports to `call_exception_handler`
 
     def get_task_factory(self) -> None:
@@ -242,10 +280,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._arrived.clear()
         self._timers.clear()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            msg = "Event loop is closed"  # the words, and the class, that callers of asyncio know
-            raise RuntimeError(msg)
+    @staticmethod
+    def _refuse() -> NoReturn:
+        msg = "Event loop is closed"  # the words, and the class, that callers of asyncio know
+        raise RuntimeError(msg)
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         if not self._closed:

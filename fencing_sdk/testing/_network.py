@@ -132,13 +132,14 @@ class Link:
                 outcome = _outcome(handle, name)
             except NoAnswer:
                 return
-            text = f"{peer} > {name}: {operation} {about}: {_in_words(outcome)}"
+            text = f"{peer} > {name}: {operation} {about}: {_in_words(outcome)}" if self._network.told else ""
             self._carry(text, operation, "reply", back, outcome)
 
         def back(outcome: T | FencingError) -> None:
             self._process.loop.arrive(_settle, reply, outcome)
 
-        self._carry(f"{name} > {peer}: {operation} {about}", operation, "request", arrived)
+        text = f"{name} > {peer}: {operation} {about}" if self._network.told else ""
+        self._carry(text, operation, "request", arrived)
         return await reply
 
     def send(self, peer: str, operation: str, about: str, handle: Callable[[str], object]) -> None:
@@ -159,6 +160,9 @@ class Link:
         )
 
     def _carry(self, text: str, operation: str, way: Way, deliver: Callable[..., None], *message: object) -> None:
+        if not self._faults:
+            self._network.carry(text, 0.0, deliver, *message)
+            return
         struck = [fault for fault in self._faults if fault.strikes(operation, way)]
         late = sum(fault.delay for fault in struck)
         lost = any(fault.lose for fault in struck)
@@ -174,6 +178,11 @@ class Network:
         self._timeline = timeline
         self._latency = latency
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
+
+    @property
+    def told(self) -> bool:
+        """Whether somebody writes down what is sent."""
+        return self._timeline.recording
 
     def connect(self, process: Process) -> Link:
         """Make the link of *process*."""
@@ -195,8 +204,9 @@ class Network:
 
     def carry(self, text: str, late: float, deliver: Callable[..., None] | None, *message: object) -> None:
         """Deliver a message after the latency and *late* seconds; None loses it."""
-        fate = " (lost)" if deliver is None else f" ({late:g} s late)" if late else ""
-        self._timeline.note(text + fate)
+        if self.told:
+            fate = " (lost)" if deliver is None else f" ({late:g} s late)" if late else ""
+            self._timeline.note(text + fate)
         if deliver is not None:
             travels = self._timeline.random.uniform(*self._latency)
             self._timeline.at(self._timeline.now + travels + late, deliver, *message)

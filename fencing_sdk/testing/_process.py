@@ -101,19 +101,22 @@ class Process:
 
     def _plan(self) -> None:
         """Put the next turn on the timeline, unless it is there already."""
-        if self.paused or self.turning:
+        if self.turning or self.loop.frozen:
             return
         due = self.loop.next_due()
         if due is None:
             return
-        ahead = (due - self._loop_time()) / self.clock.rate
-        when = max(self._timeline.now + ahead, self._timeline.now, self._free_at)
+        timeline = self._timeline
+        when = timeline.now
+        if due != -math.inf:
+            when = max(when, when + (due - self._loop_time()) / self.clock.rate)
+        when = max(when, self._free_at)
         if when < self._planned:
             self._planned = when
-            self._timeline.at(when, self._turn, when)
+            timeline.at(when, self._turn, when)
 
     def _turn(self, when: float) -> None:
-        if when != self._planned or self.paused or self.turning:
+        if when != self._planned or self.loop.frozen or self.turning:
             return  # an earlier turn came between, or none is possible now: `resume` plans anew
         self._planned = math.inf
         self.turning = True
@@ -121,8 +124,9 @@ class Process:
             self.loop.turn()
         finally:
             self.turning = False
-        for call in tuple(self.after_turn):
-            call()
+        if self.after_turn:
+            for call in tuple(self.after_turn):
+                call()
         self._free_at = self._timeline.now + TURN
         self._plan()
 

@@ -60,10 +60,10 @@ class Timeline:
 
         May be called by what happens: then time goes on while the caller stands still.
         """
-        heap = self._heap
+        heap, pop, failures = self._heap, heapq.heappop, self.failures
         with self._aside():
-            while heap and heap[0][0] <= until and not stop() and not self.failures:
-                when, _, call, args = heapq.heappop(heap)
+            while heap and heap[0][0] <= until and not failures and not stop():
+                when, _, call, args = pop(heap)
                 self.now = max(self.now, when)  # an inner run may have gone further
                 call(*args)
 
@@ -76,7 +76,7 @@ class Timeline:
             asyncio._leave_task(loop, task)  # noqa: SLF001
         asyncio._set_running_loop(None)  # noqa: SLF001
         try:
-            with self._own_random():
+            with self.own_random():
                 yield
         finally:
             asyncio._set_running_loop(loop)  # noqa: SLF001
@@ -84,7 +84,8 @@ class Timeline:
                 asyncio._enter_task(loop, task)  # noqa: SLF001
 
     @contextmanager
-    def _own_random(self) -> Iterator[None]:
+    def own_random(self) -> Iterator[None]:
+        """Let `random` draw from our own numbers. May be entered again inside, at no cost."""
         outside = random.getstate() if self._depth == 0 else None  # 10 us: once for a run, not once for a step
         if outside is not None:
             random.setstate(self._inside)

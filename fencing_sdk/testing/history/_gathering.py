@@ -51,14 +51,16 @@ class _Gatherer:
         self._asking: dict[tuple[str, str], list[float]] = defaultdict(list)
 
     def add(self, line: Line) -> None:
-        step: Callable[[Line, float, str], None] | None = getattr(self, f"_on_{line['kind']}", None)
+        step = _STEPS.get(str(line["kind"]))
         if step is None:
             return
         try:
             at = float(line["t"])
-            self.told = True
-            self.facts.start, self.facts.end = min(self.facts.start, at), max(self.facts.end, at)
-            step(line, at, str(line.get("lane", line.get("actor", "?"))))
+            if not self.told:
+                self.told = True
+                self.facts.start = at
+            self.facts.end = at  # they come in order
+            step(self, line, at, str(line.get("lane", line.get("actor", "?"))))
         except (KeyError, TypeError, ValueError) as error:
             msg = f"a recorded event of kind {shown(line['kind'])} is incomplete: {shown(str(error))}"
             raise ConfigurationError(msg) from error
@@ -230,3 +232,9 @@ class _Gatherer:
             starts.remove(start)
         self.facts.requests.append(Request(actor, name, start, at, granted))
         return start
+
+
+_STEPS: dict[str, Callable[[_Gatherer, Line, float, str], None]] = {
+    name.removeprefix("_on_"): step for name, step in vars(_Gatherer).items() if name.startswith("_on_")
+}
+"""What a line of each kind does."""

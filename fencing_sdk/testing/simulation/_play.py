@@ -38,10 +38,10 @@ class History:
 
 def play(script: Script) -> History:
     """Play *script* and check what it made."""
-    with _quiet():
-        stage = Stage(script)
-        recording = stage.recording
-        recording.tell("run", "simulation", title=f"seed {script.seed}, {script.theme}", declared=True)
+    stage = Stage(script)
+    recording = stage.recording
+    recording.tell("run", "simulation", title=f"seed {script.seed}, {script.theme}", declared=True)
+    with _quiet(), stage.timeline.own_random():
         try:
             failures = _Run(stage).run()
         finally:
@@ -95,7 +95,10 @@ class _Run:
             timeline.now = max(timeline.now, until)
 
     def _served(self) -> bool:
-        return all(task.done() or actor.crashed for actor, task in self._tasks)
+        waiting = self._tasks
+        while waiting and (waiting[-1][1].done() or waiting[-1][0].crashed):
+            waiting.pop()
+        return not waiting
 
     def _begin(self, number: int, visit: Visit) -> None:
         actor = self._stage.actors[visit.client]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -31,7 +32,7 @@ class Recording:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._holders: dict[str, str] = {}
+        self._holders: dict[object, str] = {}
         self.lines: list[dict[str, Any]] = []
         self.open = True
 
@@ -39,11 +40,18 @@ class Recording:
         """Write a line."""
         if not self.open:
             return
-        for field in ("holder", "by"):
-            digest = fields.get(field)
-            if isinstance(digest, str) and digest:
-                fields[field] = self._holders.setdefault(digest, f"h{len(self._holders) + 1}")
-        self.lines.append({"t": round(self._timeline.now, 9), "kind": kind, "actor": actor, **fields})
+        line: dict[str, Any] = {"t": round(self._timeline.now, 9), "kind": kind, "actor": actor, **fields}
+        if holder := fields.get("holder"):
+            line["holder"] = self._known(holder)
+        if by := fields.get("by"):
+            line["by"] = self._known(by)
+        self.lines.append(line)
+
+    def _known(self, digest: object) -> str:
+        known = self._holders.get(digest)
+        if known is None:
+            known = self._holders[digest] = f"h{len(self._holders) + 1}"
+        return known
 
 
 def to_text(lines: Iterable[dict[str, Any]]) -> str:
@@ -138,6 +146,16 @@ async def _open(locks: LockClient) -> None:
     await locks.__aenter__()
 
 
+_TOLD: dict[type[Event], tuple[str, ...]] = {}
+
+
+def _told_of(kind: type[Event]) -> tuple[str, ...]:
+    """The fields of events of this *kind* that are told."""
+    if kind not in _TOLD:
+        _TOLD[kind] = tuple(field.name for field in dataclasses.fields(kind) if field.name not in _UNTOLD)
+    return _TOLD[kind]
+
+
 class Stage:
     """Everything that one history needs."""
 
@@ -167,10 +185,9 @@ class Stage:
 
         def observe(event: Event) -> None:
             rate = actor.process.clock.rate
-            fields = {key: value for key, value in event.as_dict().items() if key not in _UNTOLD}
+            fields: dict[str, Any] = {field: getattr(event, field) for field in _told_of(type(event))}
             if "deadline" in fields:
-                ahead = float(str(fields["deadline"])) - event.at
-                fields["deadline"] = self.now + ahead / rate
+                fields["deadline"] = self.now + (fields["deadline"] - event.at) / rate
             if event.kind == "acquired":
                 task = asyncio.current_task()
                 assert task is not None  # whoever acquires is a task
