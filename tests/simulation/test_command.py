@@ -1,6 +1,10 @@
 """What the command prints: verdicts, rates, and for a failing seed the way to see it again."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,10 +49,34 @@ def test_a_failing_seed_is_printed_with_a_small_script_that_repeats_it(
 
 
 def test_one_history_alone_shows_too_little(capsys: pytest.CaptureFixture[str]):
-    assert main(["--histories", "1", "--processes", "1"]) == 3
+    assert main(["--histories", "1", "--jobs", "1"]) == 3
     said = capsys.readouterr().out
     assert "verdict: unknown" in said
     assert "histories per second" in said
+
+
+def test_an_interrupt_ends_every_process_and_tells_what_is_known():
+    """As Ctrl-C does it: the signal reaches all of them at once."""
+    command = [sys.executable, "-m", "fencing_sdk.testing.simulation", "--histories", "1000000", "--jobs", "2"]
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert running.stdout is not None
+    first = running.stdout.readline()  # once something was played
+    os.killpg(running.pid, signal.SIGINT)
+    said, complaints = running.communicate(timeout=120)
+    assert "histories" in first
+    assert running.returncode == 130, complaints
+    assert complaints == ""
+    assert re.search(r"^interrupted: \d+ of 1000000 histories were played$", said, re.MULTILINE)
+    assert "verdict: ok" in said
+
+
+@pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--histories", "0"], ["--histories", "many"]])
+def test_numbers_that_are_none_are_wrong_usage(arguments: list[str]):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
 
 
 @pytest.mark.parametrize("arguments", [["--script", "{}"], ["--script", "@/nowhere/script.json"]])

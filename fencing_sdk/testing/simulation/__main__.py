@@ -1,14 +1,17 @@
 """
 The command: ``python -m fencing_sdk.testing.simulation``.
 
-Exit codes: 0 nothing was broken, 1 a promise was, 3 too little was observed, 2 wrong usage.
+Exit codes: 0 nothing was broken, 1 a promise was, 3 too little was observed, 2 wrong usage,
+130 interrupted before all histories were played, none of which broke a promise.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,6 +26,7 @@ from fencing_sdk.testing.simulation._script import Script, write_script
 from fencing_sdk.testing.simulation._shrink import shrink
 
 _CODES = {Verdict.OK: 0, Verdict.VIOLATED: 1, Verdict.UNKNOWN: 3}
+_INTERRUPTED = 128 + signal.SIGINT
 _MODULE = "fencing_sdk.testing.simulation"
 _SHOWN = 3
 """Failing seeds that are made small and printed; the others are named."""
@@ -35,11 +39,19 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        msg = f"must be at least 1, got {number}"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description="Try to break the promises.")
-    parser.add_argument("--histories", type=int, default=1000, metavar="N", help="how many seeds to play")
+    parser.add_argument("--histories", type=_positive, default=1000, metavar="N", help="how many seeds to play")
     parser.add_argument("--first-seed", type=int, default=0, metavar="S", help="the first of them")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="P")
+    parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="J", help="how many processes")
     parser.add_argument("--seed", type=int, metavar="S", help="play one seed and print what it broke")
     parser.add_argument("--script", metavar="JSON", help="play a script as printed for a failing seed, or @file")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the one history as JSON lines")
@@ -63,7 +75,7 @@ def main(arguments: list[str]) -> int:
         return 2
     if options.digest:
         return _digest(range(options.first_seed, options.first_seed + options.histories))
-    return _many(options.first_seed, options.histories, options.processes)
+    return _many(options.first_seed, options.histories, options.jobs)
 
 
 def _read(text: str) -> Script:
@@ -107,8 +119,8 @@ def _explain(history: History) -> None:
     _say("    fencing timeline small.jsonl --svg small.svg")
 
 
-def _many(first: int, histories: int, processes: int) -> int:
-    told = time.monotonic()
+def _many(first: int, histories: int, jobs: int) -> int:
+    told = -math.inf
 
     def progress(campaign: Campaign) -> None:
         nonlocal told
@@ -116,13 +128,15 @@ def _many(first: int, histories: int, processes: int) -> int:
             told = time.monotonic()
             _say(f"{campaign.histories:>9} histories, {campaign.rate:.0f}/s, {len(campaign.failed)} seeds failed")
 
-    campaign = run_campaign(first, histories, processes, progress)
+    campaign = run_campaign(first, histories, jobs, progress)
+    if campaign.interrupted:
+        _say(f"interrupted: {campaign.histories} of {histories} histories were played")
     _say(summary(campaign))
     for seed in sorted(campaign.failed)[:_SHOWN]:
         _explain(play(write_script(seed)))
     if len(campaign.failed) > _SHOWN:
         _say(f"\nfailed besides: {', '.join(map(str, sorted(campaign.failed)[_SHOWN:]))}")
-    return _CODES[campaign.verdict]
+    return _INTERRUPTED if campaign.interrupted and not campaign.failed else _CODES[campaign.verdict]
 
 
 def summary(campaign: Campaign) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import signal
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
@@ -12,8 +15,10 @@ from fencing_sdk.testing.history import Report, Verdict
 from fencing_sdk.testing.simulation._play import play
 from fencing_sdk.testing.simulation._script import write_script
 
-_CHUNK = 250
+_PART = 100
 """Histories that one process plays before it reports."""
+_AHEAD = 4
+"""Parts for each process that are given out before the oldest is waited for."""
 LEAST = 25
 """Acquisitions below which a campaign shows nothing."""
 Progress = Callable[["Campaign"], object]
@@ -28,6 +33,8 @@ class Campaign:
     report: Report = field(default_factory=Report)
     failed: dict[int, list[str]] = field(default_factory=dict)
     """Seed -> the rules it broke."""
+    interrupted: bool = False
+    """Whether it was ended before all histories were played."""
 
     @property
     def rate(self) -> float:
@@ -60,22 +67,46 @@ def play_seeds(seeds: Iterable[int]) -> Campaign:
     return campaign
 
 
-def run_campaign(first: int, histories: int, processes: int, progress: Progress | None = None) -> Campaign:
+def run_campaign(first: int, histories: int, jobs: int, progress: Progress | None = None) -> Campaign:
     """
-    Play *histories* seeds from *first* on, in as many *processes*.
+    Play *histories* seeds from *first* on, in as many processes as *jobs*.
 
-    *progress* is called with what is known so far, whenever a part is done.
+    The outcome is the same whatever the number of processes, but for the time it took. *progress* is
+    called with what is known so far, whenever a part is done. An interrupt from the keyboard ends
+    it with what is known by then, once the histories that are being played have ended.
     """
     whole = Campaign()
     begun = time.perf_counter()
-    ends = range(first, first + histories, _CHUNK)
-    parts = [range(start, min(start + _CHUNK, first + histories)) for start in ends]
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        waiting: set[Future[Campaign]] = {pool.submit(play_seeds, part) for part in parts}
-        for done in as_completed(waiting):
-            waiting.discard(done)  # a million histories are four thousand reports: none is kept
-            whole.add(done.result())
-            whole.seconds = time.perf_counter() - begun
-            if progress is not None:
-                progress(whole)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_work) as pool:
+        try:
+            for part in _in_order(pool, _parts(first, histories), jobs * _AHEAD):
+                whole.add(part)
+                whole.seconds = time.perf_counter() - begun
+                if progress is not None:
+                    progress(whole)
+        except KeyboardInterrupt:
+            whole.interrupted = True
+            pool.shutdown(wait=False, cancel_futures=True)
     return whole
+
+
+def _begin_work() -> None:
+    """Prepare a process: an interrupt is its parent's, and what was imported is never garbage."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+
+
+def _parts(first: int, histories: int) -> Iterator[range]:
+    end = first + histories
+    return (range(start, min(start + _PART, end)) for start in range(first, end, _PART))
+
+
+def _in_order(pool: ProcessPoolExecutor, parts: Iterable[range], ahead: int) -> Iterator[Campaign]:
+    """Play *parts* side by side; yield their outcomes in their order, and keep none."""
+    given: deque[Future[Campaign]] = deque()
+    for part in parts:
+        given.append(pool.submit(play_seeds, part))
+        if len(given) >= ahead:
+            yield given.popleft().result()
+    while given:
+        yield given.popleft().result()
