@@ -1,5 +1,5 @@
 """
-The network of a world: every client has one link, and what it sends or receives can be held up or lost.
+The network of a world: every client has one link, and what it sends or receives can be held up, lost or doubled.
 
 A message that has left cannot be called back: pausing its sender, or healing the link, changes
 nothing about it. Messages of one link may overtake each other.
@@ -99,6 +99,27 @@ class Link:
             ConfigurationError: an argument is none of these.
         """
         self.add(Fault(operation, way, lose=True, times=times))
+
+    def duplicate(
+        self,
+        seconds_later: Seconds = 0.0,
+        operation: Operation | None = None,
+        *,
+        way: Way | None = "request",
+        times: int | None = None,
+    ) -> None:
+        """
+        Deliver messages that are sent from now on twice, the second time *seconds_later* than the first.
+
+        A driver that sends a request again when a connection breaks does this, and so does a proxy.
+        The peer executes the request each time, and answers each time; the first answer counts. The
+        second one also arrives where `drop` loses the first. The arguments select as for `delay`,
+        but requests by default.
+
+        Raises:
+            ConfigurationError: an argument is none of these.
+        """
+        self.add(Fault(operation, way, again=seconds(seconds_later, "duplicate"), times=times))
 
     def heal(self) -> None:
         """Deliver messages that are sent from now on as usual."""

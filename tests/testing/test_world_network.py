@@ -57,6 +57,56 @@ def test_a_lost_request_changes_nothing_and_a_lost_reply_hides_what_happened():
         assert len(lines(world, "(lost)")) == 2
 
 
+@pytest.mark.parametrize("later", [0.0, 3.0])
+def test_a_doubled_request_takes_effect_twice_and_is_answered_once(later):
+    with World() as world:
+        a, store = world.client("A"), world.unfenced_store()
+        a.link.duplicate(later, "write", times=1)
+        a.write(store, "A", 1)
+        assert world.now == pytest.approx(0.0, abs=0.01), "nobody waits for the second"
+        a.write(store, "B", 1)
+        world.sleep(5)
+        assert sorted(write.value for write in store.history) == ["A", "A", "B"]
+        assert len(lines(world, "A > store", "(again)")) == 1
+        assert (store.value == "A") is (later == 3.0), "a late one overtakes what came after the first"
+
+
+def test_the_second_delivery_is_not_lost_with_the_first():
+    with World() as world:
+        a, store = world.client("A"), world.unfenced_store()
+        a.link.drop("write", way="request", times=1)
+        a.link.duplicate(2.0, "write", times=1)
+        a.write(store, "A", 1)
+        assert store.history[0].at == pytest.approx(2.0, abs=0.01)
+
+
+@pytest.mark.parametrize("later", [0.0, 0.5, 4.0])
+def test_a_doubled_acquisition_is_one_grant(later):
+    """The owner id makes it idempotent; nothing else in the message could."""
+    with World() as world:
+        a, b = world.client("A"), world.client("B")
+        a.link.duplicate(later, "acquire")
+        a.link.duplicate(later, "release")
+        lease = a.acquire("seats/42", ttl=10)
+        world.sleep(6)
+        assert lease.token == b.run(b.locks.inspect, "seats/42").token == 1
+        a.release(lease)
+        other = b.acquire("seats/42", ttl=10)
+        world.sleep(6)
+        assert other.token == b.run(b.locks.inspect, "seats/42").token == 2, "a late release is the old owner's"
+
+
+def test_an_acquisition_that_arrives_again_after_its_release_is_freed_by_its_ttl():
+    with World() as world:
+        a, b = world.client("A"), world.client("B")
+        a.link.duplicate(3.0, "acquire")
+        a.release(a.acquire("seats/42", ttl=10))
+        world.sleep(4)
+        began = world.now
+        assert b.acquire("seats/42", ttl=10).token == 3
+        assert world.now - began == pytest.approx(9.0, abs=1.5)
+
+
 def test_faults_are_for_the_operation_they_name():
     with World() as world:
         a, store = world.client("A"), world.unfenced_store()
