@@ -112,7 +112,7 @@ def test_every_fault_leaves_its_traces():
             traces[
                 f"{line['kind']} {line.get('what') or line.get('reason') or line.get('why') or line.get('how')}"
             ] += 1
-    troubles = {"lost", "late", "doubled", "cut", "outage", "forgot", "stepped", "revoked", "stalled"}
+    troubles = {"lost", "late", "doubled", "cut", "outage", "refused", "forgot", "stepped", "revoked", "stalled"}
     assert {f"trouble {what}" for what in troubles} <= set(traces)
     assert {"ended forgotten", "ended revoked", "ended released"} <= set(traces)
     assert {"lost expired", "lost stalled", "lost refused", "lost revoked"} <= set(traces)

@@ -9,6 +9,8 @@ from fencing_sdk.testing.history import PROMISES, Verdict, check
 
 A, B = {"actor": "A"}, {"actor": "B"}
 LOST = line(8.9, "lost", "B", name="a", token=2, reason="expired")
+RHYTHM = {"safety_buffer": 2.0, "heartbeat_interval": 2.0, "drift": 0.01}
+"""By which a ttl of ten seconds rides out 3.26 s of swallowed requests, or 5.24 s of refused ones."""
 STALE = {"resource": "r", "token": 1, "holder": "h1"}
 ORPHAN = [
     line(10.0, "asked", "D", call="o1", operation="acquire", name="a", holder="h9", ttl=10.0),
@@ -36,6 +38,8 @@ REJECTED: dict[str, tuple[str, str, Change]] = {
     "two holders got one token": ("P4", "shared_token", change("acquired", B, token=1)),
     "a later token was lower": ("P4", "token_fell", change("acquired", B, token=0)),
     "the store's token fell": ("P4", "store_token_fell", change("granted", {"token": 2}, token=0)),
+    "a grant whose token was drawn too late": ("P4", "store_token_fell", add(
+        line(12.0, "granted", "store", name="a", token=3, holder="h9", since=0.5, until=0.9))),
     "a stale write was accepted": ("P3", "stale_write_accepted", add(line(9.0, "write_accepted", "A", **STALE))),
     "a write came after a fence was raised": ("P3", "stale_write_accepted", add(
         line(6.5, "write_accepted", "A", **STALE))),
@@ -54,6 +58,13 @@ REJECTED: dict[str, tuple[str, str, Change]] = {
     "lost without a cause": ("P6", "lost_without_cause", add(LOST)),
     "lost after a short silence": ("P6", "lost_without_cause", add(
         LOST, line(7.0, "trouble", "store", what="outage", until=8.0))),
+    "lost although the rhythm rides it out": ("P6", "lost_without_cause", both(
+        change("run", {}, **RHYTHM), add(LOST, line(5.7, "trouble", "store", what="outage", until=8.85)))),
+    "lost although the store only refused": ("P6", "lost_without_cause", both(
+        change("run", {}, **RHYTHM), add(LOST, line(4.0, "trouble", "store", what="refused", until=8.8)))),
+    "lost although two short silences lay far apart": ("P6", "lost_without_cause", both(
+        change("run", {}, **RHYTHM),
+        add(LOST, *[line(at, "trouble", "store", what="outage", until=at + 1.0) for at in (2.0, 6.0)]))),
     "the loss was not reported": ("P7", "wrong_error", add(LOST)),
     "the body's error was replaced": ("P7", "wrong_error", both(
         change("body_ended", A, how="ValueError"), change("left", A, error="LeaseLostError"))),
@@ -100,6 +111,21 @@ ACCEPTED: dict[str, Change] = {
         *ORPHAN, released(18.0), line(12.0, "repeated", "D", call="o1")),
     "lost after a long silence": both(
         add(LOST, line(2.0, "trouble", "store", what="outage", until=8.8)), change("left", B, error="LeaseLostError")),
+    "lost after a silence that the rhythm does not ride out": both(
+        change("run", {}, **RHYTHM), change("left", B, error="LeaseLostError"),
+        add(LOST, line(5.3, "trouble", "store", what="outage", until=8.85))),
+    "lost after refusals for too long": both(
+        change("run", {}, **RHYTHM), change("left", B, error="LeaseLostError"),
+        add(LOST, line(3.3, "trouble", "store", what="refused", until=8.85))),
+    "lost after refusals that were swallowed at last": both(
+        change("run", {}, **RHYTHM), change("left", B, error="LeaseLostError"),
+        add(LOST, line(4.0, "trouble", "store", what="refused", until=8.0),
+            line(8.5, "trouble", "store", what="lost", who="B"))),
+    "lost after silences too close for a renewal": both(
+        change("run", {}, **RHYTHM), change("left", B, error="LeaseLostError"),
+        add(LOST, *[line(at, "trouble", "store", what="lost", who="B") for at in (3.5, 6.0, 8.5)])),
+    "a grant that was told late": add(
+        line(12.0, "granted", "store", name="a", token=0, holder="h9", since=0.5, until=0.9)),
     "lost by max_hold": both(
         add(LOST), change("acquired", B, max_hold=2.9), change("left", B, error="LeaseLostError")),
     "the body's error left with a note": both(

@@ -11,7 +11,7 @@ from fencing_sdk.testing.history._verdict import Report
 _SLACK = 1.0
 """Seconds on top of what the request itself was late, after which an orphan has to be gone."""
 
-_LOST = ("frozen", "stalled", "cut", "outage", "lost")
+_LOST = ("frozen", "stalled", "cut", "outage", "refused", "lost")
 _SILENT = (*_LOST, "late")
 
 

@@ -133,6 +133,31 @@ class Request:
     granted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How the locks of a run are renewed: what promise P6 is measured by. Seconds, and ``drift`` a fraction."""
+
+    safety_buffer: float
+    heartbeat_interval: float
+    drift: float
+
+    def ridden(self, ttl: float, *, refused: bool) -> float:
+        """
+        The longest silence of the store that costs nothing.
+
+        One interval may have passed when it begins, and up to 0.3 pass between an attempt that was
+        refused at once and the next. An attempt whose request was swallowed is waited for besides, for one interval.
+        """
+        intervals = 1.3 if refused else 2.3
+        own = ttl * (1 - self.drift) - self.safety_buffer - intervals * self.heartbeat_interval
+        return own * (1 - self.drift)  # on a clock that is fast by all of the drift
+
+    @property
+    def between_attempts(self) -> float:
+        """A gap between silences that is too short for a renewal to be sure to fall into it."""
+        return 1.4 * self.heartbeat_interval
+
+
 @dataclass(slots=True)
 class Facts:
     """Everything that one run tells."""
@@ -140,6 +165,7 @@ class Facts:
     title: str = ""
     declared: bool = False
     """Whether everything that was done to the run from outside is in the recording."""
+    rhythm: Rhythm | None = None
     start: float = math.inf
     end: float = -math.inf
     tenures: list[Tenure] = field(default_factory=list)

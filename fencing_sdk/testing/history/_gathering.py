@@ -18,6 +18,7 @@ from fencing_sdk.testing.history._facts import (
     Facts,
     Line,
     Request,
+    Rhythm,
     StoreGrant,
     Tenure,
     Trouble,
@@ -80,6 +81,9 @@ class _Gatherer:
     def _on_run(self, line: Line, _at: float, _actor: str) -> None:
         self.facts.title = str(line.get("title", ""))
         self.facts.declared = bool(line.get("declared", False))
+        if "heartbeat_interval" in line:
+            buffer, interval = float(line["safety_buffer"]), float(line["heartbeat_interval"])
+            self.facts.rhythm = Rhythm(buffer, interval, float(line["drift"]))
 
     def _on_acquiring(self, line: Line, at: float, actor: str) -> None:
         self._asking[actor, str(line["name"])].append(at)
@@ -167,7 +171,8 @@ class _Gatherer:
 
     def _on_granted(self, line: Line, at: float, _actor: str) -> None:
         name, holder = str(line["name"]), str(line["holder"])
-        grant = StoreGrant(name, int(line["token"]), holder, at, float(line["until"]))
+        since = min(at, float(line.get("since", at)))
+        grant = StoreGrant(name, int(line["token"]), holder, since, float(line["until"]))
         self.facts.grants.append(grant)
         self._grants[name, holder] = grant
 

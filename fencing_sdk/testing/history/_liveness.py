@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from fencing_sdk.testing.history._facts import Facts, Tenure, Trouble
 from fencing_sdk.testing.history._verdict import Report
 
-_SILENCES = frozenset({"cut", "outage", "lost", "late", "hung"})
+_SILENCES = frozenset({"cut", "outage", "refused", "lost", "late", "hung"})
 RIDDEN = 0.3
-"""The part of a ttl for which a store may be silent without cost: one heartbeat call, and its retries, fit behind."""
+"""
+The part of a ttl for which the store may be silent without cost where a run does not tell its rhythm: a
+little below what default timing rides out when requests are swallowed, see `Rhythm.ridden`.
+"""
 
 
 def check_liveness(facts: Facts, report: Report) -> None:
@@ -34,28 +38,47 @@ def _ridden_out(facts: Facts, tenure: Tenure, report: Report) -> None:
     violent = ("frozen", "stalled", "forgot", "stepped", "revoked")
     if facts.troubled(tenure.actor, since, tenure.lost, violent):
         return
-    longest = _longest_silence(facts, tenure, since)
-    if longest <= RIDDEN * tenure.ttl:
+    longest, allowed = _longest_silence(facts, tenure, since)
+    if longest <= allowed:
         what = f"{tenure.actor} lost {tenure.name} (token {tenure.token}, {tenure.reason})"
-        text = f"{what} after a silence of {longest:.3f} s, with a ttl of {tenure.ttl:g} s"
+        text = (
+            f"{what} after a silence of {longest:.3f} s; {allowed:.3f} s are ridden out with a ttl of {tenure.ttl:g} s"
+        )
         report.found("P6", "lost_without_cause", tenure.lost, text)
 
 
-def _longest_silence(facts: Facts, tenure: Tenure, since: float) -> float:
-    """The longest stretch without a usable store; shorter pauses than a renewal needs join what they part."""
-    silences = [
-        trouble
-        for trouble in facts.troubles
-        if trouble.what in _SILENCES and trouble.actor in {"", tenure.actor} and trouble.end >= since
-    ]
-    longest = 0.0
-    start = end = -math.inf
-    for silence in sorted(silences, key=lambda trouble: trouble.start):
-        if silence.start > end + 0.3 * tenure.ttl:
-            start = silence.start
+def _longest_silence(facts: Facts, tenure: Tenure, since: float) -> tuple[float, float]:
+    """
+    The stretch without a usable store that was the hardest to ride out, and how long it might have been.
+
+    Shorter pauses than a renewal needs join what they part.
+    """
+    pause = RIDDEN * tenure.ttl if facts.rhythm is None else facts.rhythm.between_attempts
+    stretches: list[list[Trouble]] = []
+    end = -math.inf
+    for silence in sorted(_silences(facts, tenure, since), key=lambda trouble: trouble.start):
+        if silence.start > end + pause:
+            stretches.append([])
+        stretches[-1].append(silence)
         end = max(end, silence.end)
-        longest = max(longest, end - start)
-    return longest
+    found = [(_length(stretch), _ridden(facts, tenure, stretch)) for stretch in stretches]
+    return max(found, key=lambda pair: pair[0] - pair[1], default=(0.0, _ridden(facts, tenure, [])))
+
+
+def _silences(facts: Facts, tenure: Tenure, since: float) -> Iterator[Trouble]:
+    for trouble in facts.troubles:
+        if trouble.what in _SILENCES and trouble.actor in {"", tenure.actor} and trouble.end >= since:
+            yield trouble
+
+
+def _length(stretch: list[Trouble]) -> float:
+    return max(trouble.end for trouble in stretch) - stretch[0].start
+
+
+def _ridden(facts: Facts, tenure: Tenure, stretch: list[Trouble]) -> float:
+    if facts.rhythm is None:
+        return RIDDEN * tenure.ttl
+    return facts.rhythm.ridden(tenure.ttl, refused=all(trouble.what == "refused" for trouble in stretch))
 
 
 def _everybody_served(facts: Facts, healed: float, within: float, report: Report) -> None:

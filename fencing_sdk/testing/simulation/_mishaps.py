@@ -16,7 +16,7 @@ class Mishaps:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._outages = 0
+        self._outages = {"down": 0, "refuse": 0}
         self._healed = False
         for fault in stage.script.faults:
             if fault.kind != "cancel":
@@ -110,26 +110,26 @@ class Mishaps:
     # The store.
 
     def _do_down(self, fault: Fault) -> None:
-        self._down(fault, silent=True)
+        self._down(fault, "down", "outage")
 
     def _do_refuse(self, fault: Fault) -> None:
-        self._down(fault, silent=False)
+        self._down(fault, "refuse", "refused")
 
-    def _down(self, fault: Fault, *, silent: bool) -> None:
-        service = self._stage.service
-        self._outages += 1
-        service.silent, service.refusing = service.silent or silent, service.refusing or not silent
-        self._trouble("outage", fault, lasts=fault.lasts)
-        self._after(fault.lasts, self._up)
+    def _down(self, fault: Fault, how: str, what: str) -> None:
+        self._count(how, 1)
+        self._trouble(what, fault, lasts=fault.lasts)
+        self._after(fault.lasts, self._count, how, -1)
 
-    def _up(self) -> None:
-        self._outages -= 1
-        if not self._outages:
-            self._stage.service.silent = self._stage.service.refusing = False
+    def _count(self, how: str, one: int) -> None:
+        """Outages of one kind may overlap."""
+        self._outages[how] += one
+        if not self._healed:
+            service = self._stage.service
+            service.silent, service.refusing = self._outages["down"] > 0, self._outages["refuse"] > 0
 
     def _do_restart(self, fault: Fault) -> None:
         self._stage.service.hang_up()
-        self._down(fault, silent=False)
+        self._do_refuse(fault)
 
     def _do_forget_grants(self, fault: Fault) -> None:
         self._forget(fault, tokens=False)

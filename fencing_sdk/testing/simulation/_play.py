@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from fencing_sdk._timing import Timing
 from fencing_sdk.testing._timeline import never
 from fencing_sdk.testing.history import Report, check
 from fencing_sdk.testing.simulation._mishaps import Mishaps
@@ -40,7 +41,7 @@ def play(script: Script) -> History:
     """Play *script* and check what it made."""
     stage = Stage(script)
     recording = stage.recording
-    recording.tell("run", "simulation", title=f"seed {script.seed}, {script.theme}", declared=True)
+    recording.tell("run", "simulation", title=f"seed {script.seed}, {script.theme}", declared=True, **_rhythm(script))
     with _quiet(), stage.timeline.own_random():
         try:
             failures = _Run(stage).run()
@@ -51,6 +52,16 @@ def play(script: Script) -> History:
     for failure in failures:
         report.found("P7", "failed", stage.now, f"{type(failure).__name__} in a task that nobody waits for: {failure}")
     return History(script, recording.lines, report)
+
+
+def _rhythm(script: Script) -> dict[str, float]:
+    """The numbers by which promise P6 says how long a silence costs nothing."""
+    timing = Timing.build(ttl=script.ttl, safety_buffer=script.safety_buffer, drift=script.drift)
+    return {
+        "safety_buffer": timing.safety_buffer,
+        "heartbeat_interval": timing.heartbeat_interval,
+        "drift": timing.drift,
+    }
 
 
 class _Run:

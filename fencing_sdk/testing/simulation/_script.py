@@ -74,6 +74,11 @@ class Script:
         return len(self.rates) - 1
 
     @property
+    def safety_buffer(self) -> float | None:
+        """The safety buffer of every lock, in seconds; None for the default."""
+        return None if self.buffer is None else self.buffer * self.ttl
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Every lock that somebody wants, in order of appearance."""
         return tuple(dict.fromkeys(visit.name for visit in self.visits))

@@ -114,9 +114,13 @@ class Visitor:
 
     def _lock(self, fences: Sequence[Resource] = (), max_hold: float | None = None) -> Lock:
         script, visit = self.stage.script, self.visit
-        buffer = None if script.buffer is None else script.buffer * script.ttl
         return self.actor.locks.lock(
-            visit.name, ttl=script.ttl, wait=visit.wait, safety_buffer=buffer, fences=fences, max_hold=max_hold
+            visit.name,
+            ttl=script.ttl,
+            wait=visit.wait,
+            safety_buffer=script.safety_buffer,
+            fences=fences,
+            max_hold=max_hold,
         )
 
     def _lasts(self) -> float:
