@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fencing_sdk import _claim, _timing
+from fencing_sdk import _claim, _heartbeat, _timing
 from fencing_sdk._acquire import Acquisition
 from fencing_sdk._claim import Claim, Renewal
 from fencing_sdk._engine import Engine
@@ -60,6 +60,15 @@ def _frozen_over_a_renewal(script: Script) -> Script:
     stops = [Fault(visit.at + 0.3 * script.ttl, "freeze", visit.client, 0.8 * script.ttl) for visit in script.visits]
     long = tuple(replace(visit, lasts=2 * script.ttl, wait=None) for visit in script.visits)
     return replace(script, visits=long, faults=(*slow, *stops))
+
+
+def _refused_for_long(script: Script) -> Script:
+    """Long bodies, and a store that refuses for nearly as long as may cost nothing."""
+    times = [(0.1 + 0.3 * number) * script.horizon for number in range(3)]
+    refused = tuple(Fault(at, "refuse", lasts=0.5 * script.ttl) for at in times)
+    long = tuple(replace(visit, body="sleep", lasts=2 * script.ttl, wait=None) for visit in script.visits)
+    rates = tuple(1.0 for _ in script.rates)
+    return replace(script, ttl=1.0, buffer=None, drift=0.01, rates=rates, visits=long, faults=refused)
 
 
 def _slow_cancelled(script: Script) -> Script:
@@ -185,6 +194,10 @@ def _one_error_is_a_loss() -> Iterable[Change]:
     yield Heartbeat, "_apply", apply
 
 
+def _slow_to_try_again() -> Iterable[Change]:
+    yield _heartbeat, "_RETRY", 2.0
+
+
 def _never_renewed() -> Iterable[Change]:
     yield Heartbeat, "_send", lambda _self, _leases, _now: None
 
@@ -283,6 +296,8 @@ CONTROLS = (
         "renewed_after_release kept_after_release", _one_owner_for_all),
     _of("P5", "renewal after release", "renewed_after_release", _renewed_for_ever),
     _of("P6", "one failed renewal is a loss", "lost_without_cause", _one_error_is_a_loss, themes=("store", "network")),
+    _of("P6", "a refused renewal is tried again too late", "lost_without_cause", _slow_to_try_again,
+        aim=_refused_for_long),
     _of("P6", "the heartbeat never renews", "lost_without_cause", _never_renewed, themes=("calm",)),
     _of("P7", "the loss replaces the error of the body", "wrong_error", _error_replaced, aim=_failing_bodies),
     _of("P7", "the error of the body is wrapped", "wrong_error", _error_wrapped, aim=_failing_bodies),

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fencing_sdk._claim import Renewal
+from fencing_sdk._claim import Grant, Held, Renewal
 from fencing_sdk.backends import _table
 from fencing_sdk.backends._table import LockTable
 from fencing_sdk.errors import StaleTokenError
@@ -27,7 +27,9 @@ _ask_acquire = SimulatedBackend.acquire
 
 
 def _counter(script: Script) -> Script:
-    return replace(script, tokens="counter")
+    """Tokens that only count, and a store that loses nothing."""
+    faults = tuple(fault for fault in script.faults if not fault.kind.startswith("forget"))
+    return replace(script, tokens="counter", faults=faults)
 
 
 def _restarted(script: Script) -> Script:
@@ -57,6 +59,23 @@ def _late_renewals(script: Script) -> Script:
     slow = tuple(Fault(0.0, "late", who, 0.15 * script.ttl, "renew", "request") for who in range(script.clients))
     visits = tuple(replace(visit, body="sleep", lasts=0.25 * script.ttl) for visit in script.visits)
     return replace(script, visits=visits, faults=slow)
+
+
+def _doubled_acquisitions(script: Script) -> Script:
+    """Every acquisition arrives again, while its grant lasts."""
+    again = tuple(
+        Fault(0.0, "double", who, part * script.ttl, "acquire", "request", 1)
+        for who in range(script.clients)
+        for part in (0.02, 0.2)
+    )
+    visits = tuple(replace(visit, lasts=0.4 * script.ttl) for visit in script.visits)
+    return replace(script, visits=visits, faults=again)
+
+
+def _slow_draws(script: Script) -> Script:
+    """Clients that were granted a lock and whose second request is on its way until the grant is over."""
+    slow = tuple(Fault(0.0, "late", who, 1.2 * script.ttl, "inspect", "request", 1) for who in range(script.clients))
+    return replace(script, faults=slow)
 
 
 def _in_line(script: Script) -> Script:
@@ -174,6 +193,59 @@ def _drawn_before_the_grant() -> Iterable[Change]:
     yield LockTable, "_grant", grant
 
 
+def _drawn_after_the_grant() -> Iterable[Change]:
+    """The lock is granted in one step, its token drawn in a second one, and another may draw between them."""
+    last = itertools.count(1)
+    spans: dict[tuple[Service, str], list[float]] = {}  # of grants: since, until
+    drawn: dict[tuple[Service, str], int] = {}
+    told, ended = Service.told, Service.ended
+
+    def tell(self, kind, claim, _token):
+        now, place = self._timeline.now, (self, claim.holder)
+        if place in drawn:
+            told(self, kind, claim, drawn[place])
+        else:
+            spans.setdefault(place, [now, now])[1] = now + claim.ttl / self._clock.rate
+
+    def end(self, holder, why, by):
+        if (self, holder.holder) in drawn:
+            ended(self, holder, why, by)
+        else:
+            spans[self, holder.holder][1] = self._timeline.now
+
+    async def acquire(self, claim):
+        answer = await _ask_acquire(self, claim)
+        if isinstance(answer, Held):
+            return answer
+        service, place = self.service, (self.service, claim.holder)
+
+        def draw(_client):
+            if place not in drawn:
+                since, until = spans[place]
+                token = drawn[place] = next(last)
+                fields = {"name": claim.name, "holder": claim.holder, "token": token}
+                service._tell("granted", NAME, **fields, since=since, until=until)
+            return drawn[place]
+
+        return Grant(await self.link.ask(NAME, "inspect", "draw", draw))
+
+    yield Service, "told", tell
+    yield Service, "ended", end
+    yield SimulatedBackend, "acquire", acquire
+
+
+def _granted_again() -> Iterable[Change]:
+    """A store that does not look at the owner: who asks again gets a grant and a token of its own."""
+
+    def acquire(self, claim, now):
+        row = self._rows.get(claim.name)
+        if row is not None and row.owner == claim.owner:
+            return _grant(self, claim, now)
+        return _acquire(self, claim, now)
+
+    yield LockTable, "acquire", acquire
+
+
 def _anybody_releases() -> Iterable[Change]:
     yield LockTable, "release", lambda self, claim: self._rows.pop(claim.name, None) is not None
 
@@ -204,6 +276,8 @@ def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Co
 
 CONTROLS = (
     _of("P1", "the store grants what is held", "two_grants overrun stale_read no_order", _two_at_a_time),
+    _of("P1", "an acquisition that comes twice is granted twice", "two_grants", _granted_again,
+        aim=_doubled_acquisitions),
     _of("P1", "renewal creates", "store_revived no_order", _renewal_creates, aim=_late_renewals),
     _of("P1", "the store's clock runs too fast", "overrun stale_read two_grants store_revived no_order", _fast_clock),
     _of("P3", "no guard", "stale_write_accepted", _unfenced, aim=_late_writes),
@@ -219,6 +293,7 @@ CONTROLS = (
     _of("P4", "the counter is lost in a restart", "shared_token token_fell", Control.nothing, aim=_restarted),
     _of("P4", "token drawn before the grant", "token_fell store_token_fell", _drawn_before_the_grant,
         aim=_counter, within=100),
+    _of("P4", "token drawn after the grant", "store_token_fell", _drawn_after_the_grant, aim=_slow_draws),
     _of("P5", "anybody's release is taken", "foreign_release", _anybody_releases, within=100),
     _of("P5", "a release is forgotten", "kept_after_release never_released leaked_grant", _never_free),
     _of("P6", "a renewal is confirmed and not done", "stale_read overrun store_revived no_order lost_without_cause",

@@ -87,7 +87,7 @@ class Service:
         answer = self.table.acquire(claim, now)
         if isinstance(answer, Grant):
             self.notices[claim.owner] = notice
-            again = before is not None and before.holder == claim.holder
+            again = before is not None and (before.holder, before.token) == (claim.holder, answer.token)
             self.told("extended" if again else "granted", claim, answer.token)
         return answer
 
