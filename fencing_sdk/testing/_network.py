@@ -199,6 +199,8 @@ class Network:
         self._timeline = timeline
         self._latency = latency
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
+        self.latest = 0.0
+        """When the last of the messages that were sent by now arrives."""
 
     @property
     def told(self) -> bool:
@@ -230,7 +232,9 @@ class Network:
             self._timeline.note(text + fate)
         if deliver is not None:
             travels = self._timeline.random.uniform(*self._latency)
-            self._timeline.at(self._timeline.now + travels + late, deliver, *message)
+            arrives = self._timeline.now + travels + late
+            self.latest = max(self.latest, arrives)
+            self._timeline.at(arrives, deliver, *message)
 
     def heal(self) -> None:
         """Heal every link."""

@@ -87,7 +87,8 @@ class _Run:
             visit = Visit(0, stage.now, name, "write", 0.0, None, fenced=True)
             self._tasks.append((probe, probe.process.spawn(Visitor(stage, probe, visit).run())))
         self._let(stage.now + within + 1.0, until_served=True)
-        self._let(stage.now + (_LATEST + 1.1) * script.ttl)
+        arrived = max(stage.now + _LATEST * script.ttl, stage.kernel.network.latest)
+        self._let(arrived + 1.1 * script.ttl)  # so long may a request that arrived at last keep the lock
         held = [name for name in script.names if stage.service.holder(name) is not None]
         stage.recording.tell("end", "simulation", held=held)
         return self._failures
