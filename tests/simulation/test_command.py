@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fencing_sdk.testing.simulation import Control, Script, all_controls, play
+from fencing_sdk.testing.simulation import Campaign, Control, Script, all_controls, play
 from fencing_sdk.testing.simulation.__main__ import main
+from fencing_sdk.testing.simulation._campaign import Progress
 
 
 def control(name: str) -> Control:
@@ -46,6 +47,24 @@ def test_a_failing_seed_is_printed_with_a_small_script_that_repeats_it(
         assert main(["--script", f"@{small}"]) == 1
     assert main(["--script", script[1]]) == 0  # mended
     assert len(Script.from_json(script[1]).visits) <= 3
+
+
+def test_a_seed_that_fails_is_named_at_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """A million histories take hours."""
+    said: list[str] = []
+
+    def run(_first: int, _histories: int, _jobs: int, progress: Progress) -> Campaign:
+        campaign = Campaign(histories=100, seconds=1.0)
+        for seed in (7, 9):
+            campaign.failed[seed] = ["overrun", "stale_read"]
+            progress(campaign)
+            said.append(capsys.readouterr().out)
+        return Campaign(histories=200, seconds=2.0)
+
+    monkeypatch.setattr("fencing_sdk.testing.simulation.__main__.run_campaign", run)
+    main([])
+    assert "seed 7 broke overrun, stale_read\n" in said[0]
+    assert said[1] == "seed 9 broke overrun, stale_read\n"
 
 
 def test_one_history_alone_shows_too_little(capsys: pytest.CaptureFixture[str]):

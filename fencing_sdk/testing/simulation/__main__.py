@@ -120,10 +120,13 @@ def _explain(history: History) -> None:
 
 
 def _many(first: int, histories: int, jobs: int) -> int:
-    told = -math.inf
+    told, failed = -math.inf, 0
 
     def progress(campaign: Campaign) -> None:
-        nonlocal told
+        nonlocal told, failed
+        for seed in list(campaign.failed)[failed:]:
+            failed += 1
+            _say(f"seed {seed} broke {', '.join(campaign.failed[seed])}")
         if time.monotonic() - told >= _EVERY:
             told = time.monotonic()
             _say(f"{campaign.histories:>9} histories, {campaign.rate:.0f}/s, {len(campaign.failed)} seeds failed")
