@@ -2,29 +2,33 @@
 The client against a model of it, with any backend: what is held, by whom, until when, and with which token.
 
 Time stands still between two rules and jumps when the machine says so, in the middle of everything, as in a process
-that did not run. The heartbeat is kept from beating, so that every renewal is one that the model knows of.
+that did not run. The heartbeat is kept from beating, so that every renewal is one that the model knows of. A server
+has a clock of its own, on which no grant of the model ends; there an operator takes locks away instead.
+
+What the store never may do is asserted at once: two holders, a token that does not grow, a lease that comes to life
+again. What it does in the end, such as to free a lock, may take a server `Store.patience` seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import hypothesis.strategies as st
 from fuzzing import checked
 from hypothesis import Phase, settings
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
     invariant,
-    multiple,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 
-from fencing_sdk import LeaseLostError, LockClient, LossReason, StaleTokenError
+from fencing_sdk import BackendUnavailableError, LeaseLostError, Lock, LockClient, LossReason, StaleTokenError
 from fencing_sdk._lease import Lease
 from fencing_sdk.abc import Backend
 from fencing_sdk.guards.memory import MemoryGuard
@@ -34,6 +38,14 @@ BUFFER = 200.0
 VALID = TTL * 0.99 - BUFFER
 """Seconds for which a lease is held without a renewal."""
 NAMES = ("a", "b/ü")
+PATIENCE = 20.0
+"""Seconds after which what should happen soon has not happened."""
+TAKEN_AWAY = {LossReason.REVOKED, LossReason.REFUSED, LossReason.TAKEN_OVER}
+
+AGES = st.sampled_from((0, 0, 0, 0, 1, 1, 2, 3, 5))
+"""How many leases have begun since: mostly none, because a lease that ended long ago has little to say."""
+
+T = TypeVar("T")
 
 
 class SteppedClock:
@@ -47,13 +59,27 @@ class SteppedClock:
 
 
 @dataclass
-class Store:
-    """A backend under test."""
+class Bench:
+    """One empty store."""
 
-    make: Callable[[SteppedClock], Callable[[], Backend]]
-    """Makes an empty store that lives by the clock, and from it the backend of each client."""
+    connect: Callable[[], Backend]
+    """Makes the backend of a client."""
+    revoke: Callable[[str], Awaitable[None]]
+    """Takes a lock away from its holder, as an operator would, or as if its ttl had ended."""
+
+
+@dataclass
+class Store:
+    """A kind of store under test."""
+
+    make: Callable[[SteppedClock], Bench]
+    """Makes an empty one that lives by the clock."""
     follows: bool = True
     """Whether the store lives by the clock; a server does not."""
+    patience: float = 0.0
+    """Seconds for which it may give no answer, or be late with what it does in the end."""
+    waiting: float = PATIENCE
+    """Seconds after which whoever waits for a free lock has waited in vain."""
     examples: int = 30
     steps: int = 30
 
@@ -69,6 +95,8 @@ class Tenure:
     released: bool = False
     lost: LossReason | None = None
     given_back: bool = False
+    revoked: bool = False
+    """Whether it was taken away; the lease may not know it yet."""
 
     def held(self, now: float) -> bool:
         return not self.released and self.lost is None and now < self.sent + VALID
@@ -77,32 +105,62 @@ class Tenure:
         """Whether the store still has the grant."""
         return not self.given_back and now < self.sent + TTL
 
+    def learn(self) -> None:
+        """A lock that was taken away is lost as soon as the lease says so."""
+        if self.revoked and not self.released and self.lost is None and not self.lease.held:
+            self.lost = self.lease.lost_reason
+
 
 class ClientsAndModel(RuleBasedStateMachine):
     """Two clients of one store, and what they should see. Made for a store by `check`."""
 
     store: Store
-    leases = Bundle("leases")
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = SteppedClock()
-        connect = self.store.make(self.clock)
         self.runner = asyncio.Runner()
-        self.clients = [LockClient(connect(), clock=self.clock, watch_stalls=False) for _ in range(2)]
+        self.bench = self.store.make(self.clock)
+        self.clients = [LockClient(self.bench.connect(), clock=self.clock, watch_stalls=False) for _ in range(2)]
         self.tenures: list[Tenure] = []
+        self.leases: list[Lease | None] = []  # kept until their client is closed, also where there should be none
         self.last: dict[str, int] = {}
+        self.left: set[str] = set()
         self.guard = MemoryGuard()
         self.fences: dict[str, int] = {}
         for client in self.clients:
-            self.runner.run(self.open(client))
+            self.open(client)
 
-    async def open(self, client: LockClient) -> None:
-        await client.__aenter__()
+    def open(self, client: LockClient) -> None:
+        self.patiently(client.__aenter__, lambda _: True)
 
         async def rest() -> None: ...
 
         client._engine._heartbeat._beat = rest
+
+    def patiently(self, ask: Callable[[], Awaitable[T]], right: Callable[[T], bool], *, patience: float = 0.0) -> T:
+        """Ask again while there is no answer, or not the *right* one; what counts is the last one."""
+        stop = time.monotonic() + max(patience, self.store.patience)
+        while True:
+            late = time.monotonic() >= stop
+            try:
+                answer = self.runner.run(_awaited(ask))
+            except BackendUnavailableError:
+                if late:
+                    raise
+            else:
+                if right(answer) or late:
+                    return answer
+            self.runner.run(asyncio.sleep(0.02))
+
+    def tenure(self, age: int) -> Tenure:
+        return self.tenures[-1 - age % len(self.tenures)]
+
+    def held_tenures(self) -> list[Tenure]:
+        return [holder for name in NAMES if (holder := self.holder(name)) is not None]
+
+    def lock(self, client: int, name: str, **options: object) -> Lock:
+        return self.clients[client].lock(name, ttl=TTL, safety_buffer=BUFFER, **options)
 
     def holder(self, name: str) -> Tenure | None:
         """Who has the lock in the eyes of the store."""
@@ -110,40 +168,103 @@ class ClientsAndModel(RuleBasedStateMachine):
         assert len(holders) <= 1
         return holders[0] if holders else None
 
-    @rule(target=leases, client=st.integers(0, 1), name=st.sampled_from(NAMES), fenced=st.booleans())
-    def try_acquire(self, client: int, name: str, fenced: bool) -> object:
-        fences = [self.guard] if fenced else []
-        lock = self.clients[client].lock(name, ttl=TTL, safety_buffer=BUFFER, fences=fences)
-        lease = self.runner.run(lock.try_acquire())
-        if self.holder(name) is not None:
-            assert lease is None, "granted while somebody else has it"
-            return multiple()
-        assert lease is not None, "refused although it is free"
-        assert lease.token > self.last.get(name, -1), "the token did not grow"
-        self.last[name] = int(lease.token)
-        if fenced:
-            self.fences[name] = self.last[name]
-        tenure = Tenure(lease, client, self.last[name], self.clock.at)
-        self.tenures.append(tenure)
-        return tenure
+    def begin(self, lease: Lease, client: int) -> None:
+        self.leases.append(lease)
+        assert lease.token > self.last.get(lease.name, -1), "the token did not grow"
+        self.last[lease.name] = int(lease.token)
+        self.tenures.append(Tenure(lease, client, self.last[lease.name], self.clock.at))
 
-    @rule(tenure=leases)
-    def renew(self, tenure: Tenure) -> None:
-        held = tenure.held(self.clock.at)
-        assert self.lost_by(lambda: self.runner.run(tenure.lease.renew())) is not held
-        if held:
-            tenure.sent = self.clock.at
-
-    @rule(tenure=leases)
-    def release(self, tenure: Tenure) -> None:
+    def end(self, tenure: Tenure) -> None:
+        """Its holder is about to give it back."""
         if not tenure.held(self.clock.at) and tenure.lost is None and not tenure.released:
             tenure.lost = LossReason.EXPIRED  # by the clock, whichever word the engine has for it
-        self.runner.run(tenure.lease.release())
         tenure.released = tenure.given_back = True
 
-    @rule(tenure=leases, kept=st.booleans())
-    def write(self, tenure: Tenure, kept: bool) -> None:
+    @rule(client=st.integers(0, 1), name=st.sampled_from(NAMES), fenced=st.booleans())
+    def try_acquire(self, client: int, name: str, fenced: bool) -> None:
+        lock = self.lock(client, name, fences=[self.guard] if fenced else [])
+        if self.holder(name) is not None:
+            self.leases.append(self.patiently(lock.try_acquire, lambda _: True))
+            assert self.leases[-1] is None, "granted while somebody else has it"
+            return
+        patience = self.store.waiting if name in self.left else 0.0  # whoever left the line may be on its way out
+        lease = self.patiently(lock.try_acquire, lambda lease: lease is not None, patience=patience)
+        assert lease is not None, "refused although it is free"
+        self.begin(lease, client)
+        if fenced:
+            self.fences[name] = self.last[name]
+
+    @precondition(held_tenures)
+    @rule(
+        which=st.integers(0, 1),
+        client=st.integers(0, 1),
+        turns=st.sampled_from([0, 1, 2, 5, 20]),
+        leaver=st.booleans(),
+    )
+    def hand_over(self, which: int, client: int, turns: int, leaver: bool) -> None:
+        """The holder gives it back while somebody waits, perhaps behind one who leaves the line just then."""
+        tenure = self.held_tenures()[which % len(self.held_tenures())]
+        name = tenure.lease.name
+        lock = self.lock(client, name)
+
+        async def story() -> Lease:
+            leaving = [asyncio.ensure_future(self.lock(1 - client, name).acquire())] if leaver else []
+            waiting = asyncio.ensure_future(lock.acquire())
+            tasks = [waiting, *leaving]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            early = [task.result() for task in tasks if task.done()]
+            self.leases += early
+            for task in tasks if early else leaving:
+                task.cancel()
+            await tenure.lease.release()
+            _, waiting_in_vain = await asyncio.wait(tasks, timeout=self.store.waiting)
+            for task in waiting_in_vain:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert not early, "granted while somebody else has it"
+            assert not waiting_in_vain, "nobody has it, and whoever waits does not get it"
+            return waiting.result()
+
+        self.end(tenure)
+        if leaver:
+            self.left.add(name)
+        self.begin(self.runner.run(story()), client)
+
+    @precondition(held_tenures)
+    @rule(which=st.integers(0, 1))
+    def revoke(self, which: int) -> None:
+        tenure = self.held_tenures()[which % len(self.held_tenures())]
+        self.runner.run(_awaited(lambda: self.bench.revoke(tenure.lease.name)))
+        tenure.given_back = tenure.revoked = True
+
+    @precondition(lambda self: self.tenures)
+    @rule(age=AGES, later=st.sampled_from([0.0, 400.0, 600.0]))
+    def renew(self, age: int, later: float) -> None:
+        """Whoever still believes in a lease that was taken away learns of it here."""
+        if self.store.follows:
+            self.clock.at += later
+        tenure = self.tenure(age)
+        held = tenure.held(self.clock.at) and not tenure.revoked
+        assert self.lost_by(lambda: self.patiently(tenure.lease.renew, lambda _: True)) is not held
+        if held:
+            tenure.sent = self.clock.at
+        tenure.learn()
+        assert tenure.lease.held is held
+        assert tenure.lost in TAKEN_AWAY | {None, LossReason.CLOSED, LossReason.EXPIRED, LossReason.STALLED}
+
+    @precondition(lambda self: self.tenures)
+    @rule(age=AGES)
+    def release(self, age: int) -> None:
+        tenure = self.tenure(age)
+        self.end(tenure)
+        self.runner.run(tenure.lease.release())
+
+    @precondition(lambda self: self.tenures)
+    @rule(age=AGES, kept=st.booleans())
+    def write(self, age: int, kept: bool) -> None:
         """With the token that the lease gives now, or with the number that was kept: the zombie."""
+        tenure = self.tenure(age)
         name, fence = tenure.lease.name, self.fences.get(tenure.lease.name, -1)
         if not kept and not tenure.held(self.clock.at):
             assert self.lost_by(lambda: tenure.lease.token)
@@ -155,7 +276,7 @@ class ClientsAndModel(RuleBasedStateMachine):
         except StaleTokenError:
             accepted = False
         assert accepted is (tenure.token >= fence)
-        assert accepted or kept, "a token that could be read was stale"
+        assert accepted or kept or tenure.revoked, "a token that could be read was stale"
         self.fences[name] = max(fence, tenure.token)
 
     @rule(client=st.integers(0, 1))
@@ -163,10 +284,11 @@ class ClientsAndModel(RuleBasedStateMachine):
         self.runner.run(self.clients[client].aclose())
         for tenure in self.tenures:
             if tenure.client == client:
+                tenure.learn()
                 if tenure.held(self.clock.at):
                     tenure.lost = LossReason.CLOSED
                 tenure.given_back = True
-        self.runner.run(self.open(self.clients[client]))
+        self.open(self.clients[client])
 
     @precondition(lambda self: self.store.follows)
     @rule(seconds=st.sampled_from([400.0, 600.0, 3000.0]))
@@ -176,6 +298,7 @@ class ClientsAndModel(RuleBasedStateMachine):
     @invariant()
     def leases_are_as_the_model_says(self) -> None:
         for tenure in self.tenures:
+            tenure.learn()
             held = tenure.held(self.clock.at)
             assert tenure.lease.held is held
             assert self.lost_by(lambda lease=tenure.lease: lease.check()) is not held
@@ -185,9 +308,14 @@ class ClientsAndModel(RuleBasedStateMachine):
     @invariant()
     def the_store_is_as_the_model_says(self) -> None:
         for name in NAMES:
-            seen = self.runner.run(self.clients[0].inspect(name))
             holder = self.holder(name)
-            assert (None if seen is None else seen.token) == (None if holder is None else holder.token)
+            token = None if holder is None else holder.token
+            seen = self.patiently(lambda name=name: self.token_in_store(name), lambda seen, token=token: seen == token)
+            assert seen == token
+
+    async def token_in_store(self, name: str) -> int | None:
+        seen = await self.clients[0].inspect(name)
+        return None if seen is None else seen.token
 
     def lost_by(self, call: Callable[[], object]) -> bool:
         try:
@@ -200,6 +328,10 @@ class ClientsAndModel(RuleBasedStateMachine):
         for client in self.clients:
             self.runner.run(client.aclose())
         self.runner.close()
+
+
+async def _awaited(ask: Callable[[], Awaitable[T]]) -> T:
+    return await ask()
 
 
 def check(store: Store, *, shrink: bool = True) -> None:

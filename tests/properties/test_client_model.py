@@ -1,24 +1,39 @@
-"""Clients do what a simple model of them says, on every backend that runs here; and the model would notice if not."""
+"""Clients do what a simple model of them says, on every backend; and the model would notice if not."""
 
+import contextlib
 import itertools
+import json
+import sqlite3
+import urllib.request
 from pathlib import Path
 
 import pytest
-from client_model import SteppedClock, Store, check
+from client_model import PATIENCE, Bench, SteppedClock, Store, check
+from etcd_server import EtcdCluster
+from kahuna_server import KahunaServer
+from postgresql_server import PostgresqlServer
+from redis_server import RedisServer
+from zookeeper_server import ZooKeeperServer, fresh_root
 
 from fencing_sdk._claim import Grant, Renewal
-from fencing_sdk.backends import from_url, sqlite
+from fencing_sdk._names import safe_segment
+from fencing_sdk.backends import BUILTIN, from_url, sqlite
 from fencing_sdk.backends._table import LockTable
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.backends.sqlite import SqliteBackend
+from fencing_sdk.backends.zookeeper import ZooKeeperBackend
 from fencing_sdk.errors import StaleTokenError
 
-pytest_plugins = ["redis_fixtures"]
+pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 
 def in_memory(clock: SteppedClock, kind: type[MemoryBackend] = MemoryBackend):
     shared = kind(clock=clock, tokens="counter")
-    return lambda: shared
+
+    async def revoke(name: str) -> None:
+        shared.revoke(name)
+
+    return Bench(lambda: shared, revoke)
 
 
 def test_memory():
@@ -31,17 +46,99 @@ def test_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def make(clock: SteppedClock):
         monkeypatch.setattr(sqlite, "BootClock", lambda: clock)
         file = tmp_path / f"{next(files)}.db"
-        return lambda: SqliteBackend(file, synchronous="normal")
+
+        async def revoke(name: str) -> None:
+            with contextlib.closing(sqlite3.connect(file, isolation_level=None, timeout=PATIENCE)) as operator:
+                operator.execute("DELETE FROM fencing_lock WHERE name = ?", (name,))
+
+        return Bench(lambda: SqliteBackend(file, synchronous="normal"), revoke)
 
     check(Store(make, examples=12, steps=25))
 
 
-def test_redis(redis_server):
+def check_on_server(make, *, examples: int = 12, steps: int = 25):
+    """With a server that has its own clock, and no time to look for the shortest story if there is a bad one."""
+    check(Store(make, follows=False, patience=PATIENCE, examples=examples, steps=steps), shrink=False)
+
+
+def test_redis(redis_server: RedisServer):
     def make(_: SteppedClock):
         redis_server.ask_all(["FLUSHALL"])
-        return lambda: from_url(redis_server.url)
 
-    check(Store(make, follows=False, examples=8, steps=20))
+        async def revoke(name: str) -> None:
+            redis_server.ask("DEL", f"{{fencing:{name}}}:l")
+
+        return Bench(lambda: from_url(redis_server.url), revoke)
+
+    check_on_server(make)
+
+
+def test_kahuna(kahuna_server: KahunaServer):
+    def ask(call: str, **fields: object) -> dict[str, object]:
+        url = f"http://127.0.0.1:{kahuna_server.ports[0]}/v1/locks/{call}"
+        body = json.dumps({**fields, "durability": 1}).encode()
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return json.loads(answer.read())
+
+    def make(_: SteppedClock):
+        kahuna_server.reset()
+
+        async def revoke(name: str) -> None:
+            ask("try-unlock", resource=name, owner=ask("get-info", resource=name)["owner"])
+
+        return Bench(lambda: from_url(kahuna_server.url), revoke)
+
+    check_on_server(make)
+
+
+def test_postgresql(postgresql_server: PostgresqlServer):
+    def make(_: SteppedClock):
+        postgresql_server.ask("DROP SCHEMA IF EXISTS fencing CASCADE")
+
+        async def revoke(name: str) -> None:
+            postgresql_server.ask(
+                "UPDATE fencing.fencing_lock SET expires_at = clock_timestamp() WHERE name = $1", name
+            )
+
+        return Bench(lambda: from_url(postgresql_server.url), revoke)
+
+    check_on_server(make)
+
+
+def test_etcd(etcd_server: EtcdCluster):
+    def make(_: SteppedClock):
+        etcd_server.clear()
+
+        async def revoke(name: str) -> None:
+            etcd_server.delete(f"fencing/{safe_segment(name)}/")
+
+        return Bench(lambda: from_url(etcd_server.url), revoke)
+
+    check_on_server(make)
+
+
+def test_zookeeper(zookeeper_server: ZooKeeperServer):
+    def make(_: SteppedClock):
+        url = f"{zookeeper_server.url}{fresh_root()}?connect_timeout=5"
+
+        async def revoke(name: str) -> None:
+            operator = from_url(url)
+            assert isinstance(operator, ZooKeeperBackend)
+            await operator.open()
+            session, recipe = operator._sessions.any(), operator._recipe
+            for node in await recipe.look(session, name):
+                await recipe.remove(session, recipe.paths.node(name, node))
+            await operator.aclose()
+
+        return Bench(lambda: from_url(url), revoke)
+
+    check_on_server(make)
+
+
+def test_no_backend_is_left_out():
+    for builtin in BUILTIN.values():
+        assert f"test_{builtin.module.rpartition('.')[2]}" in globals()
 
 
 # The model would notice.
@@ -89,6 +186,25 @@ class LosesReleases(MemoryBackend):
     async def release(self, claim): ...
 
 
+class LetsNobodyKnow(MemoryBackend):
+    """Keeps a revocation to itself, which is no fault: the next renewal tells."""
+
+    def revoke(self, name):
+        self._table.revoke(name, self._clock.now())
+
+
+class RenewsWhatWasTakenAway(LetsNobodyKnow):
+    async def renew(self, claims):
+        return [Renewal.RENEWED for _ in claims]
+
+
+def check_broken(kind: type[MemoryBackend], *, follows: bool):
+    """A false alarm is no harm here, so that waiting for a lock that stays held need not take long."""
+    store = Store(lambda clock: in_memory(clock, kind), follows=follows, waiting=1.0, examples=100, steps=30)
+    with pytest.raises((AssertionError, StaleTokenError)):
+        check(store, shrink=False)
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -102,5 +218,16 @@ class LosesReleases(MemoryBackend):
     ],
 )
 def test_a_broken_store_is_noticed(broken: type[MemoryBackend]):
-    with pytest.raises((AssertionError, StaleTokenError)):
-        check(Store(lambda clock: in_memory(clock, broken), examples=100, steps=30), shrink=False)
+    check_broken(broken, follows=True)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [ReleasesAnybodys, RenewsWhatWasTakenAway, GrantsEverybody, RepeatsTokens, ForgetsItsCounter, LosesReleases],
+)
+def test_a_broken_store_is_noticed_while_its_clock_does_not_jump(broken: type[MemoryBackend]):
+    check_broken(broken, follows=False)
+
+
+def test_a_lock_that_is_taken_away_in_silence_is_no_fault():
+    check(Store(lambda clock: in_memory(clock, LetsNobodyKnow), follows=False))
