@@ -1,4 +1,4 @@
-"""A store may answer anything: what comes of it is an outcome of the contract, or one of its errors."""
+"""Kahuna and Redis may answer anything: what comes of it is an outcome of the contract, or one of its errors."""
 
 import asyncio
 import email.utils
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import hypothesis.strategies as st
 import pytest
 import redis.exceptions as driver
+from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work, pieces
 from hypothesis import example, given
 
-from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal
-from fencing_sdk.abc import Backend
+from fencing_sdk._claim import TOKEN_LIMIT
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.kahuna import _contract as contract
 from fencing_sdk.backends.kahuna._http import Fate, NodeError
@@ -20,8 +20,6 @@ from fencing_sdk.backends.redis._pipe import Pipe, PipeError, ReplyError
 from fencing_sdk.backends.redis._translation import CODES, translated
 from fencing_sdk.errors import BackendError
 from fencing_sdk.testing import World, WorldClient
-
-CLAIM = Claim("a", 10, owner="0" * 32)
 
 
 @pytest.fixture
@@ -31,48 +29,8 @@ def host() -> Iterator[WorldClient]:
         yield world.client("host")
 
 
-async def ask_everything(backend: Backend) -> None:
-    """Call every operation; what comes back is of the contract, and so is what is raised."""
-    for call, check in (
-        (lambda: backend.acquire(CLAIM), _is_grant_or_held),
-        (lambda: backend.renew([CLAIM, CLAIM]), _is_two_renewals),
-        (lambda: backend.inspect("a"), _is_holder),
-        (lambda: backend.release(CLAIM), lambda answer: answer is None),
-    ):
-        try:
-            answer, told = await call(), ""
-        except BackendError as error:
-            answer, told = None, f"{error}"
-        assert told or check(answer), answer
-        assert told.isprintable()
-        assert CLAIM.owner not in told
-
-
-def _is_token(value: object) -> bool:
-    return type(value) is int and 0 <= value < TOKEN_LIMIT
-
-
-def _is_grant_or_held(answer: object) -> bool:
-    if isinstance(answer, Grant):
-        return _is_token(answer.token)
-    return isinstance(answer, Held) and (answer.retry_after is None or answer.retry_after == answer.retry_after)
-
-
-def _is_two_renewals(answer: object) -> bool:
-    return [type(renewal) for renewal in answer] == [Renewal, Renewal]
-
-
-def _is_holder(answer: object) -> bool:
-    return answer is None or (isinstance(answer, Holder) and _is_token(answer.token) and answer.remaining >= 0)
-
-
 # Kahuna: JSON over HTTP.
 
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
-    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
-    max_leaves=4,
-)
 ANSWERS = st.fixed_dictionaries(
     {"type": st.one_of(st.sampled_from(list(contract.Kind)).map(int), JSON)},
     optional={

@@ -141,11 +141,10 @@ class PostgresqlBackend:
         arguments = self._calls.acquisition(claim, channel, word)
         with _OurErrors("acquire"):
             row = await ask(arguments)
+            answer = outcome(row, None if place is None else poll(deaf=self._line.deaf))
         self._sweep.now_and_then()
-        if place is None:
-            return outcome(row, None)
-        answer = outcome(row, poll(deaf=self._line.deaf))
-        place.served = isinstance(answer, Grant)
+        if place is not None:
+            place.served = isinstance(answer, Grant)
         return answer
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:

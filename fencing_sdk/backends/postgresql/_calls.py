@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
 from fencing_sdk.backends._table import LINE_POLL
 from fencing_sdk.backends.postgresql._driver import Row
 from fencing_sdk.backends.postgresql._schema import quoted
-from fencing_sdk.backends.postgresql._translation import BACKEND
+from fencing_sdk.backends.postgresql._translation import BACKEND, UnreadableError
 from fencing_sdk.errors import BackendRefusedError
 
 PATIENCE_MS = 100
@@ -81,24 +81,72 @@ def _micros(claim: Claim) -> int:
 
 
 def outcome(row: Row | None, most: float | None) -> Grant | Held:
-    """Read the answer to `Calls.acquire`; one who stands in line tries again after *most* seconds."""
-    assert row is not None
-    token, left = row[0], row[1]
+    """
+    Read the answer to `Calls.acquire`; one who stands in line tries again after *most* seconds.
+
+    Raises:
+        UnreadableError: it is none, and whether something was granted is not known.
+    """
+    token, left = _columns(row, 2)
     if token is not None:
-        return Grant(token)
+        return Grant(_token(token))
+    left = _seconds(left)
     return Held(left if most is None else min(left, most))
 
 
 def renewals(row: Row | None, count: int) -> list[Renewal]:
-    """Read the answer to `Calls.renew`."""
-    signs: str = "" if row is None else row[0] or ""
-    assert len(signs) == count
-    return [_OUTCOMES.get(sign, Renewal.UNKNOWN) for sign in signs]
+    """
+    Read the answer to `Calls.renew`.
+
+    Raises:
+        UnreadableError: it is none.
+    """
+    signs = _columns(row, 1)[0] or ""
+    if isinstance(signs, str) and len(signs) == count:
+        return [_OUTCOMES.get(sign, Renewal.UNKNOWN) for sign in signs]
+    msg = f"not {count} signs"
+    raise UnreadableError(msg)
 
 
 def holder(name: str, row: Row | None) -> Holder | None:
-    """Read who holds *name*."""
-    return None if row is None or row[0] is None else Holder(name, row[1], holder_of(row[0]), row[2], row[3])
+    """
+    Read who holds *name*.
+
+    Raises:
+        UnreadableError: the answer does not tell.
+    """
+    if row is None:
+        return None
+    owner, token, left, metadata = _columns(row, 4)
+    if owner is None:
+        return None
+    if isinstance(owner, str) and isinstance(metadata, str | None):
+        return Holder(name, _token(token), holder_of(owner), max(0.0, _seconds(left)), metadata)
+    msg = "not a holder"
+    raise UnreadableError(msg)
+
+
+def _columns(row: Row | None, count: int) -> Sequence[object]:
+    """The columns of an answer; one with more or fewer is that of another program's function."""
+    columns = () if row is None else tuple(row)
+    if len(columns) == count:
+        return columns
+    msg = f"not {count} columns"
+    raise UnreadableError(msg)
+
+
+def _token(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_LIMIT:
+        return value
+    msg = "not a token"
+    raise UnreadableError(msg)
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, float) and not math.isnan(value):
+        return value
+    msg = "not a number of seconds"
+    raise UnreadableError(msg)
 
 
 def poll(*, deaf: bool) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
 import asyncpg
@@ -27,6 +27,8 @@ class Row(Protocol):
     """One row of an answer."""
 
     def __getitem__(self, column: int) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 class Statement(Protocol):

@@ -28,6 +28,10 @@ class StandbyError(Exception):
     """The server is a standby."""
 
 
+class UnreadableError(Exception):
+    """What a function of the schema returned is no answer of ours. It says nothing about what was done."""
+
+
 _GRANTS = "the role lacks a permission: USAGE on the schema, or SELECT, INSERT, UPDATE and DELETE on its tables"
 _ENCODING = "a name or metadata has a character that the database cannot store; its encoding should be UTF8"
 _NOT_OURS = "the schema has tables or functions that are not those of this version; set another schema"
@@ -73,6 +77,7 @@ CODES: dict[str, Verdict] = {
 
 CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (StandbyError, (BackendUnavailableError, "the server is a standby; the primary is asked for anew")),
+    (UnreadableError, (BackendUnavailableError, _NOT_OURS)),
     (LinkError, (BackendUnavailableError, "the connection was given up, or the backend was closed")),
     (_driver.TargetNotMatched, (BackendUnavailableError, "no host is what target_session_attrs asks for")),
     (_driver.Disconnected, (BackendUnavailableError, "the connection broke")),

@@ -1,0 +1,59 @@
+"""What a backend may make of an answer, whatever the store says: an outcome of the contract, or one of its errors."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+
+from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk.abc import Backend
+from fencing_sdk.errors import BackendError
+
+CLAIM = Claim("a", 10, owner="0" * 32)
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
+    max_leaves=4,
+)
+
+
+async def ask_everything(backend: Backend) -> None:
+    """Call every operation; what comes back is of the contract, and so is what is raised."""
+    for call, check in (
+        (lambda: backend.acquire(CLAIM), _is_grant_or_held),
+        (lambda: backend.renew([CLAIM, CLAIM]), _is_two_renewals),
+        (lambda: backend.inspect("a"), _is_holder),
+        (lambda: backend.release(CLAIM), lambda answer: answer is None),
+    ):
+        try:
+            answer, told = await call(), ""
+        except BackendError as error:
+            answer, told = None, f"{error}"
+        assert told or check(answer), answer
+        assert told.isprintable()
+        assert CLAIM.owner not in told
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value < TOKEN_LIMIT
+
+
+def _is_seconds(value: object) -> bool:
+    return type(value) in {int, float} and value == value
+
+
+def _is_grant_or_held(answer: object) -> bool:
+    if isinstance(answer, Grant):
+        return _is_token(answer.token) and (answer.ttl is None or _is_seconds(answer.ttl))
+    return isinstance(answer, Held) and (answer.retry_after is None or _is_seconds(answer.retry_after))
+
+
+def _is_two_renewals(answer: object) -> bool:
+    return [type(renewal) for renewal in answer] == [Renewal, Renewal]
+
+
+def _is_holder(answer: object) -> bool:
+    if answer is None:
+        return True
+    texts = isinstance(answer.holder, str) and (answer.metadata is None or isinstance(answer.metadata, str))
+    return isinstance(answer, Holder) and _is_token(answer.token) and _is_seconds(answer.remaining) and texts
