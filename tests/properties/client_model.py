@@ -182,6 +182,9 @@ class ClientsAndModel(RuleBasedStateMachine):
 
     @rule(client=st.integers(0, 1), name=st.sampled_from(NAMES), fenced=st.booleans())
     def try_acquire(self, client: int, name: str, fenced: bool) -> None:
+        self.take(client, name, fenced=fenced)
+
+    def take(self, client: int, name: str, *, fenced: bool = False) -> None:
         lock = self.lock(client, name, fences=[self.guard] if fenced else [])
         if self.holder(name) is not None:
             self.leases.append(self.patiently(lock.try_acquire, lambda _: True))
@@ -232,11 +235,14 @@ class ClientsAndModel(RuleBasedStateMachine):
         self.begin(self.runner.run(story()), client)
 
     @precondition(held_tenures)
-    @rule(which=st.integers(0, 1))
-    def revoke(self, which: int) -> None:
+    @rule(which=st.integers(0, 1), taker=st.sampled_from([None, 0, 1]))
+    def revoke(self, which: int, taker: int | None) -> None:
+        """Perhaps somebody else has the lock before its holder learns of anything."""
         tenure = self.held_tenures()[which % len(self.held_tenures())]
         self.runner.run(_awaited(lambda: self.bench.revoke(tenure.lease.name)))
         tenure.given_back = tenure.revoked = True
+        if taker is not None:
+            self.take(taker, tenure.lease.name)
 
     @precondition(lambda self: self.tenures)
     @rule(age=AGES, later=st.sampled_from([0.0, 400.0, 600.0]))
