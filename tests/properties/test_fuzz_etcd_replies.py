@@ -1,0 +1,131 @@
+"""Members of etcd, and proxies before them, may answer anything: it is an outcome of the contract, or an error."""
+
+import asyncio
+import contextlib
+import json
+from base64 import b64encode
+
+import hypothesis.strategies as st
+import pytest
+from contract_checks import CLAIM, JSON, ask_everything
+from fuzzing import SEED_SIZE, checked, little_work
+from hypothesis import example, given
+
+from fencing_sdk._claim import TOKEN_LIMIT, Grant
+from fencing_sdk._rest.answers import Fate, MemberError, read_line
+from fencing_sdk._rest.words import UnreadableError
+from fencing_sdk.backends import from_url
+from fencing_sdk.backends.etcd._keys import Keys
+
+OWN = b64encode(Keys("fencing/").own(CLAIM)).decode()
+VALUE = b64encode(b'{"metadata":null}').decode()
+
+NUMBERS = st.one_of(
+    st.integers(-1, 5).map(str),
+    st.sampled_from([str(TOKEN_LIMIT), str(2**63 - 1), "-1", "1_0", " 1", "", "x", 7]),
+    JSON,
+)
+HEADERS = st.fixed_dictionaries({}, optional={"revision": NUMBERS}) | JSON
+KEYS = (
+    st.fixed_dictionaries(
+        {"key": st.sampled_from([OWN, "YQ==", "!"]), "create_revision": NUMBERS, "mod_revision": NUMBERS},
+        optional={"value": st.sampled_from([VALUE, "e30=", "NQ==", "/w=="]) | JSON, "lease": NUMBERS},
+    )
+    | JSON
+)
+RANGES = st.fixed_dictionaries({}, optional={"header": HEADERS, "kvs": st.lists(KEYS, max_size=2) | JSON})
+RESPONSES = st.lists(st.fixed_dictionaries({"response_range": RANGES}) | JSON, max_size=4) | JSON
+CODES = st.sampled_from([0, 1, 2, 3, 4, 7, 8, 9, 12, 13, 14, 16, 17, "5", None])
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "header": HEADERS,
+        "succeeded": st.booleans() | JSON,
+        "responses": RESPONSES,
+        "kvs": st.lists(KEYS, max_size=2) | JSON,
+        "ID": NUMBERS,
+        "TTL": NUMBERS,
+        "result": RANGES | JSON,
+        "error": st.fixed_dictionaries({"grpc_code": CODES, "message": st.text(max_size=3)}),
+        "code": CODES,
+        "message": st.sampled_from(["no", "\n", ""]) | JSON,
+    },
+)
+LIKELY = st.fixed_dictionaries(
+    {
+        "header": st.just({"revision": "7"}),
+        "succeeded": st.booleans(),
+        "responses": st.lists(st.fixed_dictionaries({"response_range": RANGES}), min_size=2, max_size=4),
+        "kvs": st.lists(KEYS, max_size=2),
+        "ID": st.just("9"),
+        "TTL": st.sampled_from(["11", "0", "-1", "1"]),
+    }
+)
+BODIES = st.one_of(
+    LIKELY.map(json.dumps).map(str.encode), FIELDS.map(json.dumps).map(str.encode), st.binary(max_size=20)
+)
+STATUSES = st.sampled_from([200, 200, 200, 200, 301, 400, 404, 408, 429, 500, 503])
+
+
+def answered(*answers: tuple[bytes, int] | Fate):
+    """A backend whose members give these answers, one after the other, again and again."""
+    backend = from_url("etcd://one,two")
+    given = 0
+
+    async def post(*_: object) -> dict[str, object]:
+        nonlocal given
+        given += 1
+        answer = answers[given % len(answers)]
+        if isinstance(answer, Fate):
+            raise MemberError(answer, "by request")
+        try:
+            return read_line(*answer)
+        except UnreadableError as error:  # as the gateway has it
+            raise MemberError(Fate.LOST, f"{error}") from error
+
+    backend._gateway._post = post
+    return backend
+
+
+def with_ttl(ttl: object) -> tuple[bytes, int]:
+    return json.dumps({"header": {"revision": "7"}, "succeeded": True, "ID": "9", "TTL": ttl}).encode(), 200
+
+
+@checked(250)
+@given(answers=st.lists(st.tuples(BODIES, STATUSES) | st.sampled_from(Fate), min_size=1, max_size=4))
+@example(answers=[with_ttl("11")])
+@example(answers=[with_ttl("9" * 5000)])
+@example(answers=[with_ttl(1e400)])
+@example(answers=[(b'{"error":5}', 200)])
+@example(answers=[(b'{"header":5,"succeeded":true,"ID":"9","TTL":"11"}', 200)])
+def test_whatever_etcd_answers_is_an_outcome_or_an_error_of_the_contract(answers):
+    async def story() -> None:
+        backend = answered(*answers)
+        await ask_everything(backend)
+        await backend.aclose()
+
+    with asyncio.Runner() as runner:
+        runner.run(story())
+
+
+def test_these_answers_are_not_refused_one_and_all():
+    """What is fuzzed above gets as far as a grant."""
+    with asyncio.Runner() as runner:
+        assert runner.run(answered(with_ttl("11")).acquire(CLAIM)) == Grant(7, ttl=11.0)
+
+
+@checked(200)
+@given(body=BODIES, status=STATUSES)
+def test_a_line_is_fields_or_an_error(body: bytes, status: int):
+    with contextlib.suppress(MemberError, UnreadableError):
+        assert isinstance(read_line(body, status), dict)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * SEED_SIZE, b'{"ID":' * (SEED_SIZE // 6), b'{"ID":' + b"1" * SEED_SIZE + b"}", b'"' * SEED_SIZE],
+    ids=lambda body: body[:9].decode(),
+)
+def test_a_long_answer_is_little_work(body: bytes):
+    with little_work(), contextlib.suppress(UnreadableError, MemberError):
+        read_line(body, 200)
