@@ -50,8 +50,7 @@ from fencing_sdk.backends.postgresql._link import Link
 from fencing_sdk.backends.postgresql._schema import DEFAULT_SCHEMA, schema_sql
 from fencing_sdk.backends.postgresql._settings import DRIVER_OPTIONS, address_from_url, read_choices, with_options
 from fencing_sdk.backends.postgresql._sweep import Sweep
-from fencing_sdk.backends.postgresql._translation import translated
-from fencing_sdk.errors import FencingError
+from fencing_sdk.backends.postgresql._translation import our_errors
 
 __all__ = ["PostgresqlBackend", "from_url", "schema_sql"]
 
@@ -119,7 +118,7 @@ class PostgresqlBackend:
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
-        with _OurErrors("open"):
+        with our_errors("open"):
             await self._link.open()
 
     async def acquire(self, claim: Claim) -> Grant | Held:
@@ -139,7 +138,7 @@ class PostgresqlBackend:
         place = self._line.place(claim)
         channel, word = (None, None) if place is None else (place.channel, place.word)
         arguments = self._calls.acquisition(claim, channel, word)
-        with _OurErrors("acquire"):
+        with our_errors("acquire"):
             row = await ask(arguments)
             answer = outcome(row, None if place is None else poll(deaf=self._line.deaf))
         self._sweep.now_and_then()
@@ -162,7 +161,7 @@ class PostgresqlBackend:
             for place, renewal in zip(batch, found, strict=True):
                 outcomes[place] = renewal
         if failures and len(failures) == len(batches):
-            with _OurErrors("renew"):
+            with our_errors("renew"):
                 raise failures[0]
         return outcomes
 
@@ -182,12 +181,12 @@ class PostgresqlBackend:
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
-        with _OurErrors("release"):
+        with our_errors("release"):
             await self._link.ask(self._calls.release, (claim.name, claim.owner), urgent=True, surely=True)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        with _OurErrors("inspect"):
+        with our_errors("inspect"):
             return holder(name, await self._link.ask(self._calls.inspect, (name,)))
 
     async def aclose(self) -> None:
@@ -203,7 +202,7 @@ class PostgresqlBackend:
 
     async def create_schema(self) -> None:
         """See `fencing_sdk.abc.SupportsSchema.create_schema`."""
-        with _OurErrors("create_schema"):
+        with our_errors("create_schema"):
             await self._dialer.create()
 
     def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
@@ -212,27 +211,12 @@ class PostgresqlBackend:
 
     @asynccontextmanager
     async def _stand(self, claim: Claim) -> AsyncIterator[Turn]:
-        with _OurErrors("queue"):
+        with our_errors("queue"):
             place = await self._line.stand(claim)
         try:
             yield place
         finally:
             await self._line.leave(place)
-
-
-class _OurErrors:
-    """Turns what a driver raises into an error of the contract."""
-
-    __slots__ = ("_operation",)
-
-    def __init__(self, operation: str) -> None:
-        self._operation = operation
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, FencingError):
-            raise translated(self._operation, error) from error
 
 
 def from_url(url: str, **options: object) -> PostgresqlBackend:

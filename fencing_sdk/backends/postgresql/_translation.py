@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from functools import partial
 
+from fencing_sdk.backends._our_errors import OurErrors
 from fencing_sdk.backends.postgresql import _driver
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
@@ -105,3 +107,7 @@ def _verdict(error: Exception) -> Verdict:
     if code in CODES:
         return CODES[code]
     return next((verdict for kind, verdict in CLASSES if isinstance(error, kind)), _UNKNOWN)
+
+
+our_errors = partial(OurErrors, translated)
+"""``with our_errors("acquire")``: whatever the driver raises comes out as an error of the contract."""

@@ -43,7 +43,7 @@ from fencing_sdk.backends.redis._pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis._router import ManyMasters, OneMaster, Router
 from fencing_sdk.backends.redis._script import Call
 from fencing_sdk.backends.redis._settings import DRIVER_OPTIONS, Settings, settings_from_client, settings_from_url
-from fencing_sdk.backends.redis._translation import translated
+from fencing_sdk.backends.redis._translation import our_errors
 
 __all__ = ["RedisBackend", "from_url"]
 
@@ -115,13 +115,13 @@ class RedisBackend:
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
-        with _OurErrors("open"):
+        with our_errors("open"):
             await (await self._router.node(self._calls.lease("?"))).pipe()
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
         place, call = self._line.place(claim), self._calls.acquire(claim)
-        with _OurErrors("acquire"):
+        with our_errors("acquire"):
             reply = await self._grant(call, claim)
             if not isinstance(reply, bytes):
                 return await self._refused(reply, place)
@@ -154,7 +154,7 @@ class RedisBackend:
         outcomes = await self._router.run_all([self._calls.renew(batch) for batch in batches])
         failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if failures and len(failures) == len(outcomes):
-            with _OurErrors("renew"):
+            with our_errors("renew"):
                 raise failures[0]
         answers = zip(batches, outcomes, strict=True)
         return [renewal for batch, outcome in answers for renewal in renewals(outcome, len(batch))]
@@ -162,7 +162,7 @@ class RedisBackend:
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
         self._losses.ended(self._calls.lease(claim.name), claim)
-        with _OurErrors("release"):
+        with our_errors("release"):
             await self._give_back(claim)
 
     async def _give_back(self, claim: Claim) -> None:
@@ -176,7 +176,7 @@ class RedisBackend:
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        with _OurErrors("inspect"):
+        with our_errors("inspect"):
             return holder(name, await self._router.run(self._calls.inspect(name)))
 
     async def aclose(self) -> None:
@@ -194,27 +194,12 @@ class RedisBackend:
 
     @asynccontextmanager
     async def _stand(self, claim: Claim) -> AsyncIterator[Turn]:
-        with _OurErrors("queue"):
+        with our_errors("queue"):
             place = await self._line.stand(claim)
         try:
             yield place
         finally:
             await self._line.leave(place)
-
-
-class _OurErrors:
-    """Turns what a driver raises into an error of the contract; a generator would cost five times as much."""
-
-    __slots__ = ("_operation",)
-
-    def __init__(self, operation: str) -> None:
-        self._operation = operation
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            raise translated(self._operation, error) from error
 
 
 def from_url(url: str, **options: object) -> RedisBackend:

@@ -10,10 +10,12 @@ a driver's error may hold a URL, so it is never repeated.
 from __future__ import annotations
 
 import ssl
+from functools import partial
 
 import redis.exceptions as driver
 from redis.asyncio.sentinel import MasterNotFoundError
 
+from fencing_sdk.backends._our_errors import OurErrors
 from fencing_sdk.backends.redis._dial import BACKEND
 from fencing_sdk.backends.redis._node import UnconfirmedError
 from fencing_sdk.backends.redis._pipe import PipeError, ReplyError
@@ -89,3 +91,7 @@ def _refusal(error: BaseException) -> Verdict | None:
     if isinstance(error, ReplyError) and error.code != "NOPERM":
         return None  # WAIT has failed, which a demoted master says as well
     return verdict if verdict[0] is BackendRefusedError else None
+
+
+our_errors = partial(OurErrors, translated)
+"""``with our_errors("acquire")``: whatever the driver raises comes out as an error of the contract."""
