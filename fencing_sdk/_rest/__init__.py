@@ -4,6 +4,7 @@ HTTP and JSON to a cluster of nodes: what the backends and guards of such stores
     pool.py        connections that belong to one event loop and one process
     endpoints.py   where the nodes are, and which of them is asked first
     tls.py         how certificates are checked
+    numbers.py     options that are numbers
     flights.py     one call that serves all who want the same at the same time
     doubts.py      claims with a request that has no answer
     words.py       requests and answers of etcd, in JSON

@@ -29,6 +29,8 @@ import anyio
 from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._clock import wall_seconds
 from fencing_sdk._rest.doubts import Doubts
+from fencing_sdk._rest.numbers import check_connections, read_numbers
+from fencing_sdk._rest.tls import tls_context
 from fencing_sdk._timing import seconds
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.kahuna._batch import renew_each
@@ -45,7 +47,7 @@ from fencing_sdk.backends.kahuna._contract import (
 )
 from fencing_sdk.backends.kahuna._endpoints import read_endpoints
 from fencing_sdk.backends.kahuna._http import Http
-from fencing_sdk.backends.kahuna._options import OPTIONS, check_connections, check_durability, check_tls, read_number
+from fencing_sdk.backends.kahuna._options import OPTIONS, check_durability
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError
 
 __all__ = ["KahunaBackend", "from_url"]
@@ -101,7 +103,7 @@ class KahunaBackend:
         self._wording = Wording(check_durability(durability))
         self._width = max(1, check_connections(connections) // 2)  # so that a heartbeat leaves room for the others
         self._http = Http(
-            tls=check_tls(tls=tls, ca=ca, context=ssl_context),
+            tls=tls_context(tls=tls, scheme="kahuna+https", ca=ca, context=ssl_context),
             connect_timeout=seconds(connect_timeout, "connect_timeout", above=True),
             connections=connections,
         )
@@ -227,10 +229,7 @@ def from_url(url: str, **options: object) -> KahunaBackend:
     Raises:
         ConfigurationError: the URL names no node, or an option is unknown or cannot work.
     """
-    chosen = take_options(url, options, OPTIONS)
-    for option, read in (("connect_timeout", float), ("connections", int)):
-        if isinstance(text := chosen.get(option), str):
-            chosen[option] = read_number(option, text, read)
+    chosen = read_numbers(take_options(url, options, OPTIONS))
     parts = urlsplit(url)
     if parts.path not in {"", "/"}:
         msg = "url has a path, which Kahuna does not have; write kahuna://host:port,host:port"
