@@ -154,7 +154,9 @@ class ClientsAndModel(RuleBasedStateMachine):
             self.runner.run(asyncio.sleep(0.02))
 
     def tenure(self, age: int) -> Tenure:
-        return self.tenures[-1 - age % len(self.tenures)]
+        tenure = self.tenures[-1 - age % len(self.tenures)]
+        tenure.learn()
+        return tenure
 
     def held_tenures(self) -> list[Tenure]:
         return [holder for name in NAMES if (holder := self.holder(name)) is not None]

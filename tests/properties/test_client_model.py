@@ -56,7 +56,7 @@ def test_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     check(Store(make, examples=12, steps=25))
 
 
-def check_on_server(make, *, examples: int = 20, steps: int = 25):
+def check_on_server(make, *, examples: int = 12, steps: int = 25):
     """With a server that has its own clock, and no time to look for the shortest story if there is a bad one."""
     check(Store(make, follows=False, patience=PATIENCE, examples=examples, steps=steps), shrink=False)
 
