@@ -141,8 +141,9 @@ async def test_what_a_server_said_counts_before_the_map_is_read_anew(backend, re
     assert calls(source, "evalsha") == before
 
 
-async def test_many_slots_that_moved_are_asked_at_once(backend, redis_cluster):
+async def test_many_slots_that_moved_are_asked_at_once(backend, redis_cluster, monkeypatch):
     """One after the other, a thousand leases behind a slow link would be lost before the last was asked for."""
+    monkeypatch.setattr(backend._losses, "_doubt", lambda _: None)  # else a look at what moved may be there first
     source = redis_cluster.nodes[0]
     target = redis_cluster.other_than(source)
     names = names_at(redis_cluster, source, 30)
