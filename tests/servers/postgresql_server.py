@@ -35,6 +35,9 @@ QUICK: dict[str, Setting] = {
     "log_line_prefix": "%m %p %a ",
 }
 
+BENCH_NAME = "bench"
+"""What the sessions of the bench are called: the process of one that was closed may take its time to end."""
+
 
 class PostgresqlServer:
     """
@@ -156,7 +159,12 @@ class PostgresqlServer:
     def ask(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
         """The rows of one statement, with ``$1`` for an argument; blocks."""
         with psycopg.connect(
-            host=str(self.folder), port=self.port, user=USER, dbname=self.database, autocommit=True
+            host=str(self.folder),
+            port=self.port,
+            user=USER,
+            dbname=self.database,
+            autocommit=True,
+            application_name=BENCH_NAME,
         ) as connection:
             found = psycopg.RawCursor(connection).execute(statement, arguments or None)
             return list(found.fetchall()) if found.description else []
@@ -165,7 +173,8 @@ class PostgresqlServer:
     async def connected(self, **options: Any) -> AsyncIterator[Any]:
         """An asyncpg connection of the superuser, or of ``user="app"``."""
         address = {"host": str(self.folder), "port": self.port, "user": USER, "database": self.database}
-        connection = await asyncpg.connect(**address | options)
+        named = {"server_settings": {"application_name": BENCH_NAME}}
+        connection = await asyncpg.connect(**address | named | options)
         try:
             yield connection
         finally:
