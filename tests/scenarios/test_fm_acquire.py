@@ -56,8 +56,8 @@ async def given_up(task: asyncio.Task) -> AsyncIterator[None]:
         await task
 
 
-ARRIVED = 0.45
-"""Seconds after which every request that is under way has reached the store."""
+ARRIVED = 1.2
+"""Seconds after which every request that is under way has reached the store: it is given up after less."""
 
 
 def not_sent(link: FaultyBackend) -> None:
@@ -87,7 +87,7 @@ CASES += [(not_sent, "timeout"), (not_sent, "scope")]
 @pytest.mark.parametrize(("state", "manner"), CASES, ids=lambda case: getattr(case, "__name__", case))
 async def test_mode_05_a_cancelled_acquisition_leaves_nothing(state, manner):
     """5: wherever the request is when its caller gives up, the lock is free within one ttl, and stays free."""
-    ttl = 0.5
+    ttl = 2.0
     store = LedgerBackend()
     link = FaultyBackend(store)
     log = Log()
@@ -111,7 +111,7 @@ async def test_mode_05_a_cancelled_acquisition_leaves_nothing(state, manner):
         await log.seen(Abandoned)
         await asyncio.sleep(max(0.0, gave_up + ARRIVED - CLOCK.now()))
         await until(lambda: store.tidy)
-        assert CLOCK.now() - gave_up < ttl + 0.2
+        assert CLOCK.now() - gave_up < ttl + 1
         link.heal()
         async with locks.lock("seats/42", ttl=ttl, wait=0):
             pass
@@ -127,7 +127,7 @@ async def test_mode_05_a_straggling_request_is_undone_long_before_its_ttl():
         async with given_up(asyncio.create_task(locks.lock("seats/42", ttl=20).acquire())):
             await until(lambda: link.calls)
         await link.delivered()
-        await until(lambda: store.tidy, within=1.5)
+        await until(lambda: store.tidy)
 
 
 async def test_mode_05_a_request_that_overtakes_its_own_release_is_released_again():
@@ -135,7 +135,7 @@ async def test_mode_05_a_request_that_overtakes_its_own_release_is_released_agai
     store = LedgerBackend()
     link = FaultyBackend(store)
     async with LockClient(link) as locks:
-        link.delay("acquire", 0.2, times=1)
+        link.delay("acquire", 0.8, times=1)
         async with given_up(asyncio.create_task(locks.lock("seats/42", ttl=30).acquire())):
             await asyncio.sleep(0.05)
         await until(lambda: store.of("acquire"))
@@ -181,7 +181,7 @@ async def test_mode_05_no_moment_of_an_acquisition_is_unsafe_to_cancel(contended
             with suppress(asyncio.CancelledError):
                 await task
             outcomes.add(task.cancelled())
-            await until(lambda store=store: store.tidy, within=3)
+            await until(lambda store=store: store.tidy)
     assert outcomes == {True, False}
 
 
@@ -204,7 +204,7 @@ async def test_mode_12_a_lost_answer_does_not_prolong_what_the_holder_believes()
     link = FaultyBackend(store)
     log = Log()
     async with LockClient(link, observers=[log]) as locks:
-        lease = await locks.lock("seats/42", ttl=0.6).acquire()
+        lease = await locks.lock("seats/42", ttl=1.5).acquire()
         deadline = lease.deadline
         link.lose_reply("renew")
         await log.seen(RenewalFailed)
@@ -223,7 +223,10 @@ async def test_mode_12_one_lost_renewal_is_no_loss():
     store = LedgerBackend()
     link = FaultyBackend(store)
     log = Log()
-    async with LockClient(link, observers=[log]) as locks, locks.lock("seats/42", ttl=0.8) as lease:
+    async with (
+        LockClient(link, observers=[log]) as locks,
+        locks.lock("seats/42", ttl=5, heartbeat_interval=0.2) as lease,
+    ):
         link.lose_reply("renew", times=2)
         await log.seen(Renewed)
         assert lease.held
@@ -236,7 +239,7 @@ async def test_mode_12_a_renewal_never_creates():
     store = LedgerBackend()
     async with LockClient(store) as locks:
         with pytest.raises(LeaseLostError) as lost:
-            async with locks.lock("seats/42", ttl=0.6) as lease, asyncio.timeout(5):
+            async with locks.lock("seats/42", ttl=5, heartbeat_interval=0.2) as lease, asyncio.timeout(20):
                 await store.release(lease.claim)
                 await asyncio.Event().wait()
         assert lost.value.reason is LossReason.REFUSED
@@ -254,7 +257,7 @@ async def test_mode_12_a_release_whose_answer_was_lost_is_repeated_without_harm(
         link.lose_reply("release", times=3)
         waiting = asyncio.create_task(others.lock("seats/42", ttl=5).acquire())
         await lease.release()
-        heir = await asyncio.wait_for(waiting, 3)
+        heir = await asyncio.wait_for(waiting, 20)
         assert log.of(Released)[0].confirmed
         assert link.calls.count(("release", ("seats/42",))) == 4
         assert heir.token == (await store.inspect("seats/42")).token
@@ -308,11 +311,14 @@ async def test_mode_13_a_long_line_is_served_in_order_though_a_third_of_it_leave
     assert store.tidy
 
 
-async def test_mode_13_the_head_of_the_line_that_is_cancelled_at_its_turn_passes_it_on():
+async def test_mode_13_the_head_of_the_line_that_is_cancelled_at_its_turn_passes_it_on(monkeypatch):
     """13: woken and cancelled in the same turn of the loop; the next one does not wait for a poll."""
+    monkeypatch.setattr("fencing_sdk.backends._table.LINE_POLL", 60.0)
+    monkeypatch.setattr("fencing_sdk.backends._table.LINE_TTL", 240.0)
+    monkeypatch.setattr("fencing_sdk._acquire._LONGEST_NAP", 60.0)
     store = LedgerBackend()
     async with LockClient(store) as locks:
-        lock = locks.lock("seats/42", ttl=20)
+        lock = locks.lock("seats/42", ttl=240)
         for turn in range(15):
             holder = await lock.acquire()
             first, second = asyncio.create_task(lock.acquire()), None
@@ -325,7 +331,7 @@ async def test_mode_13_the_head_of_the_line_that_is_cancelled_at_its_turn_passes
             await releasing
             with suppress(asyncio.CancelledError):
                 await (await first).release()
-            lease = await asyncio.wait_for(second, 0.9)
+            lease = await asyncio.wait_for(second, 10)
             await lease.release()
     assert store.tidy
 

@@ -31,18 +31,18 @@ async def test_mode_14_a_step_of_the_wall_clock_ends_no_lease_and_prolongs_none(
     log = Log()
     shifted, shifted_ns = time.time() + days * DAY, time.time_ns() + int(days * DAY * 10**9)
     async with LockClient(link, observers=[log]) as locks, LockClient(store) as others:
-        lease = await locks.lock("seats/42", ttl=0.5).acquire()
+        lease = await locks.lock("seats/42", ttl=2.0).acquire()
         deadline = lease.deadline
         monkeypatch.setattr("time.time", lambda: shifted)
         monkeypatch.setattr("time.time_ns", lambda: shifted_ns)
         await log.seen(Renewed)
         assert lease.held
-        assert 0 < lease.deadline - deadline < 0.5
+        assert 0 < lease.deadline - deadline < 2.0
         assert await others.lock("seats/42").try_acquire() is None
         link.fail("renew")
         deadline = lease.deadline
-        assert await asyncio.wait_for(lease.wait_lost(), 5) in ENDED_BY_TIME
-        assert deadline <= CLOCK.now() < deadline + 3
+        assert await asyncio.wait_for(lease.wait_lost(), 20) in ENDED_BY_TIME
+        assert deadline <= CLOCK.now() < deadline + 10
         await lease.release()
 
 
@@ -68,7 +68,7 @@ async def test_mode_14_a_store_whose_clock_runs_faster_never_overlaps(rate, drif
     async with LockClient(link, drift=drift) as holder, LockClient(store, drift=drift) as heir:
 
         async def work():
-            async with holder.lock("seats/42", ttl=0.8, safety_buffer=buffer, heartbeat_interval=0.1) as lease:
+            async with holder.lock("seats/42", ttl=2.0, safety_buffer=buffer, heartbeat_interval=0.1) as lease:
                 await tracks.walk(lease)
 
         working = asyncio.create_task(work())
@@ -76,7 +76,7 @@ async def test_mode_14_a_store_whose_clock_runs_faster_never_overlaps(rate, drif
         await until(lambda: store.of("renew"))
         for operation in OPERATIONS:
             link.fail(operation)
-        later = await heir.lock("seats/42", ttl=0.8, heartbeat_interval=0.1, wait=10).acquire()
+        later = await heir.lock("seats/42", ttl=10, wait=20).acquire()
         with pytest.raises(LeaseLostError):
             await asyncio.wait_for(working, 5)
         await later.release()
@@ -118,13 +118,13 @@ async def test_mode_14_a_suspended_machine_wakes_up_without_its_lease():
     async with LockClient(store, clock=clock, observers=[log]) as locks:
         began = CLOCK.now()
         with pytest.raises(LeaseLostError) as lost:
-            async with locks.lock("seats/42", ttl=4.0) as lease:
+            async with locks.lock("seats/42", ttl=40.0, heartbeat_interval=0.5) as lease:
                 assert lease.token
                 clock.slept += 3600
                 with pytest.raises(LeaseLostError):
                     _ = lease.token
                 await asyncio.Event().wait()
-        assert CLOCK.now() - began < 3, "sooner than the timer of the deadline that was set before"
+        assert CLOCK.now() - began < 20, "sooner than the timer of the deadline that was set before"
         assert lost.value.reason is LossReason.STALLED
         assert len(log.of(Lost)) == 1
 
@@ -137,11 +137,11 @@ async def test_mode_14_a_grant_that_slept_on_its_way_is_not_used():
         async def acquire(self, claim):
             answer = await super().acquire(claim)
             if len(self.entries) == 1:
-                clock.slept += 0.85
+                clock.slept += 8.5
             return answer
 
     store = Asleep(clock=clock)
-    async with LockClient(store, clock=clock) as locks, locks.lock("seats/42", ttl=1.0, wait=120) as lease:
+    async with LockClient(store, clock=clock) as locks, locks.lock("seats/42", ttl=10.0, wait=120) as lease:
         assert len(store.of("acquire")) == 2
         assert store.of("acquire")[-1].token == lease.token
         assert lease.remaining > 0

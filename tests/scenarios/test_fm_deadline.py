@@ -27,8 +27,10 @@ from fencing_sdk.abc import Renewal
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 
-TTL = 0.6
+TTL = 1.5
 BUFFER = TTL / 5
+KEPT = {"ttl": 10.0, "heartbeat_interval": 0.2}
+"""For a lease that is to be kept, on a machine that may stand still for seconds."""
 SLACK = 0.005
 """The timers of an event loop fire within this of their moment when nothing delays the loop."""
 
@@ -147,7 +149,7 @@ async def test_mode_02_a_renewal_that_ignores_its_cancellation_does_not_hide_the
         async with locks.lock("seats/43", ttl=TTL) as other:
             assert other.held
         began = CLOCK.now()
-    assert CLOCK.now() - began < 3
+    assert CLOCK.now() - began < 10
     assert not deaf.hears.is_set()
     assert deaf.tidy
 
@@ -160,7 +162,8 @@ async def test_mode_02_a_call_that_ignores_its_cancellation_does_not_occupy_the_
         deaf.deaf = True
         await lease.wait_lost()
         await asyncio.sleep(0.3)
-        assert deaf.unanswered < deaf.cancelled < 50 * deaf.unanswered
+        await until(lambda: deaf.unanswered < deaf.cancelled)
+        assert deaf.cancelled < 50 * deaf.unanswered
         await lease.release()
 
 
@@ -180,7 +183,7 @@ async def test_mode_03_a_failing_renewal_is_tried_again(failure, times):
     """3: no exception of a renewal, of whatever class, ends the heartbeat or the lease."""
     link = FaultyBackend(LedgerBackend())
     log = Log()
-    async with LockClient(link, observers=[log]) as locks, locks.lock("seats/42", ttl=1.0) as lease:
+    async with LockClient(link, observers=[log]) as locks, locks.lock("seats/42", **KEPT) as lease:
         link.fail("renew", failure, times=times)
         await log.seen(Renewed)
         assert len(log.of(RenewalFailed)) == times
@@ -202,7 +205,7 @@ async def test_mode_03_a_cancellation_that_leaks_out_of_a_driver_is_no_answer_ei
             return await super().renew(claims)
 
     log = Log()
-    async with LockClient(Leaking(), observers=[log]) as locks, locks.lock("seats/42", ttl=1.0) as lease:
+    async with LockClient(Leaking(), observers=[log]) as locks, locks.lock("seats/42", **KEPT) as lease:
         await log.seen(Renewed)
         assert lease.held
     assert len(log.of(RenewalFailed)) == 2
@@ -222,7 +225,7 @@ async def test_mode_03_an_answer_of_the_wrong_shape_is_no_answer(answer):
             return await super().renew(claims)
 
     log = Log()
-    async with LockClient(Garbled(), observers=[log]) as locks, locks.lock("seats/42", ttl=1.0) as lease:
+    async with LockClient(Garbled(), observers=[log]) as locks, locks.lock("seats/42", **KEPT) as lease:
         await log.seen(Renewed)
         assert lease.held
     assert len(log.of(RenewalFailed)) == 2
@@ -241,8 +244,11 @@ async def test_mode_03_one_bad_claim_does_not_stop_the_others():
 
     async with LockClient(Sharded()) as locks:
         names = ["a", "shard-down", "b", "c"]
-        leases = await asyncio.gather(*(locks.lock(name, ttl=TTL).acquire() for name in names))
-        assert await asyncio.wait_for(leases[1].wait_lost(), 5) in ENDED_BY_TIME
+        terms = [KEPT | {"ttl": TTL} if name == "shard-down" else KEPT for name in names]
+        leases = await asyncio.gather(
+            *(locks.lock(name, **each).acquire() for name, each in zip(names, terms, strict=True))
+        )
+        assert await asyncio.wait_for(leases[1].wait_lost(), 20) in ENDED_BY_TIME
         assert [lease.held for lease in leases] == [True, False, True, True]
         for lease in leases:
             await lease.release()
@@ -259,8 +265,9 @@ async def test_mode_03_a_failing_chunk_does_not_stop_the_next_one(monkeypatch):
             return await super().renew(claims)
 
     async with LockClient(HalfDead()) as locks:
-        leases = await asyncio.gather(*(locks.lock(name, ttl=TTL).acquire() for name in ["dead", "x", "c", "d", "e"]))
-        await asyncio.wait_for(leases[0].wait_lost(), 5)
+        terms = {name: KEPT | {"ttl": TTL} for name in ("dead", "x")} | dict.fromkeys("cde", KEPT)
+        leases = await asyncio.gather(*(locks.lock(name, **each).acquire() for name, each in terms.items()))
+        await asyncio.wait_for(leases[0].wait_lost(), 20)
         assert [lease.held for lease in leases[2:]] == [True, True, True]
         for lease in leases:
             await lease.release()
@@ -298,9 +305,9 @@ async def test_mode_04_a_blocked_loop_loses_its_lease_and_is_told_what_blocked_i
     async with LockClient(LedgerBackend(), observers=[log]) as locks:
         steps_after = 0
         with pytest.raises(LeaseLostError) as lost:
-            async with locks.lock("seats/42", ttl=0.5) as lease:
+            async with locks.lock("seats/42", ttl=1.5) as lease:
                 await log.seen(Renewed)
-                hash_everything(0.6)
+                hash_everything(1.6)
                 with pytest.raises(LeaseLostError):
                     lease.check()
                 while True:
@@ -308,8 +315,8 @@ async def test_mode_04_a_blocked_loop_loses_its_lease_and_is_told_what_blocked_i
                     steps_after += 1
         assert steps_after <= 1
         assert lost.value.reason is LossReason.STALLED
-        late = log.of(RenewalLate)[0]
-        assert 0.6 - 0.1 - 0.05 < late.late < 5
+        late = max(log.of(RenewalLate), key=lambda event: event.late)
+        assert 1.6 - 0.3 - 0.05 < late.late < 10
         assert "hash_everything" in late.stack
 
 
@@ -332,7 +339,7 @@ async def test_mode_04_a_blocked_holder_cannot_write_over_the_next_one():
                 remembered = lease.token
                 hash_everything(0.4)
                 with anyio.CancelScope(shield=True):
-                    async with next_one.lock("seats/42", ttl=1.0, fences=[seats]):
+                    async with next_one.lock("seats/42", ttl=10, fences=[seats]):
                         with pytest.raises(LeaseLostError):
                             _ = lease.token
                         with pytest.raises(StaleTokenError) as stale:
@@ -344,7 +351,7 @@ async def test_mode_04_a_blocked_holder_cannot_write_over_the_next_one():
 async def test_mode_04_a_short_block_is_told_and_costs_nothing():
     """4: a stall within the lease is a warning, not a loss."""
     log = Log()
-    async with LockClient(LedgerBackend(), observers=[log]) as locks, locks.lock("seats/42", ttl=1.2) as lease:
+    async with LockClient(LedgerBackend(), observers=[log]) as locks, locks.lock("seats/42", **KEPT) as lease:
         await log.seen(Renewed)
         hash_everything(0.4)
         late = await log.seen(RenewalLate)

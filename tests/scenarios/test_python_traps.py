@@ -290,7 +290,7 @@ async def main():
             except OSError:
                 say("failed")
         network.heal("acquire")
-        async with locks.lock("a", ttl=0.2):
+        async with locks.lock("a", ttl=2, heartbeat_interval=0.04):
             await asyncio.sleep(0.05)
 
 asyncio.run(main())

@@ -240,7 +240,7 @@ async def test_a_computation_without_an_await_learns_of_the_loss_when_it_leaves(
 
 async def test_a_pause_that_is_shorter_than_the_lease_costs_nothing(start, sink):
     """The same lease goes on, with the same token."""
-    worker = await start("calls", ttl=3.0)
+    worker = await start("calls", ttl=8.0)
     token = await worker.acquired()
     for _ in range(3):
         await until(lambda: len(sink.messages) > 20)

@@ -186,7 +186,7 @@ async def test_renewing_by_hand_without_an_answer_is_no_loss(stage):
 
 async def test_max_hold_ends_work_that_would_be_renewed_for_ever(stage):
     async def caller():
-        async with stage.lock(ttl=0.6, heartbeat_interval=0.1, max_hold=0.7):
+        async with stage.lock(ttl=3, heartbeat_interval=0.1, max_hold=2):
             await forever()
 
     seen = await stage.watch(caller)
@@ -261,5 +261,5 @@ async def test_the_life_of_a_lease_is_told_in_order(stage):
         async with stage.lock():
             stage.revoke_soon()
             await forever()
-    kinds = [event.kind for event in stage.events if event.kind != "renewed"]
+    kinds = [event.kind for event in stage.events if event.kind not in {"renewed", "renewal_late"}]
     assert kinds == ["acquiring", "acquired", "lost", "released"]

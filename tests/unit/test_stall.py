@@ -117,7 +117,7 @@ def test_an_earlier_moment_than_the_last_one_is_not_overslept(watch: StallWatch)
     watch.arm(began + 900)
     time.sleep(0.1)
     watch.arm(CLOCK.now() + 0.05)
-    compress_the_archive(lambda: watch.stack_since(began), within=1.0)
+    compress_the_archive(lambda: watch.stack_since(began))
     assert watch.stack_since(began) is not None
 
 
@@ -125,7 +125,7 @@ def test_a_second_stall_right_after_the_first_one_is_named_too(watch: StallWatch
     for _ in range(2):
         began = CLOCK.now()
         watch.arm(began + 0.05)
-        compress_the_archive(lambda began=began: watch.stack_since(began), within=0.4)
+        compress_the_archive(lambda began=began: watch.stack_since(began))
         assert watch.stack_since(began) is not None
 
 
@@ -140,7 +140,7 @@ def test_a_stop_that_comes_while_the_thread_looks_around_is_not_missed():
     watch._rearmed = Inopportune()
     watch.arm(CLOCK.now() + 30)
     try:
-        watch._thread.join(0.5)
+        watch._thread.join(5)
         assert not watch._thread.is_alive()
     finally:
         watch._rearmed.set()
