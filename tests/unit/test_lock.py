@@ -186,7 +186,7 @@ async def test_renewing_by_hand_without_an_answer_is_no_loss(stage):
 
 async def test_max_hold_ends_work_that_would_be_renewed_for_ever(stage):
     async def caller():
-        async with stage.lock(ttl=3, heartbeat_interval=0.1, max_hold=2):
+        async with stage.lock(ttl=2, heartbeat_interval=0.1, max_hold=2.2):
             await forever()
 
     seen = await stage.watch(caller)
