@@ -93,7 +93,7 @@ async def test_the_server_still_keeps_the_lease_at_the_moment_the_body_ends(faul
 
 
 async def test_a_connection_that_died_in_silence_is_replaced_within_the_deadline(postgresql_server, postgresql_proxy):
-    async with opened(postgresql_proxy.url) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
+    async with opened(postgresql_proxy.url) as (locks, log), staying(locks.lock("a", **LONG | {"ttl": 4.0})) as stay:
         await log.seen(Renewed)
         forgotten = forget(postgresql_proxy)
         renewed = len(log.of(Renewed))
@@ -129,7 +129,7 @@ async def test_a_client_that_closes_while_nothing_is_delivered_closes_all_the_sa
     async with opened(postgresql_server.url) as (others, _):
         held = await others.lock("b", ttl=60).acquire()
         async with opened(postgresql_proxy.url) as (locks, log):
-            lease = await locks.lock("a", **SHORT).acquire()
+            lease = await locks.lock("a", **LONG).acquire()
             stay = Stay(locks.lock("b", ttl=60))
             await waiting(postgresql_server, 1, "b")
             await log.seen(Renewed)
@@ -137,7 +137,7 @@ async def test_a_client_that_closes_while_nothing_is_delivered_closes_all_the_sa
             begun = CLOCK.now()
         assert CLOCK.now() - begun < 15
         assert lease.lost_reason is LossReason.CLOSED
-        await stay.over(1)
+        await stay.over()
         postgresql_proxy.cut()
         postgresql_proxy.heal()
         async with staying(others.lock("a", wait=PATIENCE)) as following:

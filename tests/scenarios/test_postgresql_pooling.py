@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from failing_store import CLOCK
 from pgbouncer import PgBouncer
-from postgresql_stage import LONG, SHORT, everything_works, line, terminate, use_in_turn, waiting
+from postgresql_stage import LONG, everything_works, line, terminate, use_in_turn, waiting
 from redis_stage import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import Lost, Renewed
@@ -99,7 +99,7 @@ async def test_no_state_is_left_in_the_sessions_of_others(pgbouncer, postgresql_
         application = await asyncpg.connect(narrow.url, statement_cache_size=0)
         before = await application.fetchval(f"SELECT {names}")
         pid = await application.fetchval("SELECT pg_backend_pid()")
-        async with opened(narrow.url, pooled=True) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
+        async with opened(narrow.url, pooled=True) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
             waiter = Stay(locks.lock("b", ttl=10), work=0)
             await log.seen(Renewed, 2)
             await waiter.over()

@@ -5,7 +5,7 @@ import contextlib
 import random
 
 import pytest
-from postgresql_stage import LEFT, SHORT, line, nothing_left, waiting
+from postgresql_stage import LEFT, LONG, line, nothing_left, waiting
 from redis_stage import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import AcquireTimeoutError, BackendUnavailableError, LeaseLostError, Lost, Renewed
@@ -31,7 +31,7 @@ async def test_a_retry_after_a_lost_reply_finds_its_own_grant(postgresql_server,
 
 
 async def test_a_lost_reply_to_a_renewal_is_ridden_out(postgresql_server, postgresql_proxy):
-    async with opened(postgresql_proxy.url) as (locks, log), staying(locks.lock("a", **SHORT | {"ttl": 4.0})) as stay:
+    async with opened(postgresql_proxy.url) as (locks, log), staying(locks.lock("a", **LONG | {"ttl": 4.0})) as stay:
         await log.seen(Renewed)
         lost = postgresql_proxy.lose_replies(2, of="fencing_renew")
         async with asyncio.timeout(PATIENCE):
@@ -105,7 +105,7 @@ async def test_bodies_never_overlap_and_tokens_rise_whatever_the_network_does(po
     """Two clients behind one bad network and one beside it, with a server that stands still now and then."""
     inside: list[int] = []
     tokens: list[int] = []
-    options = {"ttl": 1.5, "safety_buffer": 0.4, "heartbeat_interval": 0.2}
+    options = {"ttl": 2.4, "safety_buffer": 1.0, "heartbeat_interval": 0.3}
     over = asyncio.Event()
     proxy = postgresql_proxy
 

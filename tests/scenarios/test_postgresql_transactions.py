@@ -33,7 +33,8 @@ def renewals(log, name: str) -> int:
 async def test_a_row_that_somebody_keeps_locked_does_not_hold_up_the_other_leases(statement, postgresql_server):
     async with opened(postgresql_server.url) as (locks, log):
         async with contextlib.AsyncExitStack() as stack:
-            stays = {name: await stack.enter_async_context(staying(locks.lock(name, **SHORT))) for name in "abc"}
+            terms = {"a": SHORT, "b": LONG, "c": LONG}
+            stays = {name: await stack.enter_async_context(staying(locks.lock(name, **terms[name]))) for name in terms}
             await until(lambda: all(renewals(log, name) for name in "abc"))
             async with idle_in_transaction(postgresql_server, statement):
                 before = {name: renewals(log, name) for name in "bc"}
@@ -66,7 +67,7 @@ async def test_a_row_that_is_locked_for_a_moment_again_and_again_costs_no_lease(
 async def test_acquiring_what_somebody_keeps_locked_is_bounded_and_holds_up_nobody(postgresql_server):
     async with opened(postgresql_server.url) as (locks, _), locks.lock("a", ttl=10):
         pass
-    async with opened(postgresql_server.url) as (locks, log), staying(locks.lock("b", **SHORT)) as stay:
+    async with opened(postgresql_server.url) as (locks, log), staying(locks.lock("b", **LONG)) as stay:
         async with idle_in_transaction(postgresql_server, ROW):
             begun = CLOCK.now()
             trying = [asyncio.create_task(locks.lock("a", ttl=10, wait=1.5).acquire()) for _ in range(5)]
@@ -120,13 +121,13 @@ async def test_locks_work_whatever_the_role_prefers(setting, postgresql_server):
     async with contextlib.AsyncExitStack() as stack:
         clients = [(await stack.enter_async_context(opened(url)))[0] for _ in range(3)]
         await use_in_turn(clients, tasks=4, times=3)
-        async with staying(clients[0].lock("b", **SHORT)) as stay:
+        async with staying(clients[0].lock("b", **LONG)) as stay:
             waiter = Stay(clients[1].lock("b", ttl=10, wait=PATIENCE))
             await waiting(postgresql_server, 1, "b")
             await asyncio.sleep(1)
             holder = await clients[2].inspect("b")
             assert holder.token == stay.token
-            assert 0 < holder.remaining <= SHORT["ttl"]
+            assert 0 < holder.remaining <= LONG["ttl"]
             await stay.end()
             await waiter.begun()
             await waiter.end()
@@ -242,13 +243,13 @@ async def test_the_clients_wall_clock_is_not_read(days, postgresql_server, monke
             first = lease.token
         monkeypatch.setattr("time.time", lambda: shifted)
         monkeypatch.setattr("time.time_ns", lambda: shifted_ns)
-        async with staying(locks.lock("a", **SHORT)) as stay:
+        async with staying(locks.lock("a", **LONG)) as stay:
             monkeypatch.undo()
             micros = await postgresql_server.value("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8")
             assert first < stay.token <= micros
             await log.seen(Renewed, 2)
             remaining = (await others.inspect("a")).remaining
-            assert 0 < remaining <= SHORT["ttl"]
+            assert 0 < remaining <= LONG["ttl"]
             assert await others.lock("a").try_acquire() is None
             await stay.end()
         async with others.lock("a", wait=PATIENCE) as lease:
