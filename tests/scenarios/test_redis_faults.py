@@ -34,8 +34,11 @@ from fencing_sdk.backends.redis import _script
 
 pytest_plugins = ["redis_fixtures"]
 
-SHORT = {"ttl": 2.0, "safety_buffer": 0.6, "heartbeat_interval": 0.3}
-"""Half a second of body after the last renewal that could have failed, and a buffer longer than an interval."""
+SHORT = {"ttl": 3.0, "safety_buffer": 1.4, "heartbeat_interval": 0.4}
+"""For a lease that is to be lost. The buffer is longer than an interval, and than a machine may stand still."""
+
+LONG = {"ttl": 6.0, "safety_buffer": 0.6, "heartbeat_interval": 0.3}
+"""For a lease that is to be kept."""
 
 LEAVING = 4.0
 """Seconds in which an ``async with`` is left whatever the server does: release is given two."""
@@ -54,7 +57,7 @@ def forget(proxy):
 
 @pytest.mark.every_loop
 async def test_a_server_that_stops_for_less_than_the_deadline_is_ridden_out(redis_server):
-    async with opened(redis_server.url) as (locks, log), staying(locks.lock("a", **SHORT | {"ttl": 6.0})) as stay:
+    async with opened(redis_server.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
         await log.seen(Renewed)
         renewed = len(log.of(Renewed))
         redis_server.pause()
@@ -116,7 +119,7 @@ async def test_the_server_still_keeps_the_lease_at_the_moment_the_body_ends(faul
 
 
 async def test_a_connection_that_died_in_silence_is_replaced_within_the_deadline(redis_server, proxy):
-    async with opened(proxy.url) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
+    async with opened(proxy.url) as (locks, log), staying(locks.lock("a", **LONG | {"ttl": 4.0})) as stay:
         await log.seen(Renewed)
         forgotten = forget(proxy)
         renewed = len(log.of(Renewed))
@@ -153,7 +156,7 @@ async def test_a_client_that_closes_while_nothing_is_delivered_closes_all_the_sa
     async with opened(redis_server.url) as (others, _):
         held = await others.lock("b", ttl=60).acquire()
         async with opened(proxy.url) as (locks, log):
-            lease = await locks.lock("a", **SHORT).acquire()
+            lease = await locks.lock("a", **LONG).acquire()
             waiting = Stay(locks.lock("b", ttl=60))
             await eventually(lambda: redis_server.command("EXISTS", key("b", "q")), what="it waits")
             await log.seen(Renewed)
@@ -161,7 +164,7 @@ async def test_a_client_that_closes_while_nothing_is_delivered_closes_all_the_sa
             begun = CLOCK.now()
         assert CLOCK.now() - begun < 15
         assert lease.lost_reason is LossReason.CLOSED
-        await waiting.over(1)
+        await waiting.over()
         proxy.cut()
         proxy.heal()
         async with staying(others.lock("a", wait=PATIENCE)) as following:
@@ -205,7 +208,7 @@ async def test_a_late_grant_on_a_held_back_connection_is_undone(redis_server, pr
 
 @pytest.mark.every_loop
 async def test_a_connection_cut_again_and_again_costs_nothing_and_leaves_one(redis_server, proxy):
-    async with opened(proxy.url) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
+    async with opened(proxy.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
         for _ in range(4):
             renewed = len(log.of(Renewed))
             proxy.cut()
@@ -217,7 +220,7 @@ async def test_a_connection_cut_again_and_again_costs_nothing_and_leaves_one(red
 
 
 async def test_a_server_that_refuses_connections_for_a_while_costs_nothing(redis_server, proxy):
-    async with opened(proxy.url) as (locks, log), staying(locks.lock("a", **SHORT | {"ttl": 6.0})) as stay:
+    async with opened(proxy.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
         await log.seen(Renewed)
         proxy.refuse()
         proxy.cut()
@@ -288,7 +291,7 @@ async def test_a_retry_after_a_lost_reply_finds_its_own_grant(redis_server, prox
 
 
 async def test_a_lost_reply_to_a_renewal_is_ridden_out(redis_server, proxy):
-    async with opened(proxy.url) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
+    async with opened(proxy.url) as (locks, log), staying(locks.lock("a", **LONG | {"ttl": 4.0})) as stay:
         await log.seen(Renewed)
         lost = proxy.lose_replies(2, of=_script.RENEW.sha)
         async with asyncio.timeout(PATIENCE):
@@ -344,7 +347,7 @@ async def test_a_waiter_that_leaves_while_the_connection_breaks_is_gone_for_good
                 await locks.lock("a", ttl=30, wait=0.3).acquire()
             async with asyncio.timeout(PATIENCE):
                 await lost
-            await eventually(lambda: _absent(redis_server, "q"), what="the line is empty", within=2.5)
+            await eventually(lambda: _absent(redis_server, "q"), what="the line is empty", within=10)
             await asyncio.sleep(1.5)  # longer than a waiter pauses before it stands in line again
             assert await keys(redis_server) == {key("a")}
             await stay.end()
@@ -362,7 +365,7 @@ async def test_bodies_never_overlap_and_tokens_rise_whatever_the_network_does(re
     """Two clients behind one bad network and one beside it, with a server that stands still now and then."""
     inside: list[int] = []
     tokens: list[int] = []
-    options = {"ttl": 1.0, "safety_buffer": 0.25, "heartbeat_interval": 0.15}
+    options = {"ttl": 2.4, "safety_buffer": 1.0, "heartbeat_interval": 0.3}
     over = asyncio.Event()
 
     async def work(locks, number) -> None:
@@ -424,7 +427,7 @@ async def test_a_lease_and_its_line_live_through_a_crash_of_a_durable_server(sta
 async def test_a_server_that_forgets_everything_in_a_crash_grants_a_higher_token(start_redis):
     server = start_redis()
     async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
-        async with staying(locks.lock("a", **SHORT)) as stay:
+        async with staying(locks.lock("a", **LONG)) as stay:
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)
             async with staying(others.lock("a", wait=PATIENCE)) as following:
@@ -454,7 +457,7 @@ async def test_a_server_that_loads_its_data_is_waited_for(start_redis, redis_bin
     if version_of(redis_binary) < (7,):
         pytest.skip("before Redis 7 a small file is loaded without a look at the network")
     server = start_redis(key_load_delay=2000, loading_process_events_interval_bytes=1024)
-    async with opened(server.url) as (locks, log), staying(locks.lock("a", **SHORT | {"ttl": 20})) as stay:
+    async with opened(server.url) as (locks, log), staying(locks.lock("a", **LONG | {"ttl": 20})) as stay:
         await log.seen(Renewed)
         await server.command("EVAL", "for i = 1, 3000 do redis.call('SET', 'filler:' .. i, i) end", 0)
         await server.command("SAVE")

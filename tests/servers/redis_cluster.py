@@ -27,7 +27,8 @@ class Cluster:
     def __init__(
         self, *, masters: int = 3, replicas: int = 0, binary: str = "redis-server", **settings: Setting
     ) -> None:
-        options: dict[str, Setting] = {"cluster_enabled": True, "cluster_node_timeout": 1500, **settings}
+        patience = 1500 if replicas else 3000  # of a node with another one that is slow, and may be replaced
+        options: dict[str, Setting] = {"cluster_enabled": True, "cluster_node_timeout": patience, **settings}
         self.nodes = [RedisServer(binary=binary, tls=None, **options) for _ in range(masters * (1 + replicas))]
         """The masters of the start, and then their replicas."""
         self._masters = masters

@@ -42,7 +42,7 @@ async def test_what_is_not_at_fault_passes_and_is_counted(proxy, redis_server, p
 
 
 async def test_in_a_black_hole_a_client_waits_until_its_patience_ends(proxy, redis_server):
-    async with client(proxy.url, patience=0.3) as driver:
+    async with client(proxy.url, patience=1.0) as driver:
         await driver.ping()
         proxy.blackhole()
         with pytest.raises(redis.TimeoutError):
@@ -53,13 +53,13 @@ async def test_in_a_black_hole_a_client_waits_until_its_patience_ends(proxy, red
 async def test_new_connections_fall_into_the_black_hole_too(proxy):
     proxy.blackhole()
     with pytest.raises(redis.TimeoutError):
-        async with client(proxy.url, patience=0.3):
+        async with client(proxy.url, patience=1.0):
             pass
     assert proxy.accepted == 1
 
 
 async def test_what_was_held_back_arrives_late_from_a_client_that_gave_up(proxy, redis_server):
-    async with client(proxy.url, patience=0.3) as driver:
+    async with client(proxy.url, patience=1.0) as driver:
         await driver.ping()
         proxy.blackhole()
         with pytest.raises(redis.TimeoutError):
@@ -93,7 +93,7 @@ async def test_a_connection_that_waited_in_the_black_hole_goes_on(proxy):
 
 
 async def test_half_open_delivers_requests_alone(proxy, redis_server):
-    async with client(proxy.url, patience=0.3) as driver:
+    async with client(proxy.url, patience=1.0) as driver:
         await driver.ping()
         proxy.half_open()
         with pytest.raises(redis.TimeoutError):
@@ -168,7 +168,7 @@ async def test_several_replies_are_lost_one_connection_at_a_time(proxy, redis_se
 
 
 async def test_delay_makes_everything_late_and_keeps_the_order(proxy):
-    async with client(proxy.url, patience=0.3) as driver:
+    async with client(proxy.url, patience=1.0) as driver:
         await driver.ping()
         proxy.delay(replies=30)
         with pytest.raises(redis.TimeoutError):
