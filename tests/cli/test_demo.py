@@ -30,7 +30,7 @@ def performed(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Comp
     fencing = Fencing(tmp_path_factory.mktemp("demo"))
     fencing.environment |= {"FENCING_RECORD": "run.jsonl", "TMPDIR": str(fencing.folder)}
     process = fencing.start("demo", "--svg", "demo.svg")
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=150)
     return subprocess.CompletedProcess([], process.returncode, out, err), fencing.folder
 
 

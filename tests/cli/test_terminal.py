@@ -115,14 +115,16 @@ import pathlib, os, sys, time
 pathlib.Path("command.pid").write_text(f"{os.getpid()}\\n")
 if "ask" in sys.argv: input("name? ")
 print("ready", flush=True)
-time.sleep(0.5)
+while not pathlib.Path("may.go.on").exists(): time.sleep(0.01)
 pathlib.Path("went.on").touch()
 input("over")
 """
 
 
 @pytest.mark.parametrize("ask", [False, True], ids=["before", "after"])
-def test_ctrl_z_stops_both_and_the_command_goes_on_with_its_supervisor(at_a_terminal: Open, ask: bool):
+def test_ctrl_z_stops_both_and_the_command_goes_on_with_its_supervisor(
+    fencing: Fencing, at_a_terminal: Open, ask: bool
+):
     terminal = at_a_terminal("run", "job", "--", sys.executable, "-c", STOP_AND_GO_ON, *(["ask"] if ask else []))
     if ask:
         terminal.shows("name? ")
@@ -130,6 +132,7 @@ def test_ctrl_z_stops_both_and_the_command_goes_on_with_its_supervisor(at_a_term
     terminal.shows("ready")
     terminal.type("\x1a")
     terminal.is_stopped()
+    fencing.path("may.go.on").touch()
     assert "over" not in terminal.seen
     terminal.go_on()
     terminal.shows("over")
@@ -142,6 +145,7 @@ def test_a_command_does_not_go_on_after_a_stop_that_outlived_its_lease(fencing: 
     terminal.shows("ready")
     terminal.type("\x1a")
     terminal.is_stopped()
+    fencing.path("may.go.on").touch()
     assert fencing("run", "job", "--wait", "30", "--", "true").returncode == 0
     terminal.go_on()
     assert terminal.ends() == 76
