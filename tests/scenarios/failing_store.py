@@ -114,7 +114,7 @@ class Tracks:
             await asyncio.sleep(0.002)
 
 
-async def until(condition: Callable[[], object], *, within: float = 10.0) -> None:
+async def until(condition: Callable[[], object], *, within: float = 20.0) -> None:
     """Wait until *condition* is true."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110  (most conditions here have no event)

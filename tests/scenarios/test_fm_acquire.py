@@ -127,7 +127,7 @@ async def test_mode_05_a_straggling_request_is_undone_long_before_its_ttl():
         async with given_up(asyncio.create_task(locks.lock("seats/42", ttl=20).acquire())):
             await until(lambda: link.calls)
         await link.delivered()
-        await until(lambda: store.tidy)
+        await until(lambda: store.tidy, within=10)
 
 
 async def test_mode_05_a_request_that_overtakes_its_own_release_is_released_again():

@@ -85,7 +85,7 @@ async def test_a_waiter_that_leaves_while_the_connection_breaks_is_gone_for_good
         async with staying(others.lock("a", ttl=30)) as stay:
             lost = getattr(postgresql_proxy, fault)(of="fencing_leave")
             with pytest.raises(AcquireTimeoutError):
-                await locks.lock("a", ttl=30, wait=0.3).acquire()
+                await locks.lock("a", ttl=30, wait=2).acquire()
             async with asyncio.timeout(PATIENCE):
                 await lost
             begun = asyncio.get_running_loop().time()

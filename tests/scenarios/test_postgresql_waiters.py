@@ -232,7 +232,7 @@ async def test_a_head_that_leaves_while_it_is_its_turn_wakes_the_next(
     async with opened(proxy.url) as (locks, _), opened(server.url) as (others, _):
         async with staying(others.lock("a", ttl=60)) as stay:
             with pytest.raises(AcquireTimeoutError):
-                await locks.lock("a", wait=0.2).acquire()  # so that the statement to leave is prepared
+                await locks.lock("a", wait=2).acquire()  # so that the statement to leave is prepared
             head = Stay(locks.lock("a", ttl=60))
             await waiting(server, 1)
             following = Stay(others.lock("a", ttl=60), work=0)

@@ -275,7 +275,7 @@ async def test_a_head_that_leaves_while_it_is_its_turn_wakes_the_next(redis_serv
     async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
         async with staying(others.lock("a", ttl=60)) as stay:
             with pytest.raises(AcquireTimeoutError):
-                await others.lock("a", wait=0.2).acquire()  # so that the server knows the scripts
+                await others.lock("a", wait=2).acquire()  # so that the server knows the scripts
             await waiting(redis_server, 0)
             head = Stay(locks.lock("a", ttl=60))
             await waiting(redis_server, 1)
