@@ -19,6 +19,7 @@ pytest_plugins = ["redis_fixtures"]
 
 PATIENCE = 20.0
 LINE = "{fencing:a}:q"
+WAKES = "{fencing:a}:w"
 
 
 @pytest.fixture(params=["single", "cluster"])
@@ -85,6 +86,47 @@ async def test_whoever_gives_up_while_it_joins_leaves_nothing_at_whatever_step(b
         assert waiter.cancelled()
         nobody_is_left(backend, server)
     await until(lambda: not shard_channels(server), what="nobody listens")
+    await backend.release(holder)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["scripts known", "scripts forgotten"])
+async def test_a_try_that_is_answered_after_the_line_was_left_does_not_stand_in_it_again(backend, server, known):
+    """It was passed over while the server was slow, and was told so when nobody waited any more."""
+    holder, waiter = await hold(backend), Claim("a", 60)
+    async with backend.queue(Claim("a", 60)):  # so that the server knows the scripts
+        pass
+    async with backend.queue(waiter):
+        assert isinstance(await backend.acquire(waiter), Held)
+        server.ask("DEL", LINE, WAKES)
+        if not known:
+            server.ask("SCRIPT", "FLUSH")
+        server.ask("CLIENT", "PAUSE", 300)
+        trying = asyncio.create_task(backend.acquire(waiter))
+        await asyncio.sleep(0.01)  # it is sent
+    assert isinstance(await trying, Held)
+    nobody_is_left(backend, server)
+    await backend.release(holder)
+
+
+async def test_a_place_that_is_left_while_it_is_taken_again_stays_left(backend, server, monkeypatch):
+    """The server does not know the script with which the place is taken: it runs after the one that leaves."""
+    holder, waiter = await hold(backend), Claim("a", 60)
+    joining, left = asyncio.Event(), asyncio.Event()
+    join = backend._line.join
+
+    async def slow_join(place: object) -> None:
+        joining.set()
+        await left.wait()
+        await join(place)
+
+    async with backend.queue(waiter):
+        server.ask("DEL", LINE, WAKES)
+        monkeypatch.setattr(backend._line, "join", slow_join)
+        trying = asyncio.create_task(backend.acquire(waiter))
+        await within(joining.wait())
+    left.set()
+    assert isinstance(await trying, Held)
+    nobody_is_left(backend, server)
     await backend.release(holder)
 
 

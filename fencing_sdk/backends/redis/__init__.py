@@ -145,7 +145,7 @@ class RedisBackend:
         if place is None:
             return Held(left)
         if not (in_line and self._line.hears(place)):
-            await self._line.join(place)  # passed over after a silence, or its server has left the cluster
+            await self._line.stay(place)  # passed over after a silence, or its server has left the cluster
         return Held(LINE_POLL if left is None else min(left, LINE_POLL))
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:

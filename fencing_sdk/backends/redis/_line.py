@@ -108,6 +108,23 @@ class Line:
                 raise
             place.deaf = True  # not permitted to listen: the line is kept, and the waiter tries once a second
 
+    async def stay(self, place: Place) -> None:
+        """
+        Stand at the end of the line again, after the server has passed *place* over or messages come to it no more.
+
+        Whoever leaves meanwhile may have been told so by the server before it stands there again: then once more.
+        """
+        if not self._stands(place):
+            return
+        try:
+            await self.join(place)
+        finally:
+            if not self._stands(place):
+                await self.leave(place)
+
+    def _stands(self, place: Place) -> bool:
+        return self.place(place.claim) is place
+
     def hears(self, place: Place) -> bool:
         """Whether messages still come to *place*, or never will."""
         pipe = None if place.node is None else place.node.open_pipe
