@@ -229,13 +229,15 @@ async def test_many_tasks_share_one_connection_after_it_broke_under_all_of_them(
 
         async def use(number: int) -> None:
             for _ in range(4):
-                async with locks.lock(f"n{number}", ttl=20, wait=40):
+                async with locks.lock(f"n{number}", ttl=60, wait=60):
                     await asyncio.sleep(0)
 
         tasks = [asyncio.create_task(use(number)) for number in range(50)]
+        pause = 0.5
         while not all(task.done() for task in tasks):
             postgresql_proxy.cut()
-            await asyncio.wait(tasks, timeout=0.5)
+            await asyncio.wait(tasks, timeout=pause)
+            pause *= 1.3  # a slow machine gets somewhere, too
         await asyncio.gather(*tasks)
         assert postgresql_proxy.connections <= 1
 

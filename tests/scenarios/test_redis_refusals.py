@@ -310,13 +310,13 @@ async def test_scripts_that_are_forgotten_all_the_time_cost_nothing(redis_server
 
         async def use(name: str) -> None:
             for _ in range(10):
-                async with locks.lock(name, **LONG, wait=PATIENCE):
+                async with locks.lock(name, ttl=30, wait=30):
                     count = counts[name]
                     await asyncio.sleep(0)
                     counts[name] = count + 1
 
         forgetting = asyncio.create_task(forget())
-        async with staying(locks.lock("held", **LONG)) as stay:
+        async with staying(locks.lock("held", **LONG | {"ttl": 30.0})) as stay:
             await asyncio.gather(*(use(name) for name in "abcd" for _ in range(5)))
             await log.seen(Renewed, 3)
             done.set()

@@ -19,7 +19,7 @@ from fencing_sdk.backends.redis import _script
 pytest_plugins = ["redis_fixtures"]
 
 WORKERS = Path(__file__).parent / "workers"
-LIMIT = 50.0
+LIMIT = 100.0
 
 
 async def waiting(server, number, name="a") -> None:
@@ -89,6 +89,7 @@ def nobody_polls(monkeypatch):
 # Processes.
 
 
+@pytest.mark.timeout(360)
 async def test_two_hundred_waiters_are_served_although_a_third_of_them_is_killed(redis_server, start):
     async with opened(redis_server.url) as (locks, _), staying(locks.lock("a", ttl=60)) as stay:
         stuck = await start(redis_server.url, "a", 34, 2.0, "stuck")
