@@ -128,7 +128,7 @@ async def use_in_turn(clients: Any, *, tasks: int, times: int, **options: Any) -
 
     async def use(locks: Any, number: int) -> None:
         for _ in range(times):
-            async with locks.lock("a", ttl=10, wait=40, **options) as lease:
+            async with locks.lock("a", ttl=60, wait=100, **options) as lease:
                 assert inside == []
                 inside.append(number)
                 tokens.append(lease.token)

@@ -299,8 +299,10 @@ async def test_grants_never_overlap_while_sessions_are_terminated_all_the_time(p
     server = postgresql_server
     async with opened(server.url) as (one, _), opened(server.url) as (two, _), opened(server.url) as (three, _):
         using = asyncio.create_task(use_in_turn([one, two, three], tasks=4, times=3))
+        pause = 0.4
         while not using.done():
             await terminate(server)
-            await asyncio.wait([using], timeout=0.4)
+            await asyncio.wait([using], timeout=pause)
+            pause *= 1.1  # a slow machine gets somewhere, too
         await using
     await nothing_left(server)

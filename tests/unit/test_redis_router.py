@@ -43,7 +43,7 @@ def router(backend: RedisBackend) -> ManyMasters:
 
 
 async def hold(backend: RedisBackend, *names: str) -> list[Claim]:
-    claims = [Claim(name, 60) for name in names]
+    claims = [Claim(name, 600) for name in names]
     for claim in claims:
         assert isinstance(await backend.acquire(claim), Grant)
     return claims
