@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from etcd_network import PeerNetwork
 from etcd_server import BINARY, EtcdCluster, StartEtcd
 from fault_proxy import FaultProxy
 from throwaway_certificates import Certificates, make_certificates
@@ -62,6 +63,24 @@ def etcd_cluster(_shared_etcd_cluster: EtcdCluster) -> EtcdCluster:
     _shared_etcd_cluster.heal()
     _shared_etcd_cluster.clear()
     return _shared_etcd_cluster
+
+
+@pytest.fixture(scope="module")
+def _shared_partitioned_etcd(etcd_binary: str) -> Iterator[EtcdCluster]:
+    pace = {"heartbeat_interval": 50, "election_timeout": 500}
+    with PeerNetwork() as network, EtcdCluster(3, network=network, **pace) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def partitioned_etcd(_shared_partitioned_etcd: EtcdCluster) -> Iterator[EtcdCluster]:
+    """Three members, all well and empty, whose `network` the test may cut."""
+    cluster = _shared_partitioned_etcd
+    cluster.heal()
+    cluster.clear()
+    yield cluster
+    for member in cluster.members:
+        sys.stdout.write(f"--- log of {member.name}\n{member.log()[-20_000:]}")  # shown if the test failed
 
 
 @pytest.fixture

@@ -8,15 +8,18 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from child_processes import end, spawn
+from etcd_network import PeerNetwork
 from patience import wait_until
 from redis_server import HOST, free_port
 from throwaway_certificates import Certificates
@@ -26,6 +29,9 @@ BINARY = "etcd"
 
 class EtcdError(Exception):
     """What a member answered instead of what was asked for."""
+
+    status = 0
+    """The HTTP code."""
 
 
 def b64(text: str | bytes) -> str:
@@ -39,7 +45,15 @@ class EtcdMember:
     The methods that are not async take milliseconds; call them with ``asyncio.to_thread`` where the loop must not wait.
     """
 
-    def __init__(self, folder: Path, name: str, *, tls: Certificates | None = None, **settings: str | int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        tls: Certificates | None = None,
+        network: PeerNetwork | None = None,
+        **settings: str | int,
+    ) -> None:
         self.folder = folder / name
         self.folder.mkdir(parents=True)
         self.name = name
@@ -47,6 +61,9 @@ class EtcdMember:
         self.settings = settings
         self.token = ""
         self.port, self.peer_port = free_port(), free_port()
+        self.network = network
+        self.address = "" if network is None else network.admit(self.peer_port)
+        """By which the other members know it, where their network can be cut."""
         self.cluster: Sequence[EtcdMember] = (self,)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -57,7 +74,7 @@ class EtcdMember:
 
     @property
     def peer(self) -> str:
-        return f"http://{HOST}:{self.peer_port}"
+        return f"http://{self.address or HOST}:{self.peer_port}"
 
     @property
     def running(self) -> bool:
@@ -80,7 +97,7 @@ class EtcdMember:
             "name": self.name,
             "data_dir": self.folder / "data",
             "advertise_client_urls": clients,
-            "listen_peer_urls": self.peer,
+            "listen_peer_urls": f"http://{HOST}:{self.peer_port}",
             "initial_advertise_peer_urls": self.peer,
             "initial_cluster": ",".join(f"{member.name}={member.peer}" for member in self.cluster),
             "log_level": "warn",
@@ -96,6 +113,16 @@ class EtcdMember:
             }
         flags["listen_client_urls"] = clients
         command = [BINARY, *(f"--{name.replace('_', '-')}={value}" for name, value in flags.items())]
+        if self.network is not None:
+            command = [
+                "env",
+                "-u",
+                "NO_PROXY",
+                "-u",
+                "no_proxy",
+                f"HTTP_PROXY={self.network.door(self.address)}",
+                *command,
+            ]
         if self.certificates is not None and self.settings.get("client_cert_auth") is None:
             command.append("--client-cert-auth")
         self._process = spawn(command, folder=self.folder, log=self.folder / "log")
@@ -129,7 +156,9 @@ class EtcdMember:
                 answer = json.loads(response.read().splitlines()[0])
         except urllib.error.HTTPError as error:
             with error:
-                raise EtcdError(f"HTTP {error.code} {error.read().decode(errors='replace')}") from None
+                told = EtcdError(f"HTTP {error.code} {error.read().decode(errors='replace')}")
+            told.status = error.code
+            raise told from None
         return dict(answer.get("result", answer))
 
     def ready(self) -> bool:
@@ -155,14 +184,25 @@ class EtcdCluster:
     So many members. ``EtcdCluster(1)`` is a single server with a fast clock: its shortest lease is one second.
 
     ``EtcdCluster(1, tls=certificates)`` speaks TLS on a second port, and wants certificates of clients there.
+    ``EtcdCluster(3, network=network)`` has members whose connections to each other can be cut.
     """
 
-    def __init__(self, members: int = 1, *, tls: Certificates | None = None, **settings: str | int) -> None:
+    def __init__(
+        self,
+        members: int = 1,
+        *,
+        tls: Certificates | None = None,
+        network: PeerNetwork | None = None,
+        **settings: str | int,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="etcd-"))
+        self.network = network
         pace = {"heartbeat_interval": 20, "election_timeout": 100} if members == 1 else {}
         fast = {"unsafe_no_fsync": "true", "initial_cluster_token": self.folder.name}
         self._make = lambda: [
-            EtcdMember(self.folder, f"m{number}-{free_port()}", tls=tls, **{**pace, **fast, **settings})
+            EtcdMember(
+                self.folder, f"m{number}-{free_port()}", tls=tls, network=network, **{**pace, **fast, **settings}
+            )
             for number in range(members)
         ]
         self.members = self._make()
@@ -208,7 +248,9 @@ class EtcdCluster:
             member.kill()
 
     def heal(self) -> None:
-        """All members run, and answer."""
+        """All members run, reach each other, and answer."""
+        if self.network is not None:
+            self.network.heal()
         for member in self.members:
             member.resume()
         self.start()
@@ -228,13 +270,18 @@ class EtcdCluster:
     # What an operator does
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Ask the members one after the other until one answers."""
-        for member in self.running[:-1]:
+        """Ask the members one after the other until one answers; again while they elect a leader."""
+        members = self.running
+        for member in [*members * 3][:-1]:
             try:
                 return member.ask(path, body, within=3.0)
             except OSError:
                 continue
-        return self.running[-1].ask(path, body)
+            except EtcdError as error:
+                if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise
+                time.sleep(0.2)
+        return members[-1].ask(path, body)
 
     async def command(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """`ask` without holding up the loop."""

@@ -2,6 +2,7 @@
 
 import pytest
 from etcd_server import EtcdCluster, EtcdError, StartEtcd, b64
+from patience import wait_until
 
 pytest_plugins = ["etcd_fixtures"]
 
@@ -29,6 +30,16 @@ def test_a_cluster_has_one_leader_and_outlives_it(etcd_cluster: EtcdCluster):
     assert etcd_cluster.leader() is not leader
     etcd_cluster.heal()
     assert len(etcd_cluster.running) == 3
+
+
+def test_a_member_that_is_cut_off_runs_and_is_of_no_use_until_the_network_heals(partitioned_etcd: EtcdCluster):
+    leader, network = partitioned_etcd.leader(), partitioned_etcd.network
+    assert network is not None
+    with network.isolated(leader.address):
+        wait_until(lambda: not leader.leads(), what="the leader knows that it leads nobody")
+        assert not leader.ready()
+        assert partitioned_etcd.leader() is not leader
+    wait_until(leader.ready, what="it is back")
 
 
 def test_a_closed_cluster_leaves_no_process_and_no_folder(etcd_binary: str):
