@@ -7,15 +7,18 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from etcd_server import EtcdCluster
+from failing_store import CLOCK, Log
 from patience import until
 
+from fencing_sdk import LockClient, Renewed
 from fencing_sdk.abc import Backend, Claim, Grant
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
+from fencing_sdk.errors import BackendUnavailableError
 
 WORKER = Path(__file__).parent / "workers" / "etcd_waiters.py"
 
@@ -47,6 +50,16 @@ async def backend_on(url: str, **options: Any) -> AsyncIterator[EtcdBackend]:
         yield backend
     finally:
         await backend.aclose()
+
+
+async def held_for(seconds: float, log: Log, rival: LockClient, name: str) -> None:
+    """See renewals go on for so long, and nobody else get the lock."""
+    started = CLOCK.now()
+    while CLOCK.now() < started + seconds:
+        renewed = len(log.of(Renewed))
+        await log.seen(Renewed, renewed + 1)
+        with suppress(BackendUnavailableError):
+            assert await rival.lock(name, ttl=20).try_acquire() is None
 
 
 class Waiters:

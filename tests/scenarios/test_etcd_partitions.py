@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 
 import pytest
 from etcd_network import PeerNetwork
 from etcd_server import EtcdCluster, EtcdMember, b64, gone
-from etcd_stage import backend_on, count_of_keys, granted
-from failing_store import CLOCK, ENDED_BY_TIME, Log
+from etcd_stage import backend_on, count_of_keys, granted, held_for
+from failing_store import ENDED_BY_TIME
 from redis_stage import Stay, opened, staying
 
-from fencing_sdk import LockClient, Renewed, StaleTokenError
+from fencing_sdk import StaleTokenError
 from fencing_sdk.abc import Claim
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.guards.etcd import EtcdGuard, put
@@ -37,16 +36,6 @@ def network_of(cluster: EtcdCluster) -> PeerNetwork:
 
 def url_of(*members: EtcdMember) -> str:
     return "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in members)
-
-
-async def held_for(seconds: float, log: Log, rival: LockClient, name: str) -> None:
-    """See renewals go on for so long, and nobody else get the lock."""
-    started = CLOCK.now()
-    while CLOCK.now() < started + seconds:
-        renewed = len(log.of(Renewed))
-        await log.seen(Renewed, renewed + 1)
-        with contextlib.suppress(BackendUnavailableError):
-            assert await rival.lock(name, ttl=20).try_acquire() is None
 
 
 async def in_order(stays: Sequence[Stay]) -> None:

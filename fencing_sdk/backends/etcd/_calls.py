@@ -71,8 +71,8 @@ class Calls:
         """Whole seconds that a lease has left; None when it has ended."""
         fields, _ = await self._gateway.call(operation, TIME_TO_LIVE, {"ID": str(lease)})
         with self._readable(operation):
-            left = number(fields, "TTL")
-            return None if left < 0 else float(left)
+            left = number(fields, "TTL")  # may be below zero for as long as etcd has not ended the lease
+            return max(0.0, left) if number(fields, "grantedTTL") else None
 
     # Locks
 
