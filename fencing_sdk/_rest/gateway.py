@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, Self
 
 import aiohttp
 
@@ -46,6 +47,7 @@ __all__ = [
     "Gateway",
     "NotFoundError",
     "Reply",
+    "Requests",
     "pools",
 ]
 
@@ -86,6 +88,31 @@ class Reply(NamedTuple):
     fields: Json
     after_loss: bool
     """An earlier try of the same call was sent and lost: it may still be carried out."""
+
+
+class Requests:
+    """
+    The body of a stream that goes on while its answers come.
+
+    A server in Go reads it to its end before the first answer, unless the connection is to be closed afterwards.
+    """
+
+    HEADERS: Mapping[str, str] = MappingProxyType({"Connection": "close"})
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def send(self, bodies: Iterable[Json]) -> bool:
+        """Send these after all others; whether there are any."""
+        if lines := b"".join(_to_json(body).encode() + b"\n" for body in bodies):
+            self._waiting.put_nowait(lines)
+        return bool(lines)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await self._waiting.get()
 
 
 class NotFoundError(Exception):
@@ -202,9 +229,11 @@ class Gateway:
         return fields
 
     @asynccontextmanager
-    async def stream(self, operation: str, path: str, body: Json) -> AsyncIterator[AsyncIterator[Json]]:
+    async def stream(self, operation: str, path: str, body: Json | Requests) -> AsyncIterator[AsyncIterator[Json]]:
         """
         Open a stream of answers at one member; it ends when the member does, or has no leader.
+
+        With `Requests` as *body*, more can be asked of it; it opens with the answer to the first.
 
         Raises:
             BackendUnavailableError, BackendRefusedError: as `call`, also while the answers are read.
@@ -213,8 +242,11 @@ class Gateway:
         try:
             token = None if self._login is None else await self._authorized(endpoint)
             headers = {"Grpc-Metadata-hasleader": "true"} | ({} if token is None else {"Authorization": token})
+            data: Requests | bytes = body if isinstance(body, Requests) else _to_json(body).encode()
+            if isinstance(body, Requests):
+                headers |= body.HEADERS
             session = await self._streams.session()
-            async with session.post(endpoint.urls[path], json=body, headers=headers, allow_redirects=False) as response:
+            async with session.post(endpoint.urls[path], data=data, headers=headers, allow_redirects=False) as response:
                 yield _lines(response)
         except MemberError as error:
             if self._login is not None and error.code in {UNAUTHENTICATED, INVALID}:

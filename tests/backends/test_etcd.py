@@ -26,6 +26,7 @@ def own_etcd(etcd_binary: str) -> Iterator[EtcdCluster]:
 
 class TestEtcdBackend(BackendSuite):
     queues = True
+    notices = True
     ttl = 0.5
     expiry_lag = 1.5  # a lease of whole seconds is half a second longer, and etcd looks twice a second
     patience = 20.0
@@ -64,6 +65,11 @@ class TestEtcdBackend(BackendSuite):
         await asyncio.to_thread(self.own_server.kill)
         await asyncio.to_thread(self.own_server.start)
         return await super().restart(backend, reopen)
+
+    async def revoke(self, backend: Backend, name: str) -> None:
+        """Delete the keys of the lock, as an operator does."""
+        assert isinstance(backend, EtcdBackend)
+        await asyncio.to_thread(self.own_server.delete, backend._keys.line(name)[0].decode())
 
     async def purge(self, backend: Backend) -> None:
         """Let etcd forget its history."""

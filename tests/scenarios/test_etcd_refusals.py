@@ -8,7 +8,6 @@ import traceback
 import pytest
 from etcd_server import EtcdCluster, EtcdError, StartEtcd, b64
 from etcd_stage import backend_on, granted
-from failing_store import until
 from redis_stage import opened, staying
 from throwaway_certificates import Certificates
 
@@ -55,7 +54,7 @@ async def test_a_user_limited_to_the_prefix_holds_locks_and_waits(secured: EtcdC
 async def test_a_token_that_expired_is_made_again(secured: EtcdCluster):
     """etcd forgets a token that was not used for a second; the heartbeat is slower than that."""
     async with opened(login(secured)) as (locks, log), staying(locks.lock("a", ttl=20, heartbeat_interval=2.5)) as stay:
-        await until(lambda: len(log.of(Renewed)) >= 2, within=20)
+        await log.seen(Renewed)
         await stay.end()
 
 

@@ -67,8 +67,7 @@ def etcd_cluster(_shared_etcd_cluster: EtcdCluster) -> EtcdCluster:
 
 @pytest.fixture(scope="module")
 def _shared_partitioned_etcd(etcd_binary: str) -> Iterator[EtcdCluster]:
-    pace = {"heartbeat_interval": 50, "election_timeout": 500}
-    with PeerNetwork() as network, EtcdCluster(3, network=network, **pace) as cluster:
+    with PeerNetwork() as network, EtcdCluster(3, network=network) as cluster:
         yield cluster
 
 

@@ -197,7 +197,7 @@ class EtcdCluster:
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="etcd-"))
         self.network = network
-        pace = {"heartbeat_interval": 20, "election_timeout": 100} if members == 1 else {}
+        pace = {"heartbeat_interval": 50 if members > 1 else 20, "election_timeout": 500 if members > 1 else 100}
         fast = {"unsafe_no_fsync": "true", "initial_cluster_token": self.folder.name}
         self._make = lambda: [
             EtcdMember(

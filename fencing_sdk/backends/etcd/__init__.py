@@ -10,6 +10,7 @@ first come, first served, each woken by a watch on the one before it.
     __init__.py     the face: what the answers mean for a claim
     _renewals.py    many renewals in a few requests
     _line.py        who waits, and how it is woken
+    _losses.py      grants that end behind their holder's back
     _leases.py      leases of etcd that many locks share
     _debts.py       keys that are to be deleted
     _calls.py       what is asked of etcd
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
@@ -30,12 +31,13 @@ from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._rest.doubts import Doubts
 from fencing_sdk._rest.opening import make_gateway, parts_of
 from fencing_sdk._rest.words import Json, UnreadableError, compared
-from fencing_sdk.abc import Turn
+from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.etcd._calls import Calls, Standing
 from fencing_sdk.backends.etcd._keys import DEFAULT_PREFIX, Keys, check_prefix, holder
 from fencing_sdk.backends.etcd._leases import BACKEND, Leases, SharedLease
 from fencing_sdk.backends.etcd._line import Line, Place
+from fencing_sdk.backends.etcd._losses import Losses
 from fencing_sdk.backends.etcd._renewals import Renewals
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
 
@@ -72,7 +74,8 @@ class EtcdBackend:
 
         connect_timeout: Seconds after which a member that accepts no connection is given up for the next.
 
-        connections: The most that are open at once for requests. Each waiter has one more, for its watch.
+        connections: The most that are open at once for requests. Each waiter has one more, for its watch, and all
+            holders together have one.
 
     Raises:
         ConfigurationError: an argument cannot work. Nothing is sent before the first call.
@@ -110,6 +113,7 @@ class EtcdBackend:
         self._calls = Calls(self._gateway, self._keys)
         self._leases = Leases(self._calls)
         self._line = Line(self._gateway, self._calls)
+        self._losses = Losses(self._gateway, self._leases)
         self._doubts = Doubts()
 
     async def open(self) -> None:
@@ -134,6 +138,7 @@ class EtcdBackend:
                 self._doubts.end(claim.owner)
             if place is not None:
                 place.served = True
+            self._losses.granted(key, claim)
             return Grant(standing.own.created, ttl=float(taken.ttl))
         if standing.after_loss:
             detail = "another key is first, and an earlier request may still be carried out"
@@ -178,6 +183,7 @@ class EtcdBackend:
         """What is not confirmed stays owed, because the lease goes on with the other locks."""
         now, key = self._leases.now(), self._keys.own(claim)
         self._leases.forget(key)
+        self._losses.ended(key)
         self._leases.debts.owe(key, now, stray=self._doubts.has(claim.owner))
         await self._leases.pay(operation, key)
 
@@ -200,6 +206,10 @@ class EtcdBackend:
         store knows: with a namespace, that comes first. No request is sent.
         """
         return compared(self._keys.own(Claim(name, 1.0, owner)), "CREATE", "EQUAL", token)
+
+    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
+        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
+        return self._losses.on_loss(notice)
 
     def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
         """See `fencing_sdk.abc.SupportsQueue.queue`."""
@@ -236,6 +246,7 @@ class EtcdBackend:
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
+        await self._losses.aclose()
         await self._leases.aclose()
         await self._gateway.aclose()
 

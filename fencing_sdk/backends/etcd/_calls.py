@@ -131,17 +131,17 @@ class Calls:
             found = [next(iter(entries(part)), None) for part in responses(fields, len(look))]
         return [Standing(own, first) for own, first in zip(found[::2], found[1::2], strict=True)]
 
-    async def unchanged(self, operation: str, revisions: dict[bytes, int]) -> dict[bytes, Entry | None] | None:
-        """None when every key has the revision it should have, else what is there of each."""
+    async def unchanged(self, operation: str, revisions: dict[bytes, int]) -> int | dict[bytes, Entry | None]:
+        """Whether every key has the revision it should have: the revision of this view, else what is there of each."""
         body = txn(
             compare=[compared(key, "MOD", "EQUAL", revision) for key, revision in revisions.items()],
             success=[],
             failure=[ranged(key) for key in revisions],  # and these make etcd ask the majority in both cases
         )
         fields, _ = await self._gateway.call(operation, TXN, body)
-        if fields.get("succeeded") is True:
-            return None
         with self._readable(operation):
+            if fields.get("succeeded") is True:
+                return number(fields["header"], "revision")
             parts = responses(fields, len(revisions))
             return {key: next(iter(entries(part)), None) for key, part in zip(revisions, parts, strict=True)}
 

@@ -48,6 +48,8 @@ class Holding:
     modified: int
     renewed_at: float
     """When the last call that proved it began."""
+    proven: int
+    """A revision at which it was there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +183,7 @@ class Leases:
         modified, lease = await self.on_lease(operation, claim, started, move)
         if modified is None:
             return None
-        self.hold(lease, Holding(own.key, claim.ttl, own.created, modified, started))
+        self.hold(lease, Holding(own.key, claim.ttl, own.created, modified, started, modified))
         return lease
 
     def hold(self, lease: SharedLease, holding: Holding) -> None:

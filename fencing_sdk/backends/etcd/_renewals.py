@@ -72,22 +72,26 @@ class Renewals:
                 check.cancel()
             await asyncio.gather(*checks, return_exceptions=True)
 
-    async def _unchanged(self, holdings: Sequence[Holding]) -> list[tuple[Holding, bool]]:
+    async def _unchanged(self, holdings: Sequence[Holding]) -> list[tuple[Holding, int]]:
+        """Each with a revision at which it was there, or 0."""
         found = await self._calls.unchanged("renew", {holding.key: holding.modified for holding in holdings})
-        entries = [None if found is None else found[holding.key] for holding in holdings]
+        if isinstance(found, int):
+            return [(holding, found) for holding in holdings]
+        entries = [found[holding.key] for holding in holdings]
         return [
-            (holding, found is None or (entry is not None and entry.modified == holding.modified))
+            (holding, holding.proven if entry is not None and entry.modified == holding.modified else 0)
             for holding, entry in zip(holdings, entries, strict=True)
         ]
 
-    async def _settled(self, check: Awaitable[list[tuple[Holding, bool]]]) -> None:
-        for holding, unchanged in await check:
-            if unchanged:
+    async def _settled(self, check: Awaitable[list[tuple[Holding, int]]]) -> None:
+        for holding, proven in await check:
+            if proven:
                 holding.renewed_at = max(holding.renewed_at, self._started)
+                holding.proven = max(holding.proven, proven)
             else:
                 self._leases.forget(holding.key)
                 self._tokens[holding.key] = holding.created
-            self.outcomes[holding.key] = Renewal.RENEWED if unchanged else Renewal.REFUSED
+            self.outcomes[holding.key] = Renewal.RENEWED if proven else Renewal.REFUSED
 
     async def _look_up(self, keys: Sequence[bytes]) -> None:
         claims = [self._claims[key] for key in keys]

@@ -1,0 +1,188 @@
+"""Grants in etcd that end behind their holder's back: it is told at once, whatever became of the stream meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from etcd_server import EtcdCluster, StartEtcd
+from etcd_stage import backend_on, granted
+from failing_store import CLOCK, until
+from fault_proxy import FaultProxy
+from redis_stage import Stay, opened, staying
+
+from fencing_sdk import LockClient, LossReason
+from fencing_sdk.abc import Claim
+from fencing_sdk.backends.etcd import _losses
+
+pytest_plugins = ["etcd_fixtures"]
+
+TTL = 3600.0
+"""The next heartbeat is minutes away, so whoever hears of a loss was told."""
+
+
+@asynccontextmanager
+async def holding(locks: LockClient, *names: str) -> AsyncIterator[list[Stay]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(staying(locks.lock(name, ttl=TTL))) for name in names]
+
+
+async def watches(cluster: EtcdCluster) -> int:
+    return int(await asyncio.to_thread(cluster.metric, "etcd_debugging_mvcc_watcher_total"))
+
+
+async def watched(cluster: EtcdCluster, count: int) -> None:
+    """Wait until so many keys are watched."""
+    stop = CLOCK.now() + 20
+    while (found := await watches(cluster)) != count:
+        assert CLOCK.now() < stop, f"{found} watches, and not {count}"
+        await asyncio.sleep(0.05)
+
+
+async def told(stay: Stay) -> None:
+    await stay.over()
+    assert stay.lost is LossReason.REVOKED
+
+
+async def test_a_key_that_is_deleted_ends_its_lock_and_no_other(etcd_server: EtcdCluster):
+    async with opened(etcd_server.url) as (locks, _), holding(locks, "a", "b") as (lost, kept):
+        await watched(etcd_server, 2)
+        await asyncio.to_thread(etcd_server.delete, "fencing/a/")
+        await told(lost)
+        assert await etcd_server.command("kv/range", {"key": "eA=="})
+        await kept.end()
+
+
+async def test_a_lease_that_is_revoked_ends_all_of_its_locks(etcd_server: EtcdCluster):
+    async with opened(etcd_server.url) as (locks, _), holding(locks, "a", "b", "c") as stays:
+        (lease,) = await asyncio.to_thread(etcd_server.leases)
+        await etcd_server.command("lease/revoke", {"ID": lease})
+        for stay in stays:
+            await told(stay)
+
+
+async def test_a_loss_before_the_watch_began_is_not_missed(etcd_server: EtcdCluster):
+    """A watch begins where its key was last seen, and so hears of what happened since."""
+    async with opened(etcd_server.url) as (locks, _), holding(locks, "a") as (stay,):
+        await asyncio.to_thread(etcd_server.delete, "fencing/a/")
+        await told(stay)
+
+
+async def test_locks_that_are_held_for_a_moment_cost_no_watch(etcd_server: EtcdCluster):
+    before = await asyncio.to_thread(etcd_server.calls, "Watch")
+    async with opened(etcd_server.url) as (locks, _):
+        for number in range(50):
+            async with locks.lock(f"a/{number}"):
+                pass
+        await asyncio.sleep(3 * _losses._MOMENT)
+    assert await asyncio.to_thread(etcd_server.calls, "Watch") == before
+
+
+async def test_watches_come_and_go_with_their_locks_on_one_stream(etcd_server: EtcdCluster):
+    before = await asyncio.to_thread(etcd_server.calls, "Watch")
+    async with opened(etcd_server.url) as (locks, _):
+        async with holding(locks, *(f"a/{number}" for number in range(20))) as stays:
+            await watched(etcd_server, 20)
+            for stay in stays[:15]:
+                await stay.end()
+            await watched(etcd_server, 5)
+            async with holding(locks, "late") as (late,):
+                await watched(etcd_server, 6)
+                await asyncio.to_thread(etcd_server.delete, "fencing/late/")
+                await told(late)
+            for stay in stays[15:]:
+                assert stay.lost is None
+                await stay.end()
+        await watched(etcd_server, 0)
+    assert await asyncio.to_thread(etcd_server.calls, "Watch") == before + 1
+
+
+async def test_a_claim_that_is_given_back_and_taken_again_is_watched_once(etcd_server: EtcdCluster):
+    """Both between two words to etcd: the watch of the first grant ends, that of the second does not."""
+    told: list[Claim] = []
+    async with backend_on(etcd_server.url) as backend:
+        backend.on_loss(lambda claim, _: told.append(claim))
+        again, other = Claim("a", TTL), Claim("b", TTL)
+        await granted(backend, again)
+        await granted(backend, again)
+        await watched(etcd_server, 1)
+        await backend.release(again)
+        await granted(backend, again)
+        await granted(backend, other)
+        await watched(etcd_server, 2)
+        assert told == []
+        await asyncio.to_thread(etcd_server.delete, "fencing/")
+        await until(lambda: len(told) == 2)
+        await backend.release(again)
+        await backend.release(other)
+        await watched(etcd_server, 0)
+
+
+async def test_what_happened_while_the_stream_was_broken_is_told_when_it_is_back(
+    etcd_server: EtcdCluster, etcd_proxy: FaultProxy
+):
+    url = f"etcd://127.0.0.1:{etcd_proxy.port}"
+    async with opened(url) as (locks, _), holding(locks, "a", "b") as (lost, kept):
+        await watched(etcd_server, 2)
+        etcd_proxy.refuse()
+        etcd_proxy.cut()
+        await asyncio.to_thread(etcd_server.delete, "fencing/a/")
+        await watched(etcd_server, 0)
+        etcd_proxy.heal()
+        await told(lost)
+        await kept.end()
+
+
+async def test_a_silent_network_is_left_for_a_new_stream(
+    etcd_server: EtcdCluster, etcd_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+):
+    """No end of the connection is ever seen; whoever says nothing for too long is not there."""
+    monkeypatch.setattr(_losses, "_SILENCE", 0.6)
+    url = f"etcd://127.0.0.1:{etcd_proxy.port}"
+    async with opened(url) as (locks, _), holding(locks, "a") as (stay,):
+        await watched(etcd_server, 1)
+        accepted = etcd_proxy.accepted
+        await asyncio.sleep(2)
+        assert etcd_proxy.accepted == accepted  # it has answered that it is there
+        etcd_proxy.half_open()
+        await asyncio.to_thread(etcd_server.delete, "fencing/a/")
+        accepted = etcd_proxy.accepted
+        await until(lambda: etcd_proxy.accepted > accepted)
+        etcd_proxy.cut()
+        etcd_proxy.heal()
+        await told(stay)
+
+
+async def test_a_member_that_dies_takes_no_notice_along(etcd_cluster: EtcdCluster):
+    async with opened(etcd_cluster.url) as (locks, _), holding(locks, "a") as (stay,):
+        await watched(etcd_cluster, 1)
+        etcd_cluster.members[0].kill()  # the first of the URL
+        await etcd_cluster.await_leader()
+        await asyncio.to_thread(etcd_cluster.delete, "fencing/a/")
+        await told(stay)
+
+
+async def test_compaction_of_what_was_already_proven_harms_no_stream(etcd_server: EtcdCluster, etcd_proxy: FaultProxy):
+    """The stream breaks after the revision of the grant was forgotten; the watch begins at the last renewal."""
+    url = f"etcd://127.0.0.1:{etcd_proxy.port}"
+    async with opened(url) as (locks, _), holding(locks, "a") as (stay,):
+        for _ in range(5):
+            await etcd_server.command("kv/put", {"key": "eA==", "value": "eA=="})
+        assert stay.lease is not None
+        await stay.lease.renew()
+        await asyncio.to_thread(etcd_server.compact)
+        etcd_proxy.cut()
+        await asyncio.to_thread(etcd_server.delete, "fencing/a/")
+        await told(stay)
+
+
+async def test_a_user_limited_to_the_prefix_is_told(start_etcd: StartEtcd):
+    server = start_etcd()
+    server.enable_auth(user="locker", password="password")
+    url = server.url.replace("etcd://", "etcd://locker:password@")
+    async with opened(url) as (locks, _), holding(locks, "a") as (stay,):
+        await watched(server, 1)
+        await asyncio.to_thread(server.delete, "fencing/a/")
+        await told(stay)
