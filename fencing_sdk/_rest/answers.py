@@ -70,7 +70,7 @@ def read_line(body: bytes, status: int) -> Json:
         UnreadableError: it is no answer of etcd.
     """
     try:
-        fields = json.loads(body)
+        fields = json.loads(body.decode())
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):

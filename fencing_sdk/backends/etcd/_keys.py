@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from functools import lru_cache
 
 from fencing_sdk._claim import Claim, Holder
 from fencing_sdk._names import safe_segment
@@ -25,6 +26,8 @@ _PREFIX = re.compile(r"[!-~]{1,256}")
 _DIGEST = 32
 """Hex digits of the SHA-256 of the owner id: as many bits as that has. The first eight are the public holder."""
 
+_UNTOLD = b'{"metadata":null}'
+
 
 class Keys:
     """The names of keys below one prefix."""
@@ -34,13 +37,22 @@ class Keys:
 
     def line(self, name: str) -> tuple[bytes, bytes]:
         """The first key of a lock, and the first behind its last."""
-        folder = self.prefix + safe_segment(name).encode("ascii")
-        return folder + b"/", folder + b"0"  # the character behind the slash; a segment has neither
+        return _line(self.prefix, name)
 
     def own(self, claim: Claim) -> bytes:
         """The key of one acquisition."""
-        digest = hashlib.sha256(claim.owner.encode()).hexdigest()[:_DIGEST]
-        return self.line(claim.name)[0] + digest.encode()
+        return _line(self.prefix, claim.name)[0] + _digest(claim.owner)
+
+
+@lru_cache(maxsize=1024)  # an acquisition and its release need each several times
+def _line(prefix: bytes, name: str) -> tuple[bytes, bytes]:
+    folder = prefix + safe_segment(name).encode("ascii")
+    return folder + b"/", folder + b"0"  # the character behind the slash; a segment has neither
+
+
+@lru_cache(maxsize=1024)
+def _digest(owner: str) -> bytes:
+    return hashlib.sha256(owner.encode()).hexdigest()[:_DIGEST].encode()
 
 
 def check_prefix(prefix: object) -> str:
@@ -53,6 +65,8 @@ def check_prefix(prefix: object) -> str:
 
 def value_of(claim: Claim) -> bytes:
     """What the key of *claim* says; read by people and by `inspect`."""
+    if claim.metadata is None:
+        return _UNTOLD
     return json.dumps({"metadata": claim.metadata}, separators=(",", ":")).encode()
 
 
