@@ -1,4 +1,4 @@
-"""What the etcd backend adds to the bare calls of the gateway, on an etcd of its own: requests, CPU, hand-off."""
+"""What the etcd backend adds to bare calls of the gateway, on an etcd of its own: requests, CPU, waiting, notices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from base64 import b64encode
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from _measure import compare, report
 
 from fencing_sdk import Lease, LockClient
 from fencing_sdk.abc import Claim, Renewal
-from fencing_sdk.backends.etcd import from_url
+from fencing_sdk.backends.etcd import EtcdBackend, from_url
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
 
@@ -25,6 +26,7 @@ from patience import until
 TIMES = 200
 LEASES = 1000
 WAITERS = 50
+NOTICES = 50
 
 
 def _b64(text: str) -> str:
@@ -140,6 +142,41 @@ async def hand_off(server: EtcdCluster) -> None:
     print(f"  max                                    {max(waits) * 1000:.1f} ms")
 
 
+async def _take(backend: EtcdBackend, claims: Sequence[Claim]) -> None:
+    for start in range(0, len(claims), 25):
+        await asyncio.gather(*(backend.acquire(claim) for claim in claims[start : start + 25]))
+
+
+async def notices(server: EtcdCluster) -> None:
+    """What it costs to watch what is held, and how soon a holder hears that its key was deleted."""
+    backend = from_url(server.url)
+    heard: dict[str, float] = {}
+    backend.on_loss(lambda claim, _: heard.setdefault(claim.name, time.perf_counter()))
+    claims = [Claim(f"held/{number}", 3600.0) for number in range(LEASES)]
+    cpu = time.process_time()
+    await _take(backend, claims)
+    await asyncio.sleep(2)
+    assert server.metric("etcd_debugging_mvcc_watcher_total") == LEASES
+    bare = from_url(server.url)
+    others = [Claim(f"bare/{number}", 3600.0) for number in range(LEASES)]
+    watched, cpu = time.process_time() - cpu, time.process_time()
+    await _take(bare, others)
+    await asyncio.sleep(2)
+    plain = time.process_time() - cpu
+    waits = []
+    for claim in claims[:NOTICES]:
+        key, began = backend._keys.line(claim.name)[0].decode(), time.perf_counter()
+        await asyncio.to_thread(server.delete, key)
+        await until(lambda name=claim.name: name in heard, what="it is told")
+        waits.append(heard[claim.name] - began)
+    print(f"\nnotices of a loss, {LEASES:,} locks on one stream")
+    print(f"  CPU for each watch                     {(watched - plain) / LEASES * 1e6:.0f} us")
+    print(f"  told after the request to delete, p50  {statistics.median(waits) * 1000:.1f} ms")
+    print(f"  max of {NOTICES}                              {max(waits) * 1000:.1f} ms")
+    await backend.aclose()
+    await bare.aclose()
+
+
 async def main() -> None:
     print(f"Python {sys.version.split()[0]}, aiohttp {aiohttp.__version__}")
     with EtcdCluster() as server:
@@ -147,6 +184,7 @@ async def main() -> None:
         await one_pair(server)
         await many_renewals(server)
         await hand_off(server)
+        await notices(server)
 
 
 if __name__ == "__main__":

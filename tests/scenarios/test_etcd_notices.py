@@ -104,8 +104,7 @@ async def test_a_claim_that_is_given_back_and_taken_again_is_watched_once(etcd_s
     told: list[Claim] = []
     async with backend_on(etcd_server.url) as backend:
         backend.on_loss(lambda claim, _: told.append(claim))
-        again, other = Claim("a", TTL), Claim("b", TTL)
-        await granted(backend, again)
+        again, other, third = Claim("a", TTL), Claim("b", TTL), Claim("c", TTL)
         await granted(backend, again)
         await watched(etcd_server, 1)
         await backend.release(again)
@@ -113,10 +112,13 @@ async def test_a_claim_that_is_given_back_and_taken_again_is_watched_once(etcd_s
         await granted(backend, other)
         await watched(etcd_server, 2)
         assert told == []
+        await granted(backend, again)  # as after an answer that was lost
+        await granted(backend, third)
+        await watched(etcd_server, 3)
         await asyncio.to_thread(etcd_server.delete, "fencing/")
-        await until(lambda: len(told) == 2)
-        await backend.release(again)
-        await backend.release(other)
+        await until(lambda: len(told) == 3)
+        for claim in (again, other, third):
+            await backend.release(claim)
         await watched(etcd_server, 0)
 
 
