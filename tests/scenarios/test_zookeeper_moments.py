@@ -10,7 +10,7 @@ from kazoo.exceptions import ConnectionLoss
 
 from fencing_sdk import BackendUnavailableError
 from fencing_sdk._claim import Claim
-from fencing_sdk.backends.zookeeper import _driver, from_url
+from fencing_sdk.backends.zookeeper import _requests, from_url
 from fencing_sdk.backends.zookeeper._session import UnconnectedError
 
 pytest_plugins = ["zookeeper_fixtures"]
@@ -52,11 +52,11 @@ async def test_it_fails_as_soon_as_the_loss_is_known(call, server, backend):
 async def test_it_is_not_sent_when_the_connection_is_back(server, backend):
     session = backend._sessions.of(60.0)
     lose(server, session)
-    asked = session.call(_driver.create_persistent("/late", _driver.ANYBODY))
+    asked = session.call(_requests.create_persistent("/late", _requests.ANYBODY))
     assert not asked.done()
     await asyncio.to_thread(server.start)
     with pytest.raises((UnconnectedError, ConnectionLoss)):
         await asked
     async with asyncio.timeout(20.0):
         assert await session.settled()
-        assert await session.call(_driver.exists("/late")) is None
+        assert await session.call(_requests.exists("/late")) is None

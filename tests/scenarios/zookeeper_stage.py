@@ -9,7 +9,8 @@ from redis_stage import eventually
 
 from fencing_sdk import LockClient
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
-from fencing_sdk.backends.zookeeper._driver import ANYBODY, Driver, create_persistent, delete, exists
+from fencing_sdk.backends.zookeeper._driver import Driver
+from fencing_sdk.backends.zookeeper._requests import ANYBODY, create_persistent, delete, exists
 from fencing_sdk.backends.zookeeper._session import Session
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from fencing_sdk._claim import TOKEN_LIMIT, Claim, Holder
 from fencing_sdk._names import safe_segment
-from fencing_sdk.backends.zookeeper._driver import Stat
+from fencing_sdk.backends.zookeeper._requests import Stat
 
 __all__ = ["Node", "Paths", "in_line", "is_of", "mark_of", "read_holder", "read_token", "rewritten", "written"]
 

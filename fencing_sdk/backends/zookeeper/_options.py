@@ -10,7 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 from fencing_sdk._timing import seconds
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends.zookeeper._driver import ANYBODY, CREATOR, Settings, is_acl
+from fencing_sdk.backends.zookeeper._driver import Settings
+from fencing_sdk.backends.zookeeper._requests import ANYBODY, CREATOR, is_acl
 from fencing_sdk.errors import ConfigurationError, shown
 
 __all__ = ["OPTIONS", "read_settings", "read_url"]

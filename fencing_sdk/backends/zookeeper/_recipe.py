@@ -15,10 +15,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fencing_sdk._claim import Claim
-from fencing_sdk.backends.zookeeper._driver import (
+from fencing_sdk.backends.zookeeper._driver import Settings
+from fencing_sdk.backends.zookeeper._nodes import Node, Paths, in_line, read_token, rewritten, written
+from fencing_sdk.backends.zookeeper._requests import (
     NodeExistsError,
     NoNodeError,
-    Settings,
     Stat,
     UnimplementedError,
     children,
@@ -31,7 +32,6 @@ from fencing_sdk.backends.zookeeper._driver import (
     replace,
     sync,
 )
-from fencing_sdk.backends.zookeeper._nodes import Node, Paths, in_line, read_token, rewritten, written
 from fencing_sdk.backends.zookeeper._session import Session
 
 __all__ = ["Found", "Recipe"]

@@ -18,9 +18,9 @@ from typing import Any
 
 from fencing_sdk._claim import Claim
 from fencing_sdk.abc import LossNotice
-from fencing_sdk.backends.zookeeper._driver import NoNodeError, get, is_deletion
 from fencing_sdk.backends.zookeeper._nodes import is_of, mark_of
 from fencing_sdk.backends.zookeeper._recipe import Recipe
+from fencing_sdk.backends.zookeeper._requests import NoNodeError, get, is_deletion
 from fencing_sdk.backends.zookeeper._session import Session
 from fencing_sdk.backends.zookeeper._stakes import Stake, Stakes, key_of
 from fencing_sdk.errors import LossReason
