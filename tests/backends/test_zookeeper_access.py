@@ -10,14 +10,13 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import Permissions, make_digest_acl
 from patience import until
-from throwaway_certificates import make_certificates
 from zookeeper_server import fresh_root
 
 from fencing_sdk import connect
 from fencing_sdk._claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.backends.zookeeper._sessions import MOST_SESSIONS
-from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
+from fencing_sdk.errors import BackendRefusedError
 
 pytest_plugins = ["zookeeper_fixtures"]
 
@@ -86,32 +85,6 @@ async def test_a_password_is_in_no_log(zookeeper_server, root, opened, caplog):
     await backend.release(claim)
     assert SECRET not in caplog.text
     assert SECRET not in repr(vars(backend))
-
-
-async def test_tls_checks_the_certificate_of_the_server(start_zookeeper, tmp_path, opened):
-    made = make_certificates(tmp_path)
-    store = tmp_path / "server.pem"
-    store.write_bytes(made.key.read_bytes() + made.certificate.read_bytes())
-    from redis_server import free_port
-
-    port = free_port()
-    start_zookeeper(
-        settings=[
-            f"secureClientPort={port}",
-            "ssl.clientAuth=none",
-            f"ssl.keyStore.location={store}",
-            "ssl.keyStore.type=PEM",
-            f"ssl.trustStore.location={made.authority}",
-            "ssl.trustStore.type=PEM",
-        ],
-        jvm=["-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory", "-Xmx128m"],
-    )
-    trusting = opened(f"zk://localhost:{port}?tls=true&ca={made.authority}&connect_timeout=5")
-    assert isinstance(await trusting.acquire(Claim("a", 20.0)), Grant)
-    with pytest.raises(BackendRefusedError, match="certificate"):
-        await opened(f"zk://localhost:{port}?tls=true").open()
-    with pytest.raises(BackendUnavailableError):
-        await opened(f"zk://localhost:{port}").open()
 
 
 # Sessions.

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError, ConnectionLoss, SessionExpiredError
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, ConnectionLoss, SessionExpiredError
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
@@ -73,6 +74,7 @@ class Driver:
     def __init__(self, settings: Settings, timeout: float, identity: Identity | None) -> None:
         self._tell: Callable[[News], None] = _ignore
         self._identity = identity
+        self._refusal: Exception | None = None
         self._dial = Dial(connect_timeout=settings.connect_timeout, tls=settings.tls)
         self._client: Any = KazooClient(
             hosts=settings.hosts,
@@ -100,7 +102,7 @@ class Driver:
 
     def _connected(self, *address: object) -> object:
         """Connect and log in as kazoo does; tell which session it is and for how long it was granted."""
-        timeouts = self._connect(*address)
+        timeouts = self._log_in(*address)
         self._drop_late_requests()
         identity = cast("Identity", self._client.client_id)
         if self._identity is not None and identity[0] != self._identity[0]:
@@ -110,6 +112,29 @@ class Driver:
             self._identity = identity
             self._tell(News(connected=True, identity=identity, timeout=timeouts[0] * 3 / 2 / 1000))
         return timeouts
+
+    def _log_in(self, *address: object) -> Any:
+        """
+        Let kazoo connect, and see to it that it knows what became of it.
+
+        What it does not expect would end its thread with a traceback; and a connection that broke during a login
+        by SASL would be a refused login to it, which ends the session.
+        """
+        try:
+            return self._connect(*address)
+        except ConnectionDropped as error:
+            self._dial.last_error = _reason(error)
+            raise
+        except AuthFailedError as error:
+            self._dial.last_error = error
+            if isinstance(error.__cause__, ConnectionDropped):
+                raise error.__cause__ from error
+            raise
+        except (KazooTimeoutError, SessionExpiredError):
+            raise
+        except Exception as error:
+            self._refusal = error
+            raise AuthFailedError from error
 
     def _drop_late_requests(self) -> None:
         """
@@ -131,7 +156,8 @@ class Driver:
         if state == KazooState.LOST:
             self._dial.refusing = True
             refused = self._client.client_state == "AUTH_FAILED"
-            self._tell(News(ended=True, error=AuthFailedError() if refused else SessionExpiredError()))
+            error = self._refusal or (AuthFailedError() if refused else SessionExpiredError())
+            self._tell(News(ended=True, error=error))
         elif state == KazooState.SUSPENDED:
             self._tell(News())
 
@@ -174,6 +200,11 @@ class Driver:
         """Do not wait for the server's goodbye."""
         self._dial.refusing = True
         self._dial.hang_up()
+
+
+def _reason(error: Exception) -> Exception:
+    """What made kazoo drop a connection: it says so in its text alone."""
+    return error.__context__ if isinstance(error.__context__, OSError) else error
 
 
 def _ignore(_: News) -> None: ...

@@ -6,6 +6,7 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
 
 from fencing_sdk._timing import seconds
@@ -169,6 +170,9 @@ def _sasl(sasl: object) -> Mapping[str, str] | None:
         return None
     if not isinstance(sasl, Mapping) or "mechanism" not in sasl:
         msg = "sasl must be the sasl_options of kazoo, a mapping with a 'mechanism'"
+        raise ConfigurationError(msg)
+    if find_spec("puresasl") is None:
+        msg = "sasl needs the package pure-sasl; install it with pip install 'kazoo[sasl]'"
         raise ConfigurationError(msg)
     return dict(sasl)
 

@@ -24,8 +24,8 @@ Verdict = tuple[type[BackendError], str]
 CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
     (driver.NoAuthError, (BackendRefusedError, "the user may not do this below the root; see its ACL")),
     (driver.AuthFailedError, (BackendRefusedError, "the server refuses the login")),
-    (driver.SessionClosedRequireSaslError, (BackendRefusedError, "the server wants a login by SASL")),
-    (driver.SASLException, (BackendRefusedError, "the login by SASL failed; is pure-sasl installed?")),
+    (driver.SessionClosedRequireSaslError, (BackendRefusedError, "the server wants a login by SASL that it knows")),
+    (driver.SASLException, (BackendRefusedError, "the login by SASL failed")),
     (driver.InvalidACLError, (BackendRefusedError, "the server cannot use the acl; creator needs a user or SASL")),
     (driver.QuotaExceededError, (BackendRefusedError, "the quota of the root is used up")),
     (driver.NoChildrenForEphemeralsError, (BackendRefusedError, "the root is a node that can have no children")),
@@ -40,6 +40,20 @@ CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
     (OSError, (BackendUnavailableError, "no connection to a server")),
 )
 
+CERTIFICATE_ALERTS = {
+    "ACCESS_DENIED",
+    "BAD_CERTIFICATE",
+    "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_REQUIRED",
+    "CERTIFICATE_REVOKED",
+    "CERTIFICATE_UNKNOWN",
+    "HANDSHAKE_FAILURE",
+    "UNKNOWN_CA",
+    "UNSUPPORTED_CERTIFICATE",
+}
+"""What servers say to a client whose certificate is missing or not trusted. OpenSSL puts a version before each."""
+
+_UNTRUSTED: Verdict = (BackendRefusedError, "the server wants another certificate of the client; see certfile")
 _UNKNOWN: Verdict = (BackendUnavailableError, "ZooKeeper failed")
 
 
@@ -58,6 +72,8 @@ def translated(operation: str, error: Exception) -> BackendError:
 
 
 def _verdict(error: Exception) -> Verdict:
+    if isinstance(error, ssl.SSLError) and (error.reason or "").rpartition("ALERT_")[2] in CERTIFICATE_ALERTS:
+        return _UNTRUSTED
     return next((verdict for kind, verdict in CLASSES if isinstance(error, kind)), _UNKNOWN)
 
 
