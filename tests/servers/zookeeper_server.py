@@ -19,6 +19,7 @@ import pytest
 from child_processes import end, spawn
 from patience import wait_until
 from redis_server import HOST, ServerError, free_port
+from zookeeper_network import MemberNetwork
 
 JARS = Path("/usr/share/java")
 JAR = JARS / "zookeeper.jar"
@@ -41,6 +42,8 @@ _JVM = (
     "-Dzookeeper.forceSync=no",  # a killed process loses nothing that it wrote, only a killed machine does
     "-Dznode.container.checkIntervalMs=500",
     "-Dzookeeper.admin.enableServer=false",
+    "-Dzookeeper.fastleader.maxNotificationInterval=500",  # who found nobody to elect tries again, not in a minute
+    "-Dzookeeper.cnxTimeout=1000",
 )
 
 TICK_MS = 200
@@ -69,6 +72,8 @@ class ZooKeeperServer:
     """
     One server, alone or as a member of an ensemble; *settings* are lines of its configuration.
 
+    `prefix` stands before its command, as the words of ``env`` do.
+
     The methods block for as long as a JVM needs to start; in a test whose loop must go on, call them with
     ``asyncio.to_thread``.
     """
@@ -78,6 +83,7 @@ class ZooKeeperServer:
     ) -> None:
         self.settings = list(settings)
         self.jvm = list(jvm)
+        self.prefix: list[str] = []
         self.member = member
         self.tick_ms = tick_ms
         self.folder = Path(tempfile.mkdtemp(prefix="zookeeper-"))
@@ -116,7 +122,7 @@ class ZooKeeperServer:
         (self.folder / "data" / "myid").write_text(f"{self.member}\n")
         classes = ":".join(str(JARS / f"{name}.jar") for name in _NEEDED)
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        command = ["java", *_JVM, *self.jvm, "-cp", classes, main, str(self.folder / "conf")]
+        command = [*self.prefix, "java", *_JVM, *self.jvm, "-cp", classes, main, str(self.folder / "conf")]
         self._process = spawn(command, folder=self.folder, log=self.folder / "log")
 
     def await_ready(self) -> Self:
@@ -198,13 +204,13 @@ class ZooKeeperServer:
 
 
 class ZooKeeperEnsemble:
-    """Three members that elect a leader."""
+    """Three members that elect a leader, perhaps by way of a network that can be split."""
 
-    def __init__(self, *, size: int = 3, tick_ms: int = TICK_MS) -> None:
+    def __init__(self, *, size: int = 3, tick_ms: int = TICK_MS, network: MemberNetwork | None = None) -> None:
         self.members = [ZooKeeperServer(member=number, tick_ms=tick_ms) for number in range(1, size + 1)]
         lines = [f"server.{member.member}={HOST}:{free_port()}:{free_port()}" for member in self.members]
         for member in self.members:
-            member.settings += lines
+            member.settings += lines if network is None else network.lines(member.member)
 
     @property
     def addresses(self) -> list[str]:
