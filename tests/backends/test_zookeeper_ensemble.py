@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
+from zookeeper_server import ZooKeeperEnsemble, fresh_root
 
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.testing import BackendSuite
 
 pytest_plugins = ["zookeeper_fixtures"]
-
-
-@pytest.fixture(scope="module")
-def own_ensemble() -> Iterator[ZooKeeperEnsemble]:
-    """Three members for this module, which the tests kill."""
-    require_zookeeper()
-    with ZooKeeperEnsemble() as ensemble:
-        yield ensemble
 
 
 class TestZooKeeperEnsemble(BackendSuite):
@@ -31,9 +23,9 @@ class TestZooKeeperEnsemble(BackendSuite):
     patience = 30.0
 
     @pytest.fixture(autouse=True)
-    def url(self, own_ensemble: ZooKeeperEnsemble) -> str:
-        self.own_ensemble = own_ensemble
-        self.own_url = f"{own_ensemble.url}{fresh_root()}?connect_timeout=0.5"
+    def url(self, zookeeper_ensemble: ZooKeeperEnsemble) -> str:
+        self.own_ensemble = zookeeper_ensemble
+        self.own_url = f"{zookeeper_ensemble.url}{fresh_root()}?connect_timeout=0.5"
         return self.own_url
 
     @pytest.fixture
