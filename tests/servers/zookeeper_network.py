@@ -90,7 +90,7 @@ class MemberNetwork:
     async def _link(self, way: Pair, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._links = [(pair, open_) for pair, open_ in self._links if not open_.is_closing()]
         self._links.append((way, writer))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # else asyncio complains when it is closed
             await self._delivering(way)
             far_reader, far_writer = await self._connect(port)
             self._links.append((way, far_writer))

@@ -29,6 +29,7 @@ __all__ = ["Driver", "Identity", "News", "Settings"]
 Identity = tuple[int, bytes]
 """The id of a session and its password, with which another connection may go on with it."""
 
+_REFUSED_LOGINS = 3
 _FIRST_RETRY = 0.02
 _LAST_RETRY = 0.5
 
@@ -75,6 +76,7 @@ class Driver:
         self._tell: Callable[[News], None] = _ignore
         self._identity = identity
         self._refusal: Exception | None = None
+        self._broken_logins = 0
         self._dial = Dial(connect_timeout=settings.connect_timeout, tls=settings.tls)
         self._client: Any = KazooClient(
             hosts=settings.hosts,
@@ -118,23 +120,26 @@ class Driver:
         Let kazoo connect, and see to it that it knows what became of it.
 
         What it does not expect would end its thread with a traceback; and a connection that broke during a login
-        by SASL would be a refused login to it, which ends the session.
+        by SASL would be a refused login to it, which ends the session. Servers do hang up on a wrong password, but
+        so do networks: only the same again and again is taken for a refusal, and the session is given up for neither.
         """
+        broken, self._broken_logins = self._broken_logins, 0
         try:
-            return self._connect(*address)
-        except ConnectionDropped as error:
+            timeouts = self._connect(*address)
+        except (ConnectionDropped, KazooTimeoutError, SessionExpiredError) as error:
             self._dial.last_error = _reason(error)
             raise
         except AuthFailedError as error:
-            self._dial.last_error = error
-            if isinstance(error.__cause__, ConnectionDropped):
-                raise error.__cause__ from error
-            raise
-        except (KazooTimeoutError, SessionExpiredError):
-            raise
+            if not isinstance(error.__cause__, ConnectionDropped):
+                raise
+            self._broken_logins = broken + 1
+            self._dial.last_error = error if self._broken_logins >= _REFUSED_LOGINS else error.__cause__
+            raise error.__cause__ from error
         except Exception as error:
             self._refusal = error
             raise AuthFailedError from error
+        self._dial.last_error = None
+        return timeouts
 
     def _drop_late_requests(self) -> None:
         """
