@@ -150,8 +150,7 @@ async def test_a_wrong_password_is_refused_by_sasl(sasl_address):
     assert "SASL" in str(await refusal(by_sasl(sasl_address, fresh_root(), password="hunter1")))
 
 
-async def test_a_server_that_hangs_up_on_a_wrong_password_has_refused_it(start_zookeeper, tmp_path, monkeypatch):
-    """It does so where sessions need no login. A connection that breaks looks the same, but not again and again."""
+async def test_a_wrong_password_is_refused_where_sessions_need_no_login(start_zookeeper, tmp_path, monkeypatch):
     digest_md5.install(monkeypatch)
     server = start_zookeeper(settings=[PROVIDER], jvm=[allowing(tmp_path)])
     refused = await refusal(by_sasl(server.address, fresh_root(), password="hunter1"))
@@ -159,6 +158,28 @@ async def test_a_server_that_hangs_up_on_a_wrong_password_has_refused_it(start_z
     backend = by_sasl(server.address, fresh_root())
     assert isinstance(await backend.acquire(Claim("a", 20.0)), Grant)
     await backend.aclose()
+
+
+async def test_a_server_that_hangs_up_on_every_login_refuses_it(sasl_address, monkeypatch):
+    """Some say nothing else to a wrong password."""
+    loop, prove = asyncio.get_running_loop(), digest_md5.SASLClient._prove
+
+    def break_always(self: digest_md5.SASLClient, realm: str, nonce: str) -> str:
+        asyncio.run_coroutine_threadsafe(hold_and_cut(), loop).result()
+        return prove(self, realm, nonce)
+
+    async def hold_and_cut() -> None:
+        proxy.blackhole()
+        loop.call_later(0.1, hang_up)
+
+    def hang_up() -> None:
+        proxy.cut()
+        proxy.heal()
+
+    async with FaultProxy(int(sasl_address.rpartition(":")[2])) as proxy:
+        monkeypatch.setattr(digest_md5.SASLClient, "_prove", break_always)
+        refused = await refusal(by_sasl(f"127.0.0.1:{proxy.port}", fresh_root()))
+    assert "the server refuses the login" in str(refused)
 
 
 async def test_a_client_without_a_login_hears_that_the_server_wants_one(sasl_address):
