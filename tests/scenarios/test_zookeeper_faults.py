@@ -327,6 +327,7 @@ async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted
     claim = Claim("a", 60.0)
     await backend.acquire(claim)
     async with operating(zookeeper_url) as operator:
+        await operator.keep_folder("a")
         backend._upkeep._changed = lambda *_: None  # no notice, so that the renewal has to find out
         (node,) = await operator.line("a")
         await operator.delete("a", node)

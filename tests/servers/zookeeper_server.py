@@ -145,6 +145,8 @@ class ZooKeeperServer:
     def pause(self) -> None:
         """Stop the process with SIGSTOP: the kernel still takes connections and bytes, and nobody answers."""
         self._signal(signal.SIGSTOP)
+        # On a busy machine other threads run on until the one that has the signal does.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
