@@ -115,8 +115,8 @@ class Requests:
         return await self._waiting.get()
 
 
-class NotFoundError(Exception):
-    """The lease does not exist; nothing was done."""
+class NotFoundError(BackendUnavailableError):
+    """The lease does not exist; nothing was done. Another one may help."""
 
 
 class Gateway:
@@ -173,11 +173,11 @@ class Gateway:
                 return Reply(fields, _lost(errors))
         raise self._silence(operation, errors)
 
-    def _silence(self, operation: str, errors: Sequence[MemberError]) -> BackendError | NotFoundError:
+    def _silence(self, operation: str, errors: Sequence[MemberError]) -> BackendError:
         """Refused is only what another try will not change *and* what surely did nothing."""
         last = errors[-1]
         if last.code == NOT_FOUND and not _lost(errors):
-            return NotFoundError(last.detail)
+            return NotFoundError(self.who, operation, last.detail)
         told = last if last.code else next((error for error in errors if error.fate is not Fate.REJECTED), last)
         detail = told.detail if len(errors) == 1 else f"{told.detail} (the last of {len(errors)} members asked)"
         refused = told.fate is Fate.REJECTED and not _lost(errors)

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 Json: TypeAlias = dict[str, Any]
+_NUMBERS = 2**63
 
 
 class UnreadableError(ValueError):
@@ -46,16 +47,16 @@ def decoded(text: object) -> bytes:
 
 
 def number(fields: Json, name: str) -> int:
-    """A whole number, 0 when it was left out."""
+    """A whole number of 64 bits, 0 when it was left out."""
     value = fields.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    try:
+        read = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
+    except ValueError:
+        read = None
+    if read is None or not -_NUMBERS <= read < _NUMBERS:
         msg = f"the answer has no number as {name}"
         raise UnreadableError(msg)
-    try:
-        return int(value)
-    except ValueError as error:
-        msg = f"the answer has no number as {name}"
-        raise UnreadableError(msg) from error
+    return read
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from fencing_sdk._rest.answers import Fate, MemberError, read_line
 from fencing_sdk._rest.words import UnreadableError
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.etcd._keys import Keys
+from fencing_sdk.errors import BackendError
 
 OWN = b64encode(Keys("fencing/").own(CLAIM)).decode()
 VALUE = b64encode(b'{"metadata":null}').decode()
@@ -35,7 +36,6 @@ KEYS = (
 )
 RANGES = st.fixed_dictionaries({}, optional={"header": HEADERS, "kvs": st.lists(KEYS, max_size=2) | JSON})
 RESPONSES = st.lists(st.fixed_dictionaries({"response_range": RANGES}) | JSON, max_size=4) | JSON
-CODES = st.sampled_from([0, 1, 2, 3, 4, 7, 8, 9, 12, 13, 14, 16, 17, "5", None])
 FIELDS = st.fixed_dictionaries(
     {},
     optional={
@@ -46,8 +46,8 @@ FIELDS = st.fixed_dictionaries(
         "ID": NUMBERS,
         "TTL": NUMBERS,
         "result": RANGES | JSON,
-        "error": st.fixed_dictionaries({"grpc_code": CODES, "message": st.text(max_size=3)}),
-        "code": CODES,
+        "error": st.fixed_dictionaries({"grpc_code": st.integers(0, 17), "message": st.text(max_size=3)}) | JSON,
+        "code": st.integers(0, 17) | JSON,
         "message": st.sampled_from(["no", "\n", ""]) | JSON,
     },
 )
@@ -94,9 +94,12 @@ def with_ttl(ttl: object) -> tuple[bytes, int]:
 @checked(250)
 @given(answers=st.lists(st.tuples(BODIES, STATUSES) | st.sampled_from(Fate), min_size=1, max_size=4))
 @example(answers=[with_ttl("11")])
+@example(answers=[with_ttl("9" * 400)])
 @example(answers=[with_ttl("9" * 5000)])
+@example(answers=[with_ttl(10**400)])
 @example(answers=[with_ttl(1e400)])
 @example(answers=[(b'{"error":5}', 200)])
+@example(answers=[(b'{"code":5,"message":"Not Found","details":[]}', 404)])
 @example(answers=[(b'{"header":5,"succeeded":true,"ID":"9","TTL":"11"}', 200)])
 def test_whatever_etcd_answers_is_an_outcome_or_an_error_of_the_contract(answers):
     async def story() -> None:
@@ -129,3 +132,23 @@ def test_a_line_is_fields_or_an_error(body: bytes, status: int):
 def test_a_long_answer_is_little_work(body: bytes):
     with little_work(), contextlib.suppress(UnreadableError, MemberError):
         read_line(body, 200)
+
+
+@checked(150)
+@given(lines=st.lists(st.one_of(FIELDS, st.fixed_dictionaries({"events": JSON | st.lists(JSON, max_size=2)}))))
+def test_whatever_a_watch_tells_the_key_has_gone_or_not_or_it_is_an_error(lines: list[dict[str, object]]):
+    @contextlib.asynccontextmanager
+    async def stream(*_: object):
+        async def told():
+            for line in lines:
+                yield read_line(json.dumps(line).encode(), 200)
+
+        try:
+            yield told()
+        except (MemberError, ValueError) as error:  # as the gateway has it
+            raise BackendError("EtcdBackend", "queue", f"{error}") from error
+
+    backend = from_url("etcd://one")
+    backend._gateway.stream = stream
+    with asyncio.Runner() as runner, contextlib.suppress(BackendError):
+        assert runner.run(backend._line._gone(b"k", 7)) in {True, False}

@@ -116,7 +116,9 @@ class Line:
             async for fields in answers:
                 if fields.get("canceled") is True:
                     return False
-                events = fields.get("events", [])
-                if any(isinstance(event, dict) and event.get("type") == "DELETE" for event in events):
+                events = fields.get("events")
+                if isinstance(events, list) and any(
+                    isinstance(event, dict) and event.get("type") == "DELETE" for event in events
+                ):
                     return True
         return False
