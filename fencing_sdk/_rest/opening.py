@@ -9,13 +9,12 @@ from urllib.parse import unquote, urlsplit
 from fencing_sdk._rest.endpoints import read_endpoints
 from fencing_sdk._rest.gateway import SITE, Gateway, pools
 from fencing_sdk._rest.login import Credentials
+from fencing_sdk._rest.numbers import check_connections
 from fencing_sdk._rest.tls import tls_context
 from fencing_sdk._timing import seconds
-from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.errors import ConfigurationError
 
 __all__ = ["make_gateway", "parts_of"]
-
-_MOST_CONNECTIONS = 1000
 
 
 def make_gateway(
@@ -40,17 +39,10 @@ def make_gateway(
     """
     context = tls_context(tls=tls, scheme="etcd+https", ca=ca, cert=cert, key=key, context=ssl_context)
     limit = seconds(connect_timeout, "connect_timeout", above=True)
-    requests, streams = pools(context, connect_timeout=limit, connections=_check_connections(connections))
+    requests, streams = pools(context, connect_timeout=limit, connections=check_connections(connections))
     credentials = _credentials(user, password)
     members = read_endpoints(endpoints, SITE, tls=bool(tls))
     return Gateway(who, members, pools=requests, streams=streams, credentials=credentials)
-
-
-def _check_connections(connections: object) -> int:
-    if isinstance(connections, bool) or not isinstance(connections, int) or not 1 <= connections <= _MOST_CONNECTIONS:
-        msg = f"connections must be a whole number from 1 to {_MOST_CONNECTIONS}, got {shown(connections)}"
-        raise ConfigurationError(msg)
-    return connections
 
 
 def _credentials(user: object, password: object) -> Credentials | None:

@@ -23,12 +23,12 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any
 
 import anyio
 
 from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._rest.doubts import Doubts
+from fencing_sdk._rest.numbers import read_numbers
 from fencing_sdk._rest.opening import make_gateway, parts_of
 from fencing_sdk._rest.words import Json, UnreadableError, compared
 from fencing_sdk.abc import LossNotice, Turn
@@ -39,7 +39,7 @@ from fencing_sdk.backends.etcd._leases import BACKEND, Leases, SharedLease
 from fencing_sdk.backends.etcd._line import Line, Place
 from fencing_sdk.backends.etcd._losses import Losses
 from fencing_sdk.backends.etcd._renewals import Renewals
-from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 __all__ = ["EtcdBackend", "from_url"]
 
@@ -261,19 +261,5 @@ def from_url(url: str, **options: object) -> EtcdBackend:
     Raises:
         ConfigurationError: the URL names no member, or an option is unknown or cannot work.
     """
-    chosen: dict[str, Any] = take_options(url, options, OPTIONS)
-    for option, read in (("connect_timeout", float), ("connections", int)):
-        if isinstance(text := chosen.get(option), str):
-            chosen[option] = _read_number(option, text, read)
-    endpoints, chosen = parts_of(url, chosen)
+    endpoints, chosen = parts_of(url, read_numbers(take_options(url, options, OPTIONS)))
     return EtcdBackend(endpoints, **chosen)
-
-
-def _read_number(option: str, text: str, read: type[float | int]) -> float:
-    """Read the number that a URL gives as text."""
-    try:
-        return read(text)
-    except ValueError:
-        pass
-    msg = f"{option} must be a number, got {shown(text)}"
-    raise ConfigurationError(msg)

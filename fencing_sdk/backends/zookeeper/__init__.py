@@ -39,7 +39,7 @@ from fencing_sdk.backends.zookeeper._requests import NoNodeError
 from fencing_sdk.backends.zookeeper._session import Session
 from fencing_sdk.backends.zookeeper._sessions import Sessions
 from fencing_sdk.backends.zookeeper._stakes import Stake, Stakes, key_of
-from fencing_sdk.backends.zookeeper._translation import BACKEND, OurErrors
+from fencing_sdk.backends.zookeeper._translation import BACKEND, our_errors
 from fencing_sdk.backends.zookeeper._upkeep import Upkeep
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -116,7 +116,7 @@ class ZooKeeperBackend:
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
         self._notice_fork()
-        with OurErrors("open"):
+        with our_errors("open"):
             await self._sessions.any().ready()
 
     def _notice_fork(self) -> None:
@@ -127,19 +127,19 @@ class ZooKeeperBackend:
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
         self._notice_fork()
-        with OurErrors("acquire"):
+        with our_errors("acquire"):
             return await self._line.acquire(claim)
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """See `fencing_sdk.abc.Backend.renew`."""
         self._notice_fork()
-        with OurErrors("renew"):
+        with our_errors("renew"):
             return await self._renewals.renew(claims)
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
         self._notice_fork()
-        with OurErrors("release"):
+        with our_errors("release"):
             stake = self._stakes.get(key_of(claim))
             session = self._sessions.of(claim.ttl) if stake is None else stake.session
             if stake is not None:
@@ -166,7 +166,7 @@ class ZooKeeperBackend:
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
         self._notice_fork()
-        with OurErrors("inspect"):
+        with our_errors("inspect"):
             session = self._sessions.any()
             await session.ready()
             while line := await self._recipe.look(session, name):
@@ -199,7 +199,7 @@ class ZooKeeperBackend:
     @asynccontextmanager
     async def _stand(self, claim: Claim) -> AsyncIterator[Turn]:
         self._notice_fork()
-        with OurErrors("queue"):
+        with our_errors("queue"):
             stake = await self._line.join(claim)
         try:
             yield _Place(stake)

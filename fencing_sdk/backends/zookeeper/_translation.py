@@ -9,13 +9,15 @@ until somebody asks again. Decided by class; the text of a driver's error is nev
 from __future__ import annotations
 
 import ssl
+from functools import partial
 
 import kazoo.exceptions as driver
 
+from fencing_sdk.backends._our_errors import OurErrors
 from fencing_sdk.backends.zookeeper._session import UnconnectedError
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
-__all__ = ["BACKEND", "OurErrors", "translated"]
+__all__ = ["BACKEND", "our_errors", "translated"]
 
 BACKEND = "ZooKeeperBackend"
 
@@ -77,16 +79,5 @@ def _verdict(error: Exception) -> Verdict:
     return next((verdict for kind, verdict in CLASSES if isinstance(error, kind)), _UNKNOWN)
 
 
-class OurErrors:
-    """Turns what a driver raises into an error of the contract."""
-
-    __slots__ = ("_operation",)
-
-    def __init__(self, operation: str) -> None:
-        self._operation = operation
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            raise translated(self._operation, error) from error
+our_errors = partial(OurErrors, translated)
+"""``with our_errors("acquire")``: whatever the driver raises comes out as an error of the contract."""
