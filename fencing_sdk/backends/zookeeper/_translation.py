@@ -74,8 +74,10 @@ def translated(operation: str, error: Exception) -> BackendError:
 
 
 def _verdict(error: Exception) -> Verdict:
-    if isinstance(error, ssl.SSLError) and (error.reason or "").rpartition("ALERT_")[2] in CERTIFICATE_ALERTS:
-        return _UNTRUSTED
+    if isinstance(error, ssl.SSLError):
+        told = getattr(error, "reason", None) or ""  # which OpenSSL sets, and nobody else who raises one
+        if told.rpartition("ALERT_")[2] in CERTIFICATE_ALERTS:
+            return _UNTRUSTED
     return next((verdict for kind, verdict in CLASSES if isinstance(error, kind)), _UNKNOWN)
 
 
