@@ -1,0 +1,306 @@
+"""
+One round: workers on a store, faults for a while, then calm, and everybody leaves.
+
+Everything that is done to the round is in its recording, so that a lease that was lost needs a cause in it. The store
+is asked all the time by a bystander without faults of its own: when that one waits, everybody may wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fire_crew import CLOCK, Crew, Place
+from fire_network import FAULTS, Network
+from fire_resource import Resource
+from fire_stores import Store
+from patience import until
+
+from fencing_sdk import FencingError, LockClient, connect
+from fencing_sdk._recording import Recorder
+from fencing_sdk.cli._lines import Line, parse_line
+from fencing_sdk.testing.history import Report, check
+
+NAMES = ("seats/1", "seats/2", "seats/3")
+KINDS = 6
+"""Kinds of fault without which a run shows too little."""
+CALM = 4.0
+"""Seconds for which everybody goes on when faults have ended."""
+TICK = 0.02
+LATE = 0.1
+"""Seconds by which the bench may be late itself, or the store slow, without a line about it."""
+
+
+@dataclass
+class Outcome:
+    """What one round, or many, came to."""
+
+    report: Report = field(default_factory=Report)
+    faults: Counter[str] = field(default_factory=Counter)
+    """How often each kind of fault really happened."""
+    missed: Counter[str] = field(default_factory=Counter)
+    """How often one was tried and hit nobody."""
+    lines: Counter[str] = field(default_factory=Counter)
+    """How many lines of each kind were recorded."""
+    failures: list[str] = field(default_factory=list)
+    """What must not happen, and is no history: a worker that died by itself, a row out of order."""
+    seconds: float = 0.0
+
+    def add(self, other: Outcome) -> None:
+        self.report.add(other.report)
+        for mine, its in ((self.faults, other.faults), (self.missed, other.missed), (self.lines, other.lines)):
+            mine.update(its)
+        self.failures += other.failures
+        self.seconds += other.seconds
+
+
+class Round:
+    """
+    One round.
+
+    Args:
+        store: The servers, which are running.
+
+        folder: For the recordings; empty.
+
+        seed: Of the faults and their moments.
+
+        seconds: Of faults.
+
+        least: Tokens that have to be used, besides `KINDS` kinds of fault and a refused write. While less has
+            happened, faults go on, four times as long at most: machines are not equally fast.
+
+        workers: Processes.
+
+        guarded: False takes the guard out of the resource, to see who notices.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        *,
+        seed: int,
+        seconds: float,
+        least: int = 0,
+        workers: int = 5,
+        guarded: bool = True,
+    ) -> None:
+        self.store = store
+        self.folder = folder
+        self.seconds = seconds
+        self.least = least
+        self.workers = workers
+        self.random = random.Random(seed)
+        self.recorder = Recorder(folder / "bench.jsonl", actor="bench")
+        self.resource = Resource(folder, self.recorder, guarded=guarded)
+        self.outcome = Outcome()
+        self.over = asyncio.Event()
+        self._well = asyncio.Event()
+        config = {"sink": self.resource.socket, "names": NAMES, "ttl": store.ttl, "tasks": 2}
+        self.crew = Crew(store, folder, self.recorder, random.Random(seed + 1), config)
+
+    async def run(self) -> Outcome:
+        started = CLOCK.now()
+        self.recorder.record("run", title=f"{self.store.name}, {self.workers} workers", declared=True)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.resource)
+            networks = [await stack.enter_async_context(Network(self.store.ports)) for _ in range(self.workers)]
+            stack.callback(self.crew.close)
+            watching = [asyncio.create_task(self._tick()), asyncio.create_task(self._bystand())]
+            stack.callback(lambda: [task.cancel() for task in watching])
+            await self.crew.start(networks)
+            await self._harm()
+            await asyncio.to_thread(self.store.heal)
+            await self._all_is_well()
+            self.recorder.record("healed", within=self.store.served)
+            await asyncio.sleep(CALM)
+            self.outcome.failures += [f"{actor} did not leave in good order" for actor in await self.crew.leave()]
+            await self._newcomer()
+            self.outcome.failures += self.resource.out_of_order()
+        self.recorder.close()
+        self.outcome.seconds = CLOCK.now() - started
+        await asyncio.to_thread(self._judge)
+        return self.outcome
+
+    # Faults
+
+    async def _harm(self) -> None:
+        processes: dict[str, Callable[[], Awaitable[bool]]] = {
+            "worker killed": lambda: self._on_worker(Place.kill),
+            "holder killed": lambda: self._on_worker(Place.kill, holder=True),
+            "worker dismissed": lambda: self._on_worker(Place.dismiss),
+            "loop blocked": lambda: self._on_worker(Place.block),
+            "task cancelled": lambda: self._on_worker(Place.cancel),
+        }
+        freezes: dict[str, Callable[[], Awaitable[bool]]] = {
+            "worker frozen": lambda: self._on_worker(Place.freeze, self._length()),
+            "holder frozen": lambda: self._on_worker(self._freeze_holder, self.store.gone, holder=True),
+        }
+        networks = {kind: lambda kind=kind: self._on_network(kind) for kind in FAULTS} if self.store.ports else {}
+        servers = {kind: lambda kind=kind: self._on_store(kind) for kind in self.store.harms}
+        async with asyncio.TaskGroup() as lanes:
+            for deck, pause in ((freezes, 0.5), (processes, 0.5), (networks, 0.3), (servers, 1.2)):
+                if deck:
+                    lanes.create_task(self._lane(deck, pause))
+            lanes.create_task(self._watch_workers())
+            await asyncio.sleep(self.seconds)
+            with contextlib.suppress(AssertionError):
+                await until(self._enough, what="enough was seen", within=3 * self.seconds)
+            self.over.set()
+
+    def _enough(self) -> bool:
+        """Whether a short round has seen what a verdict needs."""
+        refused = self.resource.refused or not self.resource.guarded
+        return bool(refused and len(self.outcome.faults) >= KINDS and len(self.resource.served) >= self.least)
+
+    async def _lane(self, deck: dict[str, Callable[[], Awaitable[bool]]], pause: float) -> None:
+        """Play every kind of a deck, in another order each time."""
+        while True:
+            for kind in self.random.sample(sorted(deck), len(deck)):
+                await asyncio.sleep(pause * self.random.uniform(0.5, 1.5))
+                if self.over.is_set():
+                    return
+                happened = await deck[kind]()
+                (self.outcome.faults if happened else self.outcome.missed)[kind] += 1
+
+    def _length(self) -> float:
+        """Seconds: what a lease rides out, or what it may not survive."""
+        low, high = self.random.choice(((0.05, 0.25), (0.05, 0.25), (0.4, 1.4)))
+        return self.store.ttl * self.random.uniform(low, high)
+
+    async def _on_worker(
+        self, harm: Callable[[Place, float], Awaitable[bool]], seconds: float = 0.0, *, holder: bool = False
+    ) -> bool:
+        place = await self._holder() if holder else self.random.choice(self.crew.free())
+        place.busy = True
+        try:
+            return await harm(place, seconds)
+        finally:
+            place.busy = False
+
+    async def _holder(self) -> Place:
+        """Whoever has just read its token and is about to write: the one whom a fault hurts most."""
+        since = CLOCK.now()
+        while CLOCK.now() < since + 2.0:
+            writer = self.resource.preparing
+            for place in self.crew.free():
+                if place.actor == writer.actor and writer.at >= since:
+                    await asyncio.sleep(0.01)  # it has heard that the resource is ready, and does something else first
+                    return place
+            await asyncio.sleep(0.002)
+        return self.random.choice(self.crew.free())
+
+    async def _freeze_holder(self, place: Place, seconds: float) -> bool:
+        """Let it stand still until somebody else has got its lock, and used it."""
+        writer = self.resource.preparing
+        return await place.freeze(seconds, lambda: self.resource.seen.get(writer.resource, -1) > writer.token)
+
+    async def _on_network(self, kind: str) -> bool:
+        place, since = self.random.choice(self.crew.places), CLOCK.now()
+        try:
+            return await FAULTS[kind](place.network, self._length())
+        finally:
+            what, until = ("late" if kind == "slow network" else "cut"), CLOCK.now()
+            for actor in place.actors(since, until):
+                self.recorder.record("trouble", what=what, fault=kind, who=actor, since=since, until=until)
+
+    async def _on_store(self, kind: str) -> bool:
+        since = CLOCK.now()
+        try:
+            return await self.store.harms[kind](self._length())
+        finally:
+            self.recorder.record("trouble", what="outage", fault=kind, since=since, until=CLOCK.now())
+
+    async def _watch_workers(self) -> None:
+        while not self.over.is_set():
+            for place in self.crew.free():
+                if not place.alive and not place.busy:
+                    raise RuntimeError(f"{place.actor} died by itself:\n{self.crew.log()}")
+            await asyncio.sleep(0.1)
+
+    # What is known without the workers
+
+    async def _tick(self) -> None:
+        """All networks are in this event loop: when it is late, so is every message."""
+        while True:
+            due = CLOCK.now() + TICK
+            await asyncio.sleep(TICK)
+            if (now := CLOCK.now()) - due > LATE:
+                self.recorder.record("trouble", what="late", since=due - TICK, until=now)
+
+    async def _bystand(self) -> None:
+        """Take and release a lock of one's own, on the servers directly, again and again."""
+        async with connect(self.store.url()) as locks:
+            lock = locks.lock("bystander", ttl=self.store.ttl)
+            while True:
+                since = CLOCK.now()
+                try:
+                    lease = await lock.try_acquire()
+                    if lease is not None:
+                        await lease.release()
+                    answered = True
+                except FencingError:
+                    answered = False
+                if answered and CLOCK.now() - since <= LATE:
+                    self._well.set()
+                else:
+                    self._well.clear()
+                    self.recorder.record("trouble", what="outage", since=since, until=CLOCK.now(), seen="bystander")
+                await asyncio.sleep(0.05)
+
+    async def _all_is_well(self) -> None:
+        self._well.clear()
+        async with asyncio.timeout(60.0):
+            await self._well.wait()
+
+    async def _newcomer(self) -> None:
+        """When everybody has left, somebody new asks for every lock; then nothing may be held."""
+        newcomer = Recorder(self.folder / "newcomer.jsonl", actor="newcomer")
+        async with connect(self.store.url(), observers=[newcomer]) as locks:
+            async with asyncio.TaskGroup() as asking:
+                for name in NAMES:
+                    asking.create_task(self._ask(locks, name))
+            held = [name for name in NAMES if await locks.inspect(name) is not None]
+        newcomer.close()
+        self.recorder.record("end", held=held)
+
+    async def _ask(self, locks: LockClient, name: str) -> None:
+        async with asyncio.timeout(self.store.served + 20.0):
+            lease = await locks.lock(name, ttl=self.store.ttl).acquire()
+        await lease.release()
+
+    # The verdict
+
+    def _judge(self) -> None:
+        lines = sorted(self._lines(), key=lambda line: float(line["t"]))
+        with (self.folder / "history.jsonl").open("w") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        self.outcome.report = check(lines)
+        self.outcome.lines = Counter(str(line["kind"]) for line in lines)
+        self.outcome.failures += [str(line["what"]) for line in lines if line["kind"] == "unhandled"]
+        if said := self.crew.log():
+            self.outcome.failures.append(f"workers wrote:\n{said}")
+
+    def _lines(self) -> list[Line]:
+        found: list[Line] = []
+        for path in self.folder.glob("*.jsonl"):
+            if path.name == "history.jsonl":
+                continue
+            *whole, _torn = path.read_bytes().split(b"\n")  # a killed process may have written half a line
+            found += [parse_line(raw, path.name) for raw in whole]
+        return found
+
+
+async def play(store: Store, folder: Path, **settings: Any) -> Outcome:
+    """Play one round on a *store* that is running."""
+    await asyncio.to_thread(folder.mkdir, parents=True)
+    return await Round(store, folder, **settings).run()

@@ -1,0 +1,246 @@
+"""
+A process that works under locks and may be frozen, killed, blocked or told to leave at any moment.
+
+    fire_worker.py CONFIG        JSON: url, sink, record, actor, names, ttl, seed, tasks
+
+It writes to the resource behind the Unix socket *sink*, and into *record* what it sees. SIGTERM ends it in good order,
+SIGUSR1 keeps its main thread busy for a while, SIGUSR2 cancels one of its tasks from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+from fencing_sdk import AcquireTimeoutError, Lease, LeaseLostError, LockClient, StaleTokenError, connect
+from fencing_sdk._clock import BootClock
+from fencing_sdk._recording import Recorder
+from fencing_sdk._wire import format_token
+from fencing_sdk.errors import BackendUnavailableError
+
+CLOCK = BootClock()
+TICK = 0.02
+STALL = 0.1
+"""Seconds by which the loop may be late without being called blocked: a quarter of the safety buffer of 0.4 s."""
+
+
+class OwnError(Exception):
+    """What a body raises by itself."""
+
+
+class Resource:
+    """The fenced resource, as its clients see it; also a guard that raises the fence from afar."""
+
+    def __init__(self, path: str, actor: str) -> None:
+        self._path = path
+        self._actor = actor
+
+    def _request(self, op: str, resource: str, token: str) -> bytes:
+        return json.dumps({"op": op, "resource": resource, "token": token, "actor": self._actor}).encode() + b"\n"
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Callable[[str, str, str], Awaitable[bool]]]:
+        """A function that asks. What it is given leaves at once; it waits for the answer only."""
+        reader, writer = await asyncio.open_unix_connection(self._path)
+
+        async def ask(op: str, resource: str, token: str) -> bool:
+            writer.write(self._request(op, resource, token))
+            return bool(_answer(await reader.readline())["accepted"])
+
+        try:
+            yield ask
+        finally:
+            writer.close()
+
+    async def raise_to(self, resource: str, token: Any) -> None:
+        async with self.connected() as ask:
+            if not await ask("raise", resource, format_token(token)):
+                raise StaleTokenError(resource, int(token), int(token) + 1)  # at least
+
+    async def highest(self, resource: str) -> Any:
+        raise NotImplementedError
+
+    @contextmanager
+    def blocking(self) -> Iterator[Any]:
+        """A function that writes from a thread, which nothing can cancel."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self._path)
+            with connection.makefile("rb") as answers:
+
+                def write(resource: str, token: str) -> bool:
+                    connection.sendall(self._request("write", resource, token))
+                    return bool(_answer(answers.readline())["accepted"])
+
+                yield write
+
+
+def _answer(line: bytes) -> dict[str, Any]:
+    if not line:
+        raise ConnectionResetError("the resource is gone")
+    return dict(json.loads(line))
+
+
+class Worker:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.ttl: float = config["ttl"]
+        self.random = random.Random(config["seed"])
+        self.record = Recorder(config["record"], actor=config["actor"])
+        self.resource = Resource(config["sink"], config["actor"])
+        self.visits: dict[asyncio.Task[None], dict[str, bool]] = {}
+        self.leaving = asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._unhandled)
+        loop.add_signal_handler(signal.SIGTERM, self.leaving.set)
+        loop.add_signal_handler(signal.SIGUSR2, self._cancel_one)
+        signal.signal(signal.SIGUSR1, self._block)
+        ticking = loop.create_task(self._tick())
+        locks = await self._open()
+        self.record.record("ready")
+        workers = [loop.create_task(self._visit_again_and_again(locks)) for _ in range(self.config["tasks"])]
+        leaving = loop.create_task(self.leaving.wait())
+        await asyncio.wait((leaving, *workers), return_when=asyncio.FIRST_COMPLETED)
+        while self.leaving.is_set() and not all(worker.done() for worker in workers):
+            for visit in list(self.visits):
+                self._cancel(visit)
+            await asyncio.sleep(0.01)
+        for worker in workers:
+            worker.result()  # one that has ended without being asked to has failed
+        await locks.aclose()
+        ticking.cancel()
+        self.record.record("gone")
+
+    async def _open(self) -> LockClient:
+        """A client; the network may be cut when a worker begins."""
+        while True:
+            locks = connect(self.config["url"], observers=[self.record])
+            with suppress(BackendUnavailableError):
+                return await locks.__aenter__()
+            await asyncio.sleep(0.1)
+
+    # What is done to it
+
+    def _unhandled(self, _loop: object, context: dict[str, Any]) -> None:
+        self.record.record("unhandled", what=f"{context.get('message')}: {context.get('exception')!r}")
+
+    def _block(self, *_: object) -> None:
+        seconds = self.ttl * self.random.uniform(0.2, 1.4)
+        time.sleep(seconds)
+        self.record.record("blocked", seconds=seconds)
+
+    def _cancel_one(self) -> None:
+        waiting = [visit for visit, state in self.visits.items() if not state["outer"]]
+        inside = [visit for visit in waiting if self.visits[visit]["inside"]]
+        if chosen := inside or waiting:
+            self._cancel(self.random.choice(chosen))
+
+    def _cancel(self, visit: asyncio.Task[None]) -> None:
+        if not self.visits[visit]["outer"]:
+            self.visits[visit]["outer"] = True
+            visit.cancel()
+
+    async def _tick(self) -> None:
+        """Notice when this loop does not turn, from the moment at which it should have."""
+        while True:
+            due = CLOCK.now() + TICK
+            await asyncio.sleep(TICK)
+            if (now := CLOCK.now()) - due > STALL:
+                self.record.record("trouble", what="stalled", who=self.config["actor"], since=due - TICK, until=now)
+
+    # What it does
+
+    async def _visit_again_and_again(self, locks: LockClient) -> None:
+        loop = asyncio.get_running_loop()
+        while not self.leaving.is_set():
+            state = {"outer": False, "inside": False}
+            visit = loop.create_task(self._visit(locks, state))
+            self.visits[visit] = state
+            await asyncio.wait((visit,))
+            del self.visits[visit]
+            if not visit.cancelled():
+                visit.result()
+            if not self.leaving.is_set():
+                await asyncio.sleep(self.random.uniform(0.0, 0.05))
+
+    async def _visit(self, locks: LockClient, state: dict[str, bool]) -> None:
+        name = self.random.choice(self.config["names"])
+        fences = [self.resource] if self.random.random() < 0.7 else []
+        wait = self.random.choice((None, None, 0.3, 5.0))
+        since = CLOCK.now()
+        lease: Lease | None = None
+        error: BaseException | None = None
+        try:
+            async with locks.lock(name, ttl=self.ttl, wait=wait, fences=fences) as lease:
+                state["inside"] = True
+                about = {"name": name, "token": int(lease.last_token), "holder": lease.holder}
+                self.record.record("entered", **about, fences=[name] if fences else [])
+                how = "clean"
+                try:
+                    await self._body(lease)
+                except BaseException as raised:
+                    how = "cancelled" if isinstance(raised, asyncio.CancelledError) else type(raised).__name__
+                    raise
+                finally:
+                    self.record.record("body_ended", **about, how=how)
+        except (OwnError, LeaseLostError, asyncio.CancelledError) as raised:
+            error = raised
+        except (AcquireTimeoutError, BackendUnavailableError, StaleTokenError) as raised:
+            error = raised
+        if not state["inside"]:
+            self.record.record("gave_up", name=name, since=since, error=type(error).__name__, outer=state["outer"])
+            return
+        left = None if error is None else type(error).__name__
+        noted = "was lost too" in "".join(getattr(error, "__notes__", []))
+        self.record.record("left", **about, error=left, noted=noted, outer=state["outer"])
+
+    async def _body(self, lease: Lease) -> None:
+        hold = self.random.uniform(0.02, 0.2)
+        if self.random.random() < 0.06:
+            hold = self.ttl * self.random.uniform(0.5, 1.5)
+        end = CLOCK.now() + hold
+        shape = self.random.choice(("steps", "late", "late", "thread", "error"))
+        if shape == "thread":
+            await asyncio.to_thread(self._write_from_thread, lease, end)
+            return
+        async with self.resource.connected() as ask:
+            while CLOCK.now() < end:
+                token = self._read(lease)
+                if shape == "late":  # what happens between the look at the token and the write is nobody's promise
+                    await ask("prepare", lease.name, token)
+                    await asyncio.sleep(self.random.uniform(0.04, 0.1))
+                await ask("write", lease.name, token)
+                await asyncio.sleep(self.random.uniform(0.005, 0.03))
+        if shape == "error":
+            raise OwnError
+
+    def _read(self, lease: Lease) -> str:
+        before = CLOCK.now()
+        token = lease.token
+        self.record.record("read", t=before, name=lease.name, token=int(token), holder=lease.holder)
+        return format_token(token)
+
+    def _write_from_thread(self, lease: Lease, end: float) -> None:
+        """Write with a token that was read once, and notice a loss only some writes later."""
+        try:
+            kept, more = self._read(lease), 3
+        except LeaseLostError:
+            return
+        with self.resource.blocking() as write:
+            while more and (CLOCK.now() < end or not lease.held):
+                write(lease.name, kept)
+                more -= not lease.held
+                time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    asyncio.run(Worker(json.loads(sys.argv[1])).run())
