@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from child_processes import end, spawn
-from fire_network import Network
+from fire_network import Network, at_least
 from patience import until
 from postgresql_programs import state
 
@@ -36,6 +35,8 @@ class Place:
         self.actor = ""
         self.busy = False
         """Whether something is being done to its process."""
+        self.cut = False
+        """Whether something is being done to its network."""
         self.lived: list[tuple[float, float, str]] = []
         """From when to when which actor was here."""
         self._crew = crew
@@ -79,21 +80,19 @@ class Place:
         return [actor for since, until, actor in lived if since <= finish and until >= start]
 
     async def freeze(self, seconds: float, until_true: Callable[[], bool] = lambda: True) -> bool:
-        """SIGSTOP, and SIGCONT after *seconds*, or up to twice as late as soon as something is true."""
+        """SIGSTOP, and SIGCONT after *seconds*, or up to twice as late when something has become true."""
         assert self._process is not None
         pid, actor = self._process.pid, self.actor
         self._crew.recorder.record("frozen", actor=actor)
         self.signal(signal.SIGSTOP)
         await until(lambda: state(pid) in {"T", "Z", ""}, what="the worker stands still")
         stood = state(pid) == "T"
-        await asyncio.sleep(seconds)
-        with contextlib.suppress(AssertionError):
-            await until(until_true, what="somebody else goes on", within=seconds)
+        await at_least(seconds, until_true)
         self.signal(signal.SIGCONT)
         self._crew.recorder.record("resumed", actor=actor)
         return stood
 
-    async def kill(self, _seconds: float = 0.0) -> bool:
+    async def kill(self) -> bool:
         """SIGKILL, and a new process in the same place."""
         assert self._process is not None
         self._crew.recorder.record("frozen", actor=self.actor)  # and never resumed
@@ -102,7 +101,7 @@ class Place:
         await self._replace()
         return killed
 
-    async def dismiss(self, _seconds: float = 0.0) -> bool:
+    async def dismiss(self) -> bool:
         """SIGTERM: it cancels its work, closes its client and is replaced."""
         left = await self.leave()
         await self._replace()
@@ -128,11 +127,11 @@ class Place:
             assert CLOCK.now() < stop, f"{self.actor} is not ready within {START} s"
             await asyncio.sleep(0.05)
 
-    async def block(self, _seconds: float = 0.0) -> bool:
+    async def block(self) -> bool:
         """Something keeps the worker's main thread for a while."""
         return await self._provoke(signal.SIGUSR1, b'"blocked"')
 
-    async def cancel(self, _seconds: float = 0.0) -> bool:
+    async def cancel(self) -> bool:
         """Somebody else cancels one of the worker's tasks."""
         return await self._provoke(signal.SIGUSR2, b'"outer": true')
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from fault_proxy import FaultProxy, Link
 from fire_ports import keep
+from patience import until
 
 
 class ByteProxy(FaultProxy):
@@ -40,6 +42,13 @@ class ByteProxy(FaultProxy):
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
+
+
+async def at_least(seconds: float, until_true: Callable[[], bool]) -> None:
+    """Wait *seconds*, or up to twice as long until something is true."""
+    await asyncio.sleep(seconds)
+    with contextlib.suppress(AssertionError):
+        await until(until_true, what="somebody else goes on", within=seconds)
 
 
 class Network:
@@ -91,22 +100,22 @@ class Network:
         self._cut()
         return hit
 
-    async def unreachable(self, seconds: float) -> bool:
+    async def unreachable(self, seconds: float, until_true: Callable[[], bool] = lambda: True) -> bool:
         """All connections are reset, and new ones are refused for a while."""
         hit = self.connections > 0
         for proxy in self._proxies:
             proxy.refuse()
         self._cut()
-        await asyncio.sleep(seconds)
+        await at_least(seconds, until_true)
         self.heal()
         return hit
 
-    async def blackhole(self, seconds: float) -> bool:
+    async def blackhole(self, seconds: float, until_true: Callable[[], bool] = lambda: True) -> bool:
         """Nothing arrives, and nobody is told; afterwards it arrives late."""
         before = self.sent
         for proxy in self._proxies:
             proxy.blackhole()
-        await asyncio.sleep(seconds)
+        await at_least(seconds, until_true)
         self.heal()
         return self.sent > before
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import math
 import sqlite3
 import tempfile
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ CLOCK = BootClock()
 
 
 @dataclass(frozen=True)
-class Preparing:
-    """Somebody has read its token for a write that it has not sent yet."""
+class Told:
+    """Somebody has read a token and will use it later."""
 
     actor: str
     resource: str
@@ -34,7 +33,7 @@ class Preparing:
 
 class Resource:
     """
-    Answers JSON lines: ``{"op": "prepare" | "write" | "raise", "resource": ..., "token": ..., "actor": ...}``.
+    Answers JSON lines: ``{"op": ..., "resource": ..., "token": ..., "actor": ...}``.
 
     It records every write with the moments before and after its transaction. It is in the process that does harm, so
     nobody freezes it.
@@ -45,7 +44,8 @@ class Resource:
         self.socket = str(Path(self._home.name) / "sink")
         self.guarded = guarded
         """False takes the guard out, to see who notices."""
-        self.preparing = Preparing("", "", -1, -math.inf)
+        self.told: dict[str, Told] = {}
+        """What a worker has last said about itself: that it is to ``prepare`` a write, or to ``stay`` for long."""
         self.refused = 0
         self.served: set[tuple[str, int]] = set()
         """Which tokens have written."""
@@ -86,7 +86,8 @@ class Resource:
                 return await self._raise(asked)
             case "write":
                 return self._write(asked)
-        self.preparing = Preparing(asked["actor"], asked["resource"], int(parse_token(asked["token"])), CLOCK.now())
+        token = int(parse_token(asked["token"]))
+        self.told[asked["op"]] = Told(asked["actor"], asked["resource"], token, CLOCK.now())
         return {"accepted": True}
 
     async def _raise(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -116,6 +117,10 @@ class Resource:
         self.served.add((resource, int(token)))
         self.seen[resource] = max(int(token), self.seen.get(resource, -1))
         return {"accepted": True}
+
+    def has_seen_more(self, told: Told) -> bool:
+        """Whether somebody has come later with a higher token than *told*."""
+        return self.seen.get(told.resource, -1) > told.token
 
     def out_of_order(self) -> list[str]:
         """Neighbours among the rows, in the order of their commits, whose tokens fell. There must be none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import random
 from collections import Counter
@@ -16,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fire_crew import CLOCK, Crew, Place
 from fire_network import FAULTS, Network
@@ -29,7 +30,12 @@ from fencing_sdk._recording import Recorder
 from fencing_sdk.cli._lines import Line, parse_line
 from fencing_sdk.testing.history import Report, check
 
-NAMES = ("seats/1", "seats/2", "seats/3")
+Deck: TypeAlias = dict[str, Callable[[], Awaitable[bool]]]
+"""Faults, each of which tells whether it really happened."""
+
+NAMES = ("seats/1", "seats/2", "seats/3", "seats/4")
+HOLDER = 6.0
+"""Seconds for which somebody who holds a lock is looked for."""
 KINDS = 6
 """Kinds of fault without which a run shows too little."""
 CALM = 4.0
@@ -105,7 +111,7 @@ class Round:
         self.outcome = Outcome()
         self.over = asyncio.Event()
         self._well = asyncio.Event()
-        config = {"sink": self.resource.socket, "names": NAMES, "ttl": store.ttl, "tasks": 2}
+        config = {"sink": self.resource.socket, "names": NAMES, "ttl": store.ttl, "gone": store.gone, "tasks": 2}
         self.crew = Crew(store, folder, self.recorder, random.Random(seed + 1), config)
 
     async def run(self) -> Outcome:
@@ -122,7 +128,7 @@ class Round:
             await asyncio.to_thread(self.store.heal)
             await self._all_is_well()
             self.recorder.record("healed", within=self.store.served)
-            await asyncio.sleep(CALM)
+            await asyncio.sleep(min(CALM, self.seconds / 4))
             self.outcome.failures += [f"{actor} did not leave in good order" for actor in await self.crew.leave()]
             await self._newcomer()
             self.outcome.failures += self.resource.out_of_order()
@@ -134,21 +140,24 @@ class Round:
     # Faults
 
     async def _harm(self) -> None:
-        processes: dict[str, Callable[[], Awaitable[bool]]] = {
+        processes: Deck = {
             "worker killed": lambda: self._on_worker(Place.kill),
-            "holder killed": lambda: self._on_worker(Place.kill, holder=True),
+            "holder killed": self._kill_holder,
             "worker dismissed": lambda: self._on_worker(Place.dismiss),
             "loop blocked": lambda: self._on_worker(Place.block),
             "task cancelled": lambda: self._on_worker(Place.cancel),
         }
-        freezes: dict[str, Callable[[], Awaitable[bool]]] = {
-            "worker frozen": lambda: self._on_worker(Place.freeze, self._length()),
-            "holder frozen": lambda: self._on_worker(self._freeze_holder, self.store.gone, holder=True),
+        freezes: Deck = {
+            "worker frozen": lambda: self._on_worker(lambda place: place.freeze(self._length())),
+            "holder frozen": self._freeze_holder,
         }
-        networks = {kind: lambda kind=kind: self._on_network(kind) for kind in FAULTS} if self.store.ports else {}
+        networks: Deck = {kind: lambda kind=kind: self._on_any_network(kind) for kind in FAULTS}
+        cuts: Deck = {"holder cut off": self._cut_holder_off}
+        if not self.store.ports:
+            networks = cuts = {}
         servers = {kind: lambda kind=kind: self._on_store(kind) for kind in self.store.harms}
         async with asyncio.TaskGroup() as lanes:
-            for deck, pause in ((freezes, 0.5), (processes, 0.5), (networks, 0.3), (servers, 1.2)):
+            for deck, pause in ((freezes, 0.5), (processes, 0.5), (networks, 0.3), (cuts, 0.5), (servers, 1.2)):
                 if deck:
                     lanes.create_task(self._lane(deck, pause))
             lanes.create_task(self._watch_workers())
@@ -162,7 +171,7 @@ class Round:
         refused = self.resource.refused or not self.resource.guarded
         return bool(refused and len(self.outcome.faults) >= KINDS and len(self.resource.served) >= self.least)
 
-    async def _lane(self, deck: dict[str, Callable[[], Awaitable[bool]]], pause: float) -> None:
+    async def _lane(self, deck: Deck, pause: float) -> None:
         """Play every kind of a deck, in another order each time."""
         while True:
             for kind in self.random.sample(sorted(deck), len(deck)):
@@ -177,41 +186,62 @@ class Round:
         low, high = self.random.choice(((0.05, 0.25), (0.05, 0.25), (0.4, 1.4)))
         return self.store.ttl * self.random.uniform(low, high)
 
-    async def _on_worker(
-        self, harm: Callable[[Place, float], Awaitable[bool]], seconds: float = 0.0, *, holder: bool = False
-    ) -> bool:
-        place = await self._holder() if holder else self.random.choice(self.crew.free())
+    async def _on_place(self, place: Place, harm: Callable[[Place], Awaitable[bool]]) -> bool:
         place.busy = True
         try:
-            return await harm(place, seconds)
+            return await harm(place)
         finally:
             place.busy = False
 
-    async def _holder(self) -> Place:
-        """Whoever has just read its token and is about to write: the one whom a fault hurts most."""
+    async def _on_worker(self, harm: Callable[[Place], Awaitable[bool]]) -> bool:
+        return await self._on_place(self.random.choice(self.crew.free()), harm)
+
+    async def _holder(self, doing: str) -> tuple[Place, Callable[[], bool]] | None:
+        """Whoever has just read its token and will use it later, and whether somebody else has used the lock since."""
         since = CLOCK.now()
-        while CLOCK.now() < since + 2.0:
-            writer = self.resource.preparing
-            for place in self.crew.free():
-                if place.actor == writer.actor and writer.at >= since:
-                    await asyncio.sleep(0.01)  # it has heard that the resource is ready, and does something else first
-                    return place
+        while CLOCK.now() < since + HOLDER:
+            told = self.resource.told.get(doing)
+            if told is not None and told.at >= since:
+                for place in self.crew.free():
+                    if place.actor == told.actor:
+                        await asyncio.sleep(0.01)  # it has heard the answer, and does something else first
+                        return place, functools.partial(self.resource.has_seen_more, told)
             await asyncio.sleep(0.002)
-        return self.random.choice(self.crew.free())
+        return None
 
-    async def _freeze_holder(self, place: Place, seconds: float) -> bool:
-        """Let it stand still until somebody else has got its lock, and used it."""
-        writer = self.resource.preparing
-        return await place.freeze(seconds, lambda: self.resource.seen.get(writer.resource, -1) > writer.token)
+    async def _freeze_holder(self) -> bool:
+        """Let a holder stand still until somebody else has got its lock, and used it."""
+        if (found := await self._holder("prepare")) is None:
+            return False
+        place, succeeded = found
+        return await self._on_place(place, lambda place: place.freeze(self.store.gone, succeeded))
 
-    async def _on_network(self, kind: str) -> bool:
-        place, since = self.random.choice(self.crew.places), CLOCK.now()
+    async def _kill_holder(self) -> bool:
+        found = await self._holder("prepare")
+        return found is not None and await self._on_place(found[0], Place.kill)
+
+    async def _cut_holder_off(self) -> bool:
+        """Let a holder that goes on and on reach nobody, until somebody else has got its lock, and used it."""
+        if (found := await self._holder("stay")) is None:
+            return False
+        place, succeeded = found
+        harm = self.random.choice((Network.unreachable, Network.blackhole))
+        return await self._on_network("holder cut off", place, lambda it: harm(it, self.store.gone, succeeded))
+
+    async def _on_network(self, kind: str, place: Place, harm: Callable[[Network], Awaitable[bool]]) -> bool:
+        since = CLOCK.now()
+        place.cut = True
         try:
-            return await FAULTS[kind](place.network, self._length())
+            return await harm(place.network)
         finally:
+            place.cut = False
             what, until = ("late" if kind == "slow network" else "cut"), CLOCK.now()
             for actor in place.actors(since, until):
                 self.recorder.record("trouble", what=what, fault=kind, who=actor, since=since, until=until)
+
+    async def _on_any_network(self, kind: str) -> bool:
+        place = self.random.choice([place for place in self.crew.places if not place.cut])
+        return await self._on_network(kind, place, lambda it: FAULTS[kind](it, self._length()))
 
     async def _on_store(self, kind: str) -> bool:
         since = CLOCK.now()

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
@@ -36,6 +36,36 @@ class OwnError(Exception):
     """What a body raises by itself."""
 
 
+class Connection:
+    """What is sent leaves at once; only the answer is waited for."""
+
+    def __init__(self, actor: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._actor = actor
+        self._reader = reader
+        self._writer = writer
+
+    def send(self, op: str, resource: str, token: str) -> None:
+        self._writer.write(_request(self._actor, op, resource, token))
+
+    async def answer(self) -> bool:
+        """Whether the write was accepted."""
+        return _accepted(await self._reader.readline())
+
+    async def ask(self, op: str, resource: str, token: str) -> bool:
+        self.send(op, resource, token)
+        return await self.answer()
+
+
+def _request(actor: str, op: str, resource: str, token: str) -> bytes:
+    return json.dumps({"op": op, "resource": resource, "token": token, "actor": actor}).encode() + b"\n"
+
+
+def _accepted(line: bytes) -> bool:
+    if not line:
+        raise ConnectionResetError("the resource is gone")
+    return bool(json.loads(line)["accepted"])
+
+
 class Resource:
     """The fenced resource, as its clients see it; also a guard that raises the fence from afar."""
 
@@ -43,26 +73,17 @@ class Resource:
         self._path = path
         self._actor = actor
 
-    def _request(self, op: str, resource: str, token: str) -> bytes:
-        return json.dumps({"op": op, "resource": resource, "token": token, "actor": self._actor}).encode() + b"\n"
-
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Callable[[str, str, str], Awaitable[bool]]]:
-        """A function that asks. What it is given leaves at once; it waits for the answer only."""
+    async def connected(self) -> AsyncIterator[Connection]:
         reader, writer = await asyncio.open_unix_connection(self._path)
-
-        async def ask(op: str, resource: str, token: str) -> bool:
-            writer.write(self._request(op, resource, token))
-            return bool(_answer(await reader.readline())["accepted"])
-
         try:
-            yield ask
+            yield Connection(self._actor, reader, writer)
         finally:
             writer.close()
 
     async def raise_to(self, resource: str, token: Any) -> None:
-        async with self.connected() as ask:
-            if not await ask("raise", resource, format_token(token)):
+        async with self.connected() as resource_there:
+            if not await resource_there.ask("raise", resource, format_token(token)):
                 raise StaleTokenError(resource, int(token), int(token) + 1)  # at least
 
     async def highest(self, resource: str) -> Any:
@@ -76,16 +97,10 @@ class Resource:
             with connection.makefile("rb") as answers:
 
                 def write(resource: str, token: str) -> bool:
-                    connection.sendall(self._request("write", resource, token))
-                    return bool(_answer(answers.readline())["accepted"])
+                    connection.sendall(_request(self._actor, "write", resource, token))
+                    return _accepted(answers.readline())
 
                 yield write
-
-
-def _answer(line: bytes) -> dict[str, Any]:
-    if not line:
-        raise ConnectionResetError("the resource is gone")
-    return dict(json.loads(line))
 
 
 class Worker:
@@ -204,24 +219,46 @@ class Worker:
         self.record.record("left", **about, error=left, noted=noted, outer=state["outer"])
 
     async def _body(self, lease: Lease) -> None:
-        hold = self.random.uniform(0.02, 0.2)
-        if self.random.random() < 0.06:
-            hold = self.ttl * self.random.uniform(0.5, 1.5)
-        end = CLOCK.now() + hold
-        shape = self.random.choice(("steps", "late", "late", "thread", "error"))
-        if shape == "thread":
-            await asyncio.to_thread(self._write_from_thread, lease, end)
-            return
-        async with self.resource.connected() as ask:
+        end = CLOCK.now() + self.random.uniform(0.02, 0.2)
+        match self.random.choices(("steps", "late", "thread", "error", "stay"), (20, 40, 20, 20, 6))[0]:
+            case "late":
+                await self._write_late(lease, end)
+            case "thread":
+                await asyncio.to_thread(self._write_from_thread, lease, end)
+            case "stay":
+                await self._stay(lease, CLOCK.now() + self.config["gone"] * self.random.uniform(1.2, 2.2))
+            case shape:
+                await self._write_in_steps(lease, end)
+                if shape == "error":
+                    raise OwnError
+
+    async def _write_in_steps(self, lease: Lease, end: float) -> None:
+        """As one should: the token is read for every write, right before it."""
+        async with self.resource.connected() as resource:
             while CLOCK.now() < end:
-                token = self._read(lease)
-                if shape == "late":  # what happens between the look at the token and the write is nobody's promise
-                    await ask("prepare", lease.name, token)
-                    await asyncio.sleep(self.random.uniform(0.04, 0.1))
-                await ask("write", lease.name, token)
+                await resource.ask("write", lease.name, self._read(lease))
                 await asyncio.sleep(self.random.uniform(0.005, 0.03))
-        if shape == "error":
-            raise OwnError
+
+    async def _write_late(self, lease: Lease, end: float) -> None:
+        """What happens between the look at the token and the write is nobody's promise; the next look is P2."""
+        async with self.resource.connected() as resource:
+            while CLOCK.now() < end:
+                kept = self._read(lease)
+                await resource.ask("prepare", lease.name, kept)
+                await asyncio.sleep(self.random.uniform(0.04, 0.1))
+                resource.send("write", lease.name, kept)
+                if self.random.random() < 0.5:
+                    self._read(lease)
+                await resource.answer()
+
+    async def _stay(self, lease: Lease, end: float) -> None:
+        """Work on for long, and never ask whether the lease is held: only a cancellation ends this in time."""
+        kept = self._read(lease)
+        async with self.resource.connected() as resource:
+            await resource.ask("stay", lease.name, kept)
+            while CLOCK.now() < end:
+                await resource.ask("write", lease.name, kept)
+                await asyncio.sleep(self.random.uniform(0.01, 0.05))
 
     def _read(self, lease: Lease) -> str:
         before = CLOCK.now()
@@ -238,6 +275,8 @@ class Worker:
         with self.resource.blocking() as write:
             while more and (CLOCK.now() < end or not lease.held):
                 write(lease.name, kept)
+                with suppress(LeaseLostError):
+                    self._read(lease)  # fails for ever, once it is lost
                 more -= not lease.held
                 time.sleep(0.01)
 
