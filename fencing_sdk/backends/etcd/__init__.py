@@ -134,6 +134,9 @@ class EtcdBackend:
             taken = await self._leases.take_over("acquire", claim, standing, started)
             if taken is None or standing.own is None:
                 raise BackendUnavailableError(BACKEND, "acquire", "the grant of an earlier try has ended meanwhile")
+            if key in self._leases.debts:  # this claim left the line meanwhile, and its key is being deleted
+                self._leases.forget(key)
+                raise BackendUnavailableError(BACKEND, "acquire", "the key is being deleted")
             if not (doubtful or standing.after_loss):  # or its release must be repeated
                 self._doubts.end(claim.owner)
             if place is not None:
@@ -236,11 +239,17 @@ class EtcdBackend:
         return self._line.add(claim, standing.own.created)
 
     async def _leave(self, claim: Claim, place: Place | None) -> None:
-        """Raises no error, which would replace the cancellation that ends the wait."""
+        """
+        Raises no error, which would replace the cancellation that ends the wait.
+
+        A key that was granted stays, also where the try that was granted did not know of the place yet.
+        """
         if place is not None:
             await self._line.remove(place)
             if place.served:
                 return
+        if self._leases.find(self._keys.own(claim)) is not None:
+            return
         with anyio.move_on_after(_LEAVING, shield=True), suppress(BackendError):
             await self._delete("queue", claim)
 

@@ -1,0 +1,73 @@
+"""An attempt to take a lock in etcd goes on while its claim joins the line: neither undoes the other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from etcd_stage import granted
+
+from fencing_sdk.abc import Claim
+from fencing_sdk.backends.etcd import EtcdBackend
+from fencing_sdk.errors import BackendUnavailableError
+
+pytest_plugins = ["etcd_fixtures"]
+
+
+async def test_a_grant_that_comes_before_the_answer_to_joining_is_kept_when_the_line_is_left(etcd: EtcdBackend):
+    holder, claim = Claim("a", 10.0), Claim("a", 10.0)
+    await granted(etcd, holder)
+    stand, stood = etcd._calls.stand, asyncio.Event()
+
+    async def answered_late(*arguments: Any) -> Any:
+        await stand(*arguments)
+        stood.set()
+        await asyncio.Event().wait()
+
+    etcd._calls.stand = answered_late
+    joining = asyncio.create_task(stay_in_line(etcd, claim))
+    await stood.wait()
+    await etcd.release(holder)
+    token = await granted(etcd, claim)
+    joining.cancel()
+    await asyncio.wait((joining,))
+    found = await etcd.inspect("a")
+    assert found is not None
+    assert found.token == token
+
+
+async def test_nothing_is_granted_while_the_own_key_is_being_deleted(etcd: EtcdBackend):
+    holder, claim = Claim("a", 10.0), Claim("a", 10.0)
+    await granted(etcd, holder)
+    calls, free, deleting = etcd._calls, asyncio.Event(), asyncio.Event()
+    take, stand = calls.take, calls.stand
+
+    async def taken_later(*arguments: Any) -> Any:
+        await free.wait()
+        return await take(*arguments)
+
+    async def lost(*arguments: Any) -> Any:
+        await stand(*arguments)
+        raise BackendUnavailableError("EtcdBackend", "queue", "the answer was lost")
+
+    async def deleted_later(*_: Any) -> None:
+        deleting.set()
+        await asyncio.Event().wait()
+
+    calls.take, calls.stand = taken_later, lost
+    asking = asyncio.create_task(etcd.acquire(claim))
+    await asyncio.sleep(0.05)
+    await etcd.release(holder)
+    calls.delete = deleted_later
+    joining = asyncio.create_task(stay_in_line(etcd, claim))
+    await deleting.wait()
+    free.set()
+    with pytest.raises(BackendUnavailableError):
+        await asking
+    await asyncio.wait((joining,))
+
+
+async def stay_in_line(backend: EtcdBackend, claim: Claim) -> None:
+    async with backend.queue(claim):
+        await asyncio.Event().wait()
