@@ -12,8 +12,9 @@ import contextlib
 import functools
 import json
 import random
+import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,8 +39,10 @@ HOLDER = 6.0
 """Seconds for which somebody who holds a lock is looked for."""
 KINDS = 6
 """Kinds of fault without which a run shows too little."""
-CALM = 4.0
-"""Seconds for which everybody goes on when faults have ended."""
+CALM = 1.0
+"""Seconds for which everybody goes on when faults have ended and what dead clients held is free again."""
+RELEASED = 5.0
+"""Seconds after which what was given back is seen to be free; by itself it would take ten times the usual ttl."""
 TICK = 0.02
 LATE = 0.1
 """Seconds by which the bench may be late itself, or the store slow, without a line about it."""
@@ -121,16 +124,18 @@ class Round:
             await stack.enter_async_context(self.resource)
             networks = [await stack.enter_async_context(Network(self.store.ports)) for _ in range(self.workers)]
             stack.callback(self.crew.close)
-            watching = [asyncio.create_task(self._tick()), asyncio.create_task(self._bystand())]
-            stack.callback(lambda: [task.cancel() for task in watching])
+            watching = [asyncio.create_task(watch) for watch in (self._tick(), self._bystand())]
+            stack.push_async_callback(_end, watching)
             await self.crew.start(networks)
             await self._harm()
             await asyncio.to_thread(self.store.heal)
             await self._all_is_well()
             self.recorder.record("healed", within=self.store.served)
-            await asyncio.sleep(min(CALM, self.seconds / 4))
+            for place in self.crew.places:
+                place.signal(signal.SIGHUP)
+            await asyncio.sleep(self.store.gone + CALM)
             self.outcome.failures += [f"{actor} did not leave in good order" for actor in await self.crew.leave()]
-            await self._newcomer()
+            await self._look_and_ask()
             self.outcome.failures += self.resource.out_of_order()
         self.recorder.close()
         self.outcome.seconds = CLOCK.now() - started
@@ -204,7 +209,6 @@ class Round:
             if told is not None and told.at >= since:
                 for place in self.crew.free():
                     if place.actor == told.actor:
-                        await asyncio.sleep(0.01)  # it has heard the answer, and does something else first
                         return place, functools.partial(self.resource.has_seen_more, told)
             await asyncio.sleep(0.002)
         return None
@@ -214,7 +218,12 @@ class Round:
         if (found := await self._holder("prepare")) is None:
             return False
         place, succeeded = found
-        return await self._on_place(place, lambda place: place.freeze(self.store.gone, succeeded))
+
+        async def freeze(place: Place) -> bool:
+            await asyncio.sleep(0.01)  # until it has heard the answer, and does something else before it writes
+            return await place.freeze(self.store.gone, succeeded)
+
+        return await self._on_place(place, freeze)
 
     async def _kill_holder(self) -> bool:
         found = await self._holder("prepare")
@@ -254,7 +263,8 @@ class Round:
         while not self.over.is_set():
             for place in self.crew.free():
                 if not place.alive and not place.busy:
-                    raise RuntimeError(f"{place.actor} died by itself:\n{self.crew.log()}")
+                    self.outcome.failures.append(f"{place.actor} died by itself")
+                    await self._on_place(place, Place.kill)
             await asyncio.sleep(0.1)
 
     # What is known without the workers
@@ -280,10 +290,12 @@ class Round:
                     answered = True
                 except FencingError:
                     answered = False
-                if answered and CLOCK.now() - since <= LATE:
+                took = CLOCK.now() - since
+                if answered and took < self.store.ttl / 2:
                     self._well.set()
                 else:
                     self._well.clear()
+                if not answered or took > LATE:
                     self.recorder.record("trouble", what="outage", since=since, until=CLOCK.now(), seen="bystander")
                 await asyncio.sleep(0.05)
 
@@ -292,16 +304,18 @@ class Round:
         async with asyncio.timeout(60.0):
             await self._well.wait()
 
-    async def _newcomer(self) -> None:
-        """When everybody has left, somebody new asks for every lock; then nothing may be held."""
+    async def _look_and_ask(self) -> None:
+        """When everybody has left, nothing is held; and somebody new gets every lock."""
         newcomer = Recorder(self.folder / "newcomer.jsonl", actor="newcomer")
         async with connect(self.store.url(), observers=[newcomer]) as locks:
+            left, stop = list(NAMES), CLOCK.now() + RELEASED
+            while left and CLOCK.now() < stop:
+                left = [name for name in left if await locks.inspect(name) is not None]
+            self.recorder.record("end", held=left)
             async with asyncio.TaskGroup() as asking:
                 for name in NAMES:
                     asking.create_task(self._ask(locks, name))
-            held = [name for name in NAMES if await locks.inspect(name) is not None]
         newcomer.close()
-        self.recorder.record("end", held=held)
 
     async def _ask(self, locks: LockClient, name: str) -> None:
         async with asyncio.timeout(self.store.served + 20.0):
@@ -328,6 +342,14 @@ class Round:
             *whole, _torn = path.read_bytes().split(b"\n")  # a killed process may have written half a line
             found += [parse_line(raw, path.name) for raw in whole]
         return found
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def play(store: Store, folder: Path, **settings: Any) -> Outcome:

@@ -4,7 +4,7 @@ A process that works under locks and may be frozen, killed, blocked or told to l
     fire_worker.py CONFIG        JSON: url, sink, record, actor, names, ttl, seed, tasks
 
 It writes to the resource behind the Unix socket *sink*, and into *record* what it sees. SIGTERM ends it in good order,
-SIGUSR1 keeps its main thread busy for a while, SIGUSR2 cancels one of its tasks from outside.
+SIGUSR1 keeps its main thread busy for a while, SIGUSR2 cancels one of its tasks from outside, SIGHUP lengthens the ttl.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ CLOCK = BootClock()
 TICK = 0.02
 STALL = 0.1
 """Seconds by which the loop may be late without being called blocked: a quarter of the safety buffer of 0.4 s."""
+
+
+EXPECTED = (AcquireTimeoutError, BackendUnavailableError, StaleTokenError, LeaseLostError, asyncio.CancelledError)
+"""What may come out of an acquisition."""
 
 
 class OwnError(Exception):
@@ -118,6 +122,7 @@ class Worker:
         loop.set_exception_handler(self._unhandled)
         loop.add_signal_handler(signal.SIGTERM, self.leaving.set)
         loop.add_signal_handler(signal.SIGUSR2, self._cancel_one)
+        loop.add_signal_handler(signal.SIGHUP, self._lengthen)
         signal.signal(signal.SIGUSR1, self._block)
         ticking = loop.create_task(self._tick())
         locks = await self._open()
@@ -152,6 +157,12 @@ class Worker:
         seconds = self.ttl * self.random.uniform(0.2, 1.4)
         time.sleep(seconds)
         self.record.record("blocked", seconds=seconds)
+
+    def _lengthen(self) -> None:
+        """From now on no lock frees itself soon; who waits for one asks again, with the new ttl."""
+        self.ttl *= 10
+        for visit in [visit for visit, state in self.visits.items() if not state["inside"]]:
+            self._cancel(visit)
 
     def _cancel_one(self) -> None:
         waiting = [visit for visit, state in self.visits.items() if not state["outer"]]
@@ -207,11 +218,11 @@ class Worker:
                     raise
                 finally:
                     self.record.record("body_ended", **about, how=how)
-        except (OwnError, LeaseLostError, asyncio.CancelledError) as raised:
-            error = raised
-        except (AcquireTimeoutError, BackendUnavailableError, StaleTokenError) as raised:
+        except BaseException as raised:  # what it may be is the checker's business
             error = raised
         if not state["inside"]:
+            if not isinstance(error, EXPECTED):
+                raise error or AssertionError
             self.record.record("gave_up", name=name, since=since, error=type(error).__name__, outer=state["outer"])
             return
         left = None if error is None else type(error).__name__
