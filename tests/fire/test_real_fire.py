@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from etcd_fixtures import require_etcd
+from fire_alone import Sqlite
 from fire_command import OK, UNKNOWN, VIOLATED, burn, code, say, told
 from fire_run import Outcome, play
-from fire_stores import STORES, Sqlite
+from fire_stores import STORES
 from postgresql_fixtures import require_postgresql
 from redis_fixtures import require
 from zookeeper_server import require_zookeeper
