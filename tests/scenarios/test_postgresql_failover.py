@@ -1,5 +1,7 @@
 """What a failover loses, and what the SDK makes of it: replication really cut, a standby really promoted."""
 
+import asyncio
+
 import pytest
 from postgresql_replicas import Replicated
 from postgresql_stage import LONG, SHORT, waiting
@@ -9,6 +11,8 @@ from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed, S
 from fencing_sdk.guards.memory import MemoryGuard
 
 pytest_plugins = ["postgresql_fixtures"]
+
+COMMIT = "COMMENT ON SCHEMA public IS 'something to commit'"
 
 
 async def grants_around_a_failover(group: Replicated, tokens: str) -> tuple[int, int]:
@@ -47,10 +51,29 @@ async def test_a_plain_counter_repeats_a_token_after_such_a_failover(postgresql_
     assert refused.value.conflict
 
 
+async def have_commits_wait_for_the_standby(group: Replicated) -> None:
+    """Return when they do: a server that was told to read its settings does so when it gets round to it."""
+    await group.primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    await group.primary.execute("SELECT pg_reload_conf()")
+    group.cut_replication()
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    writing = asyncio.create_task(group.primary.execute(COMMIT))
+    for _ in range(1000):
+        if not writing.done() and await group.primary.value(waiting):
+            break
+        if writing.done():
+            await writing
+            writing = asyncio.create_task(group.primary.execute(COMMIT))
+        await asyncio.sleep(0.05)
+    else:
+        pytest.fail("commits wait for nobody")
+    group.link.heal()
+    await writing
+
+
 async def test_a_grant_that_a_synchronous_standby_has_survives_the_failover():
     async with Replicated() as group:
-        await group.primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        await group.primary.execute("SELECT pg_reload_conf()")
+        await have_commits_wait_for_the_standby(group)
         async with opened(group.primary.url) as (before, _):
             lease = await before.lock("a", ttl=60).acquire()
             token, holder = lease.token, lease.holder
@@ -69,8 +92,7 @@ async def test_a_grant_that_a_synchronous_standby_does_not_confirm_is_not_report
     async with opened(group.primary.url) as (locks, _):
         async with locks.lock("a"):
             pass
-        await group.primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        await group.primary.execute("SELECT pg_reload_conf()")
+        await have_commits_wait_for_the_standby(group)
         async with locks.lock("b", wait=PATIENCE):
             pass
         group.cut_replication()
