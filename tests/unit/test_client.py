@@ -156,7 +156,7 @@ async def test_closing_tells_those_who_hold_and_those_who_wait(stage):
         nonlocal waiting
         async with stage.lock():
             waiting = asyncio.create_task(stage.lock().acquire())
-            await asyncio.sleep(0.01)
+            await stage.told("acquiring")
             await stage.client.aclose()
 
     with pytest.raises(LeaseLostError):
