@@ -2,8 +2,8 @@
 One session of kazoo's client: in one thread of its own, which calls back and never blocks the loop.
 
 kazoo is known here and in the two modules below: what is asked is in `_requests`, and how a server is
-reached in `_dial`. Three things have no public name in kazoo: sending a request that it has no method for,
-the timeout that the server has granted, and the line of what is still to be sent.
+reached in `_dial`. Four things have no public name in kazoo: sending a request that it has no method for,
+the timeout that the server has granted, the line of what is still to be sent, and what it makes of an answer.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ class Driver:
             connection_retry=KazooRetry(max_tries=-1, delay=_FIRST_RETRY, max_delay=_LAST_RETRY),
             logger=_quiet_logger(),
         )
-        self._connect = self._client._connection._connect  # noqa: SLF001
-        self._client._connection._connect = self._connected  # noqa: SLF001
+        connection = self._client._connection  # noqa: SLF001
+        self._connect, connection._connect = connection._connect, self._connected  # noqa: SLF001
+        self._take, connection._read_response = connection._read_response, self._answered  # noqa: SLF001
         self._client.add_listener(self._changed)
 
     @property
@@ -140,6 +141,14 @@ class Driver:
             raise AuthFailedError from error
         self._dial.last_error = None
         return timeouts
+
+    def _answered(self, *answer: object) -> object:
+        """Take an answer as kazoo does; one that is out of turn costs the connection, and not kazoo's thread."""
+        try:
+            return self._take(*answer)
+        except (RuntimeError, IndexError) as error:
+            self._dial.last_error = error
+            raise ConnectionDropped from error
 
     def _drop_late_requests(self) -> None:
         """
