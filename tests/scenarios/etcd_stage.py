@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from etcd_server import EtcdCluster
 from failing_store import CLOCK, Log
 from patience import until
+from redis_stage import Stay
 
 from fencing_sdk import LockClient, Renewed
 from fencing_sdk.abc import Backend, Claim, Grant
@@ -60,6 +61,26 @@ async def held_for(seconds: float, log: Log, rival: LockClient, name: str) -> No
         await log.seen(Renewed, renewed + 1)
         with suppress(BackendUnavailableError):
             assert await rival.lock(name, ttl=20).try_acquire() is None
+
+
+async def six_in_line(cluster: EtcdCluster, name: str, *clients: LockClient) -> list[Stay]:
+    """Wait behind the holder, by the clients in turn, each in line before the next one comes."""
+    stays = []
+    for number in range(6):
+        stays.append(Stay(clients[number % len(clients)].lock(name, ttl=20)))
+        await count_of_keys(cluster, name, number + 2)
+    return stays
+
+
+async def in_order(stays: Sequence[Stay]) -> None:
+    """See those who wait served one after the other, each with a higher token."""
+    tokens = []
+    for number, stay in enumerate(stays):
+        await stay.begun()
+        assert not any(later.entered.is_set() for later in stays[number + 1 :])
+        tokens.append(stay.token)
+        await stay.end()
+    assert tokens == sorted(set(tokens))
 
 
 class Waiters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from etcd_server import EtcdCluster, gone
-from etcd_stage import backend_on, count_of_keys, granted
+from etcd_stage import backend_on, count_of_keys, granted, in_order, six_in_line
 from failing_store import CLOCK, ENDED_BY_TIME
 from redis_stage import Stay, opened, staying
 
@@ -33,19 +33,10 @@ async def test_a_leader_that_is_killed_costs_no_lease_and_no_exclusion(etcd_clus
 async def test_a_leader_that_is_killed_while_some_wait_loses_no_wake_up_and_no_order(etcd_cluster: EtcdCluster):
     async with opened(etcd_cluster.url) as (locks, _), opened(etcd_cluster.url) as (others, _):
         async with staying(locks.lock("a", ttl=20)) as first:
-            stays = []
-            for number in range(6):
-                stays.append(Stay((locks, others)[number % 2].lock("a", ttl=20)))
-                await count_of_keys(etcd_cluster, "a", number + 2)
+            stays = await six_in_line(etcd_cluster, "a", locks, others)
             (await etcd_cluster.await_leader()).kill()
             await first.end()
-            tokens = []
-            for number, stay in enumerate(stays):
-                await stay.begun()
-                assert not any(later.entered.is_set() for later in stays[number + 1 :])
-                tokens.append(stay.token)
-                await stay.end()
-    assert tokens == sorted(set(tokens))
+            await in_order(stays)
 
 
 async def test_without_a_majority_the_work_ends_in_time_and_nobody_else_begins(etcd_cluster: EtcdCluster):

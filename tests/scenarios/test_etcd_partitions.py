@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 from etcd_network import PeerNetwork
 from etcd_server import EtcdCluster, EtcdMember, b64, gone
-from etcd_stage import backend_on, count_of_keys, granted, held_for
+from etcd_stage import backend_on, count_of_keys, granted, held_for, in_order, six_in_line
 from failing_store import ENDED_BY_TIME
 from redis_stage import Stay, opened, staying
 
@@ -36,17 +35,6 @@ def network_of(cluster: EtcdCluster) -> PeerNetwork:
 
 def url_of(*members: EtcdMember) -> str:
     return "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in members)
-
-
-async def in_order(stays: Sequence[Stay]) -> None:
-    """See those who wait served one after the other, each with a higher token."""
-    tokens = []
-    for number, stay in enumerate(stays):
-        await stay.begun()
-        assert not any(later.entered.is_set() for later in stays[number + 1 :])
-        tokens.append(stay.token)
-        await stay.end()
-    assert tokens == sorted(set(tokens))
 
 
 @LEADER_OR_FOLLOWER
@@ -90,10 +78,7 @@ async def test_those_who_wait_on_both_sides_keep_their_order(partitioned_etcd: E
     clients = opened(url_of(alone, *rest)), opened(url_of(*rest, alone))
     async with clients[0] as (here, _), clients[1] as (there, _):
         async with staying(there.lock("a", ttl=20)) as first:
-            stays = []
-            for number in range(6):
-                stays.append(Stay((here, there)[number % 2].lock("a", ttl=20)))
-                await count_of_keys(partitioned_etcd, "a", number + 2)
+            stays = await six_in_line(partitioned_etcd, "a", here, there)
             with network_of(partitioned_etcd).isolated(alone.address):
                 await first.end()
                 await in_order(stays)
@@ -104,10 +89,7 @@ async def test_those_who_wait_while_a_partition_comes_and_goes_are_all_served(pa
     """Each member is cut off once, and the lock handed on meanwhile."""
     async with opened(partitioned_etcd.url) as (here, _), opened(partitioned_etcd.url) as (there, _):
         async with staying(here.lock("a", ttl=20)) as first:
-            stays = []
-            for number in range(6):
-                stays.append(Stay((here, there)[number % 2].lock("a", ttl=20)))
-                await count_of_keys(partitioned_etcd, "a", number + 2)
+            stays = await six_in_line(partitioned_etcd, "a", here, there)
             line = [first, *stays]
             for member, holder, following in zip(partitioned_etcd.members, line[:3], line[1:4], strict=True):
                 with network_of(partitioned_etcd).isolated(member.address):
