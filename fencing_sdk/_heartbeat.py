@@ -4,7 +4,8 @@ One heartbeat per client: renews every lease, and ends those that cannot be rene
 A single task sleeps until something is due. Leases that begin or are renewed together stay together,
 in a `Cohort` that is scheduled as one, so that ten thousand leases cost a few entries and a few calls.
 One call is sent in a turn of the loop, and one is settled, so that nobody else waits for them all.
-Each claim has its own outcome, and a claim without an answer is tried again until its deadline.
+Each claim has its own outcome, and a claim without an answer is tried again until its deadline, at a
+pace that quickens towards it.
 The call runs in a task of its own, so that one that hangs delays nobody: while it is away, the
 deadlines of its leases are what this task waits for.
 
@@ -17,12 +18,13 @@ import asyncio
 import itertools
 import random
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import anyio
 
 from fencing_sdk._claim import Claim, Renewal
 from fencing_sdk._clock import Clock
+from fencing_sdk._cohort import Cohort, Newcomers, Reference
 from fencing_sdk._errands import Errands, backend_name
 from fencing_sdk._events import Event, Lost, Observers, RenewalFailed, RenewalLate, Renewed, logger
 from fencing_sdk._lease import Lease
@@ -35,50 +37,13 @@ BATCH = 1000
 """Claims in one call: bounds a statement or script, and what one failing call delays."""
 _WINDOW = 1 / 8
 """Part of an interval by which a beat may come early to join a batch."""
-_RETRY = 1 / 4
-"""Part of an interval between the attempts after a renewal without an answer."""
+_BRIEFLY = 1 / 2
+"""Part of an interval; leases whose renewal may take less are renewed by calls of their own."""
 _LATE = 1 / 4
 """Part of an interval from which a beat counts as late; never less than `_LATE_FLOOR` seconds."""
 _LATE_FLOOR = 0.05
-_GATHERING = 1 / 16
-"""Part of an interval for which new leases join those that came before them."""
 _INTERVALS = 64
 """Different intervals whose entries may wait for more leases although nobody is left in them."""
-
-
-Reference = weakref.ref[Lease]
-"""The heartbeat must not keep a lease alive that its holder has dropped."""
-
-
-class Cohort:
-    """Leases that are due together."""
-
-    __slots__ = ("in_flight", "members")
-
-    def __init__(self, members: Collection[Reference], *, in_flight: bool = False) -> None:
-        self.members = members
-        self.in_flight = in_flight
-        """Whether their renewal is on its way, so that only their end is waited for meanwhile."""
-
-    def living(self, now: float) -> list[Lease]:
-        """The members that are held; one that has expired meanwhile learns it here."""
-        return [lease for member in self.members if (lease := member()) is not None and lease.held_at(now)]
-
-
-class Newcomers(Cohort):
-    """Leases of one interval that began almost together; most are gone before their first beat."""
-
-    __slots__ = ("by_owner", "interval", "when")
-
-    def __init__(self, interval: float, when: float) -> None:
-        self.by_owner: dict[str, Reference] = {}
-        self.interval = interval
-        self.when = when
-        super().__init__(self.by_owner.values())
-
-    def takes(self, when: float) -> bool:
-        """Whether a lease that is due at *when* may beat with these."""
-        return 0 <= when - self.when <= self.interval * _GATHERING and len(self.by_owner) < BATCH
 
 
 class Heartbeat:
@@ -130,7 +95,7 @@ class Heartbeat:
             self._await_end(lease)
             return
         newcomers = self._gathering.get(interval)
-        if newcomers is None or not newcomers.takes(when):
+        if newcomers is None or len(newcomers.by_owner) >= BATCH or not newcomers.takes(when):
             newcomers = self._gathering[interval] = Newcomers(interval, when)
             self._put(newcomers, when)
         newcomers.by_owner[owner] = member
@@ -178,19 +143,27 @@ class Heartbeat:
             await asyncio.sleep(0)
 
     def _batches(self, due: Iterable[Cohort]) -> Iterator[list[Lease]]:
-        """Those to renew, `BATCH` at a time; whoever ends before its batch is wanted is not in it."""
-        beating: list[Lease] = []
+        """
+        Those to renew, `BATCH` at a time; whoever ends before its batch is wanted is not in it.
+
+        Those that cannot wait long for an answer are not mixed with those that can: a call ends when
+        the first of its leases must try again, and a slow store would answer nobody in time.
+        """
+        beating: dict[bool, list[Lease]] = {True: [], False: []}
         for cohort in due:
-            living = cohort.living(self._clock.now())
+            now = self._clock.now()
+            living = cohort.living(now)
             if cohort.in_flight and living:
                 self._put(cohort, min(lease.deadline for lease in living))
             elif not cohort.in_flight:
-                beating += [lease for lease in living if lease.renewable or self._await_end(lease)]
-            while len(beating) >= BATCH:
-                yield beating[:BATCH]
-                del beating[:BATCH]
-        if beating:
-            yield beating
+                for lease in living:
+                    if lease.renewable or self._await_end(lease):
+                        beating[_pressed(lease, now)].append(lease)
+            for leases in beating.values():
+                while len(leases) >= BATCH:
+                    yield leases[:BATCH]
+                    del leases[:BATCH]
+        yield from (leases for leases in beating.values() if leases)
 
     def _await_end(self, lease: Lease) -> bool:
         """Look again when a lease that no renewal can help ends; False: it does not beat."""
@@ -251,10 +224,9 @@ class Heartbeat:
         """Renew *leases* by one call, and meanwhile wait for the first of their deadlines."""
         for lease in leases:
             lease.expect_beat(float("inf"))
-        deadlines = [lease.deadline for lease in leases]
-        limit = min(max(deadlines) - now, *[lease.timing.heartbeat_interval for lease in leases])
+        limit = min(lease.timing.renewal_limit(lease.deadline - now) for lease in leases)
         flight = Cohort([weakref.ref(lease) for lease in leases], in_flight=True)
-        self._put(flight, min(deadlines))
+        self._put(flight, min(lease.deadline for lease in leases))
         self._errands.start(self._renew(flight, [lease.claim for lease in leases], now, limit))
 
     async def _renew(self, flight: Cohort, claims: Sequence[Claim], sent_at: float, limit: float) -> None:
@@ -287,8 +259,9 @@ class Heartbeat:
                 unanswered.setdefault(lease.timing.heartbeat_interval, []).append(lease)
         for interval, leases in renewed.items():
             self._plan(leases, sent_at + interval)
-        for interval, leases in unanswered.items():
-            self._plan(leases, now + interval * _RETRY * random.uniform(0.5, 1.0))
+        for leases in unanswered.values():
+            pause = min(lease.timing.retry_pause(lease.deadline - now) for lease in leases)
+            self._plan(leases, now + pause * random.uniform(0.5, 1.0))
 
     def _apply(self, lease: Lease, outcome: Renewal, sent_at: float, error: str) -> None:
         """Tell one lease what became of it. An answer that came after the deadline changes nothing."""
@@ -353,6 +326,11 @@ def _told(failure: Exception) -> str:
 def _check_count(outcomes: Sequence[Renewal], claims: Sequence[Claim], backend: Backend) -> None:
     if len(outcomes) != len(claims):
         raise BackendRefusedError(backend_name(backend), "renew", "not one outcome per claim")
+
+
+def _pressed(lease: Lease, now: float) -> bool:
+    """Whether an answer can be waited for only briefly, so close is the deadline."""
+    return lease.timing.renewal_limit(lease.deadline - now) < lease.timing.heartbeat_interval * _BRIEFLY
 
 
 def _lateness_limit(lease: Lease) -> float:

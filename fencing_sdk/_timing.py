@@ -28,6 +28,10 @@ MAX_DRIFT = 0.5
 MIN_INTERVAL = 0.001
 RENEWALS_BEFORE_DEADLINE = 3
 """A heartbeat at one interval, a second attempt at two, and the deadline not before three."""
+_LONGEST_PAUSE, _SHORTEST_PAUSE = 1 / 4, 1 / 32
+"""Parts of an interval between the attempts after a renewal without an answer: far from the end, and close to it."""
+_SHORTEST_LIMIT = 1 / 4
+"""Part of an interval that the answer to a renewal is waited for, however close the deadline is."""
 
 
 def seconds(value: object, parameter: str, *, low: float = 0.0, high: float = math.inf, above: bool = False) -> float:
@@ -176,6 +180,20 @@ class Timing:
     def call_limit(self) -> float:
         """Seconds one acquire or release may take: half of what an acquire could still be worth."""
         return self._valid_for / 2
+
+    def renewal_limit(self, left: float) -> float:
+        """
+        Seconds to wait for the answer to a renewal that is sent *left* seconds before the deadline.
+
+        An interval, and towards the deadline half of what is left: a request that was swallowed must
+        not take the time of the next one, by which the lease could still be saved.
+        """
+        return min(left, self.heartbeat_interval, max(left / 2, self.heartbeat_interval * _SHORTEST_LIMIT))
+
+    def retry_pause(self, left: float) -> float:
+        """Seconds after which a renewal without an answer is sent again: fewer, the less is *left* to the deadline."""
+        longest, shortest = self.heartbeat_interval * _LONGEST_PAUSE, self.heartbeat_interval * _SHORTEST_PAUSE
+        return min(longest, max(left / 4, shortest))
 
 
 def _build(

@@ -14,7 +14,7 @@ FLOORS = [
     {"_timing", "_names", "_events", "_wire", "_schedule", "_places"},
     {"abc", "_template", "_recording"},
     {"_lease", "_stall", "_alarms"},
-    {"_current", "_errands"},
+    {"_current", "_errands", "_cohort"},
     {"_tenure", "_heartbeat", "_acquire"},
     {"_engine"},
     {"_lock", "_arguments"},

@@ -59,9 +59,9 @@ REJECTED: dict[str, tuple[str, str, Change]] = {
     "lost after a short silence": ("P6", "lost_without_cause", add(
         LOST, line(7.0, "trouble", "store", what="outage", until=8.0))),
     "lost although the rhythm rides it out": ("P6", "lost_without_cause", both(
-        change("run", {}, **RHYTHM), add(LOST, line(5.7, "trouble", "store", what="outage", until=8.85)))),
+        change("run", {}, **RHYTHM), add(LOST, line(3.8, "trouble", "store", what="outage", until=8.85)))),
     "lost although the store only refused": ("P6", "lost_without_cause", both(
-        change("run", {}, **RHYTHM), add(LOST, line(4.0, "trouble", "store", what="refused", until=8.8)))),
+        change("run", {}, **RHYTHM), add(LOST, line(3.3, "trouble", "store", what="refused", until=8.85)))),
     "lost although two short silences lay far apart": ("P6", "lost_without_cause", both(
         change("run", {}, **RHYTHM),
         add(LOST, *[line(at, "trouble", "store", what="outage", until=at + 1.0) for at in (2.0, 6.0)]))),
@@ -113,17 +113,17 @@ ACCEPTED: dict[str, Change] = {
         add(LOST, line(2.0, "trouble", "store", what="outage", until=8.8)), change("left", B, error="LeaseLostError")),
     "lost after a silence that the rhythm does not ride out": both(
         change("run", {}, **RHYTHM), change("left", B, error="LeaseLostError"),
-        add(LOST, line(5.3, "trouble", "store", what="outage", until=8.85))),
+        add(LOST, line(3.6, "trouble", "store", what="outage", until=8.85))),
     "lost after refusals for too long": both(
         change("run", {}, **RHYTHM), change("left", B, error="LeaseLostError"),
-        add(LOST, line(3.3, "trouble", "store", what="refused", until=8.85))),
+        add(LOST, line(3.1, "trouble", "store", what="refused", until=8.85))),
     "lost after refusals that were swallowed at last": both(
         change("run", {}, **RHYTHM), change("left", B, error="LeaseLostError"),
-        add(LOST, line(4.0, "trouble", "store", what="refused", until=8.0),
+        add(LOST, line(3.3, "trouble", "store", what="refused", until=8.0),
             line(8.5, "trouble", "store", what="lost", who="B"))),
     "lost after silences too close for a renewal": both(
         change("run", {}, **RHYTHM), change("left", B, error="LeaseLostError"),
-        add(LOST, *[line(at, "trouble", "store", what="lost", who="B") for at in (3.5, 6.0, 8.5)])),
+        add(LOST, *[line(at, "trouble", "store", what="lost", who="B") for at in (3.2, 5.9, 8.5)])),
     "a grant that was told late": add(
         line(12.0, "granted", "store", name="a", token=0, holder="h9", since=0.5, until=0.9)),
     "lost by max_hold": both(

@@ -64,6 +64,21 @@ def test_two_renewal_attempts_fit_between_a_heartbeat_and_the_deadline(timing):
 
 
 @pure
+@given(timings(), st.floats(0, 1))
+def test_an_attempt_leaves_time_for_the_next_one_until_the_deadline_is_close(timing, part):
+    interval, left = timing.heartbeat_interval, timing.validity(timing.ttl) * part
+    limit, pause = timing.renewal_limit(left), timing.retry_pause(left)
+    assert 0 <= limit <= min(left, interval)
+    assert 0 < pause <= interval / 4
+    if left >= interval / 2:
+        assert limit <= left / 2
+    if left >= 2 * interval:
+        assert (limit, pause) == (interval, interval / 4), "far from the deadline a store may be slow"
+    if left <= interval / 8:
+        assert pause == interval / 32
+
+
+@pure
 @given(ttls, drifts)
 @example(ttl=1.0, drift=0.3125)
 @example(ttl=15.0, drift=MAX_DRIFT)

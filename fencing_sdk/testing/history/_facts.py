@@ -145,10 +145,11 @@ class Rhythm:
         """
         The longest silence of the store that costs nothing.
 
-        One interval may have passed when it begins, and up to 0.3 pass between an attempt that was
-        refused at once and the next. An attempt whose request was swallowed is waited for besides, for one interval.
+        One interval may have passed when it begins. Close to the deadline an attempt that was refused
+        at once is followed by the next within a thirty-second of an interval, and an attempt whose
+        request was swallowed is waited for besides, for a quarter. The rest is left for the way there and back.
         """
-        intervals = 1.3 if refused else 2.3
+        intervals = 1.1 if refused else 1.35
         own = ttl * (1 - self.drift) - self.safety_buffer - intervals * self.heartbeat_interval
         return own * (1 - self.drift)  # on a clock that is fast by all of the drift
 

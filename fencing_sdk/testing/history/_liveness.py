@@ -11,8 +11,8 @@ from fencing_sdk.testing.history._verdict import Report
 _SILENCES = frozenset({"cut", "outage", "refused", "lost", "late", "hung"})
 RIDDEN = 0.3
 """
-The part of a ttl for which the store may be silent without cost where a run does not tell its rhythm: a
-little below what default timing rides out when requests are swallowed, see `Rhythm.ridden`.
+The part of a ttl for which the store may be silent without cost where a run does not tell its rhythm: little
+more than half of what default timing rides out, see `Rhythm.ridden`, as real clients have to connect again.
 """
 
 

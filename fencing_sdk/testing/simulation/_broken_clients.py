@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fencing_sdk import _claim, _heartbeat, _timing
+from fencing_sdk import _claim, _timing
 from fencing_sdk._acquire import Acquisition
 from fencing_sdk._claim import Claim, Renewal
 from fencing_sdk._engine import Engine
@@ -18,9 +18,18 @@ from fencing_sdk._errands import Errands
 from fencing_sdk._heartbeat import Heartbeat
 from fencing_sdk._lease import Lease
 from fencing_sdk._tenure import Tenure
+from fencing_sdk._timing import Timing
 from fencing_sdk.errors import LeaseLostError, LossReason
+from fencing_sdk.testing.simulation._aims import (
+    cut_off,
+    failing_bodies,
+    frozen_over_a_renewal,
+    refused_for_long,
+    silent_for_long,
+    slow_cancelled,
+    slow_then_cut,
+)
 from fencing_sdk.testing.simulation._control import Change, Control
-from fencing_sdk.testing.simulation._script import Fault, Script
 from fencing_sdk.testing.simulation._stage import ClientClock
 
 _judge = Acquisition._judge
@@ -28,54 +37,6 @@ _apply = Heartbeat._apply
 _announce = Lease._announce
 _begin = Engine._begin
 _ask = Errands.ask
-
-
-def _slow_then_cut(operation: str, late: float) -> Any:
-    """Answers of *operation* come late by a part of the ttl, and then the link is gone for the rest of the lease."""
-
-    def aim(script: Script) -> Script:
-        slow = [Fault(0.0, "late", who, late * script.ttl, operation, "reply", 1) for who in range(script.clients)]
-        cuts = [Fault(visit.at + 0.4 * script.ttl, "cut", visit.client, 2 * script.ttl) for visit in script.visits[:3]]
-        long = tuple(replace(visit, lasts=2 * script.ttl, wait=None) for visit in script.visits)
-        return replace(script, buffer=0.05, visits=long, faults=(*slow, *cuts))
-
-    return aim
-
-
-def _cut_off(script: Script) -> Script:
-    """Bodies that go on for longer than a ttl without a store."""
-    long = tuple(replace(visit, lasts=2 * script.ttl) for visit in script.visits)
-    cuts = tuple(Fault(visit.at + 0.1, "cut", visit.client, 2 * script.ttl) for visit in script.visits[:3])
-    rates = (*(0.99 for _ in script.rates[:-1]), 1.01)
-    return replace(script, drift=0.05, rates=rates, visits=long, faults=cuts)
-
-
-def _failing_bodies(script: Script) -> Script:
-    return replace(script, visits=tuple(replace(visit, body="raise") for visit in script.visits))
-
-
-def _frozen_over_a_renewal(script: Script) -> Script:
-    """The answer of a renewal waits in front of a process that is frozen past its deadline."""
-    slow = [Fault(0.0, "late", who, 0.1 * script.ttl, "renew", "reply") for who in range(script.clients)]
-    stops = [Fault(visit.at + 0.3 * script.ttl, "freeze", visit.client, 0.8 * script.ttl) for visit in script.visits]
-    long = tuple(replace(visit, lasts=2 * script.ttl, wait=None) for visit in script.visits)
-    return replace(script, visits=long, faults=(*slow, *stops))
-
-
-def _refused_for_long(script: Script) -> Script:
-    """Long bodies, and a store that refuses for nearly as long as may cost nothing."""
-    times = [(0.1 + 0.3 * number) * script.horizon for number in range(3)]
-    refused = tuple(Fault(at, "refuse", lasts=0.5 * script.ttl) for at in times)
-    long = tuple(replace(visit, body="sleep", lasts=2 * script.ttl, wait=None) for visit in script.visits)
-    rates = tuple(1.0 for _ in script.rates)
-    return replace(script, ttl=1.0, buffer=None, drift=0.01, rates=rates, visits=long, faults=refused)
-
-
-def _slow_cancelled(script: Script) -> Script:
-    """Acquisitions that are cancelled while their request is held up."""
-    slow = tuple(Fault(0.0, "late", who, 1.5, "acquire", "request", 2) for who in range(script.clients))
-    cancels = tuple(Fault(0.0, "cancel", number, turn=2) for number in range(len(script.visits)))
-    return replace(script, ttl=20.0, faults=(*slow, *cancels))
 
 
 def _validity_from_reply() -> Iterable[Change]:
@@ -195,7 +156,11 @@ def _one_error_is_a_loss() -> Iterable[Change]:
 
 
 def _slow_to_try_again() -> Iterable[Change]:
-    yield _heartbeat, "_RETRY", 2.0
+    yield Timing, "retry_pause", lambda self, _left: self.heartbeat_interval * 2
+
+
+def _waits_too_long() -> Iterable[Change]:
+    yield Timing, "renewal_limit", lambda self, left: min(left, self.heartbeat_interval * 2)
 
 
 def _never_renewed() -> Iterable[Change]:
@@ -272,23 +237,23 @@ def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Co
 
 CONTROLS = (
     _of("P1", "validity counted from the reply", "overrun stale_read", _validity_from_reply,
-        themes=("network",), aim=_slow_then_cut("acquire", 0.36)),
+        themes=("network",), aim=slow_then_cut("acquire", 0.36)),
     _of("P1", "renewal counted from the reply", "overrun stale_read", _renewal_from_reply,
-        themes=("network",), aim=_slow_then_cut("renew", 0.22)),
+        themes=("network",), aim=slow_then_cut("renew", 0.22)),
     _of("P1", "no allowance for drift, no buffer", "overrun stale_read", _no_allowance,
-        themes=("network",), aim=_cut_off),
-    _of("P1", "work is not cancelled", "overrun", _work_goes_on, themes=("network",), aim=_cut_off),
+        themes=("network",), aim=cut_off),
+    _of("P1", "work is not cancelled", "overrun", _work_goes_on, themes=("network",), aim=cut_off),
     _of("P1", "deadline on a clock that is stepped", "overrun stale_read lost_without_cause", _stepped_clock,
         themes=("clocks",)),
     _of("P2", "token read without a look at the clock", "stale_read", _token_without_clock, themes=("pauses",)),
-    _of("P2", "a late renewal revives", "revived", _revival, aim=_frozen_over_a_renewal),
+    _of("P2", "a late renewal revives", "revived", _revival, aim=frozen_over_a_renewal),
     _of("P3", "fences are not raised at acquisition", "fence_not_raised", _fences_forgotten, within=200),
     _of("P4", "every process draws the same owner", "shared_token overrun two_grants stale_read foreign_release "
         "held_without_grant", _same_owner_twice),
     _of("P5", "an abandoned acquisition is not released", "never_released leaked_grant", _nothing_given_up,
         themes=("cancellation",)),
     _of("P5", "an abandoned acquisition is released once", "leaked_grant", _given_up_once,
-        themes=("cancellation",), aim=_slow_cancelled),
+        themes=("cancellation",), aim=slow_cancelled),
     _of("P5", "looks too late whether an answer is due", "leaked_grant", _looked_too_late,
         themes=("cancellation",), within=100),
     _of("P5", "leaving does not release", "kept_after_release never_released", _never_released),
@@ -297,10 +262,12 @@ CONTROLS = (
     _of("P5", "renewal after release", "renewed_after_release", _renewed_for_ever),
     _of("P6", "one failed renewal is a loss", "lost_without_cause", _one_error_is_a_loss, themes=("store", "network")),
     _of("P6", "a refused renewal is tried again too late", "lost_without_cause", _slow_to_try_again,
-        aim=_refused_for_long),
+        aim=refused_for_long),
+    _of("P6", "a swallowed renewal is waited for too long", "lost_without_cause", _waits_too_long,
+        aim=silent_for_long),
     _of("P6", "the heartbeat never renews", "lost_without_cause", _never_renewed, themes=("calm",)),
-    _of("P7", "the loss replaces the error of the body", "wrong_error", _error_replaced, aim=_failing_bodies),
-    _of("P7", "the error of the body is wrapped", "wrong_error", _error_wrapped, aim=_failing_bodies),
+    _of("P7", "the loss replaces the error of the body", "wrong_error", _error_replaced, aim=failing_bodies),
+    _of("P7", "the error of the body is wrapped", "wrong_error", _error_wrapped, aim=failing_bodies),
     _of("P7", "the loss is not reported", "wrong_error", _loss_silent, themes=("pauses",)),
     _of("P7", "the loss replaces an outer cancellation", "wrong_error", _cancellation_replaced,
         themes=("cancellation",)),

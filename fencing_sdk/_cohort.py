@@ -1,0 +1,50 @@
+"""
+Leases that are renewed together, scheduled as one entry.
+
+What may live here: who belongs together, and who of them is still held. When they beat, and what an
+answer means for them, is the heartbeat's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+
+from fencing_sdk._lease import Lease
+
+_GATHERING = 1 / 16
+"""Part of an interval for which new leases join those that came before them."""
+
+Reference = weakref.ref[Lease]
+"""The heartbeat must not keep a lease alive that its holder has dropped."""
+
+
+class Cohort:
+    """Leases that are due together."""
+
+    __slots__ = ("in_flight", "members")
+
+    def __init__(self, members: Collection[Reference], *, in_flight: bool = False) -> None:
+        self.members = members
+        self.in_flight = in_flight
+        """Whether their renewal is on its way, so that only their end is waited for meanwhile."""
+
+    def living(self, now: float) -> list[Lease]:
+        """The members that are held; one that has expired meanwhile learns it here."""
+        return [lease for member in self.members if (lease := member()) is not None and lease.held_at(now)]
+
+
+class Newcomers(Cohort):
+    """Leases of one interval that began almost together; most are gone before their first beat."""
+
+    __slots__ = ("by_owner", "interval", "when")
+
+    def __init__(self, interval: float, when: float) -> None:
+        self.by_owner: dict[str, Reference] = {}
+        self.interval = interval
+        self.when = when
+        super().__init__(self.by_owner.values())
+
+    def takes(self, when: float) -> bool:
+        """Whether a lease that is due at *when* may beat with these."""
+        return 0 <= when - self.when <= self.interval * _GATHERING
