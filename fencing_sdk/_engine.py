@@ -15,13 +15,13 @@ import anyio
 from fencing_sdk._acquire import Acquisition, Terms, Won
 from fencing_sdk._claim import Claim, Holder, Token
 from fencing_sdk._clock import Clock
-from fencing_sdk._errands import Errands
+from fencing_sdk._errands import Errands, backend_name
 from fencing_sdk._events import Acquired, FenceRaised, Observers, Released, StaleRejected, logger
 from fencing_sdk._fork import generation
 from fencing_sdk._heartbeat import Heartbeat
 from fencing_sdk._lease import Lease, scope_class
 from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsLossNotice, SupportsOpen
-from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, UsageError
+from fencing_sdk.errors import BackendUnavailableError, LossReason, StaleTokenError, UsageError
 
 Fences = Sequence[tuple[Guard, str | None]]
 """Guards to raise at acquisition, each with its resource; None means the resource is named like the lock."""
@@ -143,17 +143,28 @@ class Engine:
 
     async def _raise_fences(self, lease: Lease, fences: Sequence[tuple[Guard, str]]) -> None:
         for guard, resource in fences:
-            token: Token = lease.token
-            with anyio.move_on_after(lease.remaining) as scope:
-                try:
-                    await guard.raise_to(resource, token)
-                except StaleTokenError as error:
-                    self.stale(lease, error)
-                    raise
-            if scope.cancelled_caught:
-                raise LeaseLostError(lease.name, lease.last_token, LossReason.EXPIRED)
+            token = lease.token
+            try:
+                await self._raise_fence(lease, guard, resource, token)
+            except StaleTokenError as error:
+                self.stale(lease, error)
+                raise
             lease.check()
             self._tell_raised(lease, resource, token)
+
+    async def _raise_fence(self, lease: Lease, guard: Guard, resource: str, token: Token) -> None:
+        """
+        Ask *guard*, within what the lease is worth now, and once more at half-time, as the answer may be lost.
+
+        To raise a fence twice is to raise it once.
+        """
+        begun, worth = self._clock.now(), lease.remaining
+        for until in (worth / 2, worth):
+            with anyio.move_on_after(begun + until - self._clock.now()):
+                await guard.raise_to(resource, token)
+                return
+        lease.check()
+        raise BackendUnavailableError(backend_name(guard), "raise_to", f"no answer within {worth:.3g} s")
 
     def _tell_raised(self, lease: Lease, resource: str, token: Token) -> None:
         self._observers.emit(FenceRaised(name=lease.name, at=self._clock.now(), token=token, resource=resource))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 import tenacity
-from virtual_time import in_virtual_time, now, settle
+from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
     Abandoned,
@@ -214,21 +214,54 @@ async def test_a_fence_that_refuses_gives_the_lock_back():
 @in_virtual_time
 async def test_a_fence_that_hangs_is_waited_for_as_long_as_the_lease_was_granted():
     async with house() as h:
-        with pytest.raises(LeaseLostError):
+        with pytest.raises(BackendUnavailableError, match=r"Guard: raise_to failed: no answer within 7\.9 s"):
             await h.hold(fences=[(Guard(delay=3600), None)])
         assert abs(now() - VALID) < 1e-6
         assert await h.free()
 
 
 @in_virtual_time
-async def test_a_fence_raised_too_late_is_no_fence():
-    """The store went silent meanwhile; whoever comes now raises the fence higher."""
+async def test_a_fence_that_hangs_while_the_store_is_silent_too_is_a_lost_lease():
     async with house() as h:
         h.store.fail("renew")
-        second = Guard()
         with pytest.raises(LeaseLostError):
-            await h.hold(fences=[(Guard(delay=VALID - 0.1), None), (Guard(delay=0.2), None), (second, None)])
+            await h.hold(fences=[(Guard(delay=3600), None)])
+        assert abs(now() - VALID) < 1e-6
+
+
+@in_virtual_time
+async def test_a_fence_whose_answer_is_lost_is_raised_again():
+    class Forgetful(Guard):
+        async def raise_to(self, resource, token):
+            await super().raise_to(resource, token)
+            if len(self.raised) == 1:
+                await asyncio.sleep(3600)
+
+    async with house() as h:
+        guard = Forgetful()
+        lease = await h.hold(fences=[(guard, None)])
+        assert guard.raised == [("a", lease.token)] * 2
+        assert round(now(), 6) == VALID / 2
+        assert len(h.of(FenceRaised)) == 1
+        await lease.release()
+
+
+@in_virtual_time
+async def test_a_fence_raised_too_late_is_no_fence():
+    """The process stood still meanwhile; whoever comes now raises the fence higher."""
+
+    class Blocking(Guard):
+        async def raise_to(self, resource, token):
+            await super().raise_to(resource, token)
+            block(VALID)
+
+    async with house() as h:
+        first, second = Blocking(), Guard()
+        with pytest.raises(LeaseLostError):
+            await h.hold(fences=[(first, None), (second, None)])
+        assert len(first.raised) == 1
         assert second.raised == []
+        assert not h.of(FenceRaised)
         assert await h.free()
 
 
