@@ -1,17 +1,14 @@
 """
 What locks in Redis cost, beside redis-py's own `Lock` and the least that a Python client can do.
 
-    uv run python benchmarks/redis.py [--quick]
+    uv run python benchmarks/redis_all.py [--quick]
 """
 
 from __future__ import annotations
 
-import sys
-
-sys.path.append(sys.path.pop(0))  # this file is called redis too: let the driver be found first
-
 import asyncio
 import signal
+import sys
 import time
 
 import redis_own_server
