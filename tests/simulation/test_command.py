@@ -74,22 +74,41 @@ def test_one_history_alone_shows_too_little(capsys: pytest.CaptureFixture[str]):
     assert "histories per second" in said
 
 
-@pytest.mark.timeout(400)
-def test_an_interrupt_ends_every_process_and_tells_what_is_known():
-    """As Ctrl-C does it: the signal reaches all of them at once."""
-    command = [sys.executable, "-m", "fencing_sdk.testing.simulation", "--histories", "1000000", "--jobs", "2"]
+def interrupted(histories: int, on_interrupt: signal.Handlers) -> tuple[int, str]:
+    """The exit code and the words of a campaign that gets Ctrl-C once something was played: all its processes do."""
+    command = [sys.executable, "-m", "fencing_sdk.testing.simulation", "--histories", str(histories), "--jobs", "2"]
     running = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, on_interrupt),  # noqa: PLW1509  (no other thread runs here)
     )
     assert running.stdout is not None
-    first = running.stdout.readline()  # once something was played
+    first = running.stdout.readline()
     os.killpg(running.pid, signal.SIGINT)
     said, complaints = running.communicate(timeout=300)
     assert "histories" in first
-    assert running.returncode == 130, complaints
     assert complaints == ""
+    return running.returncode, said
+
+
+@pytest.mark.timeout(400)
+def test_an_interrupt_ends_every_process_and_tells_what_is_known():
+    code, said = interrupted(1_000_000, signal.SIG_DFL)
+    assert code == 130, said
     assert re.search(r"^interrupted: \d+ of 1000000 histories were played$", said, re.MULTILINE)
     assert "verdict: ok" in said
+
+
+@pytest.mark.timeout(400)
+def test_where_interrupts_are_ignored_no_history_is_left_out():
+    """So a shell starts what it runs in the background. A pass with histories missing would be a lie."""
+    code, said = interrupted(900, signal.SIG_IGN)
+    assert code == 0, said
+    (acquisitions,) = re.findall(r"^900 histories in .*\n(\d+) acquisitions", said, re.MULTILINE)
+    assert int(acquisitions) > 5 * 900
 
 
 @pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--histories", "0"], ["--histories", "many"]])

@@ -97,7 +97,8 @@ def run_campaign(first: int, histories: int, jobs: int, progress: Progress | Non
 
 def _begin_work() -> None:
     """Prepare a process: an interrupt ends its part, and garbage is looked for once or twice a history."""
-    signal.signal(signal.SIGINT, _stop)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job goes on, and misses nothing
+        signal.signal(signal.SIGINT, _stop)
     gc.freeze()  # what was imported is never garbage
     gc.set_threshold(_ALLOCATIONS, 10, 10)
 
