@@ -19,6 +19,7 @@ import itertools
 import random
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 import anyio
 
@@ -37,8 +38,6 @@ BATCH = 1000
 """Claims in one call: bounds a statement or script, and what one failing call delays."""
 _WINDOW = 1 / 8
 """Part of an interval by which a beat may come early to join a batch."""
-_BRIEFLY = 1 / 2
-"""Part of an interval; leases whose renewal may take less are renewed by calls of their own."""
 _LATE = 1 / 4
 """Part of an interval from which a beat counts as late; never less than `_LATE_FLOOR` seconds."""
 _LATE_FLOOR = 0.05
@@ -146,10 +145,12 @@ class Heartbeat:
         """
         Those to renew, `BATCH` at a time; whoever ends before its batch is wanted is not in it.
 
-        Those that cannot wait long for an answer are not mixed with those that can: a call ends when
-        the first of its leases must try again, and a slow store would answer nobody in time.
+        Those that can wait for at most half an interval, so close is their deadline, are not mixed with
+        the others: a call ends when the first of its leases must try again, and a slow store would
+        answer nobody in time.
         """
-        beating: dict[bool, list[Lease]] = {True: [], False: []}
+        pressed: list[Lease] = []
+        calm: list[Lease] = []
         for cohort in due:
             now = self._clock.now()
             living = cohort.living(now)
@@ -158,12 +159,13 @@ class Heartbeat:
             elif not cohort.in_flight:
                 for lease in living:
                     if lease.renewable or self._await_end(lease):
-                        beating[_pressed(lease, now)].append(lease)
-            for leases in beating.values():
-                while len(leases) >= BATCH:
-                    yield leases[:BATCH]
-                    del leases[:BATCH]
-        yield from (leases for leases in beating.values() if leases)
+                        close = lease.deadline - now < lease.timing.heartbeat_interval
+                        (pressed if close else calm).append(lease)
+            for beating in (pressed, calm):
+                while len(beating) >= BATCH:
+                    yield beating[:BATCH]
+                    del beating[:BATCH]
+        yield from filter(None, (pressed, calm))
 
     def _await_end(self, lease: Lease) -> bool:
         """Look again when a lease that no renewal can help ends; False: it does not beat."""
@@ -224,9 +226,11 @@ class Heartbeat:
         """Renew *leases* by one call, and meanwhile wait for the first of their deadlines."""
         for lease in leases:
             lease.expect_beat(float("inf"))
-        limit = min(lease.timing.renewal_limit(lease.deadline - now) for lease in leases)
+        end = min([lease.deadline for lease in leases])
+        quickest = min([lease.timing for lease in leases], key=attrgetter("heartbeat_interval"))
         flight = Cohort([weakref.ref(lease) for lease in leases], in_flight=True)
-        self._put(flight, min(lease.deadline for lease in leases))
+        self._put(flight, end)
+        limit = quickest.renewal_limit(end - now)
         self._errands.start(self._renew(flight, [lease.claim for lease in leases], now, limit))
 
     async def _renew(self, flight: Cohort, claims: Sequence[Claim], sent_at: float, limit: float) -> None:
@@ -326,11 +330,6 @@ def _told(failure: Exception) -> str:
 def _check_count(outcomes: Sequence[Renewal], claims: Sequence[Claim], backend: Backend) -> None:
     if len(outcomes) != len(claims):
         raise BackendRefusedError(backend_name(backend), "renew", "not one outcome per claim")
-
-
-def _pressed(lease: Lease, now: float) -> bool:
-    """Whether an answer can be waited for only briefly, so close is the deadline."""
-    return lease.timing.renewal_limit(lease.deadline - now) < lease.timing.heartbeat_interval * _BRIEFLY
 
 
 def _lateness_limit(lease: Lease) -> float:
