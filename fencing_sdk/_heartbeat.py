@@ -136,14 +136,16 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         """Send what is due, one call in each turn of the loop."""
-        for leases in self._batches(self._take_due(self._clock.now())):
-            self._send(leases, self._clock.now())
+        for batch in self._batches(self._take_due(self._clock.now())):
+            now = self._clock.now()
+            if leases := [lease for lease in batch if lease.held_at(now)]:  # some waited here for a turn or more
+                self._send(leases, now)
             self._expect(self._schedule.next())  # whoever runs in this turn may block it
             await asyncio.sleep(0)
 
     def _batches(self, due: Iterable[Cohort]) -> Iterator[list[Lease]]:
         """
-        Those to renew, `BATCH` at a time; whoever ends before its batch is wanted is not in it.
+        Those to renew, `BATCH` at a time.
 
         Those that can wait for at most half an interval, so close is their deadline, are not mixed with
         the others: a call ends when the first of its leases must try again, and a slow store would

@@ -256,6 +256,25 @@ async def test_a_lease_is_saved_although_the_store_comes_back_just_before_the_de
 
 
 @in_virtual_time
+async def test_a_lease_that_ends_while_its_call_waits_for_another_is_not_renewed():
+    async with Bench() as bench:
+        pressed = bench.lease("pressed", sent_ago=VALID - INTERVAL * 0.6)
+        calm, gone = bench.lease("calm", sent_ago=INTERVAL), bench.lease("gone", sent_ago=INTERVAL)
+        send = bench.heartbeat._send
+
+        def send_and_release(leases, at):
+            send(leases, at)
+            gone.mark_released()
+            bench.heartbeat.forget(gone.owner)
+
+        bench.heartbeat._send = send_and_release
+        await asyncio.sleep(INTERVAL / 2)
+        assert [names for _, names in bench.store.calls] == [("pressed",), ("calm",)]
+        await bench.release(pressed)
+        await bench.release(calm)
+
+
+@in_virtual_time
 async def test_a_lease_that_is_about_to_end_does_not_hurry_the_renewal_of_others():
     """The store takes its time: whoever has enough of it gets its answer by one call."""
     async with Bench() as bench:
