@@ -108,7 +108,7 @@ async def test_a_standby_is_refused_until_it_is_promoted(postgresql_group):
     async with opened(group.primary.url) as (locks, _), locks.lock("a"):
         pass
     await group.synced()
-    with pytest.raises(BackendUnavailableError):
+    with pytest.raises(BackendUnavailableError, match="standby"):
         async with opened(group.standby.url) as (locks, _):
             await locks.lock("a", wait=0.5).acquire()
     await group.promote()

@@ -1,7 +1,8 @@
 """
 From an address to a session with the server that takes writes.
 
-Several hosts are asked at the same time, so that one which is silent costs nothing; standbys are passed over.
+Several hosts are asked at the same time, so that one which is silent costs nothing. Passed over are standbys, and old
+primaries that were made read-only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fencing_sdk.backends.postgresql._driver import Connection
 from fencing_sdk.backends.postgresql._schema import create, mark
 from fencing_sdk.backends.postgresql._session import Session
 from fencing_sdk.backends.postgresql._settings import Address, Choices
-from fencing_sdk.backends.postgresql._translation import BACKEND, StandbyError, translated
+from fencing_sdk.backends.postgresql._translation import BACKEND, ReadOnlyError, StandbyError, translated
 from fencing_sdk.errors import BackendRefusedError, shown
 
 _CREATE_PATIENCE = 30.0
@@ -106,13 +107,17 @@ class Dialer:
     async def _greet(self, connection: Connection) -> bool:
         """Whether the tables and functions are there."""
         row = await connection.fetchrow(
-            "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.to_regprocedure($1) IS NOT NULL",
+            "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only'), "
+            "pg_catalog.to_regprocedure($1) IS NOT NULL",
             mark(self._choices.schema),
         )
         assert row is not None
-        if row[0]:
+        standby, read_only, complete = row
+        if standby:
             raise StandbyError
-        return bool(row[1])
+        if read_only == "on":  # in a standby too, but that has a reason of its own
+            raise ReadOnlyError
+        return bool(complete)
 
     async def _prepare(self, connection: Connection) -> None:
         schema = self._choices.schema

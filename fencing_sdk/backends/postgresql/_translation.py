@@ -30,6 +30,10 @@ class StandbyError(Exception):
     """The server is a standby."""
 
 
+class ReadOnlyError(Exception):
+    """The server is no standby, and takes no writes from us."""
+
+
 class UnreadableError(Exception):
     """What a function of the schema returned is no answer of ours. It says nothing about what was done."""
 
@@ -37,10 +41,14 @@ class UnreadableError(Exception):
 _GRANTS = "the role lacks a permission: USAGE on the schema, or SELECT, INSERT, UPDATE and DELETE on its tables"
 _ENCODING = "a name or metadata has a character that the database cannot store; its encoding should be UTF8"
 _NOT_OURS = "the schema has tables or functions that are not those of this version; set another schema"
+_READ_ONLY: Verdict = (
+    BackendUnavailableError,
+    "no writes are taken, because default_transaction_read_only is on for the server, database, role or session",
+)
 
 CODES: dict[str, Verdict] = {
     # Another try may help.
-    "25006": (BackendUnavailableError, "the server or the database is read-only; who takes writes is asked anew"),
+    "25006": _READ_ONLY,
     "40001": (BackendUnavailableError, "the transaction was rolled back again and again"),
     "40P01": (BackendUnavailableError, "the transaction was rolled back again and again"),
     "53300": (BackendUnavailableError, "the server, the database or the role has no connection left"),
@@ -79,6 +87,7 @@ CODES: dict[str, Verdict] = {
 
 CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (StandbyError, (BackendUnavailableError, "the server is a standby; the primary is asked for anew")),
+    (ReadOnlyError, _READ_ONLY),
     (UnreadableError, (BackendUnavailableError, _NOT_OURS)),
     (LinkError, (BackendUnavailableError, "the connection was given up, or the backend was closed")),
     (_driver.TargetNotMatched, (BackendUnavailableError, "no host is what target_session_attrs asks for")),

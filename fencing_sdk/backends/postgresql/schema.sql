@@ -38,12 +38,16 @@ CREATE UNLOGGED TABLE IF NOT EXISTS :"schema".fencing_waiter (
     UNIQUE (name, owner)
 ) WITH (fillfactor = 50);
 
--- Snapshots that last for a whole transaction would look at the line as it was before the row was locked.
+-- Snapshots that last for a whole transaction would look at the line as it was before the row was locked. And a server
+-- that takes no writes any more must not tell what it remembers: the locks may be another server's by now.
 CREATE OR REPLACE FUNCTION :"schema".fencing_check_v1() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'fencing needs READ COMMITTED' USING ERRCODE = 'FS002';
+    END IF;
+    IF current_setting('transaction_read_only') = 'on' THEN
+        RAISE EXCEPTION 'fencing needs a server that takes writes' USING ERRCODE = 'read_only_sql_transaction';
     END IF;
 END $fencing$;
 
@@ -248,6 +252,7 @@ CREATE OR REPLACE FUNCTION :"schema".fencing_inspect_v1(
 )
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
 BEGIN
+    PERFORM fencing_check_v1();
     SELECT l.owner, l.token, extract(epoch FROM l.expires_at - clock_timestamp()), l.metadata
       INTO owner, token, seconds_left, metadata
       FROM fencing_lock l WHERE l.name = p_name AND l.owner IS NOT NULL AND l.expires_at > clock_timestamp();
