@@ -2,14 +2,19 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import asyncpg
 import pytest
-from failing_store import CLOCK
+from failing_store import CLOCK, until
 from pgbouncer import PgBouncer
 from postgresql_stage import LONG, everything_works, line, terminate, use_in_turn, waiting
 from redis_stage import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import Lost, Renewed
+from fencing_sdk._claim import Claim, Held
+from fencing_sdk.backends.postgresql import PostgresqlBackend
 
 pytest_plugins = ["postgresql_fixtures"]
 
@@ -73,6 +78,49 @@ async def test_waiters_poll_and_get_their_turn_in_order(pgbouncer, postgresql_se
         assert await line(postgresql_server) == 0
 
 
+async def test_waiters_who_hear_nothing_are_told_to_try_four_times_as_often(pgbouncer, postgresql_server, monkeypatch):
+    monkeypatch.setattr("fencing_sdk.backends.postgresql._ears.ECHO_PATIENCE", PATIENCE)  # a slow machine is not deaf
+    backends = [PostgresqlBackend(url) for url in (postgresql_server.url, pgbouncer.url)]
+    hearing, deaf = backends
+    await hearing.acquire(Claim("a", 60.0))
+    first, second = Claim("a", 60.0), Claim("a", 60.0)
+    async with hearing.queue(first), deaf.queue(second):
+        await until(lambda: not hearing._line.deaf)
+        assert await hearing.acquire(first) == Held(1.0)
+        assert await deaf.acquire(second) == Held(0.25)
+    for backend in backends:
+        await backend.aclose()
+
+
+@asynccontextmanager
+async def in_transaction(pgbouncer: PgBouncer) -> AsyncIterator[None]:
+    """Keep one of the connections behind the proxy from everybody else."""
+    application = await asyncpg.connect(pgbouncer.url, statement_cache_size=0)
+    try:
+        async with application.transaction():
+            await application.execute("SELECT 1")
+            yield
+    finally:
+        await application.close()
+
+
+async def test_what_another_client_has_prepared_behind_the_proxy_is_never_run_instead(pgbouncer, postgresql_server):
+    """Before the proxy is noticed: each of its two connections knows the first statement of another client."""
+    direct, one, other = (PostgresqlBackend(url) for url in (postgresql_server.url, pgbouncer.url, pgbouncer.url))
+    held = Claim("a", 60.0)
+    await direct.acquire(held)
+    async with contextlib.AsyncExitStack() as second_is_busy:
+        async with in_transaction(pgbouncer):
+            await one.release(Claim("other", 60.0))  # prepared on the second connection
+            await second_is_busy.enter_async_context(in_transaction(pgbouncer))
+        await other._link.ask(other._calls.leave, ("other", "nobody"))  # prepared on the first one
+        assert not one._dialer.pooled, "the proxy was noticed earlier, and nothing is proved"
+        await one.release(held)  # on the first one
+    assert await direct.inspect("a") is None
+    for backend in (one, other, direct):
+        await backend.aclose()
+
+
 async def test_connections_that_break_behind_the_proxy_cost_no_lease(pgbouncer, postgresql_server):
     async with opened(pgbouncer.url, pooled=True) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
         for _ in range(3):
@@ -85,8 +133,6 @@ async def test_connections_that_break_behind_the_proxy_cost_no_lease(pgbouncer, 
 
 async def test_no_state_is_left_in_the_sessions_of_others(pgbouncer, postgresql_server):
     """What a call sets for itself must not reach the application that gets the connection next."""
-    import asyncpg
-
     settings = (
         "lock_timeout",
         "statement_timeout",
