@@ -165,7 +165,7 @@ class LockClient:
                 others wait at most this long. From 50 ms to one day; use 1 s or more over a network.
 
             wait: Seconds to wait for another holder. None waits for ever, 0 asks once. A store
-                that does not answer is tried again for one ttl at most, whatever *wait* says.
+                that does not answer is tried again until *wait* or one ttl is over, whichever is first.
 
             safety_buffer: Seconds before the ttl ends at which the work is cancelled. A fifth of
                 the ttl by default; make it three times the longest pause of your event loop.

@@ -7,6 +7,7 @@ An engine belongs to one event loop and is never used again after `aclose`.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Sequence
 from contextvars import Context
 
@@ -46,7 +47,8 @@ class Engine:
         self._heartbeat = Heartbeat(backend, clock, self._errands, observers, watch_stalls=watch_stalls)
         self._beating: asyncio.Task[None] | None = None
         self._stop_notices: Callable[[], object] = lambda: None
-        self._unreleased: dict[str, Claim] = {}
+        self._unreleased: dict[str, tuple[Claim, weakref.ref[Lease]]] = {}
+        self._released = asyncio.Event()
         self._closed = False
 
     def __len__(self) -> int:
@@ -92,7 +94,7 @@ class Engine:
         try:
             self.check_usable()
         except UsageError:
-            self._errands.give_back(won.claim, _RELEASE_LIMIT)
+            self._errands.abandon(won.claim, list(won.stray), _RELEASE_LIMIT)
             raise
         lease = self._begin(terms, won)
         try:
@@ -125,7 +127,7 @@ class Engine:
             keeper=self,
         )
         lease.stray = won.stray
-        self._unreleased[lease.owner] = won.claim
+        self._unreleased[lease.owner] = (won.claim, weakref.ref(lease))
         self._heartbeat.add(lease, won.sent_at)
         if self._observers:
             self._observers.emit(
@@ -187,11 +189,15 @@ class Engine:
             return
         self._heartbeat.forget(lease.owner)
         if self._unreleased.pop(lease.owner, None) is None:
-            return  # closing the client has given it back already
+            return  # the client was closed meanwhile
+        self._released.set()
         limit = min(lease.timing.call_limit, _RELEASE_LIMIT)
         returned = self._errands.give_back(lease.claim, limit)
         if lease.stray and lease.held_for < lease.ttl:
             self._errands.abandon(lease.claim, list(lease.stray), limit)
+        if lease.doubt and lease.lost_reason is LossReason.EXPIRED:  # the store is silent: it is not waited for again
+            returned.add_done_callback(lambda task: self._tell_released(lease, task), context=Context())
+            return
         cancelled = await self._outwait(returned, limit)
         self._tell_released(lease, returned)
         if cancelled is not None:
@@ -266,16 +272,40 @@ class Engine:
             errands = Errands(self._backend, self._clock)  # the old ones are gone with their loop
         self._closed = True
         self._heartbeat.lose_all(LossReason.CLOSED)
-        for claim in self._unreleased.values():
-            errands.give_back(claim, _RELEASE_LIMIT)
-        self._unreleased.clear()
         self._stop_notices()
         with anyio.CancelScope(shield=True):
+            inside = await self._await_bodies() if errands is self._errands else frozenset()
+            for owner, (claim, _) in self._unreleased.items():
+                if owner not in inside:
+                    errands.give_back(claim, _RELEASE_LIMIT)
+            self._unreleased.clear()
             if self._beating is not None and not self._beating.done():
                 self._beating.cancel()
                 await asyncio.wait((self._beating,), timeout=_CALL_LIMIT)
             await errands.aclose(_CALL_LIMIT)
             await self._close_backend(errands)
+
+    async def _await_bodies(self) -> frozenset[str]:
+        """
+        Let the bodies that were cancelled end and give their locks back; return the owners whose body did not.
+
+        Their locks are left to the ttl: given back, somebody else could hold one while the body goes on.
+        """
+        with anyio.move_on_after(_CALL_LIMIT):
+            while self._inside():
+                self._released.clear()
+                await self._released.wait()
+        return self._inside()
+
+    def _inside(self) -> frozenset[str]:
+        """The owners of leases whose ``async with`` other tasks are inside."""
+        mine = asyncio.current_task()
+        leases = {owner: reference() for owner, (_, reference) in self._unreleased.items()}
+        return frozenset(
+            owner
+            for owner, lease in leases.items()
+            if lease is not None and lease.host not in {None, mine} and not lease.host.done()
+        )
 
     async def _close_backend(self, errands: Errands) -> None:
         try:

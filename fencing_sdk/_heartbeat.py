@@ -32,7 +32,7 @@ from fencing_sdk._lease import Lease
 from fencing_sdk._schedule import Schedule
 from fencing_sdk._stall import StallWatch
 from fencing_sdk.abc import Backend
-from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, FencingError, LeaseLostError, LossReason
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, FencingError, LossReason
 
 BATCH = 1000
 """Claims in one call: bounds a statement or script, and what one failing call delays."""
@@ -64,6 +64,7 @@ class Heartbeat:
         self._settling = asyncio.Lock()
         self._wake = asyncio.Event()
         self._asleep_until = float("inf")
+        self._troubled = False
         self.failure: BaseException | None = None
 
     def __len__(self) -> int:
@@ -131,8 +132,8 @@ class Heartbeat:
         self._apply(lease, answers[0], sent_at, "")
         if answers[0] is Renewal.UNKNOWN:
             raise BackendUnavailableError(backend_name(self._backend), "renew")
-        if (reason := lease.lost_reason) is not None:
-            raise LeaseLostError(lease.name, lease.last_token, reason)
+        if lease.lost_reason is not None:
+            raise lease.loss()
 
     async def _beat(self) -> None:
         """Send what is due, one call in each turn of the loop."""
@@ -244,10 +245,21 @@ class Heartbeat:
         except Exception as failure:  # noqa: BLE001  (whatever a driver raises, it is no proof of a loss)
             error = _told(failure)
             outcomes = [Renewal.UNKNOWN] * len(claims)
+        self._tell_trouble(outcomes, error)
         async with self._settling:
             self._schedule.drop(flight)
             self._settle(flight, outcomes, sent_at, error)
             await asyncio.sleep(0)
+
+    def _tell_trouble(self, outcomes: Sequence[Renewal], error: str) -> None:
+        """Log the first renewal in a row that has no answer, and the first that has one again."""
+        trouble = Renewal.UNKNOWN in outcomes
+        if trouble and not self._troubled:
+            why = error or "the store did not answer"
+            logger.warning("a renewal of %d leases is tried again until they end: %s", len(outcomes), why)
+        elif self._troubled and not trouble:
+            logger.info("renewals are answered again")
+        self._troubled = trouble
 
     def _settle(self, flight: Cohort, outcomes: Sequence[Renewal], sent_at: float, error: str) -> None:
         """Apply the answers of one call, and put those that go on together again."""
@@ -276,6 +288,7 @@ class Heartbeat:
             if lease.extend(lease.timing.deadline(sent_at)) and self._observers:
                 self._emit_renewed(lease, spare)
         elif outcome is Renewal.UNKNOWN:
+            lease.doubt = error or "the store did not answer"
             now, left = self._clock.now(), lease.remaining
             self._emit(RenewalFailed(name=lease.name, at=now, token=lease.last_token, error=error, remaining=left))
         else:
@@ -295,6 +308,8 @@ class Heartbeat:
     def tell_lost(self, lease: Lease, reason: LossReason) -> None:
         """A lease ended against our will: forget it and tell the observers."""
         self.forget(lease.owner)
+        if reason is not LossReason.CLOSED:
+            logger.warning("%s", lease.loss(reason))
         if reason is LossReason.STALLED:
             self._emit_late(lease, lease.overdue_since, self._clock.now())
         self._emit(Lost(name=lease.name, at=self._clock.now(), token=lease.last_token, reason=reason))

@@ -96,6 +96,7 @@ class Lease:
         "_timer",
         "_timing",
         "_token",
+        "doubt",
         "host",
         "name",
         "stray",
@@ -110,6 +111,8 @@ class Lease:
         """Attempts of this acquisition without an answer, which may still reach the store."""
         self.host: asyncio.Task[object] | None = None
         """The task that is inside ``async with`` by this lease."""
+        self.doubt = ""
+        """What became of the last renewal, where it has no answer: for the error that says how the lease ended."""
         self._claim = claim
         self._number = token
         self._token: Token | None = None
@@ -214,7 +217,7 @@ class Lease:
             and self._clock.now() < self._deadline
         ):
             return
-        raise LeaseLostError(self.name, self.last_token, self.lost_reason or LossReason.CLOSED)
+        raise self.loss()
 
     def headers(self) -> dict[str, str]:
         """
@@ -293,6 +296,16 @@ class Lease:
         """The number the lease has or had, for events and errors."""
         return int(self._number)
 
+    def loss(self, reason: LossReason | None = None) -> LeaseLostError:
+        """The error that says how the lease ended."""
+        reason = reason or self.lost_reason or LossReason.CLOSED
+        detail = ""
+        if reason is LossReason.EXPIRED and not self.renewable:
+            detail = f"max_hold={self._timing.max_hold:g} is over"
+        elif reason is LossReason.EXPIRED:
+            detail = "no renewal was confirmed in time" + (f", the last: {self.doubt}" if self.doubt else "")
+        return LeaseLostError(self.name, self.last_token, reason, detail)
+
     def kept_by(self, keeper: Keeper) -> bool:
         """Whether *keeper* renews this lease."""
         return self._keeper is keeper
@@ -322,6 +335,7 @@ class Lease:
             return False
         deadline = min(deadline, self._hold_until)
         self._deadline = max(self._deadline, deadline)
+        self.doubt = ""
         return True
 
     def lose(self, reason: LossReason) -> None:

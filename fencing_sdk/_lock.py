@@ -53,11 +53,14 @@ class Lock:
         ``lease.check()``, read ``lease.token``, or wait for ``lease.wait_lost()``.
 
         Raises:
-            LockHeldError: asked once (``wait=0``), and somebody else holds it.
-            AcquireTimeoutError: somebody else still held it when ``wait`` was over.
+            LockHeldError: asked once (``wait=0``), and it is held.
+            AcquireTimeoutError: it was still held when ``wait`` was over.
             StaleTokenError: a fence could not be raised, the resource has seen a later token.
-            BackendError: the store did not answer, or refused.
-            UsageError: the client is not open, or this task holds the lock already.
+            LeaseLostError: the lease was lost while fences were raised.
+            BackendError: the store or a guard did not answer, or the store refused.
+            UsageError: the client is not open, or this task is inside ``async with`` of this lock. Locks
+                are not reentrant; a task that waits for a lock of which it has a handle waits for ever.
+            Exception: what a guard of ``fences`` raised, such as the error of its database.
         """
         return await self._acquire(self._terms)
 
@@ -66,7 +69,8 @@ class Lock:
         Take the lock if it is free now, and return a plain handle, or None.
 
         Raises:
-            StaleTokenError, BackendError, UsageError: as `acquire`.
+            StaleTokenError, LeaseLostError, BackendError, Exception: as `acquire`.
+            UsageError: the client is not open.
         """
         try:
             return await self._acquire(self._terms._replace(wait=0.0))

@@ -73,7 +73,7 @@ class Tenure:
             raise asyncio.CancelledError
         nothing_of_its_own = raised is None or isinstance(raised, GeneratorExit)
         if departure.swallowed or (nothing_of_its_own and lost is not None):
-            raise LeaseLostError(self.lease.name, self.lease.last_token, lost or LossReason.EXPIRED) from None
+            raise self.lease.loss(lost or LossReason.EXPIRED) from None
         if lost is not None and isinstance(raised, Exception) and not self._says_so(raised):
             raised.add_note(
                 f"fencing_sdk: the lease on {shown(self.lease.name)} "

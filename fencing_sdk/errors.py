@@ -64,7 +64,7 @@ class LossReason(StrEnum):
     """Why a lease ended against our will. The value is the word used in logs and metrics."""
 
     EXPIRED = "expired"
-    """The deadline passed before a renewal was confirmed."""
+    """The deadline passed before a renewal was confirmed, or ``max_hold`` was over."""
 
     REFUSED = "refused"
     """The store answered that the grant is not ours any more."""
@@ -127,7 +127,7 @@ class AcquireError(FencingError):
 
 class LockHeldError(AcquireError):
     """
-    Asked once (``wait=0``), and somebody else holds the lock.
+    Asked once (``wait=0``), and the lock is held: by somebody else, or by another lease of this program.
 
     ``retry_after`` is the number of seconds the holder has left without a renewal, or None where
     the store does not tell.
@@ -140,18 +140,18 @@ class LockHeldError(AcquireError):
 
     def __str__(self) -> str:
         hint = "" if self.retry_after is None else f" (its lease has {_rounded(self.retry_after)} s left)"
-        return f"lock {shown(self.name)} is held by somebody else{hint}; pass wait= to wait for it"
+        return f"lock {shown(self.name)} is held already{hint}; pass wait= to wait for it"
 
 
 class AcquireTimeoutError(AcquireError, TimeoutError):
-    """The patience given by ``wait=`` is over and somebody else still holds the lock."""
+    """The patience given by ``wait=`` is over and the lock is still held."""
 
     def __str__(self) -> str:
-        return f"lock {shown(self.name)} not acquired within {_rounded(self.waited)} s; somebody else holds it"
+        return f"lock {shown(self.name)} not acquired within {_rounded(self.waited)} s; it is still held"
 
 
 _LOSS_TEXT = {
-    LossReason.EXPIRED: "its deadline passed before a renewal was confirmed",
+    LossReason.EXPIRED: "its deadline passed",
     LossReason.REFUSED: "the store says the grant is not ours any more",
     LossReason.TAKEN_OVER: "somebody else holds the lock now",
     LossReason.REVOKED: "it was taken away by an operator",
@@ -166,17 +166,21 @@ class LeaseLostError(FencingError):
 
     Leaves the ``async with lock`` after the body was cancelled, and every use of ``lease.token``
     after the deadline. ``token`` is the number the lease had: a guard refuses it once a later
-    holder came, so it is safe to log and useless to send.
+    holder came, so it is safe to log and useless to send. ``detail`` says more about the reason where
+    more is known: what became of the last renewal, or that ``max_hold`` was over.
     """
 
-    def __init__(self, name: str, token: int, reason: LossReason) -> None:
-        super().__init__(name, token, reason)
+    def __init__(self, name: str, token: int, reason: LossReason, detail: str = "") -> None:
+        super().__init__(name, token, reason, *filter(None, (detail,)))
         self.name = name
         self.token = token
         self.reason = reason
+        self.detail = detail
 
     def __str__(self) -> str:
-        return f"lease on {shown(self.name)} (token {self.token:d}) is over: {_LOSS_TEXT[self.reason]}"
+        detail = self.detail if self.detail.isprintable() else shown(self.detail)
+        why = _LOSS_TEXT[self.reason] + (f": {detail}" if detail else "")
+        return f"lease on {shown(self.name)} (token {self.token:d}) is over: {why}"
 
 
 class StaleTokenError(FencingError):

@@ -411,8 +411,59 @@ async def test_a_lost_lease_is_released_all_the_same():
         await lease.wait_lost()
         assert not await h.free()
         await lease.release()
+        await settle()
         assert await h.free()
         assert lease.lost_reason is LossReason.EXPIRED
+
+
+@in_virtual_time
+async def test_whoever_lost_a_lease_to_a_silent_store_does_not_wait_for_it_again():
+    async with house() as h:
+        lease = await h.hold()
+        h.store.hang("renew")
+        h.store.hang("release")
+        await lease.wait_lost()
+        lost_at = now()
+        await lease.release()
+        assert now() == lost_at
+        h.store.heal()
+        await asyncio.sleep(RELEASE_LIMIT + 1)
+        assert await h.free(), "the release goes on in the background"
+        assert [event.confirmed for event in h.of(Released)] == [True]
+
+
+@in_virtual_time
+async def test_a_lost_lease_says_what_became_of_its_last_renewal(caplog):
+    async with house() as h:
+        h.store.fail("renew", BackendRefusedError("Store", "renew", "NOPERM"))
+        lease = await h.hold()
+        await lease.wait_lost()
+        reason = "no renewal was confirmed in time, the last: BackendRefusedError: Store: renew failed: NOPERM"
+        with pytest.raises(LeaseLostError, match=reason):
+            lease.check()
+        told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert told == [
+            "a renewal of 1 leases is tried again until they end: BackendRefusedError: Store: renew failed: NOPERM",
+            f"lease on 'a' (token {lease.last_token:d}) is over: its deadline passed: {reason}",
+        ]
+        await lease.release()
+
+
+@in_virtual_time
+async def test_trouble_that_passes_is_told_once_and_leaves_no_trace(caplog):
+    caplog.set_level("INFO", "fencing_sdk")
+    async with house() as h:
+        lease = await h.hold(max_hold=3 * VALID)
+        for _ in range(2):
+            h.store.fail("renew")
+            await asyncio.sleep(1.5 * INTERVAL)
+            h.store.heal()
+            await asyncio.sleep(2 * INTERVAL)
+        assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"] * 2
+        assert await lease.wait_lost() is LossReason.EXPIRED
+        with pytest.raises(LeaseLostError, match=r"its deadline passed: max_hold=23\.7 is over"):
+            lease.check()
+        await lease.release()
 
 
 @in_virtual_time
