@@ -12,12 +12,13 @@ from fencing_sdk._claim import Claim, holder_of
 from fencing_sdk._clock import BootClock
 from fencing_sdk._rest.answers import Fate, MemberError, read_line
 from fencing_sdk._rest.flights import Flight
+from fencing_sdk._rest.gateway import Reply
 from fencing_sdk._rest.words import Entry, UnreadableError, decoded, entries, number, responses
 from fencing_sdk._timing import MAX_DRIFT, MAX_TTL
 from fencing_sdk.backends.etcd import from_url
 from fencing_sdk.backends.etcd._debts import STRAY, Debts
 from fencing_sdk.backends.etcd._keys import Keys, holder
-from fencing_sdk.backends.etcd._leases import SharedLease
+from fencing_sdk.backends.etcd._leases import Leases, SharedLease
 from fencing_sdk.testing.backend_promises.names import ODD_NAMES
 
 
@@ -115,6 +116,78 @@ def test_debts_are_paid_once_and_those_that_may_come_back_for_a_while():
     assert set(debts.due(10.0)) == {b"stray"}
     debts.paid(b"stray", STRAY + 1)
     assert b"stray" not in debts
+
+
+def test_a_key_that_is_wanted_again_counts_if_it_was_created_after_every_deletion_of_it():
+    debts = Debts()
+    assert not debts.doomed(b"a", 5)
+    debts.owe(b"a", 1.0, stray=True)
+    assert debts.doomed(b"a", 5)
+    debts.waive(b"a", 0.5, 7)
+    assert b"a" in debts, "it is owed since later"
+    debts.waive(b"a", 1.0, 7)
+    assert b"a" not in debts
+    assert debts.doomed(b"a", 7)
+    assert not debts.doomed(b"a", 8)
+    debts.owe(b"a", 2.0)
+    debts.paid(b"a", 2.0)
+    assert not debts.doomed(b"a", 7), "nothing is on its way any more"
+
+
+async def test_a_deletion_is_not_tried_again_when_its_owner_has_come_back():
+    """The next try would reach what was put since."""
+    sent, answers = [], [asyncio.get_running_loop().create_future() for _ in range(2)]
+    leases = leases_that_delete(sent, answers)
+    leases.debts.owe(b"a", leases.now(), stray=True)
+    paying = asyncio.create_task(leases.pay("queue", [b"a"]))
+    settling = asyncio.create_task(leases.settle("acquire", b"a"))
+    await asyncio.sleep(0)
+    answers[1].set_result(True)
+    await settling
+    answers[0].set_result(False)
+    await paying
+    assert sent == [[b"a"]] * 2
+
+
+async def test_what_is_owed_again_while_it_is_settled_is_deleted_again():
+    sent, answers = [], [asyncio.get_running_loop().create_future() for _ in range(2)]
+    leases = leases_that_delete(sent, answers)
+    leases.debts.owe(b"a", leases.now(), stray=True)
+    settling = asyncio.create_task(leases.settle("acquire", b"a"))
+    await asyncio.sleep(0.01)
+    leases.debts.owe(b"a", leases.now(), stray=True)
+    answers[0].set_result(True)
+    await asyncio.sleep(0)
+    assert b"a" in leases.debts
+    answers[1].set_result(True)
+    await settling
+    assert sent == [[b"a"]] * 2
+    assert b"a" not in leases.debts
+
+
+def leases_that_delete(sent: list[list[bytes]], answers: list[asyncio.Future[bool]]) -> Leases:
+    """Each deletion has the next of the answers."""
+    backend = from_url("etcd://localhost")
+
+    async def delete(_operation: str, keys: list[bytes]) -> bool:
+        sent.append(keys)
+        return await answers[len(sent) - 1]
+
+    backend._calls.delete = delete
+    return backend._leases
+
+
+async def test_how_far_etcd_has_come_is_not_read_out_of_nonsense():
+    backend = from_url("etcd://localhost")
+    headers = [{"revision": "7"}, {"revision": "3"}, {"revision": "x"}, {"revision": str(2**60)}, 5, None]
+
+    async def call(*_: object) -> Reply:
+        return Reply({"header": headers.pop(0)}, after_loss=False)
+
+    backend._gateway.call = call
+    for _ in range(len(headers)):
+        await backend._calls.delete("release", [b"a"])
+    assert backend._calls.seen == 7
 
 
 async def test_a_call_that_serves_many_goes_on_until_the_last_of_them_has_gone():

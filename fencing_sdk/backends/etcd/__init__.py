@@ -125,17 +125,14 @@ class EtcdBackend:
         started, key = self._leases.now(), self._keys.own(claim)
         doubtful = self._doubts.begin(claim.owner)
         self._leases.give_up_overdue(started, [key])
-        if key in self._leases.debts:
-            await self._leases.pay("acquire", key)
-            self._leases.debts.waive(key)
+        await self._leases.settle("acquire", key)
         place = self._line.place(claim)
         standing, lease = await self._try(claim, place, started)
         if standing.holds:
             taken = await self._leases.take_over("acquire", claim, standing, started)
             if taken is None or standing.own is None:
                 raise BackendUnavailableError(BACKEND, "acquire", "the grant of an earlier try has ended meanwhile")
-            if key in self._leases.debts:  # this claim left the line meanwhile, and its key is being deleted
-                self._leases.forget(key)
+            if not self._leases.usable(key, standing.own.created):  # this claim left the line meanwhile
                 raise BackendUnavailableError(BACKEND, "acquire", "the key is being deleted")
             if not (doubtful or standing.after_loss):  # or its release must be repeated
                 self._doubts.end(claim.owner)
@@ -188,7 +185,7 @@ class EtcdBackend:
         self._leases.forget(key)
         self._losses.ended(key)
         self._leases.debts.owe(key, now, stray=self._doubts.has(claim.owner))
-        await self._leases.pay(operation, key)
+        await self._leases.pay(operation, [key])
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
@@ -228,9 +225,11 @@ class EtcdBackend:
             await self._leave(claim, place)
 
     async def _join(self, claim: Claim) -> Place:
+        started, key = self._leases.now(), self._keys.own(claim)
         doubtful = self._doubts.begin(claim.owner)
-        standing, lease = await self._stand("queue", claim, self._leases.now())
-        if standing.own is None:
+        await self._leases.settle("queue", key)
+        standing, lease = await self._stand("queue", claim, started)
+        if standing.own is None or not self._leases.usable(key, standing.own.created):
             raise BackendUnavailableError(BACKEND, "queue", "the place has gone as soon as it was made")
         if standing.own.lease != lease.number:  # made by another object with this claim
             await self._calls.adopt("queue", standing.own, lease.number)

@@ -1,19 +1,19 @@
-"""What is asked of etcd, in the words of locks. One request each; nothing is remembered here."""
+"""What is asked of etcd, in the words of locks. One request each; only how far etcd has come is remembered."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from fencing_sdk._claim import TOKEN_LIMIT, Claim
-from fencing_sdk._rest.gateway import DELETE, GRANT, KEEP_ALIVE, RANGE, TIME_TO_LIVE, TXN, Gateway
+from fencing_sdk._rest.gateway import GRANT, KEEP_ALIVE, RANGE, TIME_TO_LIVE, TXN, Gateway, Reply
 from fencing_sdk._rest.words import (
     Entry,
     Json,
     UnreadableError,
     compared,
     delete,
-    encoded,
     entries,
     number,
     put,
@@ -48,12 +48,23 @@ class Calls:
     def __init__(self, gateway: Gateway, keys: Keys) -> None:
         self._gateway = gateway
         self.keys = keys
+        self.seen = 0
+        """The highest revision of any answer: what is put later is created above it."""
+
+    async def _ask(self, operation: str, path: str, body: Json) -> Reply:
+        reply = await self._gateway.call(operation, path, body)
+        header = reply.fields.get("header")
+        with suppress(UnreadableError):
+            revision = number(header, "revision") if isinstance(header, dict) else 0
+            if revision < TOKEN_LIMIT:
+                self.seen = max(self.seen, revision)
+        return reply
 
     # Leases
 
     async def grant_lease(self, operation: str, seconds: int) -> tuple[int, int]:
         """Make a lease; return its id and the seconds it really has."""
-        fields, _ = await self._gateway.call(operation, GRANT, {"TTL": str(seconds)})
+        fields, _ = await self._ask(operation, GRANT, {"TTL": str(seconds)})
         with self._readable(operation):
             lease, ttl = number(fields, "ID"), number(fields, "TTL")
             if not lease or ttl <= 0:
@@ -63,13 +74,13 @@ class Calls:
 
     async def keep_alive(self, operation: str, lease: int) -> int:
         """Restart a lease; return its seconds, or 0 when it has ended."""
-        fields, _ = await self._gateway.call(operation, KEEP_ALIVE, {"ID": str(lease)})
+        fields, _ = await self._ask(operation, KEEP_ALIVE, {"ID": str(lease)})
         with self._readable(operation):
             return number(fields, "TTL")
 
     async def remaining(self, operation: str, lease: int) -> float | None:
         """Whole seconds that a lease has left; None when it has ended."""
-        fields, _ = await self._gateway.call(operation, TIME_TO_LIVE, {"ID": str(lease)})
+        fields, _ = await self._ask(operation, TIME_TO_LIVE, {"ID": str(lease)})
         with self._readable(operation):
             left = number(fields, "TTL")  # may be below zero for as long as etcd has not ended the lease
             return max(0.0, left) if number(fields, "grantedTTL") else None
@@ -96,7 +107,7 @@ class Calls:
             success=[put(own, value, lease), *look],
             failure=[ranged(own), ranged(begin, end=end, first=1)],
         )
-        fields, after_loss = await self._gateway.call(operation, TXN, body)
+        fields, after_loss = await self._ask(operation, TXN, body)
         with self._readable(operation):
             if fields.get("succeeded") is True:
                 revision = number(fields["header"], "revision")
@@ -112,7 +123,7 @@ class Calls:
     async def adopt(self, operation: str, own: Entry, lease: int) -> int | None:
         """Move a key to *lease*, if nothing has happened to it; return its revision then."""
         body = txn(compare=[compared(own.key, "MOD", "EQUAL", own.modified)], success=[put(own.key, own.value, lease)])
-        fields, after_loss = await self._gateway.call(operation, TXN, body)
+        fields, after_loss = await self._ask(operation, TXN, body)
         if fields.get("succeeded") is True:
             with self._readable(operation):
                 return number(fields["header"], "revision")
@@ -126,7 +137,7 @@ class Calls:
         for claim in claims:
             begin, end = self.keys.line(claim.name)
             look += [ranged(self.keys.own(claim)), ranged(begin, end=end, first=1)]
-        fields, _ = await self._gateway.call(operation, TXN, txn(compare=[], success=look))
+        fields, _ = await self._ask(operation, TXN, txn(compare=[], success=look))
         with self._readable(operation):
             found = [next(iter(entries(part)), None) for part in responses(fields, len(look))]
         return [Standing(own, first) for own, first in zip(found[::2], found[1::2], strict=True)]
@@ -138,7 +149,7 @@ class Calls:
             success=[],
             failure=[ranged(key) for key in revisions],  # and these make etcd ask the majority in both cases
         )
-        fields, _ = await self._gateway.call(operation, TXN, body)
+        fields, _ = await self._ask(operation, TXN, body)
         with self._readable(operation):
             if fields.get("succeeded") is True:
                 return number(fields["header"], "revision")
@@ -149,7 +160,7 @@ class Calls:
         """The key that was created last before revision *created*, and the revision of this view."""
         begin, end = self.keys.line(claim.name)
         body = ranged(begin, end=end, last=1, before=created, keys_only=True)["request_range"]
-        fields, _ = await self._gateway.call(operation, RANGE, body)
+        fields, _ = await self._ask(operation, RANGE, body)
         with self._readable(operation):
             header = fields.get("header")
             return next(iter(entries(fields)), None), number(header if isinstance(header, dict) else {}, "revision")
@@ -157,21 +168,24 @@ class Calls:
     async def first(self, operation: str, name: str) -> Entry | None:
         """The key that holds the lock."""
         begin, end = self.keys.line(name)
-        fields, _ = await self._gateway.call(operation, RANGE, ranged(begin, end=end, first=1)["request_range"])
+        fields, _ = await self._ask(operation, RANGE, ranged(begin, end=end, first=1)["request_range"])
         with self._readable(operation):
             return next(iter(entries(fields)), None)
 
-    async def delete(self, operation: str, keys: Sequence[bytes]) -> None:
-        """Delete keys that are nobody's but ours."""
-        if len(keys) == 1:
-            await self._gateway.call(operation, DELETE, {"key": encoded(keys[0])})
-            return
-        await self._gateway.call(operation, TXN, txn(compare=[], success=[delete(key) for key in keys]))
+    async def delete(self, operation: str, keys: Sequence[bytes]) -> bool:
+        """
+        Delete keys that are nobody's but ours; False: one was created after all that was seen, and none is deleted.
+
+        However late this is carried out, it spares a key that is put after it was sent.
+        """
+        compare = [compared(key, "CREATE", "LESS", self.seen + 1) for key in keys]
+        fields, _ = await self._ask(operation, TXN, txn(compare=compare, success=[delete(key) for key in keys]))
+        return fields.get("succeeded") is True
 
     async def delete_unchanged(self, operation: str, key: bytes, modified: int) -> None:
         """Delete a key if nothing has happened to it."""
         body = txn(compare=[compared(key, "MOD", "EQUAL", modified)], success=[delete(key)])
-        await self._gateway.call(operation, TXN, body)
+        await self._ask(operation, TXN, body)
 
     def _readable(self, operation: str) -> _Readable:
         return _Readable(self._gateway.who, operation)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -214,11 +214,39 @@ class Leases:
 
     # Debts
 
-    async def pay(self, operation: str, key: bytes) -> None:
-        """Delete one key now, and see it confirmed."""
-        now = self.now()
-        await self._calls.delete(operation, [key])
-        self.debts.paid(key, now)
+    async def pay(self, operation: str, keys: Sequence[bytes]) -> None:
+        """
+        Delete keys that are owed, and see it confirmed.
+
+        Another try reaches keys whose creation was not known of. It leaves out what was waived meanwhile.
+
+        Raises:
+            BackendError: it is not confirmed.
+        """
+        for _ in range(_TRIES):
+            now, owed = self.now(), [key for key in keys if key in self.debts]
+            if not owed:
+                return
+            if await self._calls.delete(operation, owed):
+                for key in owed:
+                    self.debts.paid(key, now)
+                return
+        raise BackendUnavailableError(BACKEND, operation, "a key is made again whenever it is to be deleted")
+
+    async def settle(self, operation: str, key: bytes) -> None:
+        """Its owner wants it again: see deleted what is left of the earlier one."""
+        while key in self.debts:
+            now = self.now()
+            await self.pay(operation, [key])
+            self.debts.waive(key, now, self._calls.seen)
+
+    def usable(self, key: bytes, created: int) -> bool:
+        """Whether no deletion can hit the key that was created at this revision; if one can, it is owed again."""
+        if not self.debts.doomed(key, created):
+            return True
+        self.forget(key)
+        self.debts.owe(key, self.now(), stray=True)
+        return False
 
     def _pay(self, now: float) -> None:
         paying = self._paying
@@ -232,10 +260,7 @@ class Leases:
         plain = [key for key, modified in due.items() if modified is None]
         try:
             for start in range(0, len(plain), BATCH):
-                batch = plain[start : start + BATCH]
-                await self._calls.delete("release", batch)
-                for key in batch:
-                    self.debts.paid(key, now)
+                await self.pay("release", plain[start : start + BATCH])
             for key, modified in due.items():
                 if modified is not None:
                     await self._calls.delete_unchanged("release", key, modified)

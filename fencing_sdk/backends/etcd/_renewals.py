@@ -113,7 +113,7 @@ class Renewals:
         It is not when it was given up, nor when it was made again by a request that arrived late:
         somebody else may have held the lock in between, and the token is another one.
         """
-        if standing.own is None or not standing.holds or key in self._leases.debts:
+        if standing.own is None or not standing.holds or self._leases.debts.doomed(key, standing.own.created):
             return False
         if self._tokens.get(key, standing.own.created) == standing.own.created:
             return True
