@@ -16,6 +16,7 @@ from fencing_sdk._rest.answers import Fate, MemberError, read_line
 from fencing_sdk._rest.words import UnreadableError
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.etcd._keys import Keys
+from fencing_sdk.backends.etcd._leases import Holding, SharedLease
 from fencing_sdk.errors import BackendError
 
 OWN = b64encode(Keys("fencing/").own(CLAIM)).decode()
@@ -152,3 +153,49 @@ def test_whatever_a_watch_tells_the_key_has_gone_or_not_or_it_is_an_error(lines:
     backend._gateway.stream = stream
     with asyncio.Runner() as runner, contextlib.suppress(BackendError):
         assert runner.run(backend._line._gone(b"k", 7)) in {True, False}
+
+
+EVENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["DELETE", "DELETE", "PUT"]) | JSON,
+        "kv": st.fixed_dictionaries(
+            {"key": st.sampled_from([OWN, OWN, "YQ==", "!"])}, optional={"mod_revision": NUMBERS}
+        )
+        | JSON,
+    },
+)
+TOLD = st.fixed_dictionaries(
+    {},
+    optional={
+        "events": st.lists(EVENTS | JSON, max_size=3) | JSON,
+        "canceled": st.just(value=False) | JSON,
+        "watch_id": NUMBERS,
+    },
+)
+
+
+@checked(300)
+@given(fields=TOLD)
+@example(fields={"events": [{"type": "DELETE", "kv": {"key": OWN, "mod_revision": "5"}}]})
+@example(fields={"events": [{"type": "DELETE", "kv": {"key": OWN, "mod_revision": "5"}}, 5]})
+def test_a_lease_ends_by_nothing_but_a_deletion_of_its_key_that_is_understood(fields: dict[str, object]):
+    async def story() -> None:
+        backend, lost, key = from_url("etcd://one"), [], Keys("fencing/").own(CLAIM)
+        backend.on_loss(lambda claim, _: lost.append(claim))
+        lease = backend._leases._leases[1] = SharedLease(1, 1, 0.0)
+        backend._leases.hold(lease, Holding(key, 1.0, 2, 2, 0.0, 2))
+        backend._losses._held[key] = CLAIM
+        try:
+            backend._losses._hear(fields)
+            events = fields.get("events") or []
+        except UnreadableError:
+            events = []
+        assert len(lost) == any(_is_own_end(event) for event in events) * (fields.get("canceled") is not True)
+
+    with asyncio.Runner() as runner:
+        runner.run(story())
+
+
+def _is_own_end(event: dict[str, dict[str, str]]) -> bool:
+    return event.get("type") == "DELETE" and event["kv"]["key"] == OWN and int(event["kv"]["mod_revision"]) > 2

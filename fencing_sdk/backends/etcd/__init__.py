@@ -11,6 +11,7 @@ first come, first served, each woken by a watch on the one before it.
     _renewals.py    many renewals in a few requests
     _line.py        who waits, and how it is woken
     _losses.py      grants that end behind their holder's back
+    _watches.py     what a watch tells
     _leases.py      leases of etcd that many locks share
     _debts.py       keys that are to be deleted
     _calls.py       what is asked of etcd

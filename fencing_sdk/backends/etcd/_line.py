@@ -19,6 +19,7 @@ from fencing_sdk._rest.flights import ended
 from fencing_sdk._rest.gateway import WATCH, Gateway
 from fencing_sdk._rest.words import encoded
 from fencing_sdk.backends.etcd._calls import Calls
+from fencing_sdk.backends.etcd._watches import told
 from fencing_sdk.errors import BackendError
 
 __all__ = ["Line", "Place"]
@@ -114,11 +115,9 @@ class Line:
         request = {"key": encoded(key), "start_revision": str(revision), "filters": ["NOPUT"]}
         async with self._gateway.stream("queue", WATCH, {"create_request": request}) as answers:
             async for fields in answers:
-                if fields.get("canceled") is True:
+                answer = told(fields)
+                if answer.cancelled:
                     return False
-                events = fields.get("events")
-                if isinstance(events, list) and any(
-                    isinstance(event, dict) and event.get("type") == "DELETE" for event in events
-                ):
+                if any(deletion.key == key for deletion in answer.deletions):
                     return True
         return False

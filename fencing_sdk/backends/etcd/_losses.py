@@ -19,9 +19,10 @@ import anyio
 from fencing_sdk._claim import Claim
 from fencing_sdk._rest.flights import ended
 from fencing_sdk._rest.gateway import WATCH, Gateway, Requests
-from fencing_sdk._rest.words import Json, UnreadableError, decoded, encoded, number
+from fencing_sdk._rest.words import Json, encoded
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends.etcd._leases import Leases
+from fencing_sdk.backends.etcd._watches import told
 from fencing_sdk.errors import BackendError, LossReason
 
 __all__ = ["Losses"]
@@ -157,11 +158,11 @@ class Losses:
 
     def _hear(self, fields: Json) -> bool:
         """Look at one answer; False: etcd has ended a watch that we have not."""
-        if fields.get("canceled") is True:
-            watch = number(fields, "watch_id")
-            return 0 < watch <= self._last and watch not in self._numbers
-        for event in _deletions(fields):
-            self._deleted(decoded(event.get("key", "")), number(event, "mod_revision"))
+        answer = told(fields)
+        if answer.cancelled:
+            return 0 < answer.watch <= self._last and answer.watch not in self._numbers
+        for deletion in answer.deletions:
+            self._deleted(deletion.key, deletion.revision)
         return True
 
     def _deleted(self, key: bytes, revision: int) -> None:
@@ -178,12 +179,3 @@ class Losses:
         watching, self._watching = self._watching, None
         if watching is not None and watching.get_loop() is asyncio.get_running_loop():
             await ended(watching)
-
-
-def _deletions(fields: Json) -> list[Json]:
-    events = fields.get("events", [])
-    if not isinstance(events, list):
-        msg = "the answer has no list of events"
-        raise UnreadableError(msg)
-    gone = [event.get("kv") for event in events if isinstance(event, dict) and event.get("type") == "DELETE"]
-    return [kv for kv in gone if isinstance(kv, dict)]
