@@ -122,6 +122,7 @@ class Streams:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_losses, "_MOMENT", 0.0)
     monkeypatch.setattr(_losses, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(_losses, "_SILENCE", 3600.0)  # a stream ends because of what it said
     monkeypatch.setattr(_line, "_FIRST_PAUSE", 0.001)
 
 
