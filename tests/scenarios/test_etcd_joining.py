@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from etcd_stage import granted
+from etcd_server import EtcdCluster
+from etcd_stage import count_of_keys, granted, keys
+from patience import until
 
-from fencing_sdk.abc import Claim
+from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.etcd import EtcdBackend
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -71,3 +73,48 @@ async def test_nothing_is_granted_while_the_own_key_is_being_deleted(etcd: EtcdB
 async def stay_in_line(backend: EtcdBackend, claim: Claim) -> None:
     async with backend.queue(claim):
         await asyncio.Event().wait()
+
+
+async def test_an_attempt_beside_an_answered_joining_is_deleted_when_it_arrives_long_after_the_release(
+    etcd: EtcdBackend, etcd_server: EtcdCluster
+):
+    """That joining was answered says nothing of the attempt; another lock keeps the lease of the late key alive."""
+    holder, claim, kept = Claim("a", 2.0), Claim("a", 2.0), Claim("kept", 2.0)
+    await granted(etcd, kept)
+    await granted(etcd, holder)
+    take, stand, free, stood = etcd._calls.take, etcd._calls.stand, asyncio.Event(), asyncio.Event()
+    late: list[asyncio.Task[Any]] = []
+
+    async def delivered_late(*arguments: Any) -> Any:
+        await free.wait()
+        return await take(*arguments)
+
+    async def taken_late(*arguments: Any) -> Any:
+        late.append(asyncio.create_task(delivered_late(*arguments)))
+        return await asyncio.shield(late[0])
+
+    async def answered_late(*arguments: Any) -> Any:
+        standing = await stand(*arguments)
+        await stood.wait()
+        return standing
+
+    etcd._calls.take, etcd._calls.stand = taken_late, answered_late
+    joining = asyncio.create_task(stay_in_line(etcd, claim))
+    await count_of_keys(etcd_server, "a", 2)
+    asking = asyncio.create_task(etcd.acquire(claim))
+    await until(lambda: late, what="the attempt is sent")
+    stood.set()
+    await until(lambda: etcd._line.place(claim), what="joining is answered")
+    for task in (asking, joining):
+        task.cancel()
+        await asyncio.wait((task,))
+    await etcd.release(claim)
+    await etcd.release(holder)
+    await count_of_keys(etcd_server, "a", 0)
+    free.set()
+    await asyncio.wait(late)
+    await count_of_keys(etcd_server, "a", 1)
+    async with asyncio.timeout(20):
+        while await keys(etcd_server, "a"):
+            assert list(await etcd.renew([kept])) == [Renewal.RENEWED]
+            await asyncio.sleep(0.05)

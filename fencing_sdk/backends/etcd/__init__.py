@@ -124,7 +124,7 @@ class EtcdBackend:
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
         started, key = self._leases.now(), self._keys.own(claim)
-        doubtful = self._doubts.begin(claim.owner)
+        self._doubts.begin(claim.owner)
         self._leases.give_up_overdue(started, [key])
         await self._leases.settle("acquire", key)
         place = self._line.place(claim)
@@ -135,8 +135,8 @@ class EtcdBackend:
                 raise BackendUnavailableError(BACKEND, "acquire", "the grant of an earlier try has ended meanwhile")
             if not self._leases.usable(key, standing.own.created):  # this claim left the line meanwhile
                 raise BackendUnavailableError(BACKEND, "acquire", "the key is being deleted")
-            if not (doubtful or standing.after_loss):  # or its release must be repeated
-                self._doubts.end(claim.owner)
+            if not standing.after_loss:  # or its release must be repeated
+                self._doubts.answered(claim.owner)
             if place is not None:
                 place.served = True
             self._losses.granted(key, claim)
@@ -144,8 +144,7 @@ class EtcdBackend:
         if standing.after_loss:
             detail = "another key is first, and an earlier request may still be carried out"
             raise BackendUnavailableError(BACKEND, "acquire", detail)
-        if not doubtful:
-            self._doubts.end(claim.owner)
+        self._doubts.answered(claim.owner)
         return Held(None if place is None else min(_LONGEST_POLL, lease.ttl * _POLL_PART))
 
     async def _try(self, claim: Claim, place: Place | None, started: float) -> tuple[Standing, SharedLease]:
@@ -227,15 +226,15 @@ class EtcdBackend:
 
     async def _join(self, claim: Claim) -> Place:
         started, key = self._leases.now(), self._keys.own(claim)
-        doubtful = self._doubts.begin(claim.owner)
+        self._doubts.begin(claim.owner)
         await self._leases.settle("queue", key)
         standing, lease = await self._stand("queue", claim, started)
         if standing.own is None or not self._leases.usable(key, standing.own.created):
             raise BackendUnavailableError(BACKEND, "queue", "the place has gone as soon as it was made")
         if standing.own.lease != lease.number:  # made by another object with this claim
             await self._calls.adopt("queue", standing.own, lease.number)
-        if not (doubtful or standing.after_loss):
-            self._doubts.end(claim.owner)
+        if not standing.after_loss:
+            self._doubts.answered(claim.owner)
         return self._line.add(claim, standing.own.created)
 
     async def _leave(self, claim: Claim, place: Place | None) -> None:
