@@ -168,7 +168,7 @@ async def test_without_an_answer_the_body_is_over_before_the_store_may_hand_the_
     assert left_at < ends_at
     assert (seen.cancelling, seen.leases) == (0, ())
     async with asyncio.timeout(20):
-        while await stage.store.inspect("a") is not None:  # nobody waits for a store that is silent: in the background
+        while await stage.store.inspect("a") is not None:  # noqa: ASYNC110  (freed in the background)
             await asyncio.sleep(0.01)
 
 
