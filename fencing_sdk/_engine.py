@@ -16,16 +16,14 @@ import anyio
 from fencing_sdk._acquire import Acquisition, Terms, Won
 from fencing_sdk._claim import Claim, Holder, Token
 from fencing_sdk._clock import Clock
-from fencing_sdk._errands import Errands, backend_name
+from fencing_sdk._errands import Errands
 from fencing_sdk._events import Acquired, FenceRaised, Observers, Released, StaleRejected, logger
+from fencing_sdk._fences import Fences, raise_fence
 from fencing_sdk._fork import generation
 from fencing_sdk._heartbeat import Heartbeat
 from fencing_sdk._lease import Lease, scope_class
 from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsLossNotice, SupportsOpen
-from fencing_sdk.errors import BackendUnavailableError, LossReason, StaleTokenError, UsageError
-
-Fences = Sequence[tuple[Guard, str | None]]
-"""Guards to raise at acquisition, each with its resource; None means the resource is named like the lock."""
+from fencing_sdk.errors import LossReason, StaleTokenError, UsageError
 
 _CALL_LIMIT = 5.0
 """Seconds for opening, inspecting and closing a backend."""
@@ -147,26 +145,12 @@ class Engine:
         for guard, resource in fences:
             token = lease.token
             try:
-                await self._raise_fence(lease, guard, resource, token)
+                await raise_fence(lease, guard, resource, token)
             except StaleTokenError as error:
                 self.stale(lease, error)
                 raise
             lease.check()
             self._tell_raised(lease, resource, token)
-
-    async def _raise_fence(self, lease: Lease, guard: Guard, resource: str, token: Token) -> None:
-        """
-        Ask *guard*, within what the lease is worth now, and once more at half-time, as the answer may be lost.
-
-        To raise a fence twice is to raise it once.
-        """
-        begun, worth = self._clock.now(), lease.remaining
-        for until in (worth / 2, worth):
-            with anyio.move_on_after(begun + until - self._clock.now()):
-                await guard.raise_to(resource, token)
-                return
-        lease.check()
-        raise BackendUnavailableError(backend_name(guard), "raise_to", f"no answer within {worth:.3g} s")
 
     def _tell_raised(self, lease: Lease, resource: str, token: Token) -> None:
         self._observers.emit(FenceRaised(name=lease.name, at=self._clock.now(), token=token, resource=resource))

@@ -14,7 +14,8 @@ from types import TracebackType
 
 from fencing_sdk._acquire import Terms
 from fencing_sdk._current import held_here
-from fencing_sdk._engine import Engine, Fences
+from fencing_sdk._engine import Engine
+from fencing_sdk._fences import Fences
 from fencing_sdk._lease import Lease
 from fencing_sdk._tenure import Tenure
 from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown

@@ -1,0 +1,36 @@
+"""Fences that are raised at acquisition, before the body begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+
+from fencing_sdk._claim import Token
+from fencing_sdk._errands import backend_name
+from fencing_sdk._lease import Lease
+from fencing_sdk.abc import Guard
+from fencing_sdk.errors import BackendUnavailableError
+
+Fences = Sequence[tuple[Guard, str | None]]
+"""Guards to raise at acquisition, each with its resource; None means the resource is named like the lock."""
+
+
+async def raise_fence(lease: Lease, guard: Guard, resource: str, token: Token) -> None:
+    """
+    Ask *guard*, within what the lease is worth now, and once more at half-time, as the answer may be lost.
+
+    To raise a fence twice is to raise it once.
+
+    Raises:
+        StaleTokenError: the resource has seen a later token.
+        BackendUnavailableError: the guard did not answer, and the lease goes on.
+        LeaseLostError: the guard did not answer, and the lease is over.
+    """
+    worth = lease.remaining
+    for part in (worth / 2, worth / 2):
+        with anyio.move_on_after(part):
+            await guard.raise_to(resource, token)
+            return
+    lease.check()
+    raise BackendUnavailableError(backend_name(guard), "raise_to", f"no answer within {worth:.3g} s")
