@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from urllib.parse import quote
 
-from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.errors import ConfigurationError, InvalidNameError, shown
 
 NAME_LIMIT = 512
 """Bytes of UTF-8. Every store takes keys of this size after escaping."""
@@ -20,7 +20,8 @@ def check_name(name: object, *, parameter: str = "name") -> str:
     Everything else is allowed and kept as it is: two spellings of an accent are two names.
 
     Raises:
-        ConfigurationError: *name* is not such a string.
+        InvalidNameError: *name* is not such a string.
+        ConfigurationError: it is no string at all, which is no fault of who sent it.
     """
     if not isinstance(name, str):
         msg = f"{parameter} must be a str, not {type(name).__name__}"
@@ -28,13 +29,13 @@ def check_name(name: object, *, parameter: str = "name") -> str:
     name = str.__str__(name)  # the text itself: a member of an enum may print as something else
     if not name:
         msg = f"{parameter} must not be empty; name what it protects, such as 'invoices/42'"
-        raise ConfigurationError(msg)
+        raise InvalidNameError(msg)
     if len(name) > NAME_LIMIT or len(name.encode("utf-8", "surrogatepass")) > NAME_LIMIT:
         msg = f"{parameter} {shown(name)} is longer than {NAME_LIMIT} bytes; use a hash of it"
-        raise ConfigurationError(msg)
+        raise InvalidNameError(msg)
     if not name.isprintable() and any(unicodedata.category(char) in {"Cc", "Cs"} for char in name):
         msg = f"{parameter} {shown(name)} has a control character or a lone surrogate; escape it"
-        raise ConfigurationError(msg)
+        raise InvalidNameError(msg)
     return name
 
 
@@ -42,7 +43,10 @@ def check_namespace(namespace: object) -> str:
     """Return *namespace* if it can prefix names; the empty one means no prefix."""
     if isinstance(namespace, str) and not namespace:
         return ""
-    return check_name(namespace, parameter="namespace")
+    try:
+        return check_name(namespace, parameter="namespace")
+    except InvalidNameError as error:  # which no request can have made
+        raise ConfigurationError(str(error)) from None
 
 
 def in_namespace(namespace: str, name: str) -> str:

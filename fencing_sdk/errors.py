@@ -3,6 +3,7 @@ Every exception of the SDK, and the reasons for which a lease ends.
 
     FencingError
       ConfigurationError (ValueError)      raised when built: ttl, name, url, option
+        InvalidNameError                   no name of a lock or resource; a request may have made it
       UnsupportedError                     raised when built: the backend lacks this power
       UsageError (RuntimeError)            the call cannot work here: client closed, wrong task or loop
         NoLeaseError (LookupError)         no lease in this context
@@ -31,6 +32,7 @@ __all__ = [
     "BackendUnavailableError",
     "ConfigurationError",
     "FencingError",
+    "InvalidNameError",
     "LeaseLostError",
     "LockHeldError",
     "LossReason",
@@ -88,6 +90,15 @@ class FencingError(Exception):
 
 class ConfigurationError(FencingError, ValueError):
     """A parameter cannot work. Raised when the object is built; the message says what to change."""
+
+
+class InvalidNameError(ConfigurationError):
+    """
+    A text cannot name a lock or a resource: it is empty, too long, or has control characters.
+
+    Names are often made of what others sent, so this is the one `ConfigurationError` that may be
+    the fault of a request. The message shows the text escaped and cut.
+    """
 
 
 class UnsupportedError(FencingError):

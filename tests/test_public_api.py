@@ -19,6 +19,7 @@ PROMISED = {
     "FenceRaised",
     "FencingError",
     "Holder",
+    "InvalidNameError",
     "Lease",
     "LeaseLostError",
     "Lock",

@@ -2,7 +2,7 @@
 What both sides say about a refused request: RFC 9457, ``application/problem+json``.
 
     428   no token, and one is required
-    400   a header that is no token, or a path that names no resource
+    400   a header that is no token, a path that names no resource, or InvalidNameError
     409   StaleTokenError (or 412, where chosen)
     423   the lock that the handler needs is held by somebody else; with Retry-After
     503   the handler lost its own lease on the way; with Retry-After
@@ -24,6 +24,7 @@ from fencing_sdk.errors import (
     AcquireError,
     ConfigurationError,
     FencingError,
+    InvalidNameError,
     LeaseLostError,
     LockHeldError,
     StaleTokenError,
@@ -53,7 +54,7 @@ class RequestRefused(FencingError):  # noqa: N818  (it is the request that erred
         return f"{self.problem.status} {self.problem.title}: {self.problem.detail}"
 
 
-MAPPED = (StaleTokenError, RequestRefused, LeaseLostError, AcquireError)
+MAPPED = (StaleTokenError, RequestRefused, InvalidNameError, LeaseLostError, AcquireError)
 """The exceptions that have an answer. All others stay errors."""
 
 
@@ -117,6 +118,8 @@ def problem_of(error: FencingError, *, stale_status: int) -> Problem:
             return problem
         case StaleTokenError():
             return _stale(error, stale_status)
+        case InvalidNameError():  # its message may tell the name of a lock, or the namespace
+            return unnamed_resource("the request makes no valid name: empty, too long, or with control characters")
         case AcquireError():
             text = "somebody else holds the lock that this request needs"
             return Problem(423, _LOCKED, "Locked", text, retry_after=_seconds(error))

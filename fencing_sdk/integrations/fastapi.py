@@ -142,8 +142,9 @@ def answer_problems(app: FastAPI, *, stale_status: int = 409) -> None:
     Answer the errors of ours that leave a handler or a dependency of *app* with problem+json, and show it in OpenAPI.
 
     ``StaleTokenError`` is 409 (or 412), if it is about the token of this very request; a missing
-    token 428, a malformed one 400; a lock that was not acquired 423, a lost lease 503, both with
-    Retry-After. Call it once, before the application starts.
+    token 428, a malformed one 400, and so is ``InvalidNameError``, which a guard or a lock raises
+    when the request makes no name that it takes; a lock that was not acquired 423, a lost lease
+    503, both with Retry-After. Call it once, before the application starts.
 
     Raises:
         ConfigurationError: *stale_status* is neither 409 nor 412.

@@ -21,6 +21,7 @@ from web_servers import aiohttp_server, send, uvicorn_server
 
 from fencing_sdk import (
     AcquireTimeoutError,
+    ConfigurationError,
     LeaseLostError,
     LockClient,
     LockHeldError,
@@ -291,6 +292,24 @@ async def test_a_path_that_names_no_resource_is_400(serve, seats, segment):
     assert seats.writes == []
 
 
+@pytest.mark.parametrize("segment", [b"%0A", b"a%00b", b"x" * 600])
+async def test_a_path_that_names_no_resource_is_400_where_the_handler_admits_the_token(serve, tmp_path, segment):
+    for guard in (MemoryGuard(), SqlGuard(tmp_path / "seats.db")):
+
+        def write(seat, token, guard=guard):
+            if isinstance(guard, MemoryGuard):
+                guard.write(f"seats/{seat}", token, lambda: None)
+            with closing(sqlite3.connect(tmp_path / "seats.db")) as connection, connection:
+                guard.admit_sync(connection, f"seats/{seat}", token)
+
+        async with serve(None, write) as url:
+            answer = await send(url, b"Fencing-Token: 5", path=b"/seats/" + segment)
+        assert (answer.status, answer.problem["status"]) == (400, 400)
+        assert answer.problem["type"] == "urn:fencing-sdk:problem:no-such-resource"
+        assert answer.problem["detail"].isascii()
+        assert answer.problem["detail"].isprintable()
+
+
 # What stays an error, and what leaks
 
 
@@ -376,8 +395,19 @@ async def test_a_lock_that_is_taken_is_423_and_a_lost_lease_503_and_neither_is_n
     assert b"tenants" not in answer.body
 
 
-async def test_other_errors_of_the_handler_stay_errors(serve):
-    async with serve(None, failing(ValueError("secret"))) as url:
+@pytest.mark.parametrize("segment", [b"%0A", b"x" * 506])
+async def test_a_path_that_names_no_lock_of_the_handler_is_400_and_the_namespace_is_not_told(serve, segment):
+    locks = LockClient(MemoryBackend(), namespace="tenants")
+
+    async with serve(None, lambda seat, _: locks.lock(f"seat/{seat}")) as url:
+        answer = await send(url, b"Fencing-Token: 34", path=b"/seats/" + segment)
+    assert (answer.status, answer.problem["title"]) == (400, "Not a resource")
+    assert b"tenants" not in answer.body
+
+
+@pytest.mark.parametrize("error", [ValueError("secret"), ConfigurationError("ttl secret")])
+async def test_other_errors_of_the_handler_stay_errors(serve, error):
+    async with serve(None, failing(error)) as url:
         answer = await send(url, b"Fencing-Token: 34")
     assert answer.status == 500
     assert b"secret" not in answer.body

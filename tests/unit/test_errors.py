@@ -20,6 +20,7 @@ from fencing_sdk.errors import (
     BackendUnavailableError,
     ConfigurationError,
     FencingError,
+    InvalidNameError,
     LeaseLostError,
     LockHeldError,
     LossReason,
@@ -32,6 +33,7 @@ from fencing_sdk.errors import (
 
 EXAMPLES = [
     ConfigurationError("ttl must be at least 0.05 s, got 0"),
+    InvalidNameError("name must not be empty; name what it protects, such as 'invoices/42'"),
     UnsupportedError("memory:// has no permits"),
     UsageError("this client is closed"),
     NoLeaseError(),
@@ -72,7 +74,7 @@ def test_the_tree_is_exactly_the_documented_one():
         if inspect.isclass(thing) and issubclass(thing, Exception)
     }
     assert real == documented_tree()
-    assert len(real) == 13
+    assert len(real) == 14
 
 
 def test_the_attributes_are_exactly_the_documented_ones():
@@ -131,7 +133,7 @@ CONFLICT = (
 
 
 def test_what_a_reader_of_the_message_learns():
-    texts = [str(error) for error in EXAMPLES[3:]]
+    texts = [str(error) for error in EXAMPLES[4:]]
     assert texts == [
         f"no lease in this context; {ELSEWHERE}",
         f"no lease on 'seats/42' in this context; {ELSEWHERE}",

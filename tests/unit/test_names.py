@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fencing_sdk._names import NAME_LIMIT, check_name, check_namespace, in_namespace, safe_segment
-from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.errors import ConfigurationError, InvalidNameError
 
 pure = settings(deadline=None, max_examples=100)
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=40)
@@ -112,9 +112,21 @@ def test_a_kind_of_str_is_one_name_with_and_without_a_namespace(name):
     assert in_namespace("shop", name) == "shop:seats"
 
 
+@pytest.mark.parametrize("name", ["", "a\nb", "\ud800", "x" * 513], ids=ascii)
+def test_a_bad_name_is_told_apart_from_a_mistake_of_the_program(name):
+    """A name may be made of a request, and then it is the request that erred; a namespace never is."""
+    with pytest.raises(InvalidNameError):
+        check_name(name)
+    if name:
+        with pytest.raises(ConfigurationError, match=r"^namespace ") as refused:
+            check_namespace(name)
+        assert type(refused.value) is ConfigurationError
+
+
 def test_a_member_that_is_no_str_is_refused():
-    with pytest.raises(ConfigurationError, match=r"^name must be a str, not Table$"):
+    with pytest.raises(ConfigurationError, match=r"^name must be a str, not Table$") as refused:
         check_name(Table.SEATS)
+    assert not isinstance(refused.value, InvalidNameError)
 
 
 def test_the_empty_namespace_is_no_prefix():
