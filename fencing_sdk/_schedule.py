@@ -50,18 +50,10 @@ class Schedule(Generic[K]):
         self._skip_dead()
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now: float, *, window: float = 0.0) -> list[tuple[K, float]]:
-        """
-        Take out what is due at *now*, earliest first, each with its moment.
-
-        Once anything is due, what falls due within the next *window* seconds comes along, so that
-        beats which lie close together end up in one call and stay together.
-        """
-        first = self.next()
-        if first is None or first > now:
-            return []
+    def due(self, now: float) -> list[tuple[K, float]]:
+        """Take out what is due at *now*, earliest first, each with its moment."""
         taken: list[tuple[K, float]] = []
-        while self._heap and self._heap[0][0] <= now + window:
+        while self._heap and self._heap[0][0] <= now:
             when, sequence, key = heapq.heappop(self._heap)
             if self._when.get(key) == (when, sequence):
                 del self._when[key]

@@ -35,12 +35,11 @@ class ScheduleAgainstADict(RuleBasedStateMachine):
         self.schedule.drop(key)
         self.model.pop(key, None)
 
-    @rule(now=moments, window=st.sampled_from([0.0, 0.1, 5.0]))
-    def take_what_is_due(self, now: float, window: float) -> None:
+    @rule(now=moments)
+    def take_what_is_due(self, now: float) -> None:
         in_order = sorted(self.model.items(), key=lambda item: item[1])
-        begun = bool(in_order) and in_order[0][1][0] <= now
-        expected = [(key, when) for key, (when, _) in in_order if begun and when <= now + window]
-        assert self.schedule.due(now, window=window) == expected
+        expected = [(key, when) for key, (when, _) in in_order if when <= now]
+        assert self.schedule.due(now) == expected
         for key, _ in expected:
             del self.model[key]
 
@@ -90,13 +89,13 @@ def test_sweeping_keeps_moments_and_their_order():
     assert [key for key, _ in schedule.due(10.0)] == expected
 
 
-def test_a_window_brings_neighbours_along_but_wakes_for_nobody():
+def test_what_is_due_comes_out_and_the_rest_stays():
     schedule: Schedule[str] = Schedule()
-    schedule.put("a", 1.0)
-    schedule.put("b", 1.4)
     schedule.put("c", 1.6)
-    assert schedule.due(0.9, window=0.5) == []
-    assert schedule.due(1.0, window=0.5) == [("a", 1.0), ("b", 1.4)]
+    schedule.put("b", 1.4)
+    schedule.put("a", 1.0)
+    assert schedule.due(0.9) == []
+    assert schedule.due(1.4) == [("a", 1.0), ("b", 1.4)]
     assert schedule.next() == 1.6
 
 
