@@ -13,6 +13,17 @@ from fencing_sdk.errors import ConfigurationError, shown
 Line = dict[str, Any]
 """One event: at least ``t`` in seconds, ``kind``, and ``actor``."""
 
+
+class PlacedLine(Line):
+    """An event that knows ``where`` it was read, for an error about it."""
+
+    __slots__ = ("where",)
+
+    def __init__(self, line: Line, where: str) -> None:
+        super().__init__(line)
+        self.where = where
+
+
 _SECONDS_LIMIT = 2**53
 """Seconds from which on a moment is no moment any more; far below, sums and differences stay finite."""
 
@@ -53,7 +64,15 @@ def parse_line(raw: str | bytes, where: str) -> Line:
     if not isinstance(line, dict) or not isinstance(line.get("kind"), str) or not _is_seconds(line.get("t")):
         msg = f"{where} is not an event: expected a JSON object with 't' in seconds and 'kind'"
         raise ConfigurationError(msg)
-    return line
+    return PlacedLine(line, where)
+
+
+def incomplete(line: Line, error: KeyError | ValueError) -> ConfigurationError:
+    """The error for a *line* in which `read_seconds`, `read_token` or a look-up found a field missing or wrong."""
+    field = shown(error.args[0])
+    wrong = f"{field} is missing" if isinstance(error, KeyError) else f"{field} is no such number"
+    where = f"{line.where}: " if isinstance(line, PlacedLine) else ""
+    return ConfigurationError(f"{where}a recorded event of kind {shown(line['kind'])} is incomplete: {wrong}")
 
 
 def read_seconds(line: Line, field: str) -> float:

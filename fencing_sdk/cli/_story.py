@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from fencing_sdk.cli._lines import Line, read_seconds, read_token
-from fencing_sdk.errors import ConfigurationError, LossReason, shown
+from fencing_sdk.cli._lines import Line, incomplete, read_seconds, read_token
+from fencing_sdk.errors import LossReason
 
 _BY_THE_CLOCK = {LossReason.EXPIRED, LossReason.STALLED}
 
@@ -143,9 +143,8 @@ class _Teller:
             return
         try:
             step(line, str(line.get("lane", line.get("actor", "?"))))
-        except (KeyError, TypeError, ValueError) as error:
-            msg = f"a recorded event of kind {shown(line['kind'])} is incomplete: {shown(str(error))}"
-            raise ConfigurationError(msg) from error
+        except (KeyError, ValueError) as error:
+            raise incomplete(line, error) from error
 
     def finish(self) -> Story:
         story = self._story

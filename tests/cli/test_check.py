@@ -12,6 +12,7 @@ from fencing_sdk import LockClient
 from fencing_sdk._recording import Recorder
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.cli._app import run_app
+from fencing_sdk.errors import shown
 from fencing_sdk.testing.simulation import play, write_script
 
 
@@ -110,11 +111,23 @@ def test_wrong_usage(arguments: list[str], message: str, tmp_path: Path, capsys:
     assert message in capsys.readouterr().err
 
 
-def test_a_line_that_is_not_an_event_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = tmp_path / "run.jsonl"
-    path.write_text('{"t": 1, "kind": "acquired", "actor": "A", "name": "a"}\n')
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({}, "'name' is missing"),
+        ({"name": "a"}, "'token' is missing"),
+        ({"name": "a", "token": "x"}, "invalid literal for int() with base 10: 'x'"),
+        ({"name": "a", "token": 1e999}, "cannot convert float infinity to integer"),
+        ({"name": "a", "token": 1, "deadline": 10**400}, "int too large to convert to float"),
+    ],
+)
+def test_a_line_that_lacks_a_field_is_wrong_usage_and_told_with_its_place(
+    fields: dict[str, object], wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = with_lines(tmp_path / "miss.jsonl", {"t": 0, "kind": "run"}, {"t": 1, "kind": "acquired", **fields})
     assert run_app(["check", str(path)]) == 2
-    assert "'acquired' is incomplete" in capsys.readouterr().err
+    place = f"line 2 of {shown(str(path))}"
+    assert capsys.readouterr().err == f"fencing: {place}: a recorded event of kind 'acquired' is incomplete: {wrong}\n"
 
 
 def test_names_in_a_recording_cannot_reach_the_terminal_as_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -181,8 +181,11 @@ def test_recordings_of_several_processes_are_put_on_one_axis(tmp_path: Path):
         ('{"t": 1, "kind": "x"}\n[]\n', "line 2 of"),
         ('{"t": "1", "kind": "x"}\n', "line 1 of"),
         ('{"t": NaN, "kind": "x"}\n', "line 1 of"),
-        ('{"t": 1, "kind": "acquired"}\n', "'acquired' is incomplete"),
-        ('{"t": 1, "kind": "lost", "name": "a", "token": "one"}\n', "'lost' is incomplete"),
+        ('{"t": 1, "kind": "acquired"}\n', r"line 1 of '.*run.jsonl': .* 'acquired' is incomplete: 'name' is missing$"),
+        (
+            '\n{"t": 1, "kind": "lost", "name": "a", "token": "one"}\n',
+            r"line 2 of '.*run.jsonl': .* 'lost' is incomplete: 'token' is no such number$",
+        ),
         ("", "nothing to draw"),
         ('{"t": 1, "kind": "something of its own"}\n', "nothing to draw"),
     ],

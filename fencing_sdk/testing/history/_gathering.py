@@ -62,8 +62,9 @@ class _Gatherer:
                 self.facts.start = at
             self.facts.end = at  # they come in order
             step(self, line, at, str(line.get("lane", line.get("actor", "?"))))
-        except (KeyError, TypeError, ValueError) as error:
-            msg = f"a recorded event of kind {shown(line['kind'])} is incomplete: {shown(str(error))}"
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            where = f"{place}: " if (place := getattr(line, "where", "")) else ""  # who read it from a file may know
+            msg = f"{where}a recorded event of kind {shown(line['kind'])} is incomplete: {_wrong(error)}"
             raise ConfigurationError(msg) from error
 
     def finish(self) -> Facts:
@@ -237,6 +238,14 @@ class _Gatherer:
             starts.remove(start)
         self.facts.requests.append(Request(actor, name, start, at, granted))
         return start
+
+
+def _wrong(error: Exception) -> str:
+    """What a line lacks, or what a field of it is not; Python tells the latter, on one line."""
+    if isinstance(error, KeyError):
+        return f"{shown(error.args[0])} is missing"
+    text = str(error)
+    return text if text.isprintable() and text.isascii() else shown(text)
 
 
 _STEPS: dict[str, Callable[[_Gatherer, Line, float, str], None]] = {
