@@ -25,6 +25,7 @@ from fencing_sdk._wire import ENV_RECORD
 from fencing_sdk.cli._demo_worker import ACCOUNT, BANK, RECORDING
 from fencing_sdk.cli._evidence import BEFORE, BY_A, BY_B, A, B, Evidence
 from fencing_sdk.cli._lines import Line
+from fencing_sdk.cli._output import check_output
 from fencing_sdk.cli._stage import Stage, StageError, TooBusyError
 from fencing_sdk.cli.timeline import draw_recordings
 from fencing_sdk.errors import ConfigurationError, shown
@@ -45,6 +46,10 @@ def show(console: Console, svg: Path | None) -> int:
     if not hasattr(signal, "SIGSTOP"):
         msg = "the demo freezes a process with SIGSTOP, which this system does not have"
         raise ConfigurationError(msg)
+    kept = os.environ.get(ENV_RECORD)
+    for file in (svg, kept):
+        if file:
+            check_output(Path(file))
     with _leaving_on_signals(), tempfile.TemporaryDirectory(prefix="fencing-demo-") as folder:
         recording = Path(folder) / RECORDING
         try:
@@ -53,7 +58,7 @@ def show(console: Console, svg: Path | None) -> int:
             console.print(f"The demo failed: {error}.", style="red", markup=False, highlight=False)
             return 1
         code = _conclude(console, found)
-        if kept := os.environ.get(ENV_RECORD):
+        if kept:
             _append(recording, Path(kept))
             console.print(f"Recorded in {kept}", markup=False, highlight=False)
         if svg is not None:

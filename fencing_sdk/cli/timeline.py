@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fencing_sdk.cli._lines import read_recording
+from fencing_sdk.cli._output import check_output
 from fencing_sdk.cli._picture import draw
 from fencing_sdk.cli._story import tell
 from fencing_sdk.errors import ConfigurationError, shown
@@ -18,6 +19,7 @@ def draw_recordings(recordings: Sequence[Path], svg: Path) -> None:
     Raises:
         ConfigurationError: a file cannot be read or written, or there is nothing to draw.
     """
+    check_output(svg)
     stories = tell(read_recording(recordings))
     if not stories:
         msg = f"nothing to draw in {', '.join(shown(str(path)) for path in recordings)}"

@@ -188,6 +188,16 @@ def test_a_machine_too_busy_to_renew_is_no_evidence(stage: Stage):
         stage.wait_for("worker A", "renewed", count=99)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "recording"), [(["--svg", "no/such/o.svg"], ""), ([], "no/such/run.jsonl")], ids=["svg", "recording"]
+)
+def test_a_file_that_cannot_be_written_is_told_before_the_demo(fencing: Fencing, arguments: list[str], recording: str):
+    fencing.environment["FENCING_RECORD"] = recording
+    done = fencing("demo", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"fencing: cannot write 'no/such/.*': No such file or directory\n", done.stderr)
+
+
 def test_a_demo_whose_workers_die_says_so(fencing: Fencing):
     code = "import sys; sys.executable = '/bin/false'; from fencing_sdk.cli import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code, "demo"], env=fencing.environment, capture_output=True, text=True)

@@ -198,6 +198,28 @@ def test_what_is_no_recording_is_refused_with_its_place(tmp_path: Path, text: st
     assert not (tmp_path / "out.svg").exists()
 
 
+@pytest.mark.parametrize(
+    ("svg", "problem"),
+    [("no/such/o.svg", "No such file or directory"), (".", "Is a directory"), ("file/o.svg", "Not a directory")],
+)
+def test_a_picture_that_cannot_be_written_is_told_before_anything_is_read(tmp_path: Path, svg: str, problem: str):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=rf"^cannot write .*: {problem}$"):
+        draw_recordings([tmp_path / "missing.jsonl"], tmp_path / svg)
+
+
+@pytest.mark.parametrize("locked", ["o.svg", "."], ids=["file", "folder"])
+def test_a_picture_that_may_not_be_written_is_told_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: str
+):
+    svg = tmp_path / "o.svg"
+    if locked != ".":
+        svg.write_text("mine")
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path / locked)  # root may write anywhere
+    with pytest.raises(ConfigurationError, match=r"^cannot write .*: Permission denied$"):
+        draw_recordings([tmp_path / "missing.jsonl"], svg)
+
+
 def test_files_that_cannot_be_used_are_named(tmp_path: Path):
     with pytest.raises(ConfigurationError, match=r"cannot read .*missing"):
         draw_recordings([tmp_path / "missing.jsonl"], tmp_path / "out.svg")
