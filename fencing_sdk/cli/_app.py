@@ -115,6 +115,9 @@ def demo(*, svg: Path | None = None) -> int:
 
     Args:
         svg: Draw the run into this file.
+
+    Raises:
+        ConfigurationError: a file cannot be written, which is told before the run.
     """
     from fencing_sdk.cli.demo import show  # noqa: PLC0415  (what cron starts every minute loads no pictures)
 
@@ -139,7 +142,13 @@ def timeline(recording: Path, /, *more: Path, svg: Path) -> int:
 
 
 @app.command
-def check(recording: Path, /, *more: Path, least: int = 25, require: list[str] | None = None) -> int:
+def check(
+    recording: Path,
+    /,
+    *more: Path,
+    least: int = 25,
+    require: Annotated[list[str] | None, Parameter(negative="")] = None,
+) -> int:
     """Look for broken promises in recordings, made with FENCING_RECORD=run.jsonl on one machine.
 
     Exit codes: 0 nothing was broken, 1 a promise was, 3 too little was recorded to tell, 2 wrong usage.

@@ -1,5 +1,6 @@
 """What a user sees who mistypes, or who has not installed the extra."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,21 @@ def test_the_module_is_the_command(fencing: Fencing):
     shown = fencing("--help")
     assert shown.returncode == 0
     assert all(command in shown.stdout for command in ("fencing", "run", "demo", "timeline"))
+
+
+@pytest.mark.parametrize("command", ["run", "init", "demo", "timeline", "check"])
+def test_every_command_is_on_the_page_with_every_option_and_has_no_other(
+    command: str, capsys: pytest.CaptureFixture[str]
+):
+    page = (Path(__file__).parent.parent.parent / "docs" / "cli.md").read_text()
+    _, heading, rest = page.partition(f"\n## fencing {command}\n")
+    assert heading
+    assert run_app([command, "--help"]) == 0
+    shown = capsys.readouterr().out.partition("Parameters")[2]
+    options = set(re.findall(r"--[a-z-]+", shown)) - {"--"}
+    assert options
+    assert options <= set(re.findall(r"--[a-z-]+", rest.partition("\n## ")[0]))
+    assert not [option for option in options if option.startswith(("--empty-", "--no-"))]
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):
