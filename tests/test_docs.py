@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import gc
+import inspect
 import re
 import subprocess
 import sys
@@ -31,9 +32,18 @@ def blocks(page: Path) -> list[CodeType]:
     return compiled
 
 
-async def run(page: Path) -> None:
-    namespace: dict[str, object] = {"__name__": "docs"}
-    for code in blocks(page):
+def run(page: Path) -> None:
+    """Run the blocks one after the other, in one event loop if one of them awaits at its top level."""
+    codes, namespace = blocks(page), {"__name__": "docs"}
+    if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
+        asyncio.run(awaited(codes, namespace))
+    else:
+        for code in codes:
+            exec(code, namespace)
+
+
+async def awaited(codes: list[CodeType], namespace: dict[str, object]) -> None:
+    for code in codes:
         result = eval(code, namespace)
         if asyncio.iscoroutine(result):
             await result
@@ -42,8 +52,21 @@ async def run(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    asyncio.run(run(page))
+    run(page)
     gc.collect()  # what a page leaves open is reported here and now, not in a test that runs later
+
+
+def test_each_block_of_the_readme_is_a_whole_file_that_can_be_run_again(tmp_path: Path):
+    found = [match["code"] for match in BLOCK.finditer((ROOT / "README.md").read_text())]
+    assert found
+    for number, code in enumerate(found):
+        file = tmp_path / f"block_{number}.py"
+        file.write_text(code)
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-W", "error", str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=50
+            )
+            assert (done.returncode, done.stderr) == (0, ""), f"block {number}"
 
 
 def test_there_is_something_to_run():
