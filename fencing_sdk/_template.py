@@ -6,6 +6,7 @@ import inspect
 import re
 import string
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from fencing_sdk._names import check_name
@@ -39,12 +40,19 @@ class NameTemplate:
         ConfigurationError: the template is malformed, or names what is not a parameter.
     """
 
-    __slots__ = ("_signature", "_template")
+    __slots__ = ("_function", "_signature", "_template")
 
     def __init__(self, template: object, function: Callable[..., Any]) -> None:
         self._template = check_name(template)
+        self._function = function
         self._signature = inspect.signature(function)
-        self._try_out(getattr(function, "__qualname__", shown(function)))
+        self._try_out(self._called())
+
+    def _called(self) -> str:
+        function = self._function
+        while isinstance(function, partial) and not hasattr(function, "__qualname__"):
+            function = function.func
+        return str(getattr(function, "__qualname__", shown(function)))
 
     def _try_out(self, function: str) -> None:
         """Fill the template in once, with arguments that go along with everything."""
@@ -66,19 +74,30 @@ class NameTemplate:
 
     def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """
-        Return the name for one call. A call that does not fit the signature raises its TypeError.
+        Return the name for one call.
 
         Raises:
             ConfigurationError: an argument has no such attribute or item as its placeholder names, or refuses
                 its format.
+            TypeError: the call does not fit the signature.
         """
-        bound = self._signature.bind(*args, **kwargs)
+        bound = self._bind(args, kwargs)
         bound.apply_defaults()
         try:
             return _FORMATTER.vformat(self._template, (), bound.arguments)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             msg = f"name {shown(self._template)} cannot be filled in from this call: {shown(error)}"
             raise ConfigurationError(msg) from error
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            problem = str(error)  # which names no function
+        if inspect.isfunction(self._function) and self._function.__code__.co_flags & inspect.CO_COROUTINE:
+            self._function(*args, **kwargs).close()  # raises Python's own error; the body does not begin in any case
+        msg = f"{self._called()}(): {problem}"
+        raise TypeError(msg)
 
 
 class _AnyArgument:

@@ -225,3 +225,33 @@ async def test_the_options_are_those_of_a_lock(locks):
     async with locks.lock("a"):
         with pytest.raises(LockHeldError):
             await build()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((), {}), ((1, 2), {}), ((1,), {"report_id": 1}), ((1,), {"day": 2})], ids=str
+)
+async def test_a_call_that_does_not_fit_fails_as_without_the_decorator(locks, args, kwargs):
+    async def build(report_id, *, scale=2):
+        raise AssertionError
+
+    with pytest.raises(TypeError) as plain:
+        build(*args, **kwargs)
+    with pytest.raises(TypeError) as decorated:
+        await locks.locked("report/{report_id}")(build)(*args, **kwargs)
+    assert str(decorated.value) == str(plain.value)
+    assert "build() " in str(plain.value)
+    assert decorated.value.__context__ is None
+
+
+async def test_a_call_that_does_not_fit_a_wrapped_function_names_it_and_runs_nothing(locks):
+    async def build(report_id):
+        raise AssertionError
+
+    @functools.wraps(build)
+    async def wrapped(*args, **kwargs):
+        raise AssertionError
+
+    for function in (wrapped, functools.partial(wrapped), functools.wraps(build)(functools.partial(wrapped))):
+        with pytest.raises(TypeError, match=r"build.*\(\): missing a required argument: 'report_id'$") as refused:
+            await locks.locked("report/{report_id}")(function)()
+        assert refused.value.__context__ is None
