@@ -21,16 +21,16 @@ METADATA_LIMIT = 1024
 """Characters of metadata a store keeps beside a grant."""
 
 
-def check_backend(backend: object) -> None:
-    """Refuse what lacks a call of the contract."""
+def check_backend(backend: object, *, takes: str = "backend must be") -> None:
+    """Refuse what lacks a call of the contract; *takes* begins the message."""
     if isinstance(backend, type):
-        msg = f"backend must be an object, not the class: call {backend.__name__}(...)"
+        msg = f"{takes} an object, not the class: call {backend.__name__}(...)"
         raise ConfigurationError(msg)
     missing = [call for call in ("acquire", "renew", "release", "inspect", "aclose") if not hasattr(backend, call)]
     if missing:
         msg = (
-            f"backend must have the five calls of fencing_sdk.abc.Backend, {type(backend).__name__} lacks "
-            + ", ".join(missing)
+            f"{takes} an object with the five calls of fencing_sdk.abc.Backend, "
+            f"{type(backend).__name__} lacks {', '.join(missing)}"
         )
         raise ConfigurationError(msg)
 

@@ -291,10 +291,11 @@ def connect(
             raise ConfigurationError(msg)
     if isinstance(url, str):
         backend = from_url(url, **options)
-    elif options:
-        msg = f"a backend object takes no options, got {', '.join(sorted(options))}; set them on the object"
-        raise ConfigurationError(msg)
     else:
+        check_backend(url, takes="url must be a URL or")
+        if options:
+            msg = f"a backend object takes no options, got {', '.join(sorted(options))}; set them on the object"
+            raise ConfigurationError(msg)
         backend = url
     if record := os.environ.get(ENV_RECORD):
         observers = (Observers(observers).emit, Recorder(record))

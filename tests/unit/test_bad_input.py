@@ -400,7 +400,7 @@ def test_what_is_no_backend_is_refused(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS[1:], ids=label)
 def test_what_is_neither_a_url_nor_a_backend_is_refused(backend):
-    refuse(lambda: connect(backend), "backend", "url")
+    refuse(lambda: connect(backend), "url")
 
 
 @pytest.mark.parametrize("url", URLS, ids=label)

@@ -1,6 +1,7 @@
 """The client: where it gets its backend, what its locks share, and how it is opened and closed."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,16 @@ def test_connecting_without_any_url_names_the_variable(monkeypatch):
     monkeypatch.delenv("FENCING_URL", raising=False)
     with pytest.raises(ConfigurationError, match="FENCING_URL"):
         connect()
+
+
+@pytest.mark.parametrize("options", [{}, {"tokens": "counter"}], ids=str)
+@pytest.mark.parametrize("url", [5, b"memory://", Path("locks.db"), object(), MemoryBackend])
+def test_what_is_neither_a_url_nor_a_backend_is_refused_by_the_name_of_the_parameter(url, options):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"^url must be a URL or an object, not|^url must be a URL or an object with the five calls",
+    ):
+        connect(url, **options)
 
 
 async def test_options_of_the_backend_are_passed_on():
