@@ -213,7 +213,7 @@ class Supervision:
         with anyio.CancelScope(shield=True):  # the lease's own cancellation is what brought us here
             if self._job.on_loss == "warn":
                 reason = lease.lost_reason or LossReason.EXPIRED
-                say(f"{LeaseLostError(lease.name, lease.last_token, reason)}; the command goes on")
+                say(f"{lease.loss(reason)}; the command goes on")
                 await child.wait()
             else:
                 self.fate = "the command was stopped"
