@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from client_model import PATIENCE, Bench, SteppedClock, Store, check
 from etcd_server import EtcdCluster
+from hypothesis.errors import FlakyFailure
 from kahuna_server import KahunaServer
 from postgresql_server import PostgresqlServer
 from redis_server import RedisServer
@@ -199,9 +200,13 @@ class RenewsWhatWasTakenAway(LetsNobodyKnow):
 
 
 def check_broken(kind: type[MemoryBackend], *, follows: bool):
-    """A false alarm is no harm here, so that waiting for a lock that stays held need not take long."""
+    """
+    A false alarm is no harm here, so that waiting for a lock that stays held need not take long.
+
+    What was found on a machine that does much else may not be found a second time in the same way.
+    """
     store = Store(lambda clock: in_memory(clock, kind), follows=follows, waiting=1.0, examples=100, steps=30)
-    with pytest.raises((AssertionError, StaleTokenError)):
+    with pytest.raises((AssertionError, StaleTokenError, FlakyFailure)):
         check(store, shrink=False)
 
 
