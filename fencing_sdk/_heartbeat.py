@@ -32,7 +32,7 @@ from fencing_sdk._lease import Lease
 from fencing_sdk._schedule import Schedule
 from fencing_sdk._stall import StallWatch
 from fencing_sdk.abc import Backend
-from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, FencingError, LossReason
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, FencingError, LeaseLostError, LossReason
 
 BATCH = 1000
 """Claims in one call: bounds a statement or script, and what one failing call delays."""
@@ -65,6 +65,7 @@ class Heartbeat:
         self._wake = asyncio.Event()
         self._asleep_until = float("inf")
         self._troubled = False
+        self._losses = 0  # in this turn of the loop
         self.failure: BaseException | None = None
 
     def __len__(self) -> int:
@@ -309,10 +310,22 @@ class Heartbeat:
         """A lease ended against our will: forget it and tell the observers."""
         self.forget(lease.owner)
         if reason is not LossReason.CLOSED:
-            logger.warning("%s", lease.loss(reason))
+            self._log_loss(lease, reason)
         if reason is LossReason.STALLED:
             self._emit_late(lease, lease.overdue_since, self._clock.now())
         self._emit(Lost(name=lease.name, at=self._clock.now(), token=lease.last_token, reason=reason))
+
+    def _log_loss(self, lease: Lease, reason: LossReason) -> None:
+        """Log one line for all that are lost in this turn: thousands would hold up the cancellation of others."""
+        if not self._losses:
+            first = lease.loss(reason)
+            self._errands.start(self._log_losses(first))
+        self._losses += 1
+
+    async def _log_losses(self, first: LeaseLostError) -> None:
+        await asyncio.sleep(0)
+        others, self._losses = self._losses - 1, 0
+        logger.warning("%s%s", first, f"; and so are {others} others" if others else "")
 
     def _emit(self, event: Event) -> None:
         self._observers.emit(event)

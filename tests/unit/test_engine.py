@@ -441,12 +441,30 @@ async def test_a_lost_lease_says_what_became_of_its_last_renewal(caplog):
         reason = "no renewal was confirmed in time, the last: BackendRefusedError: Store: renew failed: NOPERM"
         with pytest.raises(LeaseLostError, match=reason):
             lease.check()
+        await settle()
         told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert told == [
             "a renewal of 1 leases is tried again until they end: BackendRefusedError: Store: renew failed: NOPERM",
             f"lease on 'a' (token {lease.last_token:d}) is over: its deadline passed: {reason}",
         ]
         await lease.release()
+
+
+@in_virtual_time
+async def test_leases_that_are_lost_together_are_one_line_of_the_log(caplog):
+    """A line each would keep the loop busy while others wait for their cancellation."""
+    async with house() as h:
+        leases = [await h.hold(f"seats/{number}") for number in range(50)]
+        h.store.hang("renew")
+        await leases[-1].wait_lost()
+        await settle()
+        lost = [record.getMessage() for record in caplog.records if "is over" in record.getMessage()]
+        assert len(h.of(Lost)) == 50
+        assert len(lost) == 1
+        assert lost[0].startswith("lease on 'seats/0' (token ")
+        assert lost[0].endswith("; and so are 49 others")
+        for lease in leases:
+            await lease.release()
 
 
 @in_virtual_time
