@@ -28,8 +28,8 @@ async def raise_fence(lease: Lease, guard: Guard, resource: str, token: Token) -
         LeaseLostError: the guard did not answer, and the lease is over.
     """
     worth = lease.remaining
-    for part in (worth / 2, worth / 2):
-        with anyio.move_on_after(part):
+    for _ in range(2):
+        with anyio.move_on_after(worth / 2):
             await guard.raise_to(resource, token)
             return
     lease.check()
