@@ -19,6 +19,7 @@ import itertools
 import random
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextvars import Context
 from operator import attrgetter
 
 import anyio
@@ -41,6 +42,8 @@ _WINDOW = 1 / 8
 _LATE = 1 / 4
 """Part of an interval from which a beat counts as late; never less than `_LATE_FLOOR` seconds."""
 _LATE_FLOOR = 0.05
+_SILENT = "the store did not answer"
+"""What is said of a renewal without an answer where no error says more."""
 _INTERVALS = 64
 """Different intervals whose entries may wait for more leases although nobody is left in them."""
 
@@ -256,8 +259,7 @@ class Heartbeat:
         """Log the first renewal in a row that has no answer, and the first that has one again."""
         trouble = Renewal.UNKNOWN in outcomes
         if trouble and not self._troubled:
-            why = error or "the store did not answer"
-            logger.warning("a renewal of %d leases is tried again until they end: %s", len(outcomes), why)
+            logger.warning("a renewal of %d leases is tried again until they end: %s", len(outcomes), error or _SILENT)
         elif self._troubled and not trouble:
             logger.info("renewals are answered again")
         self._troubled = trouble
@@ -289,7 +291,7 @@ class Heartbeat:
             if lease.extend(lease.timing.deadline(sent_at)) and self._observers:
                 self._emit_renewed(lease, spare)
         elif outcome is Renewal.UNKNOWN:
-            lease.doubt = error or "the store did not answer"
+            lease.doubt = error or _SILENT
             now, left = self._clock.now(), lease.remaining
             self._emit(RenewalFailed(name=lease.name, at=now, token=lease.last_token, error=error, remaining=left))
         else:
@@ -318,12 +320,10 @@ class Heartbeat:
     def _log_loss(self, lease: Lease, reason: LossReason) -> None:
         """Log one line for all that are lost in this turn: thousands would hold up the cancellation of others."""
         if not self._losses:
-            first = lease.loss(reason)
-            self._errands.start(self._log_losses(first))
+            asyncio.get_running_loop().call_soon(self._log_losses, lease.loss(reason), context=Context())
         self._losses += 1
 
-    async def _log_losses(self, first: LeaseLostError) -> None:
-        await asyncio.sleep(0)
+    def _log_losses(self, first: LeaseLostError) -> None:
         others, self._losses = self._losses - 1, 0
         logger.warning("%s%s", first, f"; and so are {others} others" if others else "")
 
