@@ -6,6 +6,7 @@ What both sides say about a refused request: RFC 9457, ``application/problem+jso
     409   StaleTokenError (or 412, where chosen)
     423   the lock that the handler needs is held by somebody else; with Retry-After
     503   the handler lost its own lease on the way; with Retry-After
+    503   the store of a lock did not answer, with Retry-After; it refused, without
 
 A stale token is never a 5xx: what retries those would retry it. Neither owners nor the names of
 locks leave the house; the name of a resource does.
@@ -14,14 +15,18 @@ locks leave the house; the name of a resource does.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fencing_sdk._events import logger
 from fencing_sdk._names import check_name
 from fencing_sdk._wire import check_token
 from fencing_sdk.errors import (
     AcquireError,
+    BackendError,
+    BackendUnavailableError,
     ConfigurationError,
     FencingError,
     InvalidNameError,
@@ -41,6 +46,9 @@ _MALFORMED = "urn:fencing-sdk:problem:malformed-token"
 _NO_RESOURCE = "urn:fencing-sdk:problem:no-such-resource"
 _LOCKED = "urn:fencing-sdk:problem:locked"
 _LOST = "urn:fencing-sdk:problem:lease-lost"
+_NO_STORE = "urn:fencing-sdk:problem:lock-store-unavailable"
+_OUTAGE = 5
+"""Seconds after which a caller may ask again for a lock whose store is down."""
 
 
 class RequestRefused(FencingError):  # noqa: N818  (it is the request that erred)
@@ -54,7 +62,7 @@ class RequestRefused(FencingError):  # noqa: N818  (it is the request that erred
         return f"{self.problem.status} {self.problem.title}: {self.problem.detail}"
 
 
-MAPPED = (StaleTokenError, RequestRefused, InvalidNameError, LeaseLostError, AcquireError)
+MAPPED = (StaleTokenError, RequestRefused, InvalidNameError, LeaseLostError, AcquireError, BackendError)
 """The exceptions that have an answer. All others stay errors."""
 
 
@@ -123,6 +131,8 @@ def problem_of(error: FencingError, *, stale_status: int) -> Problem:
         case AcquireError():
             text = "somebody else holds the lock that this request needs"
             return Problem(423, _LOCKED, "Locked", text, retry_after=_seconds(error))
+        case BackendError():
+            return _without_store(error)
     text = "the lease that this request worked under is over; what it did may be incomplete"
     return Problem(503, _LOST, "Lease lost", text, retry_after=1)
 
@@ -135,6 +145,14 @@ def _stale(error: StaleTokenError, status: int) -> Problem:
         "conflict": error.conflict,
     }
     return Problem(status, _STALE, "Stale fencing token", str(error), members)
+
+
+def _without_store(error: BackendError) -> Problem:
+    """Log *error*, which a framework does for a 500 alone, and answer without what it tells about the store."""
+    outage = isinstance(error, BackendUnavailableError)
+    logger.log(logging.WARNING if outage else logging.ERROR, "a request is answered with 503: %s", error)
+    text = "a store of locks or fences that this request needs cannot be used; what it did may be incomplete"
+    return Problem(503, _NO_STORE, "Lock store unavailable", text, retry_after=_OUTAGE if outage else None)
 
 
 def _seconds(error: AcquireError) -> int:

@@ -40,10 +40,11 @@ class FencingMiddleware:
 
     The guard's fence is raised to the token of every request with one of *methods* whose path
     belongs to *resource*: 409 for a stale token, 428 for none, 400 for what is no token. Errors of
-    the guard itself stay errors. Without a guard the token is read, and `request_token` hands it
+    the guard's database stay errors. Without a guard the token is read, and `request_token` hands it
     to the handler, which admits it where it writes; a `StaleTokenError` of that token is 409 all
-    the same. An `InvalidNameError` of the handler is 400, `LeaseLostError` is 503, a lock that was
-    not acquired 423, the last two with Retry-After.
+    the same. An `InvalidNameError` of the handler is 400, a lock that was not acquired 423,
+    `LeaseLostError` 503, all but the first with Retry-After. A `BackendError` is logged, and is 503
+    too: with Retry-After if the store did not answer, without if it refused.
 
     Whoever gets here may raise the fence, so put it behind the middleware that knows the caller.
     Websockets pass unguarded: a connection outlives every check, so admit each message.

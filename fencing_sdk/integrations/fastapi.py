@@ -144,7 +144,8 @@ def answer_problems(app: FastAPI, *, stale_status: int = 409) -> None:
     ``StaleTokenError`` is 409 (or 412), if it is about the token of this very request; a missing
     token 428, a malformed one 400, and so is ``InvalidNameError``, which a guard or a lock raises
     when the request makes no name that it takes; a lock that was not acquired 423, a lost lease
-    503, both with Retry-After. Call it once, before the application starts.
+    503, both with Retry-After. A ``BackendError`` is logged, and is 503 too: with Retry-After if the
+    store did not answer, without if it refused. Call it once, before the application starts.
 
     Raises:
         ConfigurationError: *stale_status* is neither 409 nor 412.

@@ -21,6 +21,7 @@ from web_servers import aiohttp_server, send, uvicorn_server
 
 from fencing_sdk import (
     AcquireTimeoutError,
+    BackendUnavailableError,
     ConfigurationError,
     LeaseLostError,
     LockClient,
@@ -328,6 +329,14 @@ async def test_a_guard_that_fails_is_500_and_nothing_is_written(serve, seats, er
     async with serve(BrokenGuard(error), seats) as url:
         answer = await send(url, b"Fencing-Token: 34")
     assert answer.status == 500
+    assert b"secret" not in answer.body
+    assert seats.writes == []
+
+
+async def test_a_guard_whose_store_does_not_answer_is_503_and_nothing_is_written(serve, seats):
+    async with serve(BrokenGuard(BackendUnavailableError("EtcdGuard", "raise_to", "secret")), seats) as url:
+        answer = await send(url, b"Fencing-Token: 34")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "5")
     assert b"secret" not in answer.body
     assert seats.writes == []
 
