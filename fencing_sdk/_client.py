@@ -63,7 +63,8 @@ class LockClient:
     Makes locks on one backend and renews all their leases with one heartbeat.
 
     Enter it once with ``async with``; then use it from any number of tasks of that event loop.
-    After it was left it may be entered again, also in another loop.
+    After it was left it may be entered again, also in another loop. Entered while it is being closed, it waits
+    for the end of that.
 
     Args:
         backend: Where the locks are kept. See `connect` for URLs.
@@ -107,9 +108,8 @@ class LockClient:
         return f"<LockClient on {backend_name(self._backend)}, {state}>"
 
     async def __aenter__(self) -> Self:
-        if self._engine is not None:
-            msg = "this client is open already; enter it once and share it between tasks"
-            raise UsageError(msg)
+        while (former := self._engine) is not None and not former.closed:
+            await former.wait_closed()
         engine = Engine(self._backend, self._clock, self._observers, watch_stalls=self._watch_stalls)
         self._engine = engine
         try:
@@ -128,15 +128,19 @@ class LockClient:
         """
         Close the client. Idempotent, bounded, and never raises because of the store.
 
-        Leases that are still held are lost with `LossReason.CLOSED` and given back.
+        Leases that are still held are lost with `LossReason.CLOSED` and given back. Every caller waits
+        until the client is closed. One that is cancelled meanwhile waits too, and is cancelled afterwards.
 
         Raises:
             UsageError: the event loop that opened the client runs elsewhere.
         """
         engine = self._engine
-        if engine is not None:
+        if engine is None:
+            return
+        try:
             await engine.aclose()
-            if self._engine is engine:
+        finally:
+            if engine.closed and self._engine is engine:
                 self._engine = None
 
     def lock(

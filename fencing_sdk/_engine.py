@@ -7,15 +7,15 @@ An engine belongs to one event loop and is never used again after `aclose`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import Context
 
-import anyio
-
 from fencing_sdk._acquire import Acquisition, Terms, Won
 from fencing_sdk._claim import Claim, Holder, Token
 from fencing_sdk._clock import Clock
+from fencing_sdk._closing import Closing
 from fencing_sdk._errands import Errands
 from fencing_sdk._events import Acquired, FenceRaised, Observers, Released, StaleRejected, logger
 from fencing_sdk._fences import Fences, raise_fence
@@ -46,8 +46,7 @@ class Engine:
         self._beating: asyncio.Task[None] | None = None
         self._stop_notices: Callable[[], object] = lambda: None
         self._unreleased: dict[str, tuple[Claim, weakref.ref[Lease]]] = {}
-        self._released = asyncio.Event()
-        self._closed = False
+        self._closing = Closing(self._unreleased)
 
     def __len__(self) -> int:
         return len(self._heartbeat)
@@ -58,9 +57,13 @@ class Engine:
 
         Raises:
             BackendError: the backend can tell already that it will not work.
+            UsageError: the client was closed while it was opening.
         """
         if isinstance(self._backend, SupportsOpen):
             await self._errands.ask("open", self._backend.open, _CALL_LIMIT)
+        if self._closing.begun:
+            msg = "this client was closed while it was opening"
+            raise UsageError(msg)
         if isinstance(self._backend, SupportsLossNotice):
             self._stop_notices = self._backend.on_loss(self._on_loss)
         self._beating = self._loop.create_task(self._heartbeat.run(), context=Context(), name="fencing-heartbeat")
@@ -76,10 +79,13 @@ class Engine:
         if asyncio.get_running_loop() is not self._loop:
             msg = "this client was opened in another event loop; open one client for each loop"
             raise UsageError(msg)
-        if self._closed:
+        if self._closing.begun:
             msg = "this client is closed; enter it again with 'async with'"
             raise UsageError(msg)
-        if self._beating is None or self._beating.done():
+        if self._beating is None:
+            msg = "this client is still opening; enter it first, and use it when that is done"
+            raise UsageError(msg)
+        if self._beating.done():
             msg = "the heartbeat of this client failed, so it cannot keep a lease; close it and open it again"
             raise UsageError(msg) from self._heartbeat.failure
 
@@ -174,7 +180,7 @@ class Engine:
         self._heartbeat.forget(lease.owner)
         if self._unreleased.pop(lease.owner, None) is None:
             return  # the client was closed meanwhile
-        self._released.set()
+        self._closing.look_again()
         limit = min(lease.timing.call_limit, _RELEASE_LIMIT)
         returned = self._errands.give_back(lease.claim, limit)
         if lease.stray and lease.held_for < lease.ttl:
@@ -237,63 +243,77 @@ class Engine:
         if lease is not None:
             lease.lose(reason)
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing of this engine runs any more."""
+        return self._closing.over
+
+    async def wait_closed(self) -> None:
+        """
+        Wait for the end of a closing that has begun.
+
+        Raises:
+            UsageError: it has not begun, or goes on in another event loop.
+        """
+        if not self._closing.begun:
+            msg = "this client is open already; enter it once and share it between tasks"
+            raise UsageError(msg)
+        if asyncio.get_running_loop() is not self._loop:
+            msg = "this client is still being closed in another event loop; open one client for each loop"
+            raise UsageError(msg)
+        await self._closing.wait()
+
     async def aclose(self) -> None:
         """
         End every lease, give back what can be given back, and close the backend. Bounded.
 
+        Every caller waits for the end of the same closing, also one that is cancelled meanwhile.
         Nothing is done in a forked child, whose parent goes on with all of it.
 
         Raises:
             UsageError: the event loop that opened the client runs elsewhere.
         """
-        if self._closed or self._generation != generation():
+        if self._generation != generation():
+            self._closing.over = True
+        if self._closing.over:
             return
-        errands = self._errands
         if asyncio.get_running_loop() is not self._loop:
-            if not self._loop.is_closed():
-                msg = "this client was opened in another event loop, which still exists; close it there"
-                raise UsageError(msg)
-            errands = Errands(self._backend, self._clock)  # the old ones are gone with their loop
-        self._closed = True
-        self._heartbeat.lose_all(LossReason.CLOSED)
-        self._stop_notices()
-        with anyio.CancelScope(shield=True):
-            inside = await self._await_bodies() if errands is self._errands else frozenset()
+            self._leave_dead_loop()
+        await self._closing.join(self._close)
+
+    def _leave_dead_loop(self) -> None:
+        """Go on in the running loop: of the tasks of a closed one, not even a closing that began will go on."""
+        if not self._loop.is_closed():
+            msg = "this client was opened in another event loop, which still exists; close it there"
+            raise UsageError(msg)
+        self._loop = asyncio.get_running_loop()
+        self._errands = Errands(self._backend, self._clock)
+        self._closing = Closing(self._unreleased)
+        self._beating = None
+
+    async def _close(self) -> None:
+        """Take every step, although the one before it failed or was cancelled by a loop that shuts down."""
+        async with contextlib.AsyncExitStack() as steps:
+            steps.push_async_callback(self._close_backend)
+            steps.push_async_callback(self._errands.aclose, _CALL_LIMIT)
+            steps.push_async_callback(self._end_heartbeat)
+            self._heartbeat.lose_all(LossReason.CLOSED)
+            self._stop_notices()
+            inside = await self._closing.await_bodies(_CALL_LIMIT)
             for owner, (claim, _) in self._unreleased.items():
                 if owner not in inside:
-                    errands.give_back(claim, _RELEASE_LIMIT)
+                    self._errands.give_back(claim, _RELEASE_LIMIT)
             self._unreleased.clear()
-            if self._beating is not None and not self._beating.done():
-                self._beating.cancel()
-                await asyncio.wait((self._beating,), timeout=_CALL_LIMIT)
-            await errands.aclose(_CALL_LIMIT)
-            await self._close_backend(errands)
 
-    async def _await_bodies(self) -> frozenset[str]:
-        """
-        Let the bodies that were cancelled end and give their locks back; return the owners whose body did not.
+    async def _end_heartbeat(self) -> None:
+        if self._beating is not None and not self._beating.done():
+            self._beating.cancel()
+            await asyncio.wait((self._beating,), timeout=_CALL_LIMIT)
+        self._heartbeat.stop_watching()
 
-        Their locks are left to the ttl: given back, somebody else could hold one while the body goes on.
-        """
-        with anyio.move_on_after(_CALL_LIMIT):
-            while self._inside():
-                self._released.clear()
-                await self._released.wait()
-        return self._inside()
-
-    def _inside(self) -> frozenset[str]:
-        """The owners of leases whose ``async with`` other tasks are inside."""
-        mine = asyncio.current_task()
-        leases = {owner: reference() for owner, (_, reference) in self._unreleased.items()}
-        return frozenset(
-            owner
-            for owner, lease in leases.items()
-            if lease is not None and lease.host not in {None, mine} and not lease.host.done()
-        )
-
-    async def _close_backend(self, errands: Errands) -> None:
+    async def _close_backend(self) -> None:
         try:
-            await errands.ask("close", self._backend.aclose, _CALL_LIMIT)
+            await self._errands.ask("close", self._backend.aclose, _CALL_LIMIT)
         except Exception as error:  # noqa: BLE001  (closing must not replace the error of the user's body)
             logger.warning("closing the backend failed", exc_info=error)
 

@@ -87,8 +87,12 @@ class Heartbeat:
             raise
         finally:
             self.lose_all(LossReason.CLOSED)
-            if self._watch is not None:
-                self._watch.stop()
+            self.stop_watching()
+
+    def stop_watching(self) -> None:
+        """End the thread that looks at the loop's stack."""
+        if self._watch is not None:
+            self._watch.stop()
 
     def add(self, lease: Lease, sent_at: float) -> None:
         """Keep *lease* alive; its last successful request left at *sent_at*."""

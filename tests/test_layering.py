@@ -15,7 +15,7 @@ FLOORS = [
     {"abc", "_template", "_recording"},
     {"_lease", "_stall", "_alarms"},
     {"_current", "_errands", "_cohort"},
-    {"_tenure", "_heartbeat", "_acquire", "_fences"},
+    {"_tenure", "_heartbeat", "_acquire", "_fences", "_closing"},
     {"_engine"},
     {"_lock", "_arguments"},
     {"_client"},

@@ -1,13 +1,15 @@
-"""A client that is closed while bodies run under its locks: nobody else gets in before they have ended (P1)."""
+"""A client that is closed: once and to the end, and not before the bodies under its locks have ended (P1)."""
 
 import asyncio
 import contextlib
+import threading
+from collections.abc import AsyncIterator
 
 import anyio
 import pytest
-from virtual_time import in_virtual_time, now
+from virtual_time import in_virtual_time, now, settle
 
-from fencing_sdk import LeaseLostError, LockClient, LossReason
+from fencing_sdk import LeaseLostError, LockClient, LossReason, Lost, UsageError
 from fencing_sdk._clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
 
@@ -104,3 +106,262 @@ async def test_a_plain_handle_and_a_body_that_is_gone_are_given_back_at_once():
         await clients.ours.aclose()
         assert await waiting == 1.0
         assert handle.lost_reason is LossReason.CLOSED
+
+
+# One end for all who ask for it
+
+
+class Store(MemoryBackend):
+    """Tells what was called, and opens or closes no earlier than it may."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        self.log: list[str] = []
+        self.may_open = asyncio.Event()
+        self.may_open.set()
+        self.may_close = asyncio.Event()
+        self.may_close.set()
+
+    async def open(self) -> None:
+        await self.may_open.wait()
+        self.log.append("opened")
+
+    async def aclose(self) -> None:
+        await self.may_close.wait()
+        self.log.append("closed")
+
+
+class SlowBody:
+    """A body under the lock that cleans up until it is let go."""
+
+    def __init__(self, client: LockClient) -> None:
+        self._client = client
+        self._holds = asyncio.Event()
+        self.cleaning = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.task = asyncio.create_task(self._work())
+
+    async def _work(self) -> None:
+        with contextlib.suppress(LeaseLostError):
+            async with self._client.lock("a", ttl=30):
+                self._holds.set()
+                try:
+                    await asyncio.sleep(3600)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        self.cleaning.set()
+                        await self.may_end.wait()
+
+    async def holds(self) -> None:
+        await self._holds.wait()
+
+
+@contextlib.asynccontextmanager
+async def closing_client(**options: object) -> AsyncIterator[tuple[LockClient, Store, SlowBody, asyncio.Task[None]]]:
+    """A client whose closing waits for a body."""
+    store = Store(clock=LoopClock())
+    client = await LockClient(store, **options).__aenter__()
+    body = SlowBody(client)
+    await body.holds()
+    closing = asyncio.create_task(client.aclose())
+    await body.cleaning.wait()
+    yield client, store, body, closing
+    body.may_end.set()
+    await asyncio.gather(closing, body.task, return_exceptions=True)
+    await client.aclose()
+
+
+def ours() -> list[str]:
+    """What the package still runs: its tasks and its threads."""
+    tasks = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("fencing")]
+    return tasks + [thread.name for thread in threading.enumerate() if thread.name.startswith("fencing")]
+
+
+async def nothing_runs() -> None:
+    """Wait for the thread that was told to end."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("fencing"):
+            await asyncio.to_thread(thread.join, 5)
+    assert ours() == []
+
+
+@pytest.mark.every_loop
+async def test_a_closing_that_is_cancelled_is_finished_first():
+    async with closing_client() as (client, store, body, closing):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01) as patience:
+                asyncio.get_running_loop().call_later(0.05, body.may_end.set)
+                await client.aclose()
+        assert patience.expired()
+        assert closing.done()
+        assert body.task.done()
+        assert await store.inspect("a") is None
+        assert store.log == ["opened", "closed"]
+        assert repr(client).endswith("closed>")
+        await nothing_runs()
+
+
+@pytest.mark.every_loop
+async def test_a_closing_in_a_cancelled_scope_is_finished_first_and_burns_no_processor():
+    async with closing_client() as (client, store, body, _):
+        turns = 0
+
+        def count() -> None:
+            nonlocal turns
+            turns += 1
+            if not body.may_end.is_set():
+                asyncio.get_running_loop().call_later(0.01, count)
+
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            asyncio.get_running_loop().call_later(0.1, body.may_end.set)
+            count()
+            await client.aclose()
+        assert store.log == ["opened", "closed"]
+        assert 1 < turns < 15
+
+
+@pytest.mark.every_loop
+async def test_every_caller_returns_when_the_client_is_closed_and_not_before():
+    async with closing_client() as (client, store, body, first):
+        second = asyncio.create_task(client.aclose())
+        await settle()
+        assert not second.done()
+        assert await store.inspect("a") is not None
+        body.may_end.set()
+        await second
+        assert await store.inspect("a") is None
+        assert store.log == ["opened", "closed"]
+        await first
+
+
+@pytest.mark.every_loop
+async def test_opening_again_waits_for_the_closing_and_keeps_its_store():
+    async with closing_client() as (client, store, body, closing):
+        reopening = [asyncio.create_task(client.__aenter__()) for _ in range(2)]
+        await settle()
+        assert store.log == ["opened"]
+        body.may_end.set()
+        opened, refused = await asyncio.gather(*reopening, return_exceptions=True)
+        assert opened is client
+        assert isinstance(refused, UsageError), "as of a client that is open"
+        await closing
+        assert store.log == ["opened", "closed", "opened"]
+        async with client.lock("a") as lease:
+            assert lease.held
+
+
+@in_virtual_time
+async def test_giving_up_to_open_again_leaves_the_closing_alone():
+    async with closing_client(clock=LoopClock(), watch_stalls=False) as (client, store, body, closing):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await client.__aenter__()
+        assert not closing.done()
+        body.may_end.set()
+        await closing
+        assert store.log == ["opened", "closed"]
+
+
+@in_virtual_time
+async def test_a_body_that_joins_the_closing_is_not_waited_for():
+    async with TwoClients() as clients:
+
+        async def body(name: str) -> None:
+            with contextlib.suppress(LeaseLostError):
+                async with clients.ours.lock(name, ttl=TTL):
+                    try:
+                        await asyncio.sleep(3600)
+                    finally:
+                        with anyio.CancelScope(shield=True):
+                            await asyncio.sleep(1)
+                            await clients.ours.aclose()
+
+        bodies = [asyncio.create_task(body(name)) for name in "ab"]
+        await asyncio.sleep(1)
+        await clients.ours.aclose()
+        assert now() == 2.0
+        await asyncio.gather(*bodies)
+        assert now() == 2.0
+
+
+@in_virtual_time
+async def test_a_closing_whose_task_the_loop_cancels_takes_its_other_steps():
+    """As `asyncio.run` does to every task when it is interrupted again."""
+    async with closing_client(clock=LoopClock(), watch_stalls=False) as (client, store, _, closing):
+        [task] = [task for task in asyncio.all_tasks() if task.get_name() == "fencing-closing"]
+        task.cancel()
+        await closing
+        assert store.log == ["opened", "closed"]
+        assert ours() == []
+        assert repr(client).endswith("closed>")
+        assert await store.inspect("a") is not None, "its body still runs: its lock is left to the ttl"
+
+
+@in_virtual_time
+async def test_an_error_of_a_stopped_notice_leaves_after_the_client_is_closed():
+    class Announcing(Store):
+        def on_loss(self, notice):
+            return lambda: 1 / 0
+
+    store = Announcing(clock=LoopClock())
+    client = await LockClient(store, clock=LoopClock(), watch_stalls=False).__aenter__()
+    with pytest.raises(ZeroDivisionError):
+        await client.aclose()
+    assert store.log == ["opened", "closed"]
+    assert ours() == []
+    await client.aclose()
+
+
+@pytest.mark.every_loop
+async def test_an_observer_that_closes_the_client_joins_the_closing():
+    closings: list[asyncio.Task[None]] = []
+
+    def close(event: object) -> None:
+        if isinstance(event, Lost):
+            closings.append(asyncio.create_task(client.aclose()))
+
+    store = Store()
+    client = await LockClient(store, observers=[close]).__aenter__()
+    handle = await client.lock("a").acquire()
+    await client.aclose()
+    await asyncio.gather(*closings)
+    assert handle.lost_reason is LossReason.CLOSED
+    assert len(closings) == 1
+    assert store.log == ["opened", "closed"]
+
+
+# A client that is opening
+
+
+@in_virtual_time
+async def test_a_client_that_is_still_opening_says_so():
+    store = Store(clock=LoopClock())
+    store.may_open.clear()
+    client = LockClient(store, clock=LoopClock(), watch_stalls=False)
+    opening = asyncio.create_task(client.__aenter__())
+    await settle()
+    with pytest.raises(UsageError, match="still opening"):
+        await client.lock("a").acquire()
+    store.may_open.set()
+    await opening
+    async with client.lock("a") as lease:
+        assert lease.held
+    await client.aclose()
+
+
+@in_virtual_time
+async def test_a_client_that_is_closed_while_it_opens_leaves_nothing_behind():
+    store = Store(clock=LoopClock())
+    store.may_open.clear()
+    client = LockClient(store, clock=LoopClock(), watch_stalls=False)
+    opening = asyncio.create_task(client.__aenter__())
+    await settle()
+    closing = asyncio.create_task(client.aclose())
+    await settle()
+    store.may_open.set()
+    with pytest.raises(UsageError, match="closed while it was opening"):
+        await opening
+    await closing
+    assert store.log == ["opened", "closed"]
+    assert ours() == []
