@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter, Token
-from rich.console import Console
 
 from fencing_sdk import __version__
-from fencing_sdk.cli.run import Exit, Job, OnLoss, run_job, say
-from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.cli._durations import parse_duration
+from fencing_sdk.cli._job import Job, OnLoss
+from fencing_sdk.cli._streams import Output, OutputClosedError, say, silence
+from fencing_sdk.cli.run import Exit, run_job
+from fencing_sdk.errors import ConfigurationError
 
 app = App(
     name="fencing",
@@ -23,6 +26,7 @@ app = App(
 
 def run_app(arguments: Sequence[str]) -> int:
     """Run the command in *arguments*; return its exit code."""
+    app.console = Output()
     try:
         code: int | None = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, ConfigurationError) as error:
@@ -30,18 +34,21 @@ def run_app(arguments: Sequence[str]) -> int:
         return Exit.USAGE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except OutputClosedError:
+        silence(sys.stdout)
+        return 128 + signal.SIGPIPE
     return code or 0
 
 
+def _duration(_hint: object, tokens: Sequence[Token]) -> float:
+    return parse_duration(tokens[0].value)  # a ValueError becomes an error of cyclopts that names the option
+
+
 def _patience(_hint: object, tokens: Sequence[Token]) -> float | None:
-    value = tokens[0].value
-    if value == "forever":
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        msg = f"expected a number of seconds, or: forever, not {shown(value)}"
-        raise ValueError(msg) from None  # which cyclopts turns into an error that names the option
+    return None if tokens[0].value == "forever" else parse_duration(tokens[0].value, also=", or: forever")
+
+
+_Duration = Annotated[float, Parameter(converter=_duration)]
 
 
 @app.command(usage="Usage: fencing run LOCK [OPTIONS] -- COMMAND [ARGUMENT ...]")
@@ -50,16 +57,21 @@ def run(
     /,
     *command: str,
     url: str | None = None,
-    ttl: float = 15.0,
+    ttl: _Duration = 15.0,
     wait: Annotated[float | None, Parameter(converter=_patience)] = 0.0,
+    max_hold: _Duration | None = None,
     on_loss: OnLoss = "term",
+    metadata: str | None = None,
     quiet: Annotated[bool, Parameter(negative="")] = False,
+    verbose: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Run a command while holding a lock.
 
     The command finds FENCING_TOKEN, FENCING_LOCK and FENCING_DEADLINE in its environment. Its exit
     code is passed through. Otherwise: 75 the lock is taken and nothing was run, 76 the lease was
     lost and the command was stopped, 69 the store cannot be used, 2 wrong usage.
+
+    Times are durations such as 90s, 5m or 1h, or plain seconds.
 
     Args:
         lock: What only one may do at a time, such as nightly-report.
@@ -68,14 +80,20 @@ def run(
 
         url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
 
-        ttl: Seconds after which others get the lock if this machine dies.
+        ttl: The time after which others get the lock if this machine dies.
 
-        wait: Seconds to wait for another holder, or: forever.
+        wait: How long to wait for another holder, or: forever.
+
+        max_hold: The time after which the lease ends although the command still runs. Default: never.
 
         on_loss: What happens to the command when the lease is lost: SIGTERM and soon SIGKILL,
             SIGKILL at once, or only a warning.
 
+        metadata: What others see who ask for the holder. Default: host, process id, name of the command, start.
+
         quiet: Say nothing when the lock is taken.
+
+        verbose: Say when the command starts and when it has ended.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -83,7 +101,8 @@ def run(
     if not command:
         msg = "no command to run; write: fencing run LOCK -- COMMAND"
         raise ConfigurationError(msg)
-    return run_job(Job(command, on_loss, quiet), lock, url=url, ttl=ttl, wait=wait)
+    job = Job(command, on_loss, quiet=quiet, verbose=verbose)
+    return run_job(job, lock, url=url, ttl=ttl, wait=wait, max_hold=max_hold, metadata=metadata)
 
 
 @app.command
@@ -121,7 +140,7 @@ def demo(*, svg: Path | None = None) -> int:
     """
     from fencing_sdk.cli.demo import show  # noqa: PLC0415  (what cron starts every minute loads no pictures)
 
-    return show(Console(), svg)
+    return show(Output(), svg)
 
 
 @app.command
@@ -167,4 +186,4 @@ def check(
     """
     from fencing_sdk.cli.check import PLAIN, check_recordings  # noqa: PLC0415  (as above)
 
-    return check_recordings((recording, *more), Console(), least=least, require=PLAIN if require is None else require)
+    return check_recordings((recording, *more), Output(), least=least, require=PLAIN if require is None else require)

@@ -12,7 +12,8 @@ import anyio
 from fencing_sdk._wire import ENV_URL
 from fencing_sdk.abc import SupportsSchema
 from fencing_sdk.backends import from_url
-from fencing_sdk.cli.run import Exit, say
+from fencing_sdk.cli._streams import say, write_out
+from fencing_sdk.cli.run import Exit
 from fencing_sdk.errors import BackendError, ConfigurationError
 
 _PATIENCE = 30.0
@@ -35,7 +36,7 @@ def prepare(url: str | None, *, sql: bool) -> int:
         say(f"nothing to do: {urlsplit(url).scheme}:// needs no tables, or makes them by itself")
         return 0
     if sql:
-        print(backend.schema_sql())  # noqa: T201  (for a migration: fencing init --sql > 0042_locks.sql)
+        write_out(f"{backend.schema_sql()}\n")  # for a migration: fencing init --sql > 0042_locks.sql
         return 0
     try:
         asyncio.run(_create(backend))

@@ -11,25 +11,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
+from typing import Unpack
 from urllib.parse import quote
 
 import anyio
 
-from fencing_sdk._client import connect
+from fencing_sdk._client import LockOptions, connect
 from fencing_sdk._clock import BootClock, wall_seconds
 from fencing_sdk._lease import Lease
 from fencing_sdk._lock import Lock
 from fencing_sdk._wire import ENV_DEADLINE, ENV_LOCK, ENV_TOKEN, ENV_URL
 from fencing_sdk.cli._child import TO_THE_COMMAND, TO_THE_GROUP, Child
+from fencing_sdk.cli._job import Job
+from fencing_sdk.cli._streams import say
 from fencing_sdk.errors import (
     AcquireError,
     BackendError,
@@ -39,8 +38,6 @@ from fencing_sdk.errors import (
     LossReason,
     shown,
 )
-
-OnLoss = Literal["term", "kill", "warn"]
 
 _DEATH_SIGNAL = {"term": signal.SIGTERM, "kill": signal.SIGKILL, "warn": 0}
 _SIGNALLED = 128
@@ -55,34 +52,6 @@ class Exit(IntEnum):
     LOST = 76
     NOT_EXECUTABLE = 126
     NOT_FOUND = 127
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to run, and what to do when its lease is lost."""
-
-    command: Sequence[str]
-    on_loss: OnLoss
-    quiet: bool
-
-
-def say(message: str) -> None:
-    """Print one line on standard error. Where nobody can read it, nothing else may fail."""
-    if sys.stderr is None:
-        return
-    try:
-        sys.stderr.write(f"fencing: {message}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        _silence()
-
-
-def _silence() -> None:
-    """Let nobody write to a closed pipe again: Python's own flush at the end would turn the exit code into 120."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stderr.fileno())
-        os.close(nowhere)
 
 
 def default_url() -> str:
@@ -101,9 +70,11 @@ def default_url() -> str:
     return f"sqlite:///{quote(os.fsencode(folder / 'locks.db'))}"
 
 
-def run_job(job: Job, lock_name: str, *, url: str | None, ttl: float, wait: float | None) -> int:
+def run_job(job: Job, lock_name: str, *, url: str | None, **options: Unpack[LockOptions]) -> int:
     """
     Run *job* under the lock, in the store at *url* or the default one, and return the exit code.
+
+    Without ``metadata`` among the *options*, others see where the job runs and since when.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -116,10 +87,12 @@ def run_job(job: Job, lock_name: str, *, url: str | None, ttl: float, wait: floa
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         say(f"no folder for the locks ({error}); nothing was run, set {ENV_URL} or XDG_STATE_HOME")
         return Exit.UNAVAILABLE
-    return asyncio.run(supervise(job, lock_name, url=url, ttl=ttl, wait=wait))
+    if options.get("metadata") is None:
+        options["metadata"] = job.description()
+    return asyncio.run(supervise(job, lock_name, url=url, **options))
 
 
-async def supervise(job: Job, lock_name: str, *, url: str, ttl: float, wait: float | None) -> int:
+async def supervise(job: Job, lock_name: str, *, url: str, **options: Unpack[LockOptions]) -> int:
     """
     Run *job* under the lock and return the exit code.
 
@@ -130,7 +103,7 @@ async def supervise(job: Job, lock_name: str, *, url: str, ttl: float, wait: flo
         msg = "memory:// locks exclude nobody here: each process has its own; use a sqlite:// URL or none"
         raise ConfigurationError(msg)
     locks = connect(url)
-    lock = locks.lock(lock_name, ttl=ttl, wait=wait)
+    lock = locks.lock(lock_name, **options)
     watch = Supervision(job)
     try:
         async with locks:
@@ -185,6 +158,9 @@ class Supervision:
             self._waiting.cancel()
 
     async def _run_under(self, lease: Lease) -> None:
+        program = shown(self._job.program)
+        started_at = BootClock().now()
+        self._tell(f"lock {shown(lease.name)} is held with token {lease.token:d}; {program} starts")
         try:
             child = self._start(lease)
         except OSError as error:
@@ -197,6 +173,12 @@ class Supervision:
             if child.running:
                 await self._lose(child, lease)
             self.code = child.code
+            took = BootClock().now() - started_at
+            self._tell(f"{program} has ended with exit code {self.code} after {took:.1f} s")
+
+    def _tell(self, line: str) -> None:
+        if self._job.verbose:
+            say(line)
 
     def _start(self, lease: Lease) -> Child:
         child = Child(

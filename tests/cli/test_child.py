@@ -10,7 +10,8 @@ from command_line import state, until
 from fencing_sdk import Acquired, Event, connect
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.cli._child import Child
-from fencing_sdk.cli.run import Job, Supervision
+from fencing_sdk.cli._job import Job
+from fencing_sdk.cli.run import Supervision
 
 
 async def test_a_signal_between_the_grant_and_the_start_starts_nothing(tmp_path: Path):

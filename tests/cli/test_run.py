@@ -1,14 +1,21 @@
 """`fencing run`: what a command gets, what its caller gets, and who is left alive."""
 
+import json
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 
 import pytest
 from command_line import Fencing, alive, until
+
+from fencing_sdk import connect
+from fencing_sdk._arguments import check_metadata
+from fencing_sdk.cli._job import Job
 
 LONG = "60"
 
@@ -262,3 +269,72 @@ def test_a_supervisor_that_is_killed_takes_its_command_along(fencing: Fencing):
     pid = fencing.pid("command.pid")
     process.kill()
     until(lambda: not alive(pid), "the end of the command")
+
+
+# How long, who, and what is told.
+
+
+def test_times_are_durations(fencing: Fencing):
+    fencing.environment["FENCING_RECORD"] = "events.jsonl"
+    done = fencing("run", "job", "--ttl", "2m", "--wait", "1500ms", "--max-hold", "1h30m", "--", "true")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = map(json.loads, fencing.path("events.jsonl").read_text().splitlines())
+    assert [line["ttl"] for line in lines if line["kind"] == "acquired"] == [120.0]
+
+
+def test_a_command_that_hangs_is_stopped_after_max_hold(fencing: Fencing):
+    started = time.monotonic()
+    done = fencing("run", "job", "--ttl", "1h", "--max-hold", "500ms", *shell(f"exec sleep {LONG}"))
+    assert done.returncode == 76
+    assert "max_hold" in done.stderr
+    assert "the command was stopped" in done.stderr
+    assert time.monotonic() - started < 10
+    assert fencing("run", "job", "--", "true").returncode == 0
+
+
+async def seen_by_others(fencing: Fencing, *arguments: str) -> str | None:
+    fencing.start("run", "job", *arguments)
+    fencing.appears("holder.pid")
+    async with connect(f"sqlite:///{fencing.state}/fencing/locks.db") as locks:
+        holder = await locks.inspect("job")
+    return holder.metadata
+
+
+HOLDS = shell(f"echo $PPID > supervisor; echo $$ > holder.pid; exec sleep {LONG}")
+
+
+async def test_others_see_where_a_command_runs_and_since_when_but_not_its_arguments(fencing: Fencing):
+    before = datetime.now(UTC).replace(microsecond=0)
+    metadata = await seen_by_others(fencing, *HOLDS, "--password=secret")
+    told = json.loads(metadata)
+    assert {**told, "start": ""} == {
+        "host": os.uname().nodename,
+        "pid": int(fencing.path("supervisor").read_text()),
+        "command": "sh",
+        "start": "",
+    }
+    assert before <= datetime.fromisoformat(told["start"]) <= datetime.now(UTC)
+    assert "secret" not in metadata
+
+
+@pytest.mark.parametrize("metadata", ["deploy 42", ""])
+async def test_others_see_the_metadata_that_was_given(fencing: Fencing, metadata: str):
+    assert await seen_by_others(fencing, "--metadata", metadata, *HOLDS) == metadata
+
+
+@pytest.mark.parametrize(
+    "program", [b"/opt/" + b"d" * 900 + b"/" + b"n" * 900, b"\xff\xfe" * 200, b'"\\' * 300, "\U0001f600é".encode() * 90]
+)
+def test_a_name_of_any_bytes_makes_metadata_that_every_store_keeps(program: bytes):
+    metadata = Job((os.fsdecode(program), "--password=secret"), "term").description()
+    assert check_metadata(metadata) == metadata
+    assert "secret" not in metadata
+    assert len(json.loads(metadata)["command"]) <= 100
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
+def test_verbose_is_one_line_at_the_start_and_one_at_the_end(fencing: Fencing, script: str, code: int):
+    done = fencing("run", "job", "--verbose", *shell(f"echo $FENCING_TOKEN; {script}"), "--password=secret")
+    start, end = done.stderr.splitlines()
+    assert start == f"fencing: lock 'job' is held with token {done.stdout.strip()}; 'sh' starts"
+    assert re.fullmatch(rf"fencing: 'sh' has ended with exit code {code} after \d+\.\d s", end)

@@ -1,0 +1,44 @@
+"""What ``fencing run`` was told to run, and what others may know about it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import Literal
+
+from fencing_sdk._clock import wall_seconds
+
+OnLoss = Literal["term", "kill", "warn"]
+
+_SHOWN = 100
+"""Characters of a name; two of them, with every one escaped, stay far below what a store keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A command, what to do when its lease is lost, and how much to say about it."""
+
+    command: Sequence[str]
+    on_loss: OnLoss
+    quiet: bool = False
+    verbose: bool = False
+
+    @property
+    def program(self) -> str:
+        """The command's name alone: its folder is long, and its arguments may hold passwords."""
+        return _harmless(PurePath(self.command[0]).name or self.command[0])
+
+    def description(self) -> str:
+        """Tell where this command runs, since when, and as which process: what others see who ask for the holder."""
+        start = datetime.fromtimestamp(wall_seconds(), UTC).isoformat(timespec="seconds")
+        facts = {"host": _harmless(os.uname().nodename), "pid": os.getpid(), "command": self.program, "start": start}
+        return json.dumps(facts, ensure_ascii=False)
+
+
+def _harmless(name: str) -> str:
+    """A name that every store keeps and every terminal shows, cut; an argument may be any bytes."""
+    return "".join(char if char.isprintable() else "?" for char in name[:_SHOWN])

@@ -1,0 +1,81 @@
+"""A reader that has gone, as after `| head`, ends a command quietly, and is never mistaken for its result."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import Fencing, alive, until
+
+GONE = 128 + signal.SIGPIPE
+
+RECORDING = '{"t": 1.0, "actor": "a", "kind": "acquiring", "name": "job"}\n'
+
+
+def without_reader(fencing: Fencing, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run with a standard output whose other end is closed already."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return fencing(*arguments, stdout=writing)
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("--version",),
+        ("run", "--help"),
+        ("init", "--sql", "--url", "postgresql://localhost/app"),
+        ("check", "run.jsonl"),
+        ("demo",),
+    ],
+    ids=" ".join,
+)
+def test_a_command_whose_reader_has_gone_says_nothing_and_ends_as_by_the_signal(
+    fencing: Fencing, arguments: tuple[str, ...]
+):
+    fencing.path("run.jsonl").write_text(RECORDING)
+    done = without_reader(fencing, *arguments)
+    assert (done.returncode, done.stderr) == (GONE, "")
+
+
+def test_the_demo_leaves_no_frozen_worker_when_its_reader_goes(fencing: Fencing):
+    fencing.environment["TMPDIR"] = str(fencing.folder)
+    demo = fencing.start("demo")
+    while "FROZEN" not in demo.stdout.readline():
+        assert demo.poll() is None
+    workers = children(demo.pid)
+    assert len(workers) == 2
+    demo.stdout.close()
+    assert (demo.wait(), demo.stderr.read()) == (GONE, "")
+    until(lambda: not any(map(alive, workers)), "the end of the workers")
+    assert list(fencing.folder.iterdir()) == []
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_command_under_a_lock_has_its_own_output_and_its_own_exit_code(fencing: Fencing):
+    done = without_reader(fencing, "run", "job", "--verbose", "--", "sh", "-c", "exit 3")
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("init", "--sql", "--url", "postgresql://localhost/app")])
+def test_a_command_without_any_output_says_nothing(fencing: Fencing, arguments: tuple[str, ...]):
+    script = 'exec "$@" >&-'
+    command = [sys.executable, "-m", "fencing_sdk", *arguments]
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *command],
+        env=fencing.environment,
+        cwd=fencing.folder,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
