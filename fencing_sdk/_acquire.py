@@ -262,7 +262,7 @@ class Acquisition:
     def _give_up(self) -> None:
         """Leave the line, and release by claim whatever the attempts without an answer may still achieve."""
         if self._place is not None and self._place.errand is not None:
-            self._place.errand.cancel()
+            self._errands.leave(self._place.errand)
         self._place = None
         if not self._calls:
             return

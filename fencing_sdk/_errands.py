@@ -31,6 +31,8 @@ _GRACE = 0.05
 """Seconds beyond its limit after which a call that does not react to cancellation is left behind."""
 _IN_A_ROW = 16
 """Every so manyth answer that came at once gives the loop a turn, so that whoever asks in a loop lets others run."""
+_LEAVING = 2.0
+"""Seconds that leaving a line may take, which is as long as a release may hold up the closing of the client."""
 _FIRST_RETRY = 0.02
 _LAST_RETRY = 1.0
 
@@ -78,11 +80,24 @@ class Errands:
         return self._loop.create_task(work, context=context)
 
     def stand(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run *work* that has no end of its own: closing cancels it at once."""
+        """Run *work* that has no end of its own: `leave` or the closing of the client ends it."""
         task = self.start(work)
         if not task.done():
             self._standing[task] = None
         return task
+
+    def leave(self, task: asyncio.Task[None]) -> None:
+        """
+        End the standing of *task*, which then takes back what it has in the store.
+
+        It is cancelled once, and again only after a while: a second cancellation, by the closing of the
+        client, would interrupt the taking back, and the store would keep the place of a waiter that is gone.
+        """
+        if task in self._standing:
+            del self._standing[task]
+            task.cancel()
+            self._alarms.put(task, _LEAVING, _cancel)
+            task.add_done_callback(self._alarms.drop, context=Context())
 
     @property
     def closing(self) -> bool:
@@ -215,7 +230,7 @@ class Errands:
         """Let releases finish for at most *limit* seconds, then cancel what is left and stop waiting for it."""
         self._closing.set()
         for task in tuple(self._standing):
-            task.cancel()
+            self.leave(task)
         end = self._clock.now() + limit
         while self._tasks and (left := end - self._clock.now()) > 0:
             await asyncio.wait(tuple(self._tasks), timeout=left)
@@ -229,6 +244,10 @@ class Errands:
         still = [task for task in leftover if not task.done()]
         if still:
             logger.warning("%d calls to the store do not end; they are left behind", len(still))
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

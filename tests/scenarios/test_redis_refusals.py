@@ -40,7 +40,7 @@ NEEDED = [
     *("eval", "evalsha", "hello", "time", "getex", "exists", "set", "del", "incr", "pexpire", "pttl"),
     *("zadd", "zrem", "zrange", "zrevrange", "hset", "hget", "hdel"),
 ]
-WELCOME = ["publish", "subscribe", "client|tracking"]
+WELCOME = ["publish", "subscribe", "client|tracking", "script|load"]
 
 
 def rule(commands, patterns="resetchannels &{fencing* ~{fencing*") -> str:

@@ -144,6 +144,30 @@ async def test_a_forked_child_does_not_disturb_its_parent(kind, redis_server):
     await nothing_left(redis_server)
 
 
+@pytest.mark.parametrize("forgets", [False, True], ids=["fresh server", "flushed meanwhile"])
+async def test_a_command_that_is_ended_while_it_waits_leaves_the_line(redis_server, forgets):
+    async with opened(redis_server.url) as (locks, _), staying(locks.lock("a", ttl=60)) as stay:
+        command = [sys.executable, "-m", "fencing_sdk", "run", "a", "--url", redis_server.url, "--wait", "forever"]
+        process = await asyncio.create_subprocess_exec(*command, "--", "true")
+        try:
+            await waiting(redis_server, 1)
+            if forgets:
+                await redis_server.command("SCRIPT", "FLUSH")
+            process.terminate()
+            async with asyncio.timeout(LIMIT):
+                assert await process.wait() == 128 + signal.SIGTERM
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert await keys(redis_server) == {key("a")}
+        await stay.end()
+        next_holder = await locks.lock("a", ttl=60).try_acquire()
+        assert next_holder is not None
+        await next_holder.release()
+    await nothing_left(redis_server)
+
+
 # One process.
 
 
@@ -272,18 +296,15 @@ async def test_waiters_who_give_up_leave_no_trace_and_pass_their_turn_on(redis_s
     await nothing_left(redis_server)
 
 
-async def test_a_head_that_leaves_while_it_is_its_turn_wakes_the_next(redis_server, proxy, nobody_polls):
+async def test_the_last_words_of_a_head_wake_the_next_on_a_fresh_server_too(redis_server, proxy, nobody_polls):
     async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
         async with staying(others.lock("a", ttl=60)) as stay:
-            with pytest.raises(AcquireTimeoutError):
-                await others.lock("a", wait=2).acquire()  # so that the server knows the scripts
-            await waiting(redis_server, 0)
             head = Stay(locks.lock("a", ttl=60))
             await waiting(redis_server, 1)
             await settled(locks, proxy)
             following = Stay(others.lock("a", ttl=60), work=0)
             await waiting(redis_server, 2)
-            proxy.half_open()  # the head is not reached by the message, but can say that it leaves
+            proxy.half_open()  # the head can say that it leaves, and hears nothing any more
             await stay.end()
             await head.abandon()
             await following.over()
@@ -300,6 +321,24 @@ async def test_a_client_that_closes_leaves_the_line_at_once(redis_server):
                 await waiting(redis_server, 5)
             for waiter in stays:
                 await waiter.over()
+            assert await keys(redis_server) == {key("a")}
+            await stay.end()
+    await nothing_left(redis_server)
+
+
+async def test_a_waiter_that_is_cancelled_just_before_its_client_closes_leaves_a_server_that_forgot_the_scripts(
+    redis_server, proxy, nobody_polls
+):
+    async with opened(redis_server.url) as (others, _):
+        async with staying(others.lock("a", ttl=60)) as stay:
+            async with opened(proxy.url) as (locks, _):
+                waiter = Stay(locks.lock("a", ttl=60))
+                await waiting(redis_server, 1)
+                await settled(locks, proxy)
+                await redis_server.command("SCRIPT", "FLUSH")
+                proxy.delay(replies=0.2)
+                waiter.task.cancel()
+                await asyncio.wait([waiter.task])
             assert await keys(redis_server) == {key("a")}
             await stay.end()
     await nothing_left(redis_server)

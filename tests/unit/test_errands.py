@@ -321,6 +321,54 @@ async def test_closing_does_not_wait_for_those_who_stand_in_line():
         assert now() < 0.01
 
 
+def standing_until_cancelled(left: list[float], *, takes: float):
+    """Stand in line; leaving takes a while, and a second cancellation would interrupt it."""
+
+    async def stand() -> None:
+        try:
+            await hang()
+        finally:
+            await asyncio.sleep(takes)
+            left.append(now())
+
+    return stand()
+
+
+@in_virtual_time
+async def test_closing_lets_those_who_stand_in_line_leave_it():
+    async with office() as (errands, _):
+        left = []
+        errands.stand(standing_until_cancelled(left, takes=1.5))
+        await settle()
+        await errands.aclose(5.0)
+        assert left == [1.5]
+
+
+@in_virtual_time
+async def test_closing_does_not_interrupt_those_who_are_leaving_the_line():
+    async with office() as (errands, _):
+        left = []
+        standing = errands.stand(standing_until_cancelled(left, takes=1.5))
+        await settle()
+        errands.leave(standing)
+        errands.leave(standing)
+        await asyncio.sleep(1.0)
+        await errands.aclose(5.0)
+        assert left == [1.5]
+
+
+@in_virtual_time
+async def test_closing_does_not_wait_longer_for_leaving_than_for_a_release():
+    async with office() as (errands, _):
+        left = []
+        standing = errands.stand(standing_until_cancelled(left, takes=3600.0))
+        await settle()
+        await errands.aclose(5.0)
+        assert standing.done()
+        assert not left
+        assert now() == pytest.approx(2.0, abs=2 * GRACE)
+
+
 @in_virtual_time
 async def test_closing_stops_the_repetition_of_a_release():
     async with office(*[UNAVAILABLE] * 1000) as (errands, store):

@@ -38,10 +38,10 @@ from fencing_sdk.backends.redis._dial import Dialer
 from fencing_sdk.backends.redis._keys import DEFAULT_PREFIX, Keys, check_prefix
 from fencing_sdk.backends.redis._line import Line, Place
 from fencing_sdk.backends.redis._losses import Losses
-from fencing_sdk.backends.redis._node import Node, UnconfirmedError
+from fencing_sdk.backends.redis._node import Node, UnconfirmedError, ignore
 from fencing_sdk.backends.redis._pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis._router import ManyMasters, OneMaster, Router
-from fencing_sdk.backends.redis._script import Call
+from fencing_sdk.backends.redis._script import GIVING_UP, Call
 from fencing_sdk.backends.redis._settings import DRIVER_OPTIONS, Settings, settings_from_client, settings_from_url
 from fencing_sdk.backends.redis._translation import our_errors
 
@@ -106,6 +106,8 @@ class RedisBackend:
         return ManyMasters(place, make_node) if isinstance(place, SlotMap) else OneMaster(place, make_node)
 
     def _greet(self, node: Node, pipe: Pipe) -> None:
+        for script in GIVING_UP:
+            pipe.call("SCRIPT", "LOAD", script.text).add_done_callback(ignore)  # not permitted: it is told when it asks
         self._losses.greet(pipe)
         self._line.greet(node, pipe)
 

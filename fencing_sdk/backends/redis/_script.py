@@ -51,3 +51,10 @@ RELEASE = Script("line", "release")
 INSPECT = Script("inspect")
 JOIN = Script("line", "join")
 LEAVE = Script("line", "leave")
+
+GIVING_UP = (LEAVE, RELEASE)
+"""
+What is told to a server when a connection opens, so that it knows them at the end.
+
+A caller that gives up may not be there for the second request that a forgotten script needs.
+"""
