@@ -27,7 +27,7 @@ GROUP = "fencing_sdk.backends"
 
 Opener = Callable[..., Backend]
 
-_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{0,31})://[^\x00-\x1f\x7f]*")
+_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+._-]{0,31})://[^\x00-\x1f\x7f]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,9 @@ BUILTIN = {
     "zookeeper": _ZOOKEEPER,
 }
 
+_SQLALCHEMY = {"postgresql", "postgres", "sqlite"}
+"""Schemes to which SQLAlchemy adds the name of a driver, as in ``postgresql+asyncpg``."""
+
 
 def from_url(url: str, **options: object) -> Backend:
     """
@@ -103,6 +106,10 @@ def _load(builtin: Builtin) -> Opener:
 def _load_plugin(scheme: str) -> Opener:
     plugins = {entry.name: entry for entry in _plugins()}
     if scheme not in plugins:
+        plain, _, driver = scheme.partition("+")
+        if driver and plain in _SQLALCHEMY:
+            msg = f"drop '+{driver}', which names a driver for SQLAlchemy: the URL of a backend begins with {plain}://"
+            raise ConfigurationError(msg)
         known = ", ".join(sorted({*BUILTIN, *plugins}))
         msg = f"no backend for {shown(scheme)} URLs; known are {known}"
         raise ConfigurationError(msg)

@@ -74,6 +74,33 @@ async def test_a_backend_by_an_entry_point_keeps_locks(site):
         assert lease.token > 0
 
 
+@pytest.mark.parametrize(
+    ("scheme", "plain"),
+    [
+        ("postgresql+asyncpg", "postgresql"),
+        ("postgresql+psycopg", "postgresql"),
+        ("postgresql+psycopg2", "postgresql"),
+        ("postgresql+psycopg_async", "postgresql"),
+        ("postgres+asyncpg", "postgres"),
+        ("sqlite+aiosqlite", "sqlite"),
+        ("sqlite+pysqlite", "sqlite"),
+    ],
+)
+def test_a_url_of_sqlalchemy_is_refused_with_the_driver_to_drop(scheme, plain):
+    with pytest.raises(ConfigurationError) as refusal:
+        connect(f"{scheme}://me:{SECRET}@db/app")
+    message = str(refusal.value)
+    assert f"drop '+{scheme.partition('+')[2]}'" in message
+    assert f"{plain}://" in message
+    assert "zookeeper" not in message  # the list of all schemes hides what to do
+    assert SECRET not in everything_said(refusal.value)
+
+
+def test_a_driver_of_sqlalchemy_may_be_a_scheme_of_a_distribution(site):
+    install(site, "vault_locks", VAULT, "postgresql+vault = vault_locks:from_url")
+    assert type(from_url("postgresql+vault://host")).__name__ == "VaultBackend"
+
+
 def test_an_entry_point_does_not_replace_a_built_in_backend(site):
     install(site, "vault_locks", VAULT, "memory = vault_locks:from_url")
     assert type(from_url("memory://")) is MemoryBackend

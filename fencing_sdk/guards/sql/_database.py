@@ -190,8 +190,8 @@ def _path_of_url(url: str) -> str:
     parts = urlsplit(url)
     if "+" in parts.scheme:
         msg = (
-            "for a URL with a driver pass the engine: SqlGuard(create_async_engine(url)); "
-            "if it is missing: pip install 'fencing-sdk[sqlalchemy]'"
+            "drop the '+driver' of the URL (postgresql://host/app, sqlite:///app.db), or pass SQLAlchemy's engine: "
+            "SqlGuard(create_async_engine(url)); if it is missing: pip install 'fencing-sdk[sqlalchemy]'"
         )
         raise ConfigurationError(msg)
     if parts.scheme != "sqlite" or parts.netloc or parts.query or parts.fragment:
