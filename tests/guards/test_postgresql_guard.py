@@ -1,13 +1,17 @@
 """SqlGuard on PostgreSQL: the contract, through every kind of transaction, and what is true of each of them."""
 
-from contextlib import asynccontextmanager
+import asyncio
+from contextlib import asynccontextmanager, closing
 from types import SimpleNamespace
 
 import asyncpg
 import psycopg
+import psycopg2
 import pytest
 from postgresql_ways import WAYS, Alchemy, opened, sqlstate
+from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from fencing_sdk import (
     ConfigurationError,
@@ -262,6 +266,31 @@ async def test_what_is_no_transaction_is_refused(server):
     async with opened("psycopg", server.url) as way, way.begin() as transaction:
         with pytest.raises(UsageError, match=r"await guard\.admit"):
             SqlGuard().admit_sync(transaction, "a", NEW)
+
+
+async def test_a_connection_of_psycopg2_is_refused_and_told_what_is_taken(server):
+    """It looks like one of psycopg 3, and knows no row_factory."""
+
+    def admit():
+        with closing(psycopg2.connect(server.url)) as connection:
+            SqlGuard().admit_sync(connection, "a", NEW)
+
+    with pytest.raises(UsageError, match=r"psycopg2 itself; pass a connection of psycopg 3 .* or asyncpg, or SQLAlch"):
+        await asyncio.to_thread(admit)
+
+
+async def test_sqlalchemy_over_psycopg2_is_taken(server):
+    engine = create_engine(server.url.replace("postgresql://", "postgresql+psycopg2://"))
+
+    def admit(token):
+        with Session(engine) as session, session.begin():
+            SqlGuard().admit_sync(session, "a", token)
+
+    await asyncio.to_thread(admit, NEW)
+    with pytest.raises(StaleTokenError):
+        await asyncio.to_thread(admit, OLD)
+    engine.dispose()
+    assert await fence(server) == 34
 
 
 async def test_a_read_only_transaction_gets_the_error_of_the_database(way, server):

@@ -75,7 +75,12 @@ def is_asyncpg(connection: object) -> TypeGuard[AsyncpgConnection]:
 
 
 def is_psycopg(connection: object) -> TypeGuard[_PsycopgConnection]:
-    """Whether this is a connection of psycopg, of either kind. SQLAlchemy's has an ``info`` too, another one."""
+    """Whether this is a connection of psycopg 3, blocking or asynchronous."""
+    return tells_status(connection) and hasattr(connection, "pgconn")
+
+
+def tells_status(connection: object) -> TypeGuard[_PsycopgConnection]:
+    """Whether this is a connection of psycopg 3 or psycopg2. SQLAlchemy's has an ``info`` too, another one."""
     return (
         not hasattr(connection, "exec_driver_sql")
         and hasattr(connection, "cursor")

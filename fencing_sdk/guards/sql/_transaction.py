@@ -21,6 +21,7 @@ from fencing_sdk.guards.sql._drivers import (
     is_asyncpg,
     is_psycopg,
     own_connection,
+    tells_status,
 )
 from fencing_sdk.guards.sql._names import POSTGRESQL, SQLITE
 from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row, Steps, walk, walk_awaiting
@@ -131,7 +132,7 @@ class Transaction:
         if self.dialect == SQLITE:
             self.placeholder, self.begins = "?", True
             return
-        if not (is_asyncpg(self.driver) or is_psycopg(self.driver)):
+        if not (is_asyncpg(self.driver) or tells_status(self.driver)):
             msg = f"SqlGuard knows asyncpg and psycopg; what {type(self.driver).__module__} commits it cannot see"
             raise UnsupportedError(msg)
         self.begins = not getattr(pooled.dbapi_connection, "autocommit", False)
@@ -196,8 +197,18 @@ def _alchemy_connection(transaction: object) -> _AlchemyConnection:
         return cast("_AlchemyConnection", transaction)
     if hasattr(transaction, "flush") and hasattr(transaction, "connection"):
         return cast("_AlchemySession", transaction).connection()
+    if tells_status(transaction):
+        msg = (
+            f"a transaction cannot be a connection of {_package(transaction)} itself; pass a connection of psycopg 3 "
+            "(pip install psycopg) or asyncpg, or SQLAlchemy's Session or Connection over the driver that you have"
+        )
+        raise UsageError(msg)
     msg = (
         "a transaction must be a sqlite3.Connection, a connection of asyncpg or psycopg, or SQLAlchemy's "
         f"(Async)Session or (Async)Connection, not {type(transaction).__name__}"
     )
     raise UsageError(msg)
+
+
+def _package(driver: object) -> str:
+    return type(driver).__module__.partition(".")[0]
