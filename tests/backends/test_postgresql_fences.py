@@ -183,8 +183,28 @@ async def test_a_role_that_may_not_touch_the_fences_is_refused_and_gets_no_grant
     url = postgresql_server.url_as("app")
     backend = PostgresqlBackend(url)
     try:
-        with pytest.raises(BackendRefusedError, match="lacks a permission"):
+        with pytest.raises(BackendRefusedError, match="SELECT, INSERT and UPDATE on fencing_fence"):
             await backend.acquire_fenced(Claim(SEAT, 60.0), [(SqlGuard(url), SEAT)])
         assert await backend.inspect(SEAT) is None
     finally:
         await backend.aclose()
+
+
+async def test_a_missing_schema_of_the_guard_is_named_and_not_blamed_on_the_locks(postgresql_server):
+    guard = SqlGuard(postgresql_server.url, table="app.fencing_fence")
+    async with connect(postgresql_server.url) as locks:
+        with pytest.raises(BackendRefusedError) as refused:
+            await locks.lock(SEAT, fences=[guard]).acquire()
+    message = str(refused.value)
+    assert "app.fencing_fence" in message
+    assert 'CREATE SCHEMA "app"' in message
+    assert SEAT in message
+    assert "those of this version" not in message
+
+
+async def test_a_missing_table_of_the_guard_is_named_and_not_blamed_on_the_locks(backend, postgresql_server):
+    guard = SqlGuard(postgresql_server.url, table="public.seats_fence", create=False)
+    with pytest.raises(BackendRefusedError, match=r"public\.seats_fence.*ddl\('postgresql'\)"):
+        await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT)])
+    assert await backend.inspect(SEAT) is None
+    assert isinstance(await backend.acquire(Claim(SEAT, 60.0)), Grant)

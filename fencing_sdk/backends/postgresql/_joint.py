@@ -14,9 +14,11 @@ from typing import cast
 from fencing_sdk._claim import Claim, Token
 from fencing_sdk.abc import Guard, TransactionalGuard
 from fencing_sdk.backends.postgresql._calls import Arguments
-from fencing_sdk.backends.postgresql._driver import Connection, Row
+from fencing_sdk.backends.postgresql._driver import Connection, Row, code_of
 from fencing_sdk.backends.postgresql._link import Do
 from fencing_sdk.backends.postgresql._session import Session
+from fencing_sdk.backends.postgresql._translation import BACKEND
+from fencing_sdk.errors import BackendRefusedError, shown
 
 FENCE_PATIENCE = 1.0
 """Seconds to wait for a transaction that holds a fence; then the others have their turn, and this is tried again."""
@@ -42,5 +44,31 @@ class JointGrant:
         if row is not None and row[0] is not None:
             token = Token(row[0], self._claim.holder)
             for guard, resource in self._fences:
-                await guard.raise_in(connection, resource, token, wait=FENCE_PATIENCE)
+                await _raise_in(connection, guard, resource, token)
         return row
+
+
+async def _raise_in(connection: Connection, guard: TransactionalGuard, resource: str, token: Token) -> None:
+    """
+    Raise one fence. What is missing then is the guard's, and not the schema of the locks.
+
+    Raises:
+        BackendRefusedError: the guard lacks its table, its schema or a permission.
+        Exception: whatever else the driver or the guard raises.
+    """
+    try:
+        await guard.raise_in(connection, resource, token, wait=FENCE_PATIENCE)
+    except Exception as error:
+        code = code_of(error)
+        if code not in _LACKING:
+            raise
+        notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
+        why = "; ".join(notes) or "its table, its schema or a permission is missing"
+        detail = f"the guard cannot raise the fence of {shown(resource)}: {why} ({code})"
+        raise BackendRefusedError(BACKEND, "acquire", detail) from error
+
+
+_LACKING = {"3F000", "42501", "42703", "42804", "42P01"}
+"""SQLSTATEs of a statement about what is not there, has another form, or is not permitted."""
+_NOTE = "fencing_sdk: "
+"""How a note of our own on a driver's error begins. What the server itself says is never repeated."""

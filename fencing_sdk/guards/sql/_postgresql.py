@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 UNDEFINED_TABLE = "42P01"
 """The SQLSTATE of a statement about a table that is not there."""
+_UNDEFINED_SCHEMA = "3F000"
+_NOT_PERMITTED = "42501"
 
 # COLLATE "C": equality is that of the bytes, and an update of the system's locales cannot break the index, which
 # would let a second fence for one resource in. A fence is rewritten often: fillfactor leaves room to do so in place.
@@ -123,7 +125,7 @@ class Fences:
         self._formatted = Statements.about(name, _FORMATTED)
         self._ddl = _DDL.format(table=name)
         self._where = _WHERE.format(table=name)
-        self._qualified = "." in table
+        self._table = table
         self._create = create
         self._home: tuple[object, object] | None = None
         """The database and the schema where the guard's own transactions have found the table."""
@@ -191,9 +193,17 @@ class Fences:
         try:
             return (yield statement, parameters)
         except Exception as error:
-            if _sqlstate(error) == UNDEFINED_TABLE:
+            state = _sqlstate(error)
+            if state == UNDEFINED_TABLE:
                 self._settled.pop(transaction.driver, None)  # it was there: dropped, or the search_path has changed
-                error.add_note("fencing_sdk: create the table of SqlGuard with the statement of ddl('postgresql')")
+                error.add_note(
+                    f"fencing_sdk: SqlGuard's table {self._table} is missing; run the statement of ddl('postgresql')"
+                )
+            elif state == _NOT_PERMITTED:
+                error.add_note(
+                    f"fencing_sdk: SqlGuard needs the permissions SELECT, INSERT and UPDATE on {self._table}, "
+                    "and USAGE on its schema"
+                )
             raise
 
     def _settle(self, transaction: Transaction, *, at_home: bool) -> Steps[None]:
@@ -222,7 +232,7 @@ class Fences:
         database, schema = place
         if at_home:
             self._home = database, schema
-        elif self._home and self._home != (database, schema) and not (self._qualified and self._home[0] == database):
+        elif self._home and self._home != (database, schema) and not ("." in self._table and self._home[0] == database):
             msg = (
                 f"the fences of this transaction would be in schema {shown(schema)} of database {shown(database)}, "
                 f"and SqlGuard raises them in {shown(self._home[1])} of {shown(self._home[0])}; "
@@ -234,10 +244,12 @@ class Fences:
         try:
             yield _CREATE.format(ddl=self._ddl), ()
         except Exception as error:
-            error.add_note(
-                "fencing_sdk: SqlGuard creates its table on first use; to do it by hand, as another role, "
-                "run the statement of ddl('postgresql')"
-            )
+            schema = self._table.rpartition(".")[0]
+            if _sqlstate(error) == _UNDEFINED_SCHEMA and schema:
+                advice = f"run CREATE SCHEMA {quoted(schema)}, and then the statement of SqlGuard.ddl('postgresql')"
+            else:
+                advice = "to do it by hand, as another role, run the statement of SqlGuard.ddl('postgresql')"
+            error.add_note(f"fencing_sdk: SqlGuard cannot create its table {self._table}; {advice}")
             raise
 
     def _statements(self, transaction: Transaction) -> Statements:
@@ -246,7 +258,8 @@ class Fences:
 
 def _sqlstate(error: Exception) -> str | None:
     """The SQLSTATE of *error*, PostgreSQL's own or SQLAlchemy's around it."""
-    return cast("str | None", getattr(getattr(error, "orig", error), "sqlstate", None))
+    original = getattr(error, "orig", error)
+    return cast("str | None", getattr(original, "sqlstate", None) or getattr(original, "pgcode", None))
 
 
 _AUTOCOMMIT = (
