@@ -29,7 +29,7 @@ async def server(_guard_database):
     """The server, whose `url` names the database, with a table that the guard knows nothing of."""
     await _guard_database.execute(
         f"""
-        DROP SCHEMA IF EXISTS public, other, "order" CASCADE;
+        DROP SCHEMA IF EXISTS public, other, app, "order" CASCADE;
         CREATE SCHEMA public;
         {DATA}
         """

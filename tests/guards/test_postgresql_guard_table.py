@@ -130,6 +130,32 @@ async def test_who_migrates_by_hand_is_told_how(way, server):
     assert await server.value("SELECT token FROM fencing_fence") == 34
 
 
+@pytest.mark.parametrize("schema", ["", "app."])
+async def test_a_column_that_is_too_narrow_for_a_token_is_refused_by_name(schema, way, server):
+    """As a migration makes it that was written from a model with a plain int."""
+    await server.execute(f"""
+        CREATE SCHEMA app;
+        CREATE TABLE {schema}fence (resource text PRIMARY KEY, token integer NOT NULL, holder text)
+    """)
+    for guard in (SqlGuard(table=f"{schema}fence"), SqlGuard(table=f"{schema}fence", create=False)):
+        with pytest.raises(UsageError) as refusal:
+            await way.write(guard, "a", NEW, "new")
+        assert f"column token of table {schema}fence is INTEGER" in str(refusal.value)
+        assert "TYPE BIGINT" in str(refusal.value)
+    with pytest.raises(UsageError, match="is INTEGER"):
+        await SqlGuard(server.url, table=f"{schema}fence").raise_to("a", NEW)
+
+
+async def test_the_statement_of_the_message_widens_the_column(way, server):
+    await server.execute("CREATE TABLE fence (resource text PRIMARY KEY, token integer NOT NULL, holder text)")
+    guard = SqlGuard(table="fence")
+    with pytest.raises(UsageError) as refusal:
+        await way.write(guard, "a", NEW, "new")
+    await server.execute(str(refusal.value).rpartition("run: ")[2])
+    await way.write(guard, "a", Token(2**53 - 1, "aaaaaaaa"), "new")
+    assert await server.value("SELECT token FROM fence") == 2**53 - 1
+
+
 async def test_a_table_that_is_dropped_costs_one_transaction(server):
     """It was there when the connection looked. The next transaction creates it."""
     async with server.connected() as connection:

@@ -20,9 +20,10 @@ from fencing_sdk._events import Observer
 from fencing_sdk._wire import check_token
 from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.guards._verdict import Reports, refusal
-from fencing_sdk.guards.sql._names import check_identifier, quoted
+from fencing_sdk.guards.sql._names import POSTGRESQL, check_identifier, quoted
 from fencing_sdk.guards.sql._steps import Steps
 from fencing_sdk.guards.sql._transaction import Transaction, perform, perform_sync
+from fencing_sdk.guards.sql._width import refuse_narrow, type_of_column
 
 
 @runtime_checkable
@@ -41,8 +42,9 @@ class FenceColumn:
     """
     Tells what became of a write that carries its own check: ``SET ..., fence = :token WHERE ... AND fence <= :token``.
 
-    The column is an integer of 64 bits, NOT NULL with default 0. Both halves have to be in the
-    statement: without the condition a stale write gets in, without the assignment the next one does.
+    The column is BIGINT NOT NULL DEFAULT 0 (SQLAlchemy: ``mapped_column(BigInteger, server_default="0")``).
+    Both halves have to be in the statement: without the condition a stale write gets in, without the
+    assignment the next one does.
 
     Not promised: that two holders of one number are told apart (the column keeps no holder), and that
     an old holder is refused before the new one's first write; write the token alone, before you read:
@@ -64,6 +66,9 @@ class FenceColumn:
     def __init__(self, table: str, *, key: str, column: str = "fence", observers: Sequence[Observer] = ()) -> None:
         self._table = check_identifier(table, parameter="table", schema=True)
         key, column = check_identifier(key, parameter="key"), check_identifier(column, parameter="column")
+        self._column = column
+        self._type = type_of_column(table, column)
+        self._wide_enough = False
         self._select = f"SELECT {quoted(column)} FROM {quoted(table)} WHERE {quoted(key)} = "  # noqa: S608  (checked)
         self._reports = Reports(observers)
 
@@ -71,19 +76,21 @@ class FenceColumn:
         """
         Return whether the statement with this *outcome* has changed the row. Ask in the same *transaction*.
 
-        False is for a row that is not there, or that another condition of yours has left out.
+        False is for a row that is not there, or that another condition of yours has left out. The first
+        call on PostgreSQL also does what `check` does.
 
         Raises:
             StaleTokenError: nothing was changed, because the row has seen a later token.
-            UsageError: *transaction* or *outcome* is none, or the fence of the row is NULL.
+            UsageError: *transaction* or *outcome* is none, the fence of the row is NULL, or its column
+                is too narrow for a token.
             UnsupportedError: the database is neither SQLite nor PostgreSQL.
             ConfigurationError: *token* is not one.
         """
-        checked = check_token(token)
-        if _count(outcome):
+        checked, count = check_token(token), _count(outcome)
+        if count and self._wide_enough:
             return True
         with self._reports.of_refusals():
-            return await perform(transaction, lambda opened: self._why(opened, key, checked))
+            return await perform(transaction, lambda opened: self._written(opened, key, checked, count))
 
     def written_sync(self, transaction: object, key: object, token: int, outcome: Outcome) -> bool:
         """
@@ -92,11 +99,44 @@ class FenceColumn:
         Raises:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `written`.
         """
-        checked = check_token(token)
-        if _count(outcome):
+        checked, count = check_token(token), _count(outcome)
+        if count and self._wide_enough:
             return True
         with self._reports.of_refusals():
-            return perform_sync(transaction, lambda opened: self._why(opened, key, checked))
+            return perform_sync(transaction, lambda opened: self._written(opened, key, checked, count))
+
+    async def check(self, transaction: object) -> None:
+        """
+        Look whether the column can keep every token: once, when a program starts, before the first write.
+
+        An UPDATE with a token that is too large fails by itself, with the driver's error, which names
+        neither the column nor what to do.
+
+        Raises:
+            UsageError: the column is too narrow, such as PostgreSQL's INTEGER; or *transaction* is none.
+            UnsupportedError: the database is neither SQLite nor PostgreSQL.
+        """
+        await perform(transaction, self._check)
+
+    def check_sync(self, transaction: object) -> None:
+        """
+        `check` for code without an event loop.
+
+        Raises:
+            UsageError, UnsupportedError: as `check`.
+        """
+        perform_sync(transaction, self._check)
+
+    def _check(self, transaction: Transaction) -> Steps[None]:
+        if transaction.dialect == POSTGRESQL:
+            for (found,) in (yield self._type, ()):
+                refuse_narrow(self._table, self._column, found)
+        self._wide_enough = True
+
+    def _written(self, transaction: Transaction, key: object, token: Token, count: int) -> Steps[bool]:
+        if not self._wide_enough:
+            yield from self._check(transaction)
+        return True if count else (yield from self._why(transaction, key, token))
 
     def _why(self, transaction: Transaction, key: object, token: Token) -> Steps[bool]:
         """

@@ -25,6 +25,7 @@ from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.guards._verdict import refusal
 from fencing_sdk.guards.sql._names import quoted
 from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
+from fencing_sdk.guards.sql._width import refuse_narrow, type_of_column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,10 +57,12 @@ EXCEPTION WHEN unique_violation OR duplicate_table OR duplicate_object THEN
 END
 $fencing$"""
 
-# Whether the table is there, in which transaction that is asked, and in which database and schema it is, or will be.
+# Whether the table is there, in which transaction that is asked, in which database and schema it is, or will be, and of
+# which type its tokens are.
 _WHERE = """\
 SELECT there.oid IS NOT NULL, txid_current_if_assigned(), current_database()::text,
-    coalesce(there.relnamespace::regnamespace::text, current_schema()::text)
+    coalesce(there.relnamespace::regnamespace::text, current_schema()::text),
+    ({kind})
 FROM (VALUES (to_regclass('{table}'))) AS named (oid)
 LEFT JOIN pg_catalog.pg_class AS there ON there.oid = named.oid"""
 
@@ -124,7 +127,7 @@ class Fences:
         self._numbered = Statements.about(name, _NUMBERED)
         self._formatted = Statements.about(name, _FORMATTED)
         self._ddl = _DDL.format(table=name)
-        self._where = _WHERE.format(table=name)
+        self._where = _WHERE.format(table=name, kind=type_of_column(table, "token"))
         self._table = table
         self._create = create
         self._home: tuple[object, object] | None = None
@@ -211,16 +214,18 @@ class Fences:
         Make sure of a transaction, and of the table before a statement that would fail without.
 
         Raises:
-            UsageError: there is no transaction, or it would use another table than the guard does.
+            UsageError: there is no transaction, or it would use another table than the guard does, or the
+                table's column is too narrow for tokens.
         """
         if not (transaction.begun() or transaction.begins):
             raise UsageError(_AUTOCOMMIT)
         known = self._settled.get(transaction.driver)
         if known is True and not (at_home and self._home is None):
             return
-        ((there, asking, *place),) = yield self._where, ()
+        ((there, asking, *place, kind),) = yield self._where, ()
         self._check_place(place, at_home=at_home)
         if there:
+            refuse_narrow(self._table, "token", kind)
             if known is None or known != asking:
                 self._settled[transaction.driver] = True
         elif self._create:
