@@ -26,6 +26,7 @@ MAX_TTL = 86_400.0
 DEFAULT_DRIFT = 0.01
 MAX_DRIFT = 0.5
 MIN_INTERVAL = 0.001
+BUFFER, INTERVAL = "safety_buffer", "heartbeat_interval"
 RENEWALS_BEFORE_DEADLINE = 3
 """A heartbeat at one interval, a second attempt at two, and the deadline not before three."""
 _LONGEST_PAUSE, _SHORTEST_PAUSE = 1 / 4, 1 / 32
@@ -85,7 +86,7 @@ def check_drift(drift: object) -> float:
 
 def _check_interval(interval: object) -> float:
     """A floor keeps a slip of the pen, such as microseconds for seconds, from flooding the store."""
-    return seconds(interval, "heartbeat_interval", low=MIN_INTERVAL)
+    return seconds(interval, INTERVAL, low=MIN_INTERVAL)
 
 
 def _rounded_down(number: float) -> str:
@@ -103,6 +104,8 @@ class Timing:
     heartbeat_interval: float
     drift: float = DEFAULT_DRIFT
     max_hold: float | None = None
+    given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    """The numbers that the user has set: the others follow the ttl that the store grants."""
     _valid_for: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -133,18 +136,18 @@ class Timing:
 
     def refuse_what_cannot_be_safe(self) -> None:
         """Check the numbers against each other."""
-        longest = self.longest_interval
-        if not longest >= MIN_INTERVAL:  # "not", so that a ttl of NaN from a store is refused as well
+        misfit = _too_large(self)
+        if misfit == BUFFER:
             msg = (
                 f"safety_buffer={self.safety_buffer:g} leaves nothing of ttl={self.ttl:g} "
                 f"(drift={self.drift:g}); make the buffer smaller or the ttl larger"
             )
             raise ConfigurationError(msg)
-        if self.heartbeat_interval > longest:
+        if misfit == INTERVAL:
             msg = (
                 f"heartbeat_interval={self.heartbeat_interval:g} leaves no room for two renewal attempts "
                 f"before the deadline {self.validity(self.ttl):g} s after sending; make it at most "
-                f"{_rounded_down(longest)}, or make the ttl larger"
+                f"{_rounded_down(self.longest_interval)}, or make the ttl larger"
             )
             raise ConfigurationError(msg)
 
@@ -152,13 +155,23 @@ class Timing:
         """
         The timing of a lease for which the store granted *ttl*, where that is less than was asked for.
 
+        The buffer and the interval become parts of *ttl*, unless the user has set them.
+
         Raises:
-            ConfigurationError: the heartbeat and the buffer do not fit into so short a lease.
+            ConfigurationError: what the user has set does not fit into so short a lease.
         """
         if ttl is None or ttl >= self.ttl:
             return self
-        shorter = replace(self, ttl=ttl)
-        shorter.refuse_what_cannot_be_safe()
+        shorter = _filled(
+            ttl,
+            self.safety_buffer if BUFFER in self.given else None,
+            self.heartbeat_interval if INTERVAL in self.given else None,
+            drift=self.drift,
+            max_hold=self.max_hold,
+        )
+        misfit = _too_large(shorter)
+        if misfit is not None:
+            raise ConfigurationError(_too_short(shorter, misfit, self.ttl))
         return shorter
 
     @property
@@ -203,21 +216,56 @@ def _build(
     drift: float,
     max_hold: Seconds | None,
 ) -> Timing:
-    ttl = check_ttl(ttl)
-    drift = check_drift(drift)
-    buffer = ttl / 5 if safety_buffer is None else seconds(safety_buffer, "safety_buffer")
-    interval = math.inf if heartbeat_interval is None else _check_interval(heartbeat_interval)
-    timing = Timing(
-        ttl=ttl,
-        safety_buffer=buffer,
-        heartbeat_interval=interval,
-        drift=drift,
+    timing = _filled(
+        check_ttl(ttl),
+        None if safety_buffer is None else seconds(safety_buffer, BUFFER),
+        None if heartbeat_interval is None else _check_interval(heartbeat_interval),
+        drift=check_drift(drift),
         max_hold=None if max_hold is None else seconds(max_hold, "max_hold", above=True),
     )
-    if heartbeat_interval is None:
-        timing = replace(timing, heartbeat_interval=min((ttl - buffer) / 4, timing.longest_interval))
     timing.refuse_what_cannot_be_safe()
     return timing
+
+
+def _filled(
+    ttl: float, buffer: float | None, interval: float | None, *, drift: float, max_hold: float | None
+) -> Timing:
+    """Fill in what is None with the default for *ttl*. Whether the numbers fit together is not checked."""
+    timing = Timing(
+        ttl=ttl,
+        safety_buffer=ttl / 5 if buffer is None else buffer,
+        heartbeat_interval=math.inf if interval is None else interval,
+        drift=drift,
+        max_hold=max_hold,
+        given=frozenset(name for name, number in ((BUFFER, buffer), (INTERVAL, interval)) if number is not None),
+    )
+    if interval is not None:
+        return timing
+    return replace(timing, heartbeat_interval=min((ttl - timing.safety_buffer) / 4, timing.longest_interval))
+
+
+def _too_large(timing: Timing) -> str | None:
+    """The number that does not fit into the ttl, if one does not."""
+    longest = timing.longest_interval
+    if not longest >= MIN_INTERVAL:  # "not", so that a ttl of NaN from a store is refused as well
+        return BUFFER
+    return INTERVAL if timing.heartbeat_interval > longest else None
+
+
+def _too_short(timing: Timing, misfit: str, asked: float) -> str:
+    """Why the ttl that a store grants, instead of *asked* seconds, is too short for *misfit*; and what helps."""
+    if misfit not in timing.given:
+        return f"the store grants {timing.ttl:g} s, which is too short for any heartbeat"
+    if misfit == BUFFER:
+        return (
+            f"safety_buffer={timing.safety_buffer:g} was set for ttl={asked:g}, and leaves nothing of the "
+            f"{timing.ttl:g} s that the store grants; make it smaller, or leave it out"
+        )
+    return (
+        f"heartbeat_interval={timing.heartbeat_interval:g} was set for ttl={asked:g}, and in the {timing.ttl:g} s "
+        f"that the store grants it leaves no room for two renewal attempts; make it at most "
+        f"{_rounded_down(timing.longest_interval)}, or leave it out"
+    )
 
 
 _built = lru_cache(maxsize=128, typed=True)(_build)

@@ -117,13 +117,23 @@ async def test_a_ttl_that_the_server_does_not_allow_is_granted_as_far_as_it_does
     assert grant.ttl == pytest.approx(6.0)
 
 
-async def test_a_lease_that_the_server_cuts_too_short_is_refused_with_the_way_out(start_zookeeper):
+async def test_what_the_user_did_not_set_follows_the_longest_session_of_the_server(start_zookeeper):
     server = start_zookeeper(settings=["maxSessionTimeout=9000"])
     async with connect(server.url) as locks:
-        with pytest.raises(BackendRefusedError, match="it grants less"):
-            await locks.lock("a", ttl=60).acquire()
-        async with locks.lock("a", ttl=60, safety_buffer=1, heartbeat_interval=1) as lease:
+        async with locks.lock("a", ttl=60) as lease:
             assert lease.ttl == pytest.approx(6.0)
+            assert 4.0 < lease.remaining <= 4.74
+            await lease.renew()
+            assert lease.remaining <= 4.74
+        async with locks.lock("a", ttl=60, safety_buffer=1, heartbeat_interval=1) as lease:
+            assert lease.remaining <= 4.94
+        with pytest.raises(
+            BackendRefusedError, match=r"grants less: heartbeat_interval=2 was set for ttl=60.*leave it"
+        ):
+            await locks.lock("a", ttl=60, heartbeat_interval=2).acquire()
+        with pytest.raises(BackendRefusedError, match=r"grants less: safety_buffer=6 was set for ttl=60.*leave it out"):
+            await locks.lock("a", ttl=60, safety_buffer=6).acquire()
+        assert await locks.inspect("a") is None
 
 
 async def test_a_thousand_watched_locks_are_renewed_by_one_request(zookeeper_url, opened):

@@ -191,6 +191,67 @@ def test_a_store_that_grants_as_much_as_was_asked_changes_nothing():
     assert timing.granted(14).ttl == 14
 
 
+@pure
+@given(ttls, drifts, st.floats(MIN_TTL, MAX_TTL))
+@example(ttl=30.0, drift=DEFAULT_DRIFT, granted=20 * 2 / 3)
+@example(ttl=MAX_TTL, drift=MAX_DRIFT, granted=MIN_TTL)
+def test_what_was_not_given_follows_what_the_store_grants(ttl, drift, granted):
+    shorter = Timing.build(ttl=ttl, drift=drift).granted(granted)
+    assert shorter == Timing.build(ttl=min(ttl, granted), drift=drift)
+
+
+def test_what_was_given_by_hand_stays_and_only_the_rest_follows():
+    buffered = Timing.build(ttl=30, safety_buffer=4).granted(10)
+    assert buffered == Timing.build(ttl=10, safety_buffer=4)
+    beating = Timing.build(ttl=30, heartbeat_interval=2).granted(10)
+    assert beating == Timing.build(ttl=10, heartbeat_interval=2)
+    limited = Timing.build(ttl=30, max_hold=600, drift=0.1).granted(10)
+    assert limited == Timing.build(ttl=10, max_hold=600, drift=0.1)
+
+
+def test_a_second_shorter_grant_still_knows_what_was_given_by_hand():
+    timing = Timing.build(ttl=30, safety_buffer=1).granted(20).granted(10)
+    assert timing == Timing.build(ttl=10, safety_buffer=1)
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "granted", "text"),
+    [
+        (
+            {"heartbeat_interval": 6},
+            40 / 3,
+            (
+                "heartbeat_interval=6 was set for ttl=30, and in the 13.3333 s that the store grants it leaves no room "
+                "for two renewal attempts; make it at most 3.5111, or leave it out"
+            ),
+        ),
+        (
+            {"safety_buffer": 14},
+            40 / 3,
+            (
+                "safety_buffer=14 was set for ttl=30, and leaves nothing of the 13.3333 s that the store grants; "
+                "make it smaller, or leave it out"
+            ),
+        ),
+        (
+            {"safety_buffer": 3, "heartbeat_interval": 4},
+            40 / 3,
+            (
+                "heartbeat_interval=4 was set for ttl=30, and in the 13.3333 s that the store grants it leaves no room "
+                "for two renewal attempts; make it at most 3.4, or leave it out"
+            ),
+        ),
+        ({}, 0.001, "the store grants 0.001 s, which is too short for any heartbeat"),
+        ({"heartbeat_interval": 1}, 0.001, "the store grants 0.001 s, which is too short for any heartbeat"),
+        ({}, math.nan, "the store grants nan s, which is too short for any heartbeat"),
+    ],
+)
+def test_a_grant_that_is_too_short_is_refused_with_the_parameter_that_was_set_too_large(by_hand, granted, text):
+    with pytest.raises(ConfigurationError) as refused:
+        Timing.build(ttl=30, **by_hand).granted(granted)
+    assert str(refused.value) == text
+
+
 def test_a_slip_from_seconds_to_microseconds_does_not_flood_the_store():
     with pytest.raises(ConfigurationError, match=r"^heartbeat_interval must be at least 0.001 s"):
         Timing.build(heartbeat_interval=5e-6)
