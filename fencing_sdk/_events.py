@@ -12,7 +12,12 @@ from typing import ClassVar
 from fencing_sdk.errors import ConfigurationError, LossReason, shown
 
 logger = logging.getLogger("fencing_sdk")
-logger.addHandler(logging.NullHandler())
+"""It has no handler: where logging is not configured, Python then writes its warnings to standard error."""
+
+
+def keep_off_console() -> None:
+    """For programs of this package, which tell losses in their own words: log only where logging is configured."""
+    logger.addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

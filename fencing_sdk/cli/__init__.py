@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+from fencing_sdk._events import keep_off_console
+
 _USAGE = 2
 
 
@@ -18,5 +20,6 @@ def main() -> int:
             raise
         sys.stderr.write(f"fencing: {missing} is not installed; run: pip install 'fencing-sdk[cli]'\n")
         return _USAGE
+    keep_off_console()
     code: int = app.run_app(sys.argv[1:])
     return code

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fencing_sdk._client import connect
+from fencing_sdk._events import keep_off_console
 from fencing_sdk._lease import Lease
 from fencing_sdk._recording import Recorder
 from fencing_sdk.errors import LeaseLostError, StaleTokenError
@@ -90,4 +91,5 @@ def main(actor: str, amount: str, folder: str, ttl: str, guarded: str) -> None:
 
 
 if __name__ == "__main__":
+    keep_off_console()
     main(*sys.argv[1:])

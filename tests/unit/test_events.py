@@ -195,7 +195,6 @@ def test_every_observer_is_callable(bad):
         Observers([print, bad])
 
 
-def test_the_logger_is_silent_until_somebody_configures_logging():
-    handlers = logging.getLogger("fencing_sdk").handlers
-    assert any(isinstance(handler, logging.NullHandler) for handler in handlers)
-    assert logging.getLogger("fencing_sdk").level == logging.NOTSET
+def test_the_logger_is_left_to_the_application():
+    logger = logging.getLogger("fencing_sdk")
+    assert (logger.handlers, logger.level, logger.propagate) == ([], logging.NOTSET, True)

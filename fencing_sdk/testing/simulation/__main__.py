@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from fencing_sdk._events import keep_off_console
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.testing.history import HEADLINES, PROMISES, Report, Verdict
 from fencing_sdk.testing.simulation._campaign import LEAST, Campaign, run_campaign
@@ -176,4 +177,5 @@ def _caught(control: Control) -> bool:
 
 
 if __name__ == "__main__":
+    keep_off_console()
     sys.exit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from threading import Event
 
+from fencing_sdk._events import keep_off_console
 from fencing_sdk.testing.history import Report, Verdict
 from fencing_sdk.testing.simulation._play import play
 from fencing_sdk.testing.simulation._script import write_script
@@ -96,7 +97,8 @@ def run_campaign(first: int, histories: int, jobs: int, progress: Progress | Non
 
 
 def _begin_work() -> None:
-    """Prepare a process: an interrupt ends its part, and garbage is looked for once or twice a history."""
+    """Prepare a process: no logs, an interrupt ends its part, garbage is looked for once or twice a history."""
+    keep_off_console()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job goes on, and misses nothing
         signal.signal(signal.SIGINT, _stop)
     gc.freeze()  # what was imported is never garbage
