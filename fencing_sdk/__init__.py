@@ -4,12 +4,13 @@ from fencing_sdk._claim import Holder, Token
 from fencing_sdk._client import LockClient, connect
 from fencing_sdk._current import current_lease, current_token
 from fencing_sdk._events import (
-    Abandoned,
     Acquired,
     Acquiring,
     Event,
     FenceRaised,
     Lost,
+    NotAcquired,
+    NotAcquiredReason,
     Observer,
     Released,
     RenewalFailed,
@@ -40,7 +41,6 @@ from fencing_sdk.errors import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "Abandoned",
     "AcquireError",
     "AcquireTimeoutError",
     "Acquired",
@@ -62,6 +62,8 @@ __all__ = [
     "LossReason",
     "Lost",
     "NoLeaseError",
+    "NotAcquired",
+    "NotAcquiredReason",
     "Observer",
     "Released",
     "RenewalFailed",

@@ -16,16 +16,17 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import anyio
 import tenacity
 
+from fencing_sdk._acquisition_report import AcquisitionReport
 from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held
 from fencing_sdk._clock import Clock
 from fencing_sdk._errands import Errands, backend_name
-from fencing_sdk._events import Abandoned, Acquiring, Observers, logger
+from fencing_sdk._events import NotAcquiredReason, Observers, logger
+from fencing_sdk._queue_place import QueuePlace
 from fencing_sdk._timing import Timing
 from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsQueue
 from fencing_sdk.errors import (
@@ -76,15 +77,6 @@ class Won(NamedTuple):
     """Earlier attempts without an answer, which may still reach the store after a release."""
 
 
-@dataclass(slots=True)
-class _Place:
-    """A place in the store's line, kept by an errand so that joining and leaving never hold up the waiter."""
-
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
-    joined: bool = False
-    errand: asyncio.Task[None] | None = None
-
-
 class Acquisition:
     """One acquisition, from the first attempt to a grant or an error."""
 
@@ -92,13 +84,14 @@ class Acquisition:
         self._backend = backend
         self._clock = clock
         self._errands = errands
-        self._observers = observers
+        self._report = AcquisitionReport(observers, clock, terms.name)
         self._terms = terms
         self._limit = terms.timing.call_limit
         self._started = clock.now()
         self._claim = self._new_claim()
-        self._place: _Place | None = None
+        self._place: QueuePlace | None = None
         self._calls: list[asyncio.Task[Any]] = []  # attempts whose outcome is not known
+        self._undone = 0  # such attempts of this owner id, whose release is on its way
         self._doubtful_since: float | None = None
         self._silent_since: float | None = None
         self._tries: tenacity.RetryCallState | None = None
@@ -114,20 +107,31 @@ class Acquisition:
             BackendRefusedError: the store will not grant this, whatever is tried.
             StaleTokenError: a fence could not be raised with the grant, so there is none.
         """
-        if self._observers:
-            self._observers.emit(Acquiring(name=self._terms.name, at=self._started))
+        self._report.began(self._claim)
         try:
-            while True:
-                outcome = await self._attempt()
-                if isinstance(outcome, Won):
-                    self._calls.clear()
-                    return outcome
-                self._check_patience(outcome)
-                if isinstance(outcome, Held):
-                    self._join_line()
-                await self._pause(outcome)
-        finally:
+            won = await self._try_until_won()
+        except BaseException as error:
             self._give_up()
+            self._report.failed(error, self._undone, closing=self._errands.closing)
+            raise
+        self._leave_line()
+        self._calls.clear()
+        return won
+
+    async def _try_until_won(self) -> Won:
+        while True:
+            outcome = await self._attempt()
+            if isinstance(outcome, Won):
+                return outcome
+            self._check_patience(outcome)
+            if isinstance(outcome, Held):
+                self._join_line()
+            await self._pause(outcome)
+
+    def undo(self, won: Won) -> None:
+        """Give back what was *won* after all, because the client was closed meanwhile."""
+        self._errands.abandon(won.claim, list(won.stray), self._limit)
+        self._report.ended(NotAcquiredReason.CLOSED, self._undone)
 
     def _new_claim(self) -> Claim:
         terms = self._terms
@@ -137,6 +141,8 @@ class Acquisition:
         if self._errands.closing:
             msg = f"the client was closed while it waited for lock {shown(self._terms.name)}"
             raise UsageError(msg)
+        if self._undone:
+            self._begin_anew()
         sent_at = self._clock.now()
         limit = self._limit
         if self._terms.wait is not None:
@@ -184,13 +190,19 @@ class Acquisition:
         now = self._clock.now()
         if now < timing.deadline(counts_from):
             stray = tuple(self._calls[:-1])
-            return Won(self._claim, grant, timing, counts_from, now - self._started, stray)
+            return Won(self._claim, grant, timing, counts_from, now - self._report.began_at, stray)
         self._give_up()
-        self._claim = self._new_claim()
-        self._doubtful_since = None
         detail = f"the grant came {now - counts_from:.3g} s after it was asked for, too late to be used"
         logger.warning("acquire: %s", detail)
         return self._silent(BackendUnavailableError(backend_name(self._backend), "acquire", detail), sent_at)
+
+    def _begin_anew(self) -> None:
+        """Go on with another owner id, because a release of the first one is on its way."""
+        self._report.ended(NotAcquiredReason.TOO_LATE, self._undone)
+        self._claim = self._new_claim()
+        self._doubtful_since = None
+        self._undone = 0
+        self._report.began(self._claim)
 
     def _patience_left(self) -> float:
         wait = self._terms.wait
@@ -210,8 +222,8 @@ class Acquisition:
 
     def _join_line(self) -> None:
         if self._place is None and isinstance(self._backend, SupportsQueue):
-            place = self._place = _Place()
-            place.errand = self._errands.stand(self._stand(self._backend, self._claim, place))
+            place = self._place = QueuePlace(self._backend, self._claim)
+            place.task = self._errands.stand(place.keep())
 
     async def _pause(self, outcome: Held | BackendUnavailableError) -> None:
         place = self._place
@@ -238,38 +250,18 @@ class Acquisition:
         self._tries.idle_for += nap
         return min(nap, _advised(outcome)) if isinstance(outcome, Held) else nap
 
-    async def _stand(self, backend: SupportsQueue, claim: Claim, place: _Place) -> None:
-        """Stand in line until cancelled; join again after a fault, and let the waiter poll meanwhile."""
-        try:
-            await self._stand_again_and_again(backend, claim, place)
-        finally:
-            place.joined = False
-            place.woken.set()
-
-    async def _stand_again_and_again(self, backend: SupportsQueue, claim: Claim, place: _Place) -> None:
-        while True:
-            try:
-                async with backend.queue(claim) as turn:
-                    place.joined = True
-                    place.woken.set()  # joined first, then one more try: a release in between is not missed
-                    while True:
-                        await turn.wait()
-                        place.woken.set()
-            except BackendUnavailableError:
-                place.joined = False
-                await asyncio.sleep(random.uniform(0.5, 1.0))
-
     def _give_up(self) -> None:
         """Leave the line, and release by claim whatever the attempts without an answer may still achieve."""
-        if self._place is not None and self._place.errand is not None:
-            self._errands.leave(self._place.errand)
-        self._place = None
-        if not self._calls:
-            return
+        self._leave_line()
         calls, self._calls = self._calls, []
-        self._errands.abandon(self._claim, calls, self._limit)
-        now = self._clock.now()
-        self._observers.emit(Abandoned(name=self._terms.name, at=now, waited=now - self._started))
+        if calls:
+            self._undone += len(calls)
+            self._errands.abandon(self._claim, calls, self._limit)
+
+    def _leave_line(self) -> None:
+        if self._place is not None and self._place.task is not None:
+            self._errands.leave(self._place.task)
+        self._place = None
 
 
 def _advised(held: Held) -> float:

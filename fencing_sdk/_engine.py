@@ -94,11 +94,13 @@ class Engine:
         self.check_usable()
         named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
         joint = [fence for fence in named if self._raises_with_the_grant(fence[0])]
-        won = await self._win(terms._replace(fences=joint))
+        terms = terms._replace(fences=joint)
+        acquisition = Acquisition(self._backend, self._clock, self._errands, self._observers, terms)
+        won = await acquisition.run()
         try:
             self.check_usable()
         except UsageError:
-            self._errands.abandon(won.claim, list(won.stray), _RELEASE_LIMIT)
+            acquisition.undo(won)
             raise
         lease = self._begin(terms, won)
         try:
@@ -112,13 +114,6 @@ class Engine:
 
     def _raises_with_the_grant(self, guard: Guard) -> bool:
         return isinstance(self._backend, SupportsFence) and self._backend.keeps(guard)
-
-    async def _win(self, terms: Terms) -> Won:
-        try:
-            return await Acquisition(self._backend, self._clock, self._errands, self._observers, terms).run()
-        except StaleTokenError as error:
-            self._tell_stale(terms.name, error)
-            raise
 
     def _begin(self, terms: Terms, won: Won) -> Lease:
         lease = Lease(
@@ -138,8 +133,8 @@ class Engine:
                 Acquired(
                     name=lease.name,
                     at=self._clock.now(),
-                    token=lease.last_token,
                     holder=lease.holder,
+                    token=lease.last_token,
                     ttl=lease.ttl,
                     waited=won.waited,
                     deadline=lease.deadline,
@@ -159,7 +154,8 @@ class Engine:
             self._tell_raised(lease, resource, token)
 
     def _tell_raised(self, lease: Lease, resource: str, token: Token) -> None:
-        self._observers.emit(FenceRaised(name=lease.name, at=self._clock.now(), token=token, resource=resource))
+        now = self._clock.now()
+        self._observers.emit(FenceRaised(name=lease.name, at=now, holder=lease.holder, token=token, resource=resource))
 
     async def inspect(self, name: str) -> Holder | None:
         """Ask the store who holds *name*."""
@@ -196,9 +192,16 @@ class Engine:
     def _tell_released(self, lease: Lease, returned: asyncio.Task[bool]) -> None:
         if self._observers:
             confirmed = returned.done() and not returned.cancelled() and returned.result()
-            now, held_for = self._clock.now(), lease.held_for
-            event = Released(name=lease.name, at=now, token=lease.last_token, held_for=held_for, confirmed=confirmed)
-            self._observers.emit(event)
+            self._observers.emit(
+                Released(
+                    name=lease.name,
+                    at=self._clock.now(),
+                    holder=lease.holder,
+                    token=lease.last_token,
+                    held_for=lease.held_for,
+                    confirmed=confirmed,
+                )
+            )
 
     async def _outwait(self, task: asyncio.Task[bool], limit: float) -> asyncio.CancelledError | None:
         """Wait for *task* against cancellation of both kinds; return one that came, to be raised again."""
@@ -218,19 +221,8 @@ class Engine:
 
     def stale(self, lease: Lease, error: StaleTokenError) -> None:
         """A guard refused a write made under *lease*: tell the observers."""
-        self._tell_stale(lease.name, error)
-
-    def _tell_stale(self, name: str, error: StaleTokenError) -> None:
-        self._observers.emit(
-            StaleRejected(
-                name=name,
-                at=self._clock.now(),
-                token=error.token,
-                resource=error.resource,
-                fence=error.fence,
-                conflict=error.conflict,
-            )
-        )
+        now, holder = self._clock.now(), lease.holder
+        self._observers.emit(StaleRejected.of(error, name=lease.name, at=now, holder=holder))
 
     def dropped(self, claim: Claim) -> None:
         """A lease was garbage-collected while it was held."""

@@ -1,4 +1,11 @@
-"""What happens to leases, told to observers as frozen values."""
+"""
+What happens to locks, told to observers as frozen values.
+
+Every acquisition has one beginning and one end, and all its events have its ``holder``:
+
+    Acquiring -> NotAcquired
+    Acquiring -> Acquired -> Renewed, RenewalLate, RenewalFailed, Lost, ... -> Released
+"""
 
 from __future__ import annotations
 
@@ -7,9 +14,10 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from enum import StrEnum, unique
+from typing import ClassVar, Self
 
-from fencing_sdk.errors import ConfigurationError, LossReason, shown
+from fencing_sdk.errors import ConfigurationError, LossReason, StaleTokenError, shown
 
 logger = logging.getLogger("fencing_sdk")
 """It has no handler: where logging is not configured, Python then writes its warnings to standard error."""
@@ -27,6 +35,11 @@ class Event:
     kind: ClassVar[str] = "event"
     name: str
     at: float
+    holder: str | None
+    """
+    The acquisition: the public digest of its owner id, as in `Lease.holder`, `inspect` and the HTTP header.
+    None only in an event of a guard whose token came without it.
+    """
 
     def as_dict(self) -> dict[str, object]:
         """The event as plain values, with its ``kind``: what a recording or a log takes."""
@@ -34,19 +47,69 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acquiring(Event):
-    """An acquisition begins."""
+class _ClientEvent(Event):
+    """An event of a client, which always knows the acquisition."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquiring(_ClientEvent):
+    """An acquisition begins. It ends with one `NotAcquired`, or with one `Acquired` and later one `Released`."""
 
     kind: ClassVar[str] = "acquiring"
 
 
+@unique
+class NotAcquiredReason(StrEnum):
+    """Why an acquisition ended without a lease. The value is the word used in recordings and metrics."""
+
+    HELD = "held"
+    """Asked once (``wait=0``, `Lock.try_acquire`), and the lock was held."""
+
+    TIMED_OUT = "timed_out"
+    """The lock was still held when ``wait`` was over."""
+
+    CANCELLED = "cancelled"
+    """The task that waited was cancelled."""
+
+    UNAVAILABLE = "unavailable"
+    """The store did not answer."""
+
+    REFUSED = "refused"
+    """The store will not grant this, whatever is tried."""
+
+    STALE = "stale"
+    """A guard that raises its fence with the grant has seen a later token."""
+
+    TOO_LATE = "too_late"
+    """The grant came after its own deadline and was given back. The caller goes on in another acquisition."""
+
+    CLOSED = "closed"
+    """The client was closed meanwhile."""
+
+    FAILED = "failed"
+    """Another error, such as one of a ``backoff`` of your own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acquired(Event):
+class NotAcquired(_ClientEvent):
+    """An acquisition ended without a lease."""
+
+    kind: ClassVar[str] = "not_acquired"
+    reason: NotAcquiredReason
+    waited: float
+    """Seconds since the acquisition began."""
+    unanswered: int
+    """Requests whose outcome is not known: the lock is released in the background, in case one was granted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquired(_ClientEvent):
     """A lease is held."""
 
     kind: ClassVar[str] = "acquired"
     token: int
-    holder: str
     ttl: float
     waited: float
     """Seconds since the acquisition began."""
@@ -54,7 +117,7 @@ class Acquired(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Renewed(Event):
+class Renewed(_ClientEvent):
     """The store confirmed a renewal."""
 
     kind: ClassVar[str] = "renewed"
@@ -65,7 +128,7 @@ class Renewed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenewalLate(Event):
+class RenewalLate(_ClientEvent):
     """The heartbeat woke too late: the event loop was blocked or the process did not run."""
 
     kind: ClassVar[str] = "renewal_late"
@@ -77,7 +140,7 @@ class RenewalLate(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenewalFailed(Event):
+class RenewalFailed(_ClientEvent):
     """A renewal had no answer. It is tried again until the deadline."""
 
     kind: ClassVar[str] = "renewal_failed"
@@ -87,8 +150,8 @@ class RenewalFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost(Event):
-    """The lease is over against our will; its work is being cancelled."""
+class Lost(_ClientEvent):
+    """The lease is over against the will of its holder; its work is being cancelled. `Released` follows."""
 
     kind: ClassVar[str] = "lost"
     token: int
@@ -96,21 +159,18 @@ class Lost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Released(Event):
-    """The lease was given back. ``confirmed`` tells whether the store answered in time."""
+class Released(_ClientEvent):
+    """
+    The end of a lease: given back, dropped, or left to its ttl by a client that was closed.
+
+    It follows every `Acquired` once, after `Lost` too.
+    """
 
     kind: ClassVar[str] = "released"
     token: int
     held_for: float
     confirmed: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abandoned(Event):
-    """An acquisition without an answer was given up; it is released by claim in the background."""
-
-    kind: ClassVar[str] = "abandoned"
-    waited: float
+    """Whether the store answered in time. If not, its ttl frees the lock at the latest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +191,19 @@ class StaleRejected(Event):
     resource: str
     fence: int
     conflict: bool
+
+    @classmethod
+    def of(cls, error: StaleTokenError, *, name: str, at: float, holder: str | None) -> Self:
+        """The event that tells *error*."""
+        return cls(
+            name=name,
+            at=at,
+            holder=holder,
+            token=error.token,
+            resource=error.resource,
+            fence=error.fence,
+            conflict=error.conflict,
+        )
 
 
 Observer = Callable[[Event], None]

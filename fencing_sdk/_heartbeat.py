@@ -28,7 +28,7 @@ from fencing_sdk._claim import Claim, Renewal
 from fencing_sdk._clock import Clock
 from fencing_sdk._cohort import Cohort, Newcomers, Reference
 from fencing_sdk._errands import Errands, backend_name
-from fencing_sdk._events import Event, Lost, Observers, RenewalFailed, RenewalLate, Renewed, logger
+from fencing_sdk._events import Lost, Observers, RenewalFailed, RenewalLate, Renewed, logger
 from fencing_sdk._lease import Lease
 from fencing_sdk._schedule import Schedule
 from fencing_sdk._stall import StallWatch
@@ -227,8 +227,11 @@ class Heartbeat:
             self._emit_late(lease, when, now)
 
     def _emit_late(self, lease: Lease, due: float, now: float) -> None:
-        stack = self._blocking_stack(due)
-        self._emit(RenewalLate(name=lease.name, at=now, token=lease.last_token, late=now - due, stack=stack))
+        if self._observers:
+            stack, token = self._blocking_stack(due), lease.last_token
+            self._observers.emit(
+                RenewalLate(name=lease.name, at=now, holder=lease.holder, token=token, late=now - due, stack=stack)
+            )
 
     def _blocking_stack(self, since: float) -> str | None:
         return None if self._watch is None else self._watch.stack_since(since)
@@ -296,14 +299,22 @@ class Heartbeat:
                 self._emit_renewed(lease, spare)
         elif outcome is Renewal.UNKNOWN:
             lease.doubt = error or _SILENT
-            now, left = self._clock.now(), lease.remaining
-            self._emit(RenewalFailed(name=lease.name, at=now, token=lease.last_token, error=error, remaining=left))
+            if self._observers:
+                self._emit_failed(lease, error)
         else:
             lease.lose(LossReason.TAKEN_OVER if outcome is Renewal.TAKEN_OVER else LossReason.REFUSED)
 
     def _emit_renewed(self, lease: Lease, spare: float) -> None:
         now, token, deadline = self._clock.now(), lease.last_token, lease.deadline
-        self._emit(Renewed(name=lease.name, at=now, token=token, spare=spare, deadline=deadline))
+        self._observers.emit(
+            Renewed(name=lease.name, at=now, holder=lease.holder, token=token, spare=spare, deadline=deadline)
+        )
+
+    def _emit_failed(self, lease: Lease, error: str) -> None:
+        now, token, left = self._clock.now(), lease.last_token, lease.remaining
+        self._observers.emit(
+            RenewalFailed(name=lease.name, at=now, holder=lease.holder, token=token, error=error, remaining=left)
+        )
 
     def _plan(self, leases: Sequence[Lease], when: float) -> None:
         """Renew at *when*; where a renewal cannot help or would come too late, wait for the end."""
@@ -319,7 +330,9 @@ class Heartbeat:
             self._log_loss(lease, reason)
         if reason is LossReason.STALLED:
             self._emit_late(lease, lease.overdue_since, self._clock.now())
-        self._emit(Lost(name=lease.name, at=self._clock.now(), token=lease.last_token, reason=reason))
+        if self._observers:
+            now, token = self._clock.now(), lease.last_token
+            self._observers.emit(Lost(name=lease.name, at=now, holder=lease.holder, token=token, reason=reason))
 
     def _log_loss(self, lease: Lease, reason: LossReason) -> None:
         """Log one line for all that are lost in this turn: thousands would hold up the cancellation of others."""
@@ -330,9 +343,6 @@ class Heartbeat:
     def _log_losses(self, first: LeaseLostError) -> None:
         others, self._losses = self._losses - 1, 0
         logger.warning("%s%s", first, f"; and so are {others} others" if others else "")
-
-    def _emit(self, event: Event) -> None:
-        self._observers.emit(event)
 
     async def _sleep(self, until: float | None) -> None:
         self._wake.clear()

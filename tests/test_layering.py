@@ -13,7 +13,7 @@ FLOORS = [
     {"errors", "_claim", "_clock", "_fork"},
     {"_timing", "_names", "_events", "_wire", "_schedule", "_places"},
     {"abc", "_template", "_recording"},
-    {"_lease", "_stall", "_alarms"},
+    {"_lease", "_stall", "_alarms", "_acquisition_report", "_queue_place"},
     {"_current", "_errands", "_cohort"},
     {"_tenure", "_heartbeat", "_acquire", "_fences", "_closing"},
     {"_engine"},

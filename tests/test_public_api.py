@@ -6,7 +6,6 @@ import fencing_sdk
 from fencing_sdk import abc, errors
 
 PROMISED = {
-    "Abandoned",
     "AcquireError",
     "AcquireTimeoutError",
     "Acquired",
@@ -28,6 +27,8 @@ PROMISED = {
     "LossReason",
     "Lost",
     "NoLeaseError",
+    "NotAcquired",
+    "NotAcquiredReason",
     "Observer",
     "Released",
     "RenewalFailed",

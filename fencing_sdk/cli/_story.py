@@ -58,6 +58,8 @@ class Span:
     start: float
     lock: str = ""
     end: float | None = None
+    holder: str = ""
+    """The acquisition that waits, where it was recorded."""
 
     @property
     def until(self) -> float:
@@ -175,16 +177,16 @@ class _Teller:
     def _on_acquiring(self, line: Line, lane: str) -> None:
         lock = str(line["name"])
         _note(self._story.locks, lock)
-        self._story.waits.append(Span(lane, self._at(line, lane), lock))
+        self._story.waits.append(Span(lane, self._at(line, lane), lock, holder=str(line.get("holder", ""))))
 
-    def _on_abandoned(self, line: Line, lane: str) -> None:
-        self._end_wait(lane, str(line["name"]), self._at(line, lane))
+    def _on_not_acquired(self, line: Line, lane: str) -> None:
+        self._end_wait(line, lane, self._at(line, lane))
 
     def _on_acquired(self, line: Line, lane: str) -> None:
         at, lock = self._at(line, lane), str(line["name"])
         token, ttl = read_token(line, "token"), read_seconds(line, "ttl")
         _note(self._story.locks, lock)
-        self._end_wait(lane, lock, at)
+        self._end_wait(line, lane, at)
         tenure = Tenure(lane, lock, token, at, ttl, deadline=read_seconds(line, "deadline"), expires=at + ttl)
         self._story.tenures.append(tenure)
         self._tenures[lane, lock, token] = tenure
@@ -244,9 +246,10 @@ class _Teller:
         """The lease *line* is about; None when the recording began after its grant."""
         return self._tenures.get((lane, str(line["name"]), read_token(line, "token")))
 
-    def _end_wait(self, lane: str, lock: str, at: float) -> None:
+    def _end_wait(self, line: Line, lane: str, at: float) -> None:
+        ended = (lane, str(line["name"]), str(line.get("holder", "")), None)
         for wait in self._story.waits:
-            if (wait.lane, wait.lock, wait.end) == (lane, lock, None):
+            if (wait.lane, wait.lock, wait.holder, wait.end) == ended:
                 wait.end = at
                 return
 

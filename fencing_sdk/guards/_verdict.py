@@ -61,24 +61,19 @@ class Reports:
         self._clock = BootClock()
 
     @contextmanager
-    def of_refusals(self) -> Iterator[None]:
-        """Report the `StaleTokenError` that leaves the body, if one does."""
+    def of_refusals(self, token: int) -> Iterator[None]:
+        """Report the `StaleTokenError` about *token* that leaves the body, if one does."""
         try:
             yield
         except StaleTokenError as error:
-            self._observers.emit(
-                StaleRejected(
-                    name=error.resource,
-                    at=self._clock.now(),
-                    token=error.token,
-                    resource=error.resource,
-                    fence=error.fence,
-                    conflict=error.conflict,
-                )
-            )
+            now, holder = self._clock.now(), token.holder if isinstance(token, Token) else None
+            self._observers.emit(StaleRejected.of(error, name=error.resource, at=now, holder=holder))
             raise
 
     def raised(self, resource: str, token: Token) -> None:
         """Report that every token below *token* is refused from now on."""
         if self._observers:
-            self._observers.emit(FenceRaised(name=resource, at=self._clock.now(), token=token, resource=resource))
+            now = self._clock.now()
+            self._observers.emit(
+                FenceRaised(name=resource, at=now, holder=token.holder, token=token, resource=resource)
+            )

@@ -58,7 +58,7 @@ class MemoryGuard:
             ConfigurationError: *resource* or *token* is not one.
         """
         _refuse_coroutine_function(function)
-        with self._reports.of_refusals(), self._lock:
+        with self._reports.of_refusals(token), self._lock:
             self._admit(resource, token)
             result = function(*args, **kwargs)
         if inspect.isawaitable(result):
@@ -79,7 +79,7 @@ class MemoryGuard:
             StaleTokenError: the resource has seen a later token; do not write.
             ConfigurationError: *resource* or *token* is not one.
         """
-        with self._reports.of_refusals(), self._lock:
+        with self._reports.of_refusals(token), self._lock:
             self._admit(resource, token)
 
     async def raise_to(self, resource: str, token: int) -> None:

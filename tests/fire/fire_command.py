@@ -48,7 +48,7 @@ def told(outcome: Outcome, *, least: int) -> list[str]:
     report, lines = outcome.report, outcome.lines
     faults = ", ".join(f"{kind} {number}" for kind, number in sorted(outcome.faults.items()))
     missed = ", ".join(f"{kind} {number}" for kind, number in sorted(outcome.missed.items()))
-    work = f"{lines['renewed']} renewals, {lines['read']} tokens read, {lines['gave_up']} acquisitions given up"
+    work = f"{lines['renewed']} renewals, {lines['read']} tokens read, {lines['not_acquired']} without a lease"
     written = f"{lines['write_accepted']} writes accepted, {lines['write_refused']} refused"
     counts = (
         f"{outcome.seconds:.0f} s, {outcome.faults.total()} faults of {len(outcome.faults)} kinds: {faults}",

@@ -202,7 +202,6 @@ class Worker:
         name = self.random.choice(self.config["names"])
         fences = [self.resource] if self.random.random() < 0.7 else []
         wait = self.random.choice((None, None, 0.3, 5.0))
-        since = CLOCK.now()
         lease: Lease | None = None
         error: BaseException | None = None
         try:
@@ -223,7 +222,6 @@ class Worker:
         if not state["inside"]:
             if not isinstance(error, EXPECTED):
                 raise error or AssertionError
-            self.record.record("gave_up", name=name, since=since, error=type(error).__name__, outer=state["outer"])
             return
         left = None if error is None else type(error).__name__
         noted = "was lost too" in "".join(getattr(error, "__notes__", []))

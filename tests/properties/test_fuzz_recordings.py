@@ -27,7 +27,7 @@ ANYTHING = st.one_of(NUMBERS, st.none(), st.booleans(), st.text(max_size=5), st.
 KINDS = st.sampled_from(
     [
         *("run", "outcome", "acquiring", "acquired", "renewed", "renewal_late", "renewal_failed", "lost", "released"),
-        *("abandoned", "fence_raised", "stale_rejected", "frozen", "resumed", "read", "write_accepted"),
+        *("not_acquired", "fence_raised", "stale_rejected", "frozen", "resumed", "read", "write_accepted"),
         *("write_refused", "", "nonsense", "_access", "\ud800"),
     ]
 )
@@ -130,11 +130,11 @@ def test_what_is_no_token_is_told(token: object):
 
 
 def test_a_moment_beside_a_year_is_little_work():
-    runs = ["run", "acquiring", "abandoned", "run", "acquiring"]
+    runs = ["run", "acquiring", "not_acquired", "run", "acquiring"]
     times = [0, 0, 1e-6, 2, 3e7]
     lines = [{"t": at, "kind": kind, "actor": "A", "name": "a"} for at, kind in zip(times, runs, strict=True)]
     with little_work():
-        drawn([json.dumps(line) for line in [*lines, {"t": 6e7, "kind": "abandoned", "actor": "A", "name": "a"}]])
+        drawn([json.dumps(line) for line in [*lines, {"t": 6e7, "kind": "not_acquired", "actor": "A", "name": "a"}]])
 
 
 def test_many_events_are_little_work(tmp_path: Path):

@@ -9,7 +9,6 @@ import pytest
 from failing_store import CLOCK, ENDED_BY_TIME, LedgerBackend, Log, ticks, until
 
 from fencing_sdk import (
-    Abandoned,
     Acquired,
     AcquireTimeoutError,
     BackendUnavailableError,
@@ -17,6 +16,7 @@ from fencing_sdk import (
     LockClient,
     LossReason,
     Lost,
+    NotAcquired,
     Released,
     RenewalFailed,
     Renewed,
@@ -108,7 +108,7 @@ async def test_mode_05_a_cancelled_acquisition_leaves_nothing(state, manner):
             assert scope.cancelled_caught
         gave_up = CLOCK.now()
         assert gave_up - began < 0.08 + ttl / 2, "giving up waits for nobody"
-        await log.seen(Abandoned)
+        await log.seen(NotAcquired)
         await asyncio.sleep(max(0.0, gave_up + ARRIVED - CLOCK.now()))
         await until(lambda: store.tidy)
         assert CLOCK.now() - gave_up < ttl + 1

@@ -8,11 +8,11 @@ from postgresql_stage import ENDS, LEAVING, LEFT, LONG, SHORT, nothing_left, ses
 from redis_stage import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import (
-    Abandoned,
     BackendUnavailableError,
     LeaseLostError,
     LossReason,
     Lost,
+    NotAcquired,
     RenewalFailed,
     Renewed,
 )
@@ -155,7 +155,7 @@ async def test_a_grant_that_comes_after_it_was_given_up_is_undone(postgresql_ser
         postgresql_server.pause()
         with pytest.raises(BackendUnavailableError):
             await locks.lock("a", ttl=30, wait=0.2).acquire()
-        await log.seen(Abandoned)
+        await log.seen(NotAcquired)
         resumed_at = CLOCK.now()
         postgresql_server.resume()
         async with staying(locks.lock("a", ttl=30, wait=PATIENCE)) as stay:
@@ -169,7 +169,7 @@ async def test_a_late_grant_on_a_held_back_connection_is_undone(postgresql_serve
         postgresql_proxy.blackhole()
         with pytest.raises(BackendUnavailableError):
             await locks.lock("a", ttl=30, wait=0.2).acquire()
-        await log.seen(Abandoned)
+        await log.seen(NotAcquired)
         postgresql_proxy.heal()
         async with staying(locks.lock("a", ttl=30, wait=PATIENCE)) as stay:
             await stay.end()

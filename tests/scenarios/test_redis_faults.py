@@ -21,12 +21,12 @@ from redis_stage import (
 )
 
 from fencing_sdk import (
-    Abandoned,
     AcquireTimeoutError,
     BackendUnavailableError,
     LeaseLostError,
     LossReason,
     Lost,
+    NotAcquired,
     RenewalFailed,
     Renewed,
 )
@@ -182,7 +182,7 @@ async def test_a_grant_that_comes_after_it_was_given_up_is_undone(redis_server):
         redis_server.pause()
         with pytest.raises(BackendUnavailableError):
             await locks.lock("a", ttl=20, wait=0.2).acquire()
-        await log.seen(Abandoned)
+        await log.seen(NotAcquired)
         resumed_at = CLOCK.now()
         redis_server.resume()
         async with staying(locks.lock("a", ttl=20, wait=PATIENCE)) as stay:
@@ -196,7 +196,7 @@ async def test_a_late_grant_on_a_held_back_connection_is_undone(redis_server, pr
         proxy.blackhole()
         with pytest.raises(BackendUnavailableError):
             await locks.lock("a", ttl=30, wait=0.2).acquire()
-        await log.seen(Abandoned)
+        await log.seen(NotAcquired)
         proxy.heal()
         async with staying(locks.lock("a", ttl=30, wait=PATIENCE)) as stay:
             await stay.end()

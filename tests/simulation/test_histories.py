@@ -115,9 +115,11 @@ def test_every_fault_leaves_its_traces():
     troubles = {"lost", "late", "doubled", "cut", "outage", "refused", "forgot", "stepped", "revoked", "stalled"}
     assert {f"trouble {what}" for what in troubles} <= set(traces)
     assert {"ended forgotten", "ended revoked", "ended released"} <= set(traces)
+    ends = {"held", "timed_out", "cancelled", "unavailable"}
+    assert {f"not_acquired {reason}" for reason in ends} <= set(traces)
     assert {"lost expired", "lost stalled", "lost refused", "lost revoked"} <= set(traces)
     assert {"body_ended cancelled", "body_ended BodyError", "body_ended LeaseLostError"} <= set(traces)
-    assert {"frozen", "resumed", "cancelled", "repeated", "abandoned", "renewal_failed", "write_refused"} <= set(traces)
+    assert {"frozen", "resumed", "cancelled", "repeated", "renewal_failed", "write_refused"} <= set(traces)
 
 
 def test_faults_have_effects():

@@ -20,7 +20,7 @@ def tenure(actor: str, holder: str, at: float) -> Lines:
     mine = about(holder)
     call = {"name": "a", "holder": holder, "ttl": 10.0}
     return [
-        line(at, "acquiring", actor, name="a"),
+        line(at, "acquiring", actor, name="a", holder=holder),
         line(at, "asked", actor, call=f"{holder}.1", operation="acquire", **call),
         line(at + 0.01, "granted", "store", **mine, until=at + 10.01),
         line(at + 0.02, "answered", actor, call=f"{holder}.1", outcome="granted", token=mine["token"]),
@@ -49,7 +49,7 @@ def good() -> Lines:
         *tenure("A", "h1", 1.0),
         *tenure("B", "h2", 6.0),
         line(20.0, "healed", "test", within=5.0),
-        line(20.0, "acquiring", "C", name="b"),
+        line(20.0, "acquiring", "C", name="b", holder="h3"),
         line(21.0, "acquired", "C", name="b", token=3, holder="h3", waited=1.0, ttl=10.0, deadline=28.9),
         line(20.9, "granted", "store", name="b", token=3, holder="h3", until=30.9),
         line(22.0, "ended", "store", name="b", token=3, holder="h3", why="released", by="h3"),

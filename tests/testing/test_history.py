@@ -76,6 +76,10 @@ REJECTED: dict[str, tuple[str, str, Change]] = {
     "a loss left no note": ("P7", "loss_not_noted", both(
         add(LOST), change("body_ended", B, how="ValueError"), change("left", B, error="ValueError"))),
     "served too late": ("P8", "waited_too_long", change("acquired", {"actor": "C"}, t=26.0)),
+    "served too late, after a grant that came too late": ("P8", "waited_too_long", both(
+        add(line(23.0, "not_acquired", "C", name="b", holder="h3", reason="too_late", waited=3.0),
+            line(23.0, "acquiring", "C", name="b", holder="h4")),
+        change("acquired", {"actor": "C"}, t=26.0, holder="h4", waited=3.0))),
     "never served": ("P8", "waited_too_long", lambda ls: drop(ls, "acquired", actor="C")),
 }  # fmt: skip
 
@@ -136,7 +140,11 @@ ACCEPTED: dict[str, Change] = {
     "given up in time": both(
         lambda ls: [ls.remove(one) for one in list(ls) if one["actor"] == "C" and one["kind"] != "acquiring"],
         lambda ls: [ls.remove(one) for one in list(ls) if one.get("name") == "b" and one["actor"] == "store"],
-        add(line(22.0, "gave_up", "C", name="b", since=20.0))),
+        add(line(22.0, "not_acquired", "C", name="b", holder="h3", reason="timed_out", waited=2.0))),
+    "given up after a wait that another of the same client goes on with": both(
+        change("acquired", {"actor": "C"}, t=24.0, waited=4.0),
+        add(line(20.1, "acquiring", "C", name="b", holder="h4"),
+            line(20.2, "not_acquired", "C", name="b", holder="h4", reason="held", waited=0.1))),
     "who crashed is not served": both(
         lambda ls: drop(ls, "acquired", actor="C"), add(line(20.5, "frozen", "C"))),
     "a call without an answer may have worked": add(

@@ -13,13 +13,13 @@ import tenacity
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
-    Abandoned,
     AcquireTimeoutError,
     Acquiring,
     BackendRefusedError,
     BackendUnavailableError,
     Event,
     LockHeldError,
+    NotAcquired,
     UsageError,
 )
 from fencing_sdk._acquire import DEFAULT_BACKOFF, Acquisition, Terms, Won
@@ -107,7 +107,7 @@ class Desk:
 
     @property
     def abandoned(self) -> int:
-        return sum(isinstance(event, Abandoned) for event in self.events)
+        return sum(isinstance(event, NotAcquired) and event.unanswered > 0 for event in self.events)
 
 
 @contextlib.asynccontextmanager

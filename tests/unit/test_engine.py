@@ -13,7 +13,6 @@ import tenacity
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
-    Abandoned,
     Acquired,
     BackendRefusedError,
     BackendUnavailableError,
@@ -23,6 +22,8 @@ from fencing_sdk import (
     LeaseLostError,
     LossReason,
     Lost,
+    NotAcquired,
+    NotAcquiredReason,
     Released,
     StaleRejected,
     StaleTokenError,
@@ -323,7 +324,10 @@ async def test_a_fence_refused_with_the_grant_leaves_nothing_and_is_told():
         assert await h.free()
         assert [(event.name, event.fence) for event in h.of(StaleRejected)] == [("a", 2)]
         assert h.store.count("release") == 0  # nothing was granted, so nothing is given back
-        assert h.of(Abandoned) == []
+        (ended,) = h.of(NotAcquired)
+        assert (ended.reason, ended.unanswered) == (NotAcquiredReason.STALE, 0)
+        assert h.kinds() == ["acquiring", "stale_rejected", "not_acquired"]
+        assert len({event.holder for event in h.events}) == 1
 
 
 @in_virtual_time
@@ -648,8 +652,10 @@ async def test_an_acquisition_that_is_given_up_is_told():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert h.kinds() == ["acquiring", "abandoned"]
-        assert h.of(Abandoned)[0].waited == 1.0
+        assert h.kinds() == ["acquiring", "not_acquired"]
+        assert [(event.reason, event.waited, event.unanswered) for event in h.of(NotAcquired)] == [
+            (NotAcquiredReason.CANCELLED, 1.0, 1)
+        ]
 
 
 @in_virtual_time

@@ -12,13 +12,14 @@ import pytest
 
 import fencing_sdk
 from fencing_sdk import (
-    Abandoned,
     Acquired,
     Acquiring,
     Event,
     FenceRaised,
     LossReason,
     Lost,
+    NotAcquired,
+    NotAcquiredReason,
     Released,
     RenewalFailed,
     RenewalLate,
@@ -30,16 +31,16 @@ from fencing_sdk._events import Observers
 from fencing_sdk.errors import ConfigurationError
 
 EVENTS = [
-    Acquiring(name="a", at=1.0),
-    Acquired(name="a", at=1.0, token=34, holder="9f8a01c2", ttl=15.0, waited=0.5, deadline=12.0),
-    Renewed(name="a", at=1.0, token=34, spare=3.0, deadline=12.0),
-    RenewalLate(name="a", at=1.0, token=34, late=0.5, stack=None),
-    RenewalFailed(name="a", at=1.0, token=34, error="away", remaining=2.0),
-    Lost(name="a", at=1.0, token=34, reason=LossReason.EXPIRED),
-    Released(name="a", at=1.0, token=34, held_for=2.0, confirmed=True),
-    Abandoned(name="a", at=1.0, waited=2.0),
-    FenceRaised(name="a", at=1.0, token=Token(34, "9f8a01c2"), resource="a"),
-    StaleRejected(name="a", at=1.0, token=34, resource="a", fence=35, conflict=False),
+    Acquiring(name="a", at=1.0, holder="9f8a01c2"),
+    Acquired(name="a", at=1.0, holder="9f8a01c2", token=34, ttl=15.0, waited=0.5, deadline=12.0),
+    Renewed(name="a", at=1.0, holder="9f8a01c2", token=34, spare=3.0, deadline=12.0),
+    RenewalLate(name="a", at=1.0, holder="9f8a01c2", token=34, late=0.5, stack=None),
+    RenewalFailed(name="a", at=1.0, holder="9f8a01c2", token=34, error="away", remaining=2.0),
+    Lost(name="a", at=1.0, holder="9f8a01c2", token=34, reason=LossReason.EXPIRED),
+    Released(name="a", at=1.0, holder="9f8a01c2", token=34, held_for=2.0, confirmed=True),
+    NotAcquired(name="a", at=1.0, holder="9f8a01c2", reason=NotAcquiredReason.TIMED_OUT, waited=2.0, unanswered=0),
+    FenceRaised(name="a", at=1.0, holder="9f8a01c2", token=Token(34, "9f8a01c2"), resource="a"),
+    StaleRejected(name="a", at=1.0, holder="9f8a01c2", token=34, resource="a", fence=35, conflict=False),
 ]
 each_event = pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
 
@@ -74,7 +75,7 @@ def test_an_event_is_named_by_keywords_alone(event):
 @each_event
 def test_an_event_is_plain_json_with_its_kind_first(event):
     plain = event.as_dict()
-    assert list(plain)[:3] == ["kind", "name", "at"]
+    assert list(plain)[:4] == ["kind", "name", "at", "holder"]
     assert set(plain) == {"kind", *(field.name for field in dataclasses.fields(event))}
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
 

@@ -40,11 +40,11 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 def test_an_event_becomes_one_line_with_time_kind_and_actor_first(path):
     recorder = Recorder(path, actor="worker-1")
-    recorder(Lost(name="seats/42", at=7.25, token=34, reason=LossReason.EXPIRED))
+    recorder(Lost(name="seats/42", at=7.25, holder="9f8a01c2", token=34, reason=LossReason.EXPIRED))
     (line,) = lines(path)
     assert list(line)[:3] == ["t", "kind", "actor"]
-    expected = {"t": 7.25, "kind": "lost", "actor": "worker-1", "name": "seats/42", "token": 34, "reason": "expired"}
-    assert line == expected
+    about = {"t": 7.25, "kind": "lost", "actor": "worker-1", "name": "seats/42", "holder": "9f8a01c2"}
+    assert line == {**about, "token": 34, "reason": "expired"}
 
 
 def test_something_of_ones_own_is_recorded_beside_events(path):
@@ -57,7 +57,7 @@ def test_something_of_ones_own_is_recorded_beside_events(path):
 @pytest.mark.parametrize("name", ODD_NAMES, ids=lambda name: ascii(name)[:20])
 def test_odd_names_stay_on_one_line_and_come_back_as_they_were(path, name):
     recorder = Recorder(path)
-    recorder(Acquiring(name=name, at=1.0))
+    recorder(Acquiring(name=name, at=1.0, holder="9f8a01c2"))
     recorder.record("write", resource=name)
     first, second = lines(path)
     assert first["name"] == second["resource"] == name
@@ -101,7 +101,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 for number in range(300):
     recorder.record("write", number=number, padding="x" * (number * 37 % 5000))
-    recorder(Acquiring(name="seats/42", at=float(number)))
+    recorder(Acquiring(name="seats/42", at=float(number), holder="9f8a01c2"))
 """
 
 

@@ -165,7 +165,7 @@ class EtcdGuard:
     async def _write(self, operation: str, resource: str, token: int, work: _Work) -> list[Json] | None:
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         format_token(checked)  # as in a header, or the text of a fence could be read in two ways
-        with self._reports.of_refusals():
+        with self._reports.of_refusals(checked):
             fence = self._known.get(resource)
             if fence is None or (fence.token is not None and checked < fence.token):
                 fence = await self._read(operation, resource)  # a refusal is never made from memory

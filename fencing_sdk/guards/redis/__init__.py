@@ -203,7 +203,7 @@ class RedisGuard:
         fence = fence_key(self._prefix, resource)
         touched = self._touched(resource, fence, keys)
         check = (f"{checked:d}", checked.holder or "", self._retention)
-        with self._reports.of_refusals():
+        with self._reports.of_refusals(checked):
             reply = await self._link.evaluate(script, [*touched, fence], [*arguments, *check], once=once)
             return accepted(resource, checked, fence, reply)
 

@@ -148,7 +148,7 @@ class SqlGuard:
             ConfigurationError: *resource* or *token* is not one.
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
-        with self._reports.of_refusals():
+        with self._reports.of_refusals(checked):
             await perform(transaction, lambda opened: self._of(opened).admit(opened, resource, checked))
 
     def admit_sync(self, transaction: SyncTransaction, resource: str, token: int) -> None:
@@ -159,7 +159,7 @@ class SqlGuard:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit`.
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
-        with self._reports.of_refusals():
+        with self._reports.of_refusals(checked):
             perform_sync(transaction, lambda opened: self._of(opened).admit(opened, resource, checked))
 
     async def raise_to(self, resource: str, token: int) -> None:
@@ -171,7 +171,7 @@ class SqlGuard:
             UnsupportedError: the guard was built without a database.
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
-        with self._reports.of_refusals():
+        with self._reports.of_refusals(checked):
             await self._database.run(
                 lambda opened: self._of(opened).raise_fence(opened, resource, checked, PATIENCE, at_home=True)
             )
@@ -201,7 +201,7 @@ class SqlGuard:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit`.
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
-        with self._reports.of_refusals():
+        with self._reports.of_refusals(checked):
             await perform(transaction, lambda opened: self._of(opened).raise_fence(opened, resource, checked, wait))
 
     async def highest(self, resource: str) -> Token | None:

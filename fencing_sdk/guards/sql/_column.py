@@ -89,7 +89,7 @@ class FenceColumn:
         checked, count = check_token(token), _count(outcome)
         if count and self._wide_enough:
             return True
-        with self._reports.of_refusals():
+        with self._reports.of_refusals(checked):
             return await perform(transaction, lambda opened: self._written(opened, key, checked, count))
 
     def written_sync(self, transaction: object, key: object, token: int, outcome: Outcome) -> bool:
@@ -102,7 +102,7 @@ class FenceColumn:
         checked, count = check_token(token), _count(outcome)
         if count and self._wide_enough:
             return True
-        with self._reports.of_refusals():
+        with self._reports.of_refusals(checked):
             return perform_sync(transaction, lambda opened: self._written(opened, key, checked, count))
 
     async def check(self, transaction: object) -> None:

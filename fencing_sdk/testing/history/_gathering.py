@@ -8,8 +8,8 @@ unknown kind is passed over.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.testing.history._facts import (
@@ -40,6 +40,14 @@ def gather(lines: Iterable[Line]) -> list[Facts]:
     return [gatherer.finish() for gatherer in gatherers if gatherer.told]
 
 
+class Asking(NamedTuple):
+    """An acquisition that has not ended."""
+
+    start: float
+    first: float
+    """When its caller began, where earlier grants to the same caller came too late."""
+
+
 class _Gatherer:
     def __init__(self) -> None:
         self.facts = Facts()
@@ -49,7 +57,8 @@ class _Gatherer:
         self._grants: dict[tuple[str, str], StoreGrant] = {}
         self._calls: dict[str, Call] = {}
         self._frozen: dict[str, float] = {}
-        self._asking: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self._asking: dict[tuple[str, str, str], Asking] = {}
+        self._going_on: dict[tuple[str, str], float] = {}  # since when, of those whose grant came too late
 
     def add(self, line: Line) -> None:
         step = _STEPS.get(str(line["kind"]))
@@ -70,8 +79,9 @@ class _Gatherer:
     def finish(self) -> Facts:
         facts = self.facts
         facts.troubles += [Trouble("frozen", since, math.inf, actor) for actor, since in self._frozen.items()]
-        waiting = ((key, since) for key, starts in self._asking.items() for since in starts)
-        facts.requests += [Request(actor, name, since, None, granted=False) for (actor, name), since in waiting]
+        facts.requests += [
+            Request(actor, name, asking.first, None, granted=False) for (actor, name, _), asking in self._asking.items()
+        ]
         for grant in facts.grants:
             broken = (t for t in facts.troubles if t.what in {"forgot", "stepped"})
             grant.excused |= any(grant.start <= trouble.end and trouble.start <= grant.end for trouble in broken)
@@ -87,12 +97,21 @@ class _Gatherer:
             self.facts.rhythm = Rhythm(buffer, interval, float(line["drift"]))
 
     def _on_acquiring(self, line: Line, at: float, actor: str) -> None:
-        self._asking[actor, str(line["name"])].append(at)
+        name, holder = str(line["name"]), str(line["holder"])
+        self._asking[actor, name, holder] = Asking(at, self._going_on.pop((actor, name), at))
+
+    def _on_not_acquired(self, line: Line, at: float, actor: str) -> None:
+        name, holder = str(line["name"]), str(line["holder"])
+        if str(line["reason"]) == "too_late":  # the caller goes on with another holder id
+            asking = self._asking.pop((actor, name, holder), Asking(at, at))
+            self._going_on[actor, name] = asking.first
+        else:
+            self._answer((actor, name, holder), at - float(line["waited"]), at, granted=False)
 
     def _on_acquired(self, line: Line, at: float, actor: str) -> None:
         name, token = str(line["name"]), int(line["token"])
         holder = str(line.get("holder") or f"{actor} {token}")
-        asked = self._answer(actor, name, at - float(line.get("waited", 0.0)), at, granted=True)
+        asked = self._answer((actor, name, holder), at - float(line.get("waited", 0.0)), at, granted=True)
         deadline, ttl = float(line["deadline"]), float(line["ttl"])
         max_hold = line.get("max_hold")
         tenure = Tenure(actor, name, token, holder, asked, at, ttl, deadline)
@@ -114,10 +133,6 @@ class _Gatherer:
     def _on_released(self, line: Line, at: float, actor: str) -> None:
         if (tenure := self._tenure(line, actor)) is not None:
             tenure.released = at
-
-    def _on_gave_up(self, line: Line, at: float, actor: str) -> None:
-        name = str(line["name"])
-        self._answer(actor, name, float(line.get("since", at)), at, granted=False)
 
     def _on_fence_raised(self, line: Line, at: float, actor: str) -> None:
         self._access(line, at, actor, accepted=True, write=False)
@@ -231,13 +246,11 @@ class _Gatherer:
         """The lease *line* is about; None when the recording began after its grant."""
         return self._tenures.get((actor, str(line["name"]), int(line["token"])))
 
-    def _answer(self, actor: str, name: str, since: float, at: float, *, granted: bool) -> float:
-        starts = self._asking[actor, name]
-        start = min(starts, key=lambda start: abs(start - since)) if starts else since
-        if starts:
-            starts.remove(start)
-        self.facts.requests.append(Request(actor, name, start, at, granted))
-        return start
+    def _answer(self, key: tuple[str, str, str], since: float, at: float, *, granted: bool) -> float:
+        """Note that an acquisition ended; return when it began, which is *since* where that was not recorded."""
+        asking = self._asking.pop(key, Asking(since, since))
+        self.facts.requests.append(Request(key[0], key[1], asking.first, at, granted))
+        return asking.start
 
 
 def _wrong(error: Exception) -> str:

@@ -170,8 +170,6 @@ class Stage:
         self.service = Service(self.timeline, tell, rate=script.rates[-1], tokens=script.tokens)
         self.resources = {name: Resource(self.timeline, self.kernel.network, tell, name) for name in script.names}
         self.actors = [Actor(self, f"c{number}", rate) for number, rate in enumerate(script.rates[:-1])]
-        self.granted: set[asyncio.Task[Any]] = set()
-        """Visits whose acquisition was told as a success."""
         self.max_holds: dict[asyncio.Task[Any] | None, float | None] = {}
         """What visits asked for, which no event tells."""
 
@@ -189,10 +187,7 @@ class Stage:
             if "deadline" in fields:
                 fields["deadline"] = self.now + (fields["deadline"] - event.at) / rate
             if event.kind == "acquired":
-                task = asyncio.current_task()
-                assert task is not None  # whoever acquires is a task
-                self.granted.add(task)
-                fields["max_hold"] = self.max_holds.get(task)
+                fields["max_hold"] = self.max_holds.get(asyncio.current_task())
             self.recording.tell(event.kind, actor.name, **fields)
 
         return observe

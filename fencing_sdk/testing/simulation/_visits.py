@@ -35,8 +35,6 @@ class Visitor:
 
     async def run(self) -> None:
         """Visit, and end whatever happens."""
-        since = self.stage.now
-        task = asyncio.current_task()
         try:
             if self.visit.body == "handle":
                 await self._with_handle()
@@ -44,9 +42,6 @@ class Visitor:
                 await self._with_scope()
         except (FencingError, BodyError, asyncio.CancelledError, ExceptionGroup):
             pass
-        finally:
-            if task not in self.stage.granted:
-                self._tell("gave_up", name=self.visit.name, since=since)
 
     async def _with_scope(self) -> None:
         stage, visit = self.stage, self.visit

@@ -1,0 +1,223 @@
+"""Every acquisition is told from its one beginning to its one end, under one holder id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from virtual_time import block, in_virtual_time, settle
+
+from fencing_sdk import (
+    AcquireError,
+    BackendRefusedError,
+    BackendUnavailableError,
+    Event,
+    LockClient,
+    NotAcquired,
+    NotAcquiredReason,
+    StaleTokenError,
+    UsageError,
+)
+from fencing_sdk._clock import LoopClock
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.testing import FaultyBackend
+
+TTL = 10.0
+
+
+class Told:
+    """What an observer was told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def kinds(self) -> list[list[str]]:
+        """The kinds of the events of each acquisition, in the order in which the acquisitions began."""
+        by_holder: dict[str | None, list[str]] = defaultdict(list)
+        for event in self.events:
+            by_holder[event.holder].append(event.kind)
+        return list(by_holder.values())
+
+    def ends(self) -> list[tuple[NotAcquiredReason, float, int]]:
+        return [(e.reason, round(e.waited, 6), e.unanswered) for e in self.events if isinstance(e, NotAcquired)]
+
+
+class Store(FaultyBackend):
+    """A memory store on virtual time whose grants can be delayed past their deadline."""
+
+    def __init__(self) -> None:
+        self.table = MemoryBackend(clock=LoopClock())
+        super().__init__(self.table)
+        self.pauses: list[float] = []
+        self.refusals: list[Exception] = []
+
+    async def acquire(self, claim):
+        if self.refusals:
+            raise self.refusals.pop(0)
+        grant = await super().acquire(claim)
+        if self.pauses:
+            block(self.pauses.pop(0))
+        return grant
+
+
+@contextlib.asynccontextmanager
+async def opened(store: Store) -> AsyncIterator[tuple[LockClient, Told]]:
+    told = Told()
+    async with LockClient(store, observers=[told.events.append], clock=LoopClock(), watch_stalls=False) as locks:
+        yield locks, told
+        store.heal()
+
+
+@contextlib.asynccontextmanager
+async def held_by_another(store: Store, name: str = "a") -> AsyncIterator[None]:
+    async with LockClient(store.table, clock=LoopClock(), watch_stalls=False) as others, others.lock(name):
+        yield
+
+
+NOT_ACQUIRED: Sequence[str] = ["acquiring", "not_acquired"]
+
+
+@pytest.mark.parametrize("call", ["enter", "acquire", "try_acquire"])
+@in_virtual_time
+async def test_a_lock_that_is_asked_for_once_and_held_is_told(call):
+    store = Store()
+    async with opened(store) as (locks, told), held_by_another(store):
+        lock = locks.lock("a", wait=0)
+        if call == "try_acquire":
+            assert await lock.try_acquire() is None
+        else:
+            with pytest.raises(AcquireError):
+                await (lock.acquire() if call == "acquire" else lock.__aenter__())
+        assert told.kinds() == [NOT_ACQUIRED]
+        assert told.ends() == [(NotAcquiredReason.HELD, 0.0, 0)]
+
+
+@in_virtual_time
+async def test_a_wait_that_is_over_is_told():
+    store = Store()
+    async with opened(store) as (locks, told), held_by_another(store):
+        with pytest.raises(TimeoutError):
+            await locks.lock("a", wait=3).acquire()
+        assert told.kinds() == [NOT_ACQUIRED]
+        assert told.ends() == [(NotAcquiredReason.TIMED_OUT, 3.0, 0)]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@in_virtual_time
+async def test_a_wait_that_is_cancelled_is_told(silent):
+    store = Store()
+    async with opened(store) as (locks, told), held_by_another(store):
+        if silent:
+            store.hang("acquire")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await locks.lock("a").acquire()
+        assert told.kinds() == [NOT_ACQUIRED]
+        assert told.ends() == [(NotAcquiredReason.CANCELLED, 1.0, int(silent))]
+
+
+ERRORS = [
+    (BackendUnavailableError("Store", "acquire"), NotAcquiredReason.UNAVAILABLE, 1),
+    (BackendRefusedError("Store", "acquire"), NotAcquiredReason.REFUSED, 0),
+    (StaleTokenError("a", 1, 2), NotAcquiredReason.STALE, 0),
+    (ZeroDivisionError(), NotAcquiredReason.FAILED, 1),
+]
+
+
+@pytest.mark.parametrize(("error", "reason", "unanswered"), ERRORS, ids=[str(reason) for _, reason, _ in ERRORS])
+@in_virtual_time
+async def test_an_error_of_the_store_is_told(error, reason, unanswered):
+    store = Store()
+    async with opened(store) as (locks, told):
+        store.refusals.append(error)
+        with pytest.raises(type(error)):
+            await locks.lock("a", wait=0).acquire()
+        (kinds,) = told.kinds()
+        assert [kind for kind in kinds if kind != "stale_rejected"] == NOT_ACQUIRED
+        assert ("stale_rejected" in kinds) == (reason is NotAcquiredReason.STALE)
+        assert told.ends() == [(reason, 0.0, unanswered)]
+
+
+@in_virtual_time
+async def test_a_wait_strategy_that_fails_is_told():
+    def broken(state: object) -> float:
+        raise ZeroDivisionError
+
+    store = Store()
+    async with opened(store) as (locks, told):
+        store.refusals.append(BackendUnavailableError("Store", "acquire"))
+        with pytest.raises(ZeroDivisionError):
+            await locks.lock("a", backoff=broken).acquire()
+        assert told.kinds() == [NOT_ACQUIRED]
+        assert told.ends() == [(NotAcquiredReason.FAILED, 0.0, 1)]
+
+
+@in_virtual_time
+async def test_a_grant_that_comes_too_late_ends_one_acquisition_and_the_caller_begins_another():
+    store = Store()
+    async with opened(store) as (locks, told):
+        store.pauses.append(0.9 * TTL)
+        lease = await locks.lock("a", ttl=TTL).acquire()
+        await lease.release()
+        assert told.kinds() == [NOT_ACQUIRED, ["acquiring", "acquired", "released"]]
+        ((reason, waited, unanswered),) = told.ends()
+        assert (reason, unanswered) == (NotAcquiredReason.TOO_LATE, 1)
+        assert waited >= 0.9 * TTL
+        assert told.events[-1].holder == lease.holder
+
+
+@in_virtual_time
+async def test_a_grant_that_comes_too_late_for_the_caller_too_is_told_as_what_the_caller_sees():
+    store = Store()
+    async with opened(store) as (locks, told):
+        store.pauses.append(2 * TTL)
+        with pytest.raises(BackendUnavailableError):
+            await locks.lock("a", ttl=TTL).acquire()
+        assert told.kinds() == [NOT_ACQUIRED]
+        assert told.ends() == [(NotAcquiredReason.UNAVAILABLE, 2 * TTL, 1)]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waiting", "asking"])
+@in_virtual_time
+async def test_a_wait_that_the_closing_of_its_client_ends_is_told(waits):
+    store = Store()
+    async with opened(store) as (locks, told):
+        async with held_by_another(store):
+            if not waits:
+                store.delay("acquire", 1.0)
+            waiting = asyncio.create_task(locks.lock("a" if waits else "b").acquire())
+            await settle()
+            await locks.aclose()
+            with pytest.raises(UsageError):
+                await waiting
+        assert told.kinds() == [NOT_ACQUIRED]
+        assert {reason for reason, _, _ in told.ends()} == {NotAcquiredReason.CLOSED}
+
+
+@in_virtual_time
+async def test_what_never_began_is_not_told():
+    async with opened(Store()) as (locks, told), locks.lock("a") as lease:
+        with pytest.raises(UsageError, match="not reentrant"):
+            await locks.lock("a").acquire()
+        assert {event.holder for event in told.events} == {lease.holder}
+
+
+@in_virtual_time
+async def test_all_events_of_an_acquisition_have_its_holder():
+    store = Store()
+    async with opened(store) as (locks, told):
+        async with locks.lock("a", ttl=TTL) as lease, locks.lock("b", ttl=TTL) as other:
+            await asyncio.sleep(TTL / 3)
+            store.fail("renew", times=2)
+            await asyncio.sleep(TTL / 3)
+            block(TTL / 3)
+            await asyncio.sleep(TTL / 3)
+        for held in (lease, other):
+            mine = [event for event in told.events if event.holder == held.holder]
+            assert {event.name for event in mine} == {held.name}
+            kinds = {event.kind for event in mine}
+            assert kinds == {"acquiring", "acquired", "renewed", "renewal_failed", "renewal_late", "released"}
+        assert all(event.holder for event in told.events)
