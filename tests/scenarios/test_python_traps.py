@@ -48,7 +48,7 @@ async def forever():
 
 
 PRELUDE = """
-import asyncio, gc, os, signal, sys
+import asyncio, gc, logging, os, signal, sys
 from fencing_sdk import *
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
@@ -56,6 +56,7 @@ from fencing_sdk.testing import FaultyBackend
 store = MemoryBackend(tokens="counter")
 network = FaultyBackend(store)
 locks = LockClient(network, watch_stalls=False)
+logging.getLogger("fencing_sdk").setLevel("ERROR")  # warnings about faults and a busy machine are in order
 
 def say(*words):
     print(*words, flush=True)
