@@ -5,8 +5,16 @@ Every mistake is marked with the error that it must cause. A mark on a line that
 (``warn_unused_ignores``), so nothing here can pass unnoticed.
 """
 
+import sqlite3
+
+import psycopg
+from psycopg.rows import TupleRow
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from fencing_sdk import Event, LockClient, connect, current_token
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.guards.sql import SqlGuard
 
 locks = connect("memory://")
 
@@ -74,3 +82,13 @@ def clients() -> None:
 
 def watch(event: Event) -> None:
     event.name = "b"  # type: ignore[misc]
+
+
+async def connections(
+    file: sqlite3.Connection, awaited: psycopg.AsyncConnection[TupleRow], session: AsyncSession
+) -> None:
+    guard = SqlGuard(create_engine("sqlite:///app.db"))  # type: ignore[arg-type]
+    guard.admit_sync(awaited, "a", 1)  # type: ignore[arg-type]
+    guard.admit_sync(session, "a", 1)  # type: ignore[arg-type]
+    guard.admit_sync(file.cursor(), "a", 1)  # type: ignore[arg-type]
+    await guard.admit("postgresql://host/app", "a", 1)  # type: ignore[arg-type]

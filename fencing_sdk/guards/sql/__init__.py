@@ -15,9 +15,8 @@ psycopg 3 or SQLAlchemy. None of them is imported here unless a URL asks for it.
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol
 
 from fencing_sdk._claim import Token
 from fencing_sdk._events import Observer
@@ -26,23 +25,14 @@ from fencing_sdk._wire import check_token
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.guards._verdict import Reports
 from fencing_sdk.guards.sql import _postgresql, _sqlite
+from fencing_sdk.guards.sql._accepted import AlchemyAsyncEngine, AsyncTransaction, SyncTransaction
 from fencing_sdk.guards.sql._column import FenceColumn
 from fencing_sdk.guards.sql._database import PATIENCE, database
-from fencing_sdk.guards.sql._drivers import AsyncpgConnection
 from fencing_sdk.guards.sql._names import POSTGRESQL, SQLITE, check_identifier
 from fencing_sdk.guards.sql._steps import Steps
 from fencing_sdk.guards.sql._transaction import Transaction, perform, perform_sync
 
-if TYPE_CHECKING:
-    import psycopg
-    from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
-    from sqlalchemy.orm import Session
-
 __all__ = ["FenceColumn", "SqlGuard"]
-
-SyncTransaction: TypeAlias = "sqlite3.Connection | psycopg.Connection[object] | Connection | Session"
-AsyncTransaction: TypeAlias = "AsyncpgConnection | psycopg.AsyncConnection[object] | AsyncConnection | AsyncSession"
 
 
 class _Fences(Protocol):
@@ -93,7 +83,7 @@ class SqlGuard:
 
     def __init__(
         self,
-        connect: AsyncEngine | str | os.PathLike[str] | None = None,
+        connect: AlchemyAsyncEngine | str | os.PathLike[str] | None = None,
         *,
         table: str = "fencing_fence",
         create: bool = True,

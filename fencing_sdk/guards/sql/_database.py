@@ -13,7 +13,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, closing
+from contextlib import closing
 from typing import Protocol, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +21,7 @@ import anyio
 import anyio.to_thread
 
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
+from fencing_sdk.guards.sql._accepted import AlchemyAsyncEngine
 from fencing_sdk.guards.sql._names import POSTGRESQL, SQLITE
 from fencing_sdk.guards.sql._server import LEAVING, Server
 from fencing_sdk.guards.sql._steps import Steps
@@ -90,31 +91,13 @@ class _SyncConnection(Protocol):
     def exec_driver_sql(self, statement: str, /) -> object: ...
 
 
-class _AsyncConnection(Protocol):
-    async def run_sync(self, work: Callable[..., T], /, *arguments: object) -> T: ...
-
-
-class _Dialect(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-class _AsyncEngine(Protocol):
-    """The part of `sqlalchemy.ext.asyncio.AsyncEngine` that is used here."""
-
-    @property
-    def dialect(self) -> _Dialect: ...
-
-    def begin(self) -> AbstractAsyncContextManager[_AsyncConnection]: ...
-
-
 class Engine:
     """An AsyncEngine of SQLAlchemy."""
 
     place = None
     """Not known: what an engine was told besides its URL may lead elsewhere, and is not to be seen."""
 
-    def __init__(self, engine: _AsyncEngine) -> None:
+    def __init__(self, engine: AlchemyAsyncEngine) -> None:
         self._engine = engine
         self.dialect = engine.dialect.name
 
@@ -126,7 +109,8 @@ class Engine:
 
     async def _run(self, perform: Callable[[object, Work[T]], T], work: Work[T]) -> T:
         async with self._engine.begin() as connection:
-            return await connection.run_sync(perform, work)
+            result: T = await connection.run_sync(perform, work)
+            return result
 
 
 def _at_read_committed(connection: object, work: Work[T]) -> T:
@@ -167,7 +151,7 @@ def database(connect: object) -> Database:
     if isinstance(connect, str):
         return Server(connect) if connect.partition("://")[0] in _SERVERS else File(_path(connect))
     if hasattr(connect, "sync_engine") and hasattr(connect, "begin"):
-        return Engine(cast("_AsyncEngine", connect))
+        return Engine(cast("AlchemyAsyncEngine", connect))
     msg = (
         "connect must be a path, a URL such as 'sqlite:///app.db' or 'postgresql://host/app', or SQLAlchemy's "
         f"AsyncEngine, not {type(connect).__name__}"

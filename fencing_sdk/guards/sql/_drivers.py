@@ -11,18 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol, TypeGuard, cast
 
+from fencing_sdk.guards.sql._accepted import AsyncpgConnection
 from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row
 
 _IDLE = 0
 """`TransactionStatus.IDLE` of psycopg: connected, and in no transaction."""
-
-
-class AsyncpgConnection(Protocol):
-    """The part of `asyncpg.Connection` that is used here; a pool's proxy has it, too."""
-
-    def is_in_transaction(self) -> bool: ...
-
-    def fetch(self, query: str, /, *args: object) -> Awaitable[Sequence[Row]]: ...
 
 
 class _Info(Protocol):

@@ -14,7 +14,7 @@ import anyio
 
 from fencing_sdk._places import place_of
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.guards.sql._drivers import AsyncpgConnection
+from fencing_sdk.guards.sql._accepted import AsyncpgConnection
 from fencing_sdk.guards.sql._names import POSTGRESQL
 from fencing_sdk.guards.sql._steps import Steps
 from fencing_sdk.guards.sql._transaction import Transaction, perform

@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, cast
+from typing import TypeGuard, TypeVar, cast
 
 from fencing_sdk.errors import UnsupportedError, UsageError
+from fencing_sdk.guards.sql._accepted import AlchemyAsync, AlchemyConnection, AlchemySession
 from fencing_sdk.guards.sql._drivers import (
     begun_by,
     fetch_from_asyncpg,
@@ -27,53 +28,6 @@ from fencing_sdk.guards.sql._names import POSTGRESQL, SQLITE
 from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row, Steps, walk, walk_awaiting
 
 T = TypeVar("T")
-
-
-class _Result(Protocol):
-    @property
-    def returns_rows(self) -> bool: ...
-
-    def fetchall(self) -> Sequence[Row]: ...
-
-
-class _Pooled(Protocol):
-    """SQLAlchemy's view of a driver's connection."""
-
-    @property
-    def driver_connection(self) -> object: ...
-
-    @property
-    def dbapi_connection(self) -> object: ...
-
-
-class _Dialect(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def paramstyle(self) -> str: ...
-
-
-class _AlchemyConnection(Protocol):
-    """The part of `sqlalchemy.Connection` that is used here."""
-
-    @property
-    def connection(self) -> _Pooled: ...
-
-    @property
-    def dialect(self) -> _Dialect: ...
-
-    def exec_driver_sql(self, statement: str, parameters: Parameters, /) -> _Result: ...
-
-
-class _AlchemySession(Protocol):
-    """The part of `sqlalchemy.orm.Session` that is used here."""
-
-    def connection(self) -> _AlchemyConnection: ...
-
-
-class _AlchemyAsync(Protocol):
-    async def run_sync(self, work: Callable[..., T], /, *arguments: object) -> T: ...
 
 
 class Transaction:
@@ -121,7 +75,7 @@ class Transaction:
         else:
             self._recognise(_alchemy_connection(transaction))
 
-    def _recognise(self, alchemy: _AlchemyConnection) -> None:
+    def _recognise(self, alchemy: AlchemyConnection) -> None:
         self.dialect = alchemy.dialect.name
         if self.dialect not in {SQLITE, POSTGRESQL}:
             msg = f"SqlGuard speaks SQLite and PostgreSQL, not {self.dialect}"
@@ -149,7 +103,8 @@ async def perform(transaction: object, work: Callable[[Transaction], Steps[T]]) 
         UsageError, UnsupportedError: as `Transaction`.
     """
     if _is_alchemy_async(transaction):
-        return await cast("_AlchemyAsync", transaction).run_sync(perform_sync, work)
+        result: T = await transaction.run_sync(perform_sync, work)
+        return result
     opened = Transaction(transaction)
     if opened.awaiting is not None:
         return await walk_awaiting(work(opened), opened.awaiting)
@@ -171,7 +126,7 @@ def perform_sync(transaction: object, work: Callable[[Transaction], Steps[T]]) -
     return walk(work(opened), opened.fetching)
 
 
-def _is_alchemy_async(transaction: object) -> bool:
+def _is_alchemy_async(transaction: object) -> TypeGuard[AlchemyAsync]:
     """Whether *transaction* is an AsyncSession or AsyncConnection of SQLAlchemy."""
     return hasattr(transaction, "run_sync")
 
@@ -184,7 +139,7 @@ def _fetch_from_sqlite3(connection: sqlite3.Connection) -> Fetch:
     return fetch
 
 
-def _fetch_from_alchemy(connection: _AlchemyConnection) -> Fetch:
+def _fetch_from_alchemy(connection: AlchemyConnection) -> Fetch:
     def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
         result = connection.exec_driver_sql(statement, parameters)
         return result.fetchall() if result.returns_rows else ()
@@ -192,11 +147,11 @@ def _fetch_from_alchemy(connection: _AlchemyConnection) -> Fetch:
     return fetch
 
 
-def _alchemy_connection(transaction: object) -> _AlchemyConnection:
+def _alchemy_connection(transaction: object) -> AlchemyConnection:
     if hasattr(transaction, "exec_driver_sql"):
-        return cast("_AlchemyConnection", transaction)
+        return cast("AlchemyConnection", transaction)
     if hasattr(transaction, "flush") and hasattr(transaction, "connection"):
-        return cast("_AlchemySession", transaction).connection()
+        return cast("AlchemySession", transaction).connection()
     if tells_status(transaction):
         msg = (
             f"a transaction cannot be a connection of {_package(transaction)} itself; pass a connection of psycopg 3 "

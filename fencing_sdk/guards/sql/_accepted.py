@@ -1,0 +1,120 @@
+"""
+What is taken as a transaction, said by what it must have.
+
+No driver is named here: a type checker on a machine without one would not know what `SqlGuard.admit` takes, and
+would complain about every use of it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeAlias
+
+
+class AsyncpgConnection(Protocol):
+    """The part of `asyncpg.Connection` that is used here; a pool's proxy has it, too."""
+
+    def is_in_transaction(self) -> bool: ...
+
+    def fetch(self, query: str, /, *args: Any) -> Awaitable[Any]: ...
+
+
+class AsyncpgProxy(Protocol):
+    """What a pool of asyncpg hands out. It gets the methods of a connection at run time, unseen by a type checker."""
+
+    _con: Any
+    _holder: Any
+
+
+class _Psycopg(Protocol):
+    @property
+    def pgconn(self) -> object: ...
+
+    @property
+    def autocommit(self) -> bool: ...
+
+
+class PsycopgConnection(_Psycopg, Protocol):
+    """A `psycopg.Connection`."""
+
+    def commit(self) -> None: ...
+
+
+class PsycopgAsyncConnection(_Psycopg, Protocol):
+    """A `psycopg.AsyncConnection`."""
+
+    async def commit(self) -> None: ...
+
+
+class AlchemyResult(Protocol):
+    """The part of `sqlalchemy.CursorResult` that is used here."""
+
+    @property
+    def returns_rows(self) -> bool: ...
+
+    def fetchall(self) -> Sequence[Any]: ...
+
+
+class AlchemyDialect(Protocol):
+    """The part of `sqlalchemy.Dialect` that is used here."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def paramstyle(self) -> str: ...
+
+
+class AlchemyPooled(Protocol):
+    """SQLAlchemy's view of a driver's connection."""
+
+    @property
+    def driver_connection(self) -> object: ...
+
+    @property
+    def dbapi_connection(self) -> object: ...
+
+
+class AlchemyConnection(Protocol):
+    """A `sqlalchemy.Connection`."""
+
+    @property
+    def connection(self) -> AlchemyPooled: ...
+
+    @property
+    def dialect(self) -> AlchemyDialect: ...
+
+    def exec_driver_sql(self, statement: str, parameters: Any = ..., /) -> AlchemyResult: ...
+
+
+class AlchemySession(Protocol):
+    """A `sqlalchemy.orm.Session`, or the registry of them."""
+
+    def flush(self) -> None: ...
+
+    def connection(self) -> AlchemyConnection: ...
+
+
+class AlchemyAsync(Protocol):
+    """An `AsyncSession` or `AsyncConnection` of SQLAlchemy."""
+
+    @property
+    def run_sync(self) -> Callable[..., Awaitable[Any]]: ...
+
+
+class AlchemyAsyncEngine(Protocol):
+    """The part of `sqlalchemy.ext.asyncio.AsyncEngine` that is used here."""
+
+    @property
+    def sync_engine(self) -> object: ...
+
+    @property
+    def dialect(self) -> AlchemyDialect: ...
+
+    def begin(self) -> AbstractAsyncContextManager[AlchemyAsync]: ...
+
+
+SyncTransaction: TypeAlias = sqlite3.Connection | PsycopgConnection | AlchemyConnection | AlchemySession
+AsyncTransaction: TypeAlias = AsyncpgConnection | AsyncpgProxy | PsycopgAsyncConnection | AlchemyAsync

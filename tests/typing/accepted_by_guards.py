@@ -1,0 +1,45 @@
+"""Which connections a type checker is to let into a guard. Never run; `mypy tests/typing` reads it."""
+
+import sqlite3
+
+import asyncpg
+import psycopg
+from psycopg.rows import DictRow, TupleRow
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session
+
+from fencing_sdk.guards.sql import SqlGuard
+
+guard = SqlGuard(create_async_engine("sqlite+aiosqlite:///app.db"))
+
+
+async def connections_that_are_awaited(
+    plain: asyncpg.Connection,
+    pool: asyncpg.Pool,
+    psycopg_async: psycopg.AsyncConnection[TupleRow],
+    with_other_rows: psycopg.AsyncConnection[DictRow],
+    connection: AsyncConnection,
+    session: AsyncSession,
+) -> None:
+    await guard.admit(plain, "a", 1)
+    async with pool.acquire() as proxy, proxy.transaction():
+        await guard.admit(proxy, "a", 1)
+    await guard.admit(psycopg_async, "a", 1)
+    await guard.admit(with_other_rows, "a", 1)
+    await guard.admit(connection, "a", 1)
+    await guard.admit(session, "a", 1)
+    await guard.raise_in(session, "a", 1)
+
+
+async def connections_that_block(
+    file: sqlite3.Connection,
+    plain: psycopg.Connection[TupleRow],
+    with_other_rows: psycopg.Connection[DictRow],
+    connection: Connection,
+    session: Session,
+    scoped: scoped_session[Session],
+) -> None:
+    for transaction in (file, plain, with_other_rows, connection, session, scoped):
+        guard.admit_sync(transaction, "a", 1)
+        await guard.admit(transaction, "a", 1)
