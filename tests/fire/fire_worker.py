@@ -22,6 +22,7 @@ from typing import Any
 
 from fencing_sdk import AcquireTimeoutError, Lease, LeaseLostError, LockClient, StaleTokenError, connect
 from fencing_sdk._clock import BootClock
+from fencing_sdk._events import keep_off_console
 from fencing_sdk._recording import Recorder
 from fencing_sdk._wire import format_token
 from fencing_sdk.errors import BackendUnavailableError
@@ -291,4 +292,5 @@ class Worker:
 
 
 if __name__ == "__main__":
+    keep_off_console()  # losses are what the fire is about; what a worker writes is a failure
     asyncio.run(Worker(json.loads(sys.argv[1])).run())
