@@ -6,7 +6,7 @@ import asyncio
 
 from fencing_sdk._claim import Claim
 from fencing_sdk._clock import Clock
-from fencing_sdk._events import Acquiring, NotAcquired, NotAcquiredReason, Observers, StaleRejected
+from fencing_sdk._events import Acquiring, NotAcquired, NotAcquiredReason, Observers, stale_rejected
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendRefusedError,
@@ -52,7 +52,7 @@ class AcquisitionReport:
             return
         if isinstance(error, StaleTokenError):
             now = self._clock.now()
-            self._observers.emit(StaleRejected.of(error, name=self._name, at=now, holder=self._claim.holder))
+            self._observers.emit(stale_rejected(error, name=self._name, at=now, holder=self._claim.holder))
         closed = closing and isinstance(error, UsageError)
         reasons = (reason for kind, reason in _REASONS.items() if isinstance(error, kind))
         self.ended(NotAcquiredReason.CLOSED if closed else next(reasons, NotAcquiredReason.FAILED), unanswered)

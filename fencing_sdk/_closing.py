@@ -8,17 +8,16 @@ cancellation afterwards: half a closing would leave the heartbeat, a thread and 
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Context
 from typing import Any
 
 import anyio
 
-from fencing_sdk._claim import Claim
-from fencing_sdk._lease import Lease, scope_class
+from fencing_sdk._cancellation import scope_class
+from fencing_sdk._lease_state import LeaseState
 
-Unreleased = Mapping[str, tuple[Claim, weakref.ref[Lease]]]
+Unreleased = Mapping[str, LeaseState]
 """By owner: the leases that were not given back."""
 
 
@@ -91,8 +90,7 @@ class Closing:
 
     def _inside(self) -> frozenset[str]:
         """The owners of leases whose ``async with`` is entered, except by a task that waits for this closing."""
-        leases = {owner: reference() for owner, (_, reference) in self._unreleased.items()}
-        return frozenset(owner for owner, lease in leases.items() if lease is not None and self._runs(lease.host))
+        return frozenset(owner for owner, lease in self._unreleased.items() if self._runs(lease.task))
 
-    def _runs(self, host: asyncio.Task[object] | None) -> bool:
-        return host is not None and host not in self._callers and not host.done() and not host.get_loop().is_closed()
+    def _runs(self, task: asyncio.Task[object] | None) -> bool:
+        return task is not None and task not in self._callers and not task.done() and not task.get_loop().is_closed()

@@ -7,16 +7,12 @@ answer means for them, is the heartbeat's.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection
 
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease_state import LeaseState
 
 _GATHERING = 1 / 16
 """Part of an interval for which new leases join those that came before them."""
-
-Reference = weakref.ref[Lease]
-"""The heartbeat must not keep a lease alive that its holder has dropped."""
 
 
 class Cohort:
@@ -24,14 +20,14 @@ class Cohort:
 
     __slots__ = ("in_flight", "members")
 
-    def __init__(self, members: Collection[Reference], *, in_flight: bool = False) -> None:
+    def __init__(self, members: Collection[LeaseState], *, in_flight: bool = False) -> None:
         self.members = members
         self.in_flight = in_flight
         """Whether their renewal is on its way, so that only their end is waited for meanwhile."""
 
-    def living(self, now: float) -> list[Lease]:
+    def living(self, now: float) -> list[LeaseState]:
         """The members that are held; one that has expired meanwhile learns it here."""
-        return [lease for member in self.members if (lease := member()) is not None and lease.held_at(now)]
+        return [lease for lease in self.members if lease.held_at(now)]
 
 
 class Newcomers(Cohort):
@@ -40,7 +36,7 @@ class Newcomers(Cohort):
     __slots__ = ("by_owner", "interval", "when")
 
     def __init__(self, interval: float, when: float) -> None:
-        self.by_owner: dict[str, Reference] = {}
+        self.by_owner: dict[str, LeaseState] = {}
         self.interval = interval
         self.when = when
         super().__init__(self.by_owner.values())

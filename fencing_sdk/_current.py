@@ -6,9 +6,7 @@ A context variable follows tasks and `asyncio.to_thread`; `loop.run_in_executor`
 
 from __future__ import annotations
 
-import contextlib
 from contextvars import ContextVar
-from contextvars import Token as Mark
 
 from fencing_sdk._claim import Token
 from fencing_sdk._lease import Lease
@@ -48,12 +46,13 @@ def held_here() -> tuple[Lease, ...]:
     return _leases.get()
 
 
-def push(lease: Lease) -> Mark[tuple[Lease, ...]]:
+def push(lease: Lease) -> None:
     """Make *lease* the innermost one of this context."""
-    return _leases.set((*_leases.get(), lease))
+    _leases.set((*_leases.get(), lease))
 
 
-def pop(mark: Mark[tuple[Lease, ...]]) -> None:
-    """Undo `push`; silently where this is another context than the one it was made in."""
-    with contextlib.suppress(ValueError):
-        _leases.reset(mark)
+def pop(lease: Lease) -> None:
+    """Take *lease* out of this context, wherever it stands; silently where this is another context than its own."""
+    leases = _leases.get()
+    if lease in leases:
+        _leases.set(tuple(other for other in leases if other is not lease))

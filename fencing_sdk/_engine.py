@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import weakref
 from collections.abc import Callable, Sequence
 from contextvars import Context
 
 from fencing_sdk._acquire import Acquisition, Terms, Won
+from fencing_sdk._cancellation import scope_class
 from fencing_sdk._claim import Claim, Holder, Token
 from fencing_sdk._clock import Clock
 from fencing_sdk._closing import Closing
 from fencing_sdk._errands import Errands
-from fencing_sdk._events import Acquired, FenceRaised, Observers, Released, StaleRejected, logger
+from fencing_sdk._events import Acquired, FenceRaised, Observers, Released, logger, stale_rejected
 from fencing_sdk._fences import Fences, raise_fence
 from fencing_sdk._fork import generation
 from fencing_sdk._heartbeat import Heartbeat
-from fencing_sdk._lease import Lease, scope_class
+from fencing_sdk._lease import Lease
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsLossNotice, SupportsOpen
 from fencing_sdk.errors import LossReason, StaleTokenError, UsageError
 
@@ -45,7 +46,7 @@ class Engine:
         self._heartbeat = Heartbeat(backend, clock, self._errands, observers, watch_stalls=watch_stalls)
         self._beating: asyncio.Task[None] | None = None
         self._stop_notices: Callable[[], object] = lambda: None
-        self._unreleased: dict[str, tuple[Claim, weakref.ref[Lease]]] = {}
+        self._unreleased: dict[str, LeaseState] = {}
         self._closing = Closing(self._unreleased)
 
     def __len__(self) -> int:
@@ -110,13 +111,13 @@ class Engine:
         except BaseException:
             await self.release(lease)
             raise
-        return lease
+        return Lease(lease)
 
     def _raises_with_the_grant(self, guard: Guard) -> bool:
         return isinstance(self._backend, SupportsFence) and self._backend.keeps(guard)
 
-    def _begin(self, terms: Terms, won: Won) -> Lease:
-        lease = Lease(
+    def _begin(self, terms: Terms, won: Won) -> LeaseState:
+        lease = LeaseState(
             name=terms.name,
             claim=won.claim,
             token=won.grant.token,
@@ -125,8 +126,8 @@ class Engine:
             clock=self._clock,
             keeper=self,
         )
-        lease.stray = won.stray
-        self._unreleased[lease.owner] = (won.claim, weakref.ref(lease))
+        lease.unanswered_calls = won.stray
+        self._unreleased[lease.owner] = lease
         self._heartbeat.add(lease, won.sent_at)
         if self._observers:
             self._observers.emit(
@@ -134,15 +135,15 @@ class Engine:
                     name=lease.name,
                     at=self._clock.now(),
                     holder=lease.holder,
-                    token=lease.last_token,
-                    ttl=lease.ttl,
+                    token=lease.number,
+                    ttl=lease.timing.ttl,
                     waited=won.waited,
                     deadline=lease.deadline,
                 )
             )
         return lease
 
-    async def _raise_fences(self, lease: Lease, fences: Sequence[tuple[Guard, str]]) -> None:
+    async def _raise_fences(self, lease: LeaseState, fences: Sequence[tuple[Guard, str]]) -> None:
         for guard, resource in fences:
             token = lease.token
             try:
@@ -153,7 +154,7 @@ class Engine:
             lease.check()
             self._tell_raised(lease, resource, token)
 
-    def _tell_raised(self, lease: Lease, resource: str, token: Token) -> None:
+    def _tell_raised(self, lease: LeaseState, resource: str, token: Token) -> None:
         now = self._clock.now()
         self._observers.emit(FenceRaised(name=lease.name, at=now, holder=lease.holder, token=token, resource=resource))
 
@@ -164,12 +165,12 @@ class Engine:
 
     # The keeper's side.
 
-    async def renew(self, lease: Lease) -> None:
+    async def renew(self, lease: LeaseState) -> None:
         """Renew one lease now."""
         self.check_usable()
         await self._heartbeat.renew_now(lease)
 
-    async def release(self, lease: Lease) -> None:
+    async def release(self, lease: LeaseState) -> None:
         """Give *lease* back: once, shielded from every cancellation, for a bounded time."""
         if not lease.mark_released():
             return
@@ -179,9 +180,9 @@ class Engine:
         self._closing.look_again()
         limit = min(lease.timing.call_limit, _RELEASE_LIMIT)
         returned = self._errands.give_back(lease.claim, limit)
-        if lease.stray and lease.held_for < lease.ttl:
-            self._errands.abandon(lease.claim, list(lease.stray), limit)
-        if lease.doubt and lease.lost_reason is LossReason.EXPIRED:  # the store is silent: it is not waited for again
+        if lease.unanswered_calls and lease.held_for < lease.timing.ttl:
+            self._errands.abandon(lease.claim, list(lease.unanswered_calls), limit)
+        if lease.last_renewal_error and lease.lost_reason is LossReason.EXPIRED:  # silent: the store is not waited for
             returned.add_done_callback(lambda task: self._tell_released(lease, task), context=Context())
             return
         cancelled = await self._outwait(returned, limit)
@@ -189,7 +190,7 @@ class Engine:
         if cancelled is not None:
             raise cancelled
 
-    def _tell_released(self, lease: Lease, returned: asyncio.Task[bool]) -> None:
+    def _tell_released(self, lease: LeaseState, returned: asyncio.Task[bool]) -> None:
         if self._observers:
             confirmed = returned.done() and not returned.cancelled() and returned.result()
             self._observers.emit(
@@ -197,7 +198,7 @@ class Engine:
                     name=lease.name,
                     at=self._clock.now(),
                     holder=lease.holder,
-                    token=lease.last_token,
+                    token=lease.number,
                     held_for=lease.held_for,
                     confirmed=confirmed,
                 )
@@ -215,20 +216,21 @@ class Engine:
                     cancelled = error
         return cancelled
 
-    def lost(self, lease: Lease, reason: LossReason) -> None:
+    def lost(self, lease: LeaseState, reason: LossReason) -> None:
         """A lease ended against our will."""
         self._heartbeat.tell_lost(lease, reason)
 
-    def stale(self, lease: Lease, error: StaleTokenError) -> None:
+    def stale(self, lease: LeaseState, error: StaleTokenError) -> None:
         """A guard refused a write made under *lease*: tell the observers."""
         now, holder = self._clock.now(), lease.holder
-        self._observers.emit(StaleRejected.of(error, name=lease.name, at=now, holder=holder))
+        self._observers.emit(stale_rejected(error, name=lease.name, at=now, holder=holder))
 
-    def dropped(self, claim: Claim) -> None:
-        """A lease was garbage-collected while it was held."""
-        self._heartbeat.forget(claim.owner)
-        if self._unreleased.pop(claim.owner, None) is not None:
-            self._errands.give_back(claim, _RELEASE_LIMIT)
+    def dropped(self, lease: LeaseState) -> None:
+        """The handle of a lease was garbage-collected while the lease was held."""
+        self._heartbeat.forget(lease.owner)
+        lease.forget_scope()
+        if self._unreleased.pop(lease.owner, None) is not None:
+            self._errands.give_back(lease.claim, _RELEASE_LIMIT)
 
     def _on_loss(self, claim: Claim, reason: LossReason) -> None:
         lease = self._heartbeat.find(claim)
@@ -292,9 +294,9 @@ class Engine:
             self._heartbeat.lose_all(LossReason.CLOSED)
             self._stop_notices()
             inside = await self._closing.await_bodies(_CALL_LIMIT)
-            for owner, (claim, _) in self._unreleased.items():
+            for owner, lease in self._unreleased.items():
                 if owner not in inside:
-                    self._errands.give_back(claim, _RELEASE_LIMIT)
+                    self._errands.give_back(lease.claim, _RELEASE_LIMIT)
             self._unreleased.clear()
 
     async def _end_heartbeat(self) -> None:

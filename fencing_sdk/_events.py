@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum, unique
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from fencing_sdk.errors import ConfigurationError, LossReason, StaleTokenError, shown
 
@@ -192,18 +192,18 @@ class StaleRejected(Event):
     fence: int
     conflict: bool
 
-    @classmethod
-    def of(cls, error: StaleTokenError, *, name: str, at: float, holder: str | None) -> Self:
-        """The event that tells *error*."""
-        return cls(
-            name=name,
-            at=at,
-            holder=holder,
-            token=error.token,
-            resource=error.resource,
-            fence=error.fence,
-            conflict=error.conflict,
-        )
+
+def stale_rejected(error: StaleTokenError, *, name: str, at: float, holder: str | None) -> StaleRejected:
+    """The event that tells *error*."""
+    return StaleRejected(
+        name=name,
+        at=at,
+        holder=holder,
+        token=error.token,
+        resource=error.resource,
+        fence=error.fence,
+        conflict=error.conflict,
+    )
 
 
 Observer = Callable[[Event], None]

@@ -8,7 +8,7 @@ import anyio
 
 from fencing_sdk._claim import Token
 from fencing_sdk._errands import backend_name
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -16,7 +16,7 @@ Fences = Sequence[tuple[Guard, str | None]]
 """Guards to raise at acquisition, each with its resource; None means the resource is named like the lock."""
 
 
-async def raise_fence(lease: Lease, guard: Guard, resource: str, token: Token) -> None:
+async def raise_fence(lease: LeaseState, guard: Guard, resource: str, token: Token) -> None:
     """
     Ask *guard*, within what the lease is worth now, and once more at half-time, as the answer may be lost.
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import Context
 from operator import attrgetter
@@ -26,10 +25,10 @@ import anyio
 
 from fencing_sdk._claim import Claim, Renewal
 from fencing_sdk._clock import Clock
-from fencing_sdk._cohort import Cohort, Newcomers, Reference
+from fencing_sdk._cohort import Cohort, Newcomers
 from fencing_sdk._errands import Errands, backend_name
 from fencing_sdk._events import Lost, Observers, RenewalFailed, RenewalLate, Renewed, logger
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._schedule import Schedule
 from fencing_sdk._stall import StallWatch
 from fencing_sdk.abc import Backend
@@ -59,7 +58,7 @@ class Heartbeat:
         self._errands = errands
         self._observers = observers
         self._watch = StallWatch(clock) if watch_stalls else None
-        self._leases: dict[str, Reference] = {}
+        self._leases: dict[str, LeaseState] = {}
         self._schedule: Schedule[Cohort] = Schedule()
         self._newcomers: dict[str, Newcomers] = {}  # by owner, until their first beat
         self._gathering: dict[float, Newcomers] = {}  # by interval: those that the next one may join
@@ -94,10 +93,10 @@ class Heartbeat:
         if self._watch is not None:
             self._watch.stop()
 
-    def add(self, lease: Lease, sent_at: float) -> None:
+    def add(self, lease: LeaseState, sent_at: float) -> None:
         """Keep *lease* alive; its last successful request left at *sent_at*."""
         owner, interval = lease.owner, lease.timing.heartbeat_interval
-        member = self._leases[owner] = weakref.ref(lease)
+        self._leases[owner] = lease
         when = max(sent_at + interval, self._clock.now())  # after a slow grant: at once, and not late
         if not lease.expect_beat(when):
             self._await_end(lease)
@@ -106,7 +105,7 @@ class Heartbeat:
         if newcomers is None or len(newcomers.by_owner) >= BATCH or not newcomers.takes(when):
             newcomers = self._gathering[interval] = Newcomers(interval, when)
             self._put(newcomers, when)
-        newcomers.by_owner[owner] = member
+        newcomers.by_owner[owner] = lease
         self._newcomers[owner] = newcomers
 
     def forget(self, owner: str) -> None:
@@ -120,18 +119,17 @@ class Heartbeat:
         elif (end := self._ends.pop(owner, None)) is not None:
             self._schedule.drop(end)
 
-    def find(self, claim: Claim) -> Lease | None:
+    def find(self, claim: Claim) -> LeaseState | None:
         """The living lease of *claim*."""
-        member = self._leases.get(claim.owner)
-        return None if member is None else member()
+        return self._leases.get(claim.owner)
 
     def lose_all(self, reason: LossReason) -> None:
         """End every lease."""
-        for lease in [lease for member in self._leases.values() if (lease := member()) is not None]:
+        for lease in tuple(self._leases.values()):
             lease.lose(reason)
         self._leases.clear()
 
-    async def renew_now(self, lease: Lease) -> None:
+    async def renew_now(self, lease: LeaseState) -> None:
         """Renew one lease outside its turn."""
         sent_at = self._clock.now()
         limit = min(lease.timing.heartbeat_interval, lease.deadline - sent_at)
@@ -152,7 +150,7 @@ class Heartbeat:
             self._expect(self._schedule.next())  # whoever runs in this turn may block it
             await asyncio.sleep(0)
 
-    def _batches(self, due: Iterable[Cohort]) -> Iterator[list[Lease]]:
+    def _batches(self, due: Iterable[Cohort]) -> Iterator[list[LeaseState]]:
         """
         Those to renew, `BATCH` at a time.
 
@@ -160,8 +158,8 @@ class Heartbeat:
         the others: a call ends when the first of its leases must try again, and a slow store would
         answer nobody in time.
         """
-        pressed: list[Lease] = []
-        calm: list[Lease] = []
+        pressed: list[LeaseState] = []
+        calm: list[LeaseState] = []
         for cohort in due:
             now = self._clock.now()
             living = cohort.living(now)
@@ -178,10 +176,10 @@ class Heartbeat:
                     del beating[:BATCH]
         yield from filter(None, (pressed, calm))
 
-    def _await_end(self, lease: Lease) -> bool:
+    def _await_end(self, lease: LeaseState) -> bool:
         """Look again when a lease that no renewal can help ends; False: it does not beat."""
         lease.expect_beat(float("inf"))  # the beat that found it beyond help was in time
-        end = self._ends[lease.owner] = Cohort((weakref.ref(lease),))
+        end = self._ends[lease.owner] = Cohort((lease,))
         self._put(end, lease.deadline)
         return False
 
@@ -226,9 +224,9 @@ class Heartbeat:
         for lease, when in late:
             self._emit_late(lease, when, now)
 
-    def _emit_late(self, lease: Lease, due: float, now: float) -> None:
+    def _emit_late(self, lease: LeaseState, due: float, now: float) -> None:
         if self._observers:
-            stack, token = self._blocking_stack(due), lease.last_token
+            stack, token = self._blocking_stack(due), lease.number
             self._observers.emit(
                 RenewalLate(name=lease.name, at=now, holder=lease.holder, token=token, late=now - due, stack=stack)
             )
@@ -236,13 +234,13 @@ class Heartbeat:
     def _blocking_stack(self, since: float) -> str | None:
         return None if self._watch is None else self._watch.stack_since(since)
 
-    def _send(self, leases: Sequence[Lease], now: float) -> None:
+    def _send(self, leases: Sequence[LeaseState], now: float) -> None:
         """Renew *leases* by one call, and meanwhile wait for the first of their deadlines."""
         for lease in leases:
             lease.expect_beat(float("inf"))
         end = min([lease.deadline for lease in leases])
         quickest = min([lease.timing for lease in leases], key=attrgetter("heartbeat_interval"))
-        flight = Cohort([weakref.ref(lease) for lease in leases], in_flight=True)
+        flight = Cohort(leases, in_flight=True)
         self._put(flight, end)
         limit = quickest.renewal_limit(end - now)
         self._errands.start(self._renew(flight, [lease.claim for lease in leases], now, limit))
@@ -274,11 +272,10 @@ class Heartbeat:
     def _settle(self, flight: Cohort, outcomes: Sequence[Renewal], sent_at: float, error: str) -> None:
         """Apply the answers of one call, and put those that go on together again."""
         now = self._clock.now()
-        renewed: dict[float, list[Lease]] = {}
-        unanswered: dict[float, list[Lease]] = {}
-        for member, outcome in zip(flight.members, outcomes, strict=True):
-            lease = member()
-            if lease is None or not lease.held_at(now):
+        renewed: dict[float, list[LeaseState]] = {}
+        unanswered: dict[float, list[LeaseState]] = {}
+        for lease, outcome in zip(flight.members, outcomes, strict=True):
+            if not lease.held_at(now):
                 continue
             self._apply(lease, outcome, sent_at, error)
             if outcome is Renewal.RENEWED:
@@ -291,39 +288,39 @@ class Heartbeat:
             pause = min(lease.timing.retry_pause(lease.deadline - now) for lease in leases)
             self._plan(leases, now + pause * random.uniform(0.5, 1.0))
 
-    def _apply(self, lease: Lease, outcome: Renewal, sent_at: float, error: str) -> None:
+    def _apply(self, lease: LeaseState, outcome: Renewal, sent_at: float, error: str) -> None:
         """Tell one lease what became of it. An answer that came after the deadline changes nothing."""
         if outcome is Renewal.RENEWED:
             spare = lease.remaining if self._observers else 0.0
             if lease.extend(lease.timing.deadline(sent_at)) and self._observers:
                 self._emit_renewed(lease, spare)
         elif outcome is Renewal.UNKNOWN:
-            lease.doubt = error or _SILENT
+            lease.last_renewal_error = error or _SILENT
             if self._observers:
                 self._emit_failed(lease, error)
         else:
             lease.lose(LossReason.TAKEN_OVER if outcome is Renewal.TAKEN_OVER else LossReason.REFUSED)
 
-    def _emit_renewed(self, lease: Lease, spare: float) -> None:
-        now, token, deadline = self._clock.now(), lease.last_token, lease.deadline
+    def _emit_renewed(self, lease: LeaseState, spare: float) -> None:
+        now, token, deadline = self._clock.now(), lease.number, lease.deadline
         self._observers.emit(
             Renewed(name=lease.name, at=now, holder=lease.holder, token=token, spare=spare, deadline=deadline)
         )
 
-    def _emit_failed(self, lease: Lease, error: str) -> None:
-        now, token, left = self._clock.now(), lease.last_token, lease.remaining
+    def _emit_failed(self, lease: LeaseState, error: str) -> None:
+        now, token, left = self._clock.now(), lease.number, lease.remaining
         self._observers.emit(
             RenewalFailed(name=lease.name, at=now, holder=lease.holder, token=token, error=error, remaining=left)
         )
 
-    def _plan(self, leases: Sequence[Lease], when: float) -> None:
+    def _plan(self, leases: Sequence[LeaseState], when: float) -> None:
         """Renew at *when*; where a renewal cannot help or would come too late, wait for the end."""
         when = max(when, self._clock.now())  # after a slow answer: at once, and not late
-        beating = [weakref.ref(lease) for lease in leases if lease.expect_beat(when) or self._await_end(lease)]
+        beating = [lease for lease in leases if lease.expect_beat(when) or self._await_end(lease)]
         if beating:
             self._put(Cohort(beating), when)
 
-    def tell_lost(self, lease: Lease, reason: LossReason) -> None:
+    def tell_lost(self, lease: LeaseState, reason: LossReason) -> None:
         """A lease ended against our will: forget it and tell the observers."""
         self.forget(lease.owner)
         if reason is not LossReason.CLOSED:
@@ -331,10 +328,10 @@ class Heartbeat:
         if reason is LossReason.STALLED:
             self._emit_late(lease, lease.overdue_since, self._clock.now())
         if self._observers:
-            now, token = self._clock.now(), lease.last_token
+            now, token = self._clock.now(), lease.number
             self._observers.emit(Lost(name=lease.name, at=now, holder=lease.holder, token=token, reason=reason))
 
-    def _log_loss(self, lease: Lease, reason: LossReason) -> None:
+    def _log_loss(self, lease: LeaseState, reason: LossReason) -> None:
         """Log one line for all that are lost in this turn: thousands would hold up the cancellation of others."""
         if not self._losses:
             asyncio.get_running_loop().call_soon(self._log_losses, lease.loss(reason), context=Context())
@@ -360,10 +357,8 @@ class Heartbeat:
         """Seconds of lateness after which the stack of the loop is looked at."""
         return min((_lateness_limit(lease) for lease in self._some_leases()), default=1.0)
 
-    def _some_leases(self) -> Iterable[Lease]:
-        for reference in itertools.islice(self._leases.values(), 8):
-            if (lease := reference()) is not None:
-                yield lease
+    def _some_leases(self) -> Iterable[LeaseState]:
+        return itertools.islice(self._leases.values(), 8)
 
 
 def _told(failure: Exception) -> str:
@@ -376,5 +371,5 @@ def _check_count(outcomes: Sequence[Renewal], claims: Sequence[Claim], backend: 
         raise BackendRefusedError(backend_name(backend), "renew", "not one outcome per claim")
 
 
-def _lateness_limit(lease: Lease) -> float:
+def _lateness_limit(lease: LeaseState) -> float:
     return max(_LATE_FLOOR, lease.timing.heartbeat_interval * _LATE)

@@ -1,9 +1,9 @@
 """
 A name and a way to hold it: stateless, reusable, shared by many tasks.
 
-Every entry is a lease of its own with an owner of its own. The list of tenures only pairs each
-exit with its entry; it is keyed by task, because the task that lost its lease may leave after the
-next holder came through the same object.
+Every entry is a lease of its own with an owner of its own. The list of scopes only pairs each
+exit with its entry, by task: the task that lost its lease may leave after the next holder came
+through the same object.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fencing_sdk._acquire import Terms
 from fencing_sdk._current import held_here
 from fencing_sdk._engine import Engine
 from fencing_sdk._fences import Fences
-from fencing_sdk._lease import Lease
-from fencing_sdk._tenure import Tenure
+from fencing_sdk._lease import Lease, state_of
+from fencing_sdk._lease_scope import LeaseScope
 from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown
 
 
@@ -30,13 +30,13 @@ class Lock:
     another task than the entry. Made by `LockClient.lock`.
     """
 
-    __slots__ = ("_engine", "_fences", "_tenures", "_terms")
+    __slots__ = ("_engine", "_fences", "_scopes", "_terms")
 
     def __init__(self, engine: Callable[[], Engine], terms: Terms, fences: Fences) -> None:
         self._engine = engine
         self._terms = terms
         self._fences = fences
-        self._tenures: list[Tenure] = []
+        self._scopes: list[LeaseScope] = []
 
     @property
     def name(self) -> str:
@@ -86,16 +86,16 @@ class Lock:
     def _refuse_own_deadlock(self) -> None:
         """A task that waits for a lock which it holds itself would wait for ever: the heartbeat renews it."""
         mine = asyncio.current_task()
-        for lease in held_here():
-            same = lease.claim.name == self._terms.store_name and lease.kept_by(self._engine())
-            if same and lease.host is mine and lease.held:
+        for lease in map(state_of, held_here()):
+            same = lease.claim.name == self._terms.store_name and lease.keeper is self._engine()
+            if same and lease.task is mine and lease.held:
                 msg = f"this task holds lock {shown(self.name)} already; locks are not reentrant"
                 raise UsageError(msg)
 
     async def __aenter__(self) -> Lease:
         lease = await self._acquire(self._terms)
         try:
-            self._tenures.append(Tenure(lease))
+            self._scopes.append(LeaseScope(lease))
         except BaseException:
             await lease.release()
             raise
@@ -104,23 +104,34 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        tenure = self._take_tenure()
-        if tenure.task is not asyncio.current_task():
-            error = tenure.abort()
-            await tenure.lease.release()
+        scope = self._take_scope()
+        if scope.task is not asyncio.current_task():
+            error = scope.abort()
+            await scope.lease.release()
             raise error from raised
-        departure = tenure.leave(raised)
-        if isinstance(departure.raised, StaleTokenError):
-            tenure.lease.report_stale(departure.raised)
-        await tenure.lease.release()
-        tenure.conclude(departure, raised)
+        try:
+            end = scope.leave(raised)
+        except UsageError:
+            await scope.lease.release()
+            raise
+        if isinstance(end.raised, StaleTokenError):
+            state_of(scope.lease).report_stale(end.raised)
+        await scope.lease.release()
+        scope.conclude(end, raised)
 
-    def _take_tenure(self) -> Tenure:
+    def _take_scope(self) -> LeaseScope:
+        """
+        Find the entry that is left now: the last one of this task.
+
+        A task that never entered, which is an error, takes one whose task has ended and cannot leave any more, or the
+        only one there is. So no lease is renewed for ever, and none is taken from one of several tasks that go on.
+        """
         task = asyncio.current_task()
-        mine = [tenure for tenure in self._tenures if tenure.task is task]
-        candidates = mine[-1:] or self._tenures[:]
+        candidates = [scope for scope in self._scopes if scope.task is task][-1:]
+        candidates = candidates or [scope for scope in self._scopes if scope.task.done()][:1] or self._scopes
         if len(candidates) != 1:
             msg = f"lock {shown(self.name)} is left by a task that did not enter it"
             raise UsageError(msg)
-        self._tenures.remove(candidates[0])
-        return candidates[0]
+        scope = candidates[0]
+        self._scopes.remove(scope)
+        return scope

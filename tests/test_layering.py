@@ -10,12 +10,13 @@ import fencing_sdk
 PACKAGE = Path(fencing_sdk.__file__).parent
 
 FLOORS = [
-    {"errors", "_claim", "_clock", "_fork"},
+    {"errors", "_claim", "_clock", "_fork", "_cancellation"},
     {"_timing", "_names", "_events", "_wire", "_schedule", "_places"},
     {"abc", "_template", "_recording"},
-    {"_lease", "_stall", "_alarms", "_acquisition_report", "_queue_place"},
-    {"_current", "_errands", "_cohort"},
-    {"_tenure", "_heartbeat", "_acquire", "_fences", "_closing"},
+    {"_lease_state", "_stall", "_alarms", "_acquisition_report", "_queue_place"},
+    {"_lease", "_errands", "_cohort"},
+    {"_current", "_heartbeat", "_acquire", "_fences", "_closing"},
+    {"_lease_scope"},
     {"_engine"},
     {"_lock", "_arguments"},
     {"_client"},
@@ -27,7 +28,7 @@ EDGES = ("integrations", "testing", "cli")
 CHECKER = "testing.history"  # imports nothing but the errors, so that the command line may use it too
 
 ONE_HOME = {
-    "CancelScope": {"_lease", "_engine", "_tenure"},  # the lease's scope, and the shield around a release
+    "CancelScope": {"_cancellation", "_lease_state"},  # the lease's scope, and the shield around a release
     "ContextVar": {"_current"},
     "tenacity": {"_acquire"},
     "secrets": {"_claim"},

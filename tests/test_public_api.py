@@ -1,6 +1,10 @@
 """The front door shows what the documentation promises, and nothing else."""
 
+import dataclasses
+import enum
 import inspect
+
+import pytest
 
 import fencing_sdk
 from fencing_sdk import abc, errors
@@ -84,3 +88,43 @@ def test_the_version_is_the_one_of_the_package():
     from importlib.metadata import version
 
     assert fencing_sdk.__version__ == version("fencing-sdk")
+
+
+SHOWN = {
+    "Lease": {
+        "check",
+        "headers",
+        "held",
+        "holder",
+        "lost_reason",
+        "metadata",
+        "name",
+        "owner",
+        "release",
+        "remaining",
+        "renew",
+        "token",
+        "ttl",
+        "wait_lost",
+    },
+    "Lock": {"acquire", "name", "try_acquire"},
+    "LockClient": {"aclose", "inspect", "lock", "locked"},
+    "Holder": {"holder", "metadata", "name", "remaining", "token"},
+    "Token": set(dir(int)),
+}
+"""What each class of the front door shows; events and errors show their fields, and what their bases show."""
+
+
+@pytest.mark.parametrize("name", sorted(name for name in PROMISED if inspect.isclass(getattr(fencing_sdk, name))))
+def test_a_public_class_shows_what_is_promised_and_nothing_that_could_make_a_lock_unsafe(name):
+    thing = getattr(fencing_sdk, name)
+    shown = {member for member in dir(thing) if not member.startswith("_")}
+    if issubclass(thing, fencing_sdk.Event):
+        promised = {"as_dict", "kind", *(field.name for field in dataclasses.fields(thing))}
+    elif issubclass(thing, BaseException):
+        promised = set(dir(TimeoutError)) | set(dir(ValueError))  # their fields are set when they are raised
+    elif issubclass(thing, enum.Enum):
+        promised = set(thing.__members__) | set(dir(str)) | {"name", "value"}
+    else:
+        promised = SHOWN[name]
+    assert shown <= promised

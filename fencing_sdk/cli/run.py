@@ -23,7 +23,7 @@ import anyio
 
 from fencing_sdk._client import LockOptions, connect
 from fencing_sdk._clock import BootClock, wall_seconds
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._wire import ENV_DEADLINE, ENV_LOCK, ENV_TOKEN, ENV_URL
 from fencing_sdk.cli._child import TO_THE_COMMAND, TO_THE_GROUP, Child
@@ -195,7 +195,7 @@ class Supervision:
         with anyio.CancelScope(shield=True):  # the lease's own cancellation is what brought us here
             if self._job.on_loss == "warn":
                 reason = lease.lost_reason or LossReason.EXPIRED
-                say(f"{lease.loss(reason)}; the command goes on")
+                say(f"{state_of(lease).loss(reason)}; the command goes on")
                 await child.wait()
             else:
                 self.fate = "the command was stopped"
@@ -208,8 +208,8 @@ def _grace(lease: Lease) -> float:
 
     Counted from the deadline at the latest: a supervisor that was frozen beyond it has none left.
     """
-    now = BootClock().now()
-    return min(now, lease.deadline) + lease.timing.safety_buffer / 2 - now
+    now, state = BootClock().now(), state_of(lease)
+    return min(now, state.deadline) + state.timing.safety_buffer / 2 - now
 
 
 def _environment(lease: Lease) -> dict[str, str]:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from fencing_sdk._claim import Token
 from fencing_sdk._clock import BootClock
-from fencing_sdk._events import FenceRaised, Observer, Observers, StaleRejected
+from fencing_sdk._events import FenceRaised, Observer, Observers, stale_rejected
 from fencing_sdk._names import check_name
 from fencing_sdk._wire import check_token
 from fencing_sdk.errors import StaleTokenError
@@ -67,7 +67,7 @@ class Reports:
             yield
         except StaleTokenError as error:
             now, holder = self._clock.now(), token.holder if isinstance(token, Token) else None
-            self._observers.emit(StaleRejected.of(error, name=error.resource, at=now, holder=holder))
+            self._observers.emit(stale_rejected(error, name=error.resource, at=now, holder=holder))
             raise
 
     def raised(self, resource: str, token: Token) -> None:

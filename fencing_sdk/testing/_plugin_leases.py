@@ -12,6 +12,7 @@ from typing import Protocol
 
 from fencing_sdk._engine import Engine
 from fencing_sdk._lease import Lease
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import LossReason, UsageError, shown
 from fencing_sdk.testing.faults import FaultyBackend
@@ -25,7 +26,7 @@ class LeaseEnder(Protocol):
     def __call__(self, lease: Lease | str) -> None: ...
 
 
-def check_held(lease: Lease) -> None:
+def check_held(lease: LeaseState) -> None:
     """
     Raise if there is nothing to end.
 
@@ -37,7 +38,7 @@ def check_held(lease: Lease) -> None:
         raise UsageError(msg)
 
 
-def end_here(lease: Lease, reason: LossReason) -> None:
+def end_here(lease: LeaseState, reason: LossReason) -> None:
     """
     End a *lease* of the event loop that runs.
 
@@ -51,12 +52,12 @@ def end_here(lease: Lease, reason: LossReason) -> None:
     lease.lose(reason)
 
 
-def _store_of(lease: Lease) -> MemoryBackend:
-    if asyncio._get_running_loop() is not lease._loop:
+def _store_of(lease: LeaseState) -> MemoryBackend:
+    if asyncio._get_running_loop() is not lease.loop:
         msg = f"{shown(lease.name)} is held in an event loop that does not run here; end its lease from inside"
         raise UsageError(msg)
-    assert isinstance(lease._keeper, Engine)
-    backend: object = lease._keeper._backend
+    assert isinstance(lease.keeper, Engine)
+    backend: object = lease.keeper._backend
     while isinstance(backend, FaultyBackend):
         backend = backend._backend
     if isinstance(backend, MemoryBackend):

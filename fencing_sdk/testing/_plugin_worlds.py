@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease import Lease, state_of
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._timing import Seconds
 from fencing_sdk.errors import LossReason, UsageError, shown
 from fencing_sdk.testing._client import WorldClient
@@ -129,16 +130,17 @@ class Worlds:
         msg = f"client {shown(client.name)} does not live in the world of this test; make it with lock_world.client()"
         raise UsageError(msg)
 
-    def _find(self, lease: Lease | str) -> tuple[StageWorld | None, WorldClient | None, Lease]:
+    def _find(self, lease: Lease | str) -> tuple[StageWorld | None, WorldClient | None, LeaseState]:
         """Where *lease* lives: nowhere when that is no world of this test."""
+        state = state_of(lease) if isinstance(lease, Lease) else None
         for world in self._worlds:
             for client in world.clients:
-                if isinstance(lease, Lease) and lease._loop is client._process.loop:
-                    return world, client, lease
+                if state is not None and state.loop is client._process.loop:
+                    return world, client, state
                 if isinstance(lease, str) and (found := _lease_on(client, lease)) is not None:
                     return world, client, found
-        if isinstance(lease, Lease):
-            return None, None, lease
+        if state is not None:
+            return None, None, state
         msg = f"no client of this test's world holds lock {shown(lease)} at this moment"
         raise UsageError(msg)
 
@@ -204,8 +206,7 @@ def _outlast(world: StageWorld, client: WorldClient) -> None:
         world.sleep(max(left) + _SOON)
 
 
-def _lease_on(client: WorldClient, name: str) -> Lease | None:
+def _lease_on(client: WorldClient, name: str) -> LeaseState | None:
     engine = client.locks._engine
-    members = () if engine is None else tuple(engine._heartbeat._leases.values())
-    leases = [lease for member in members if (lease := member()) is not None]
+    leases = () if engine is None else tuple(engine._heartbeat._leases.values())
     return next((lease for lease in leases if lease.name == name and lease.held), None)

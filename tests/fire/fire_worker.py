@@ -23,6 +23,7 @@ from typing import Any
 from fencing_sdk import AcquireTimeoutError, Lease, LeaseLostError, LockClient, StaleTokenError, connect
 from fencing_sdk._clock import BootClock
 from fencing_sdk._events import keep_off_console
+from fencing_sdk._lease import state_of
 from fencing_sdk._recording import Recorder
 from fencing_sdk._wire import format_token
 from fencing_sdk.errors import BackendUnavailableError
@@ -208,7 +209,7 @@ class Worker:
         try:
             async with locks.lock(name, ttl=self.ttl, wait=wait, fences=fences) as lease:
                 state["inside"] = True
-                about = {"name": name, "token": int(lease.last_token), "holder": lease.holder}
+                about = {"name": name, "token": state_of(lease).number, "holder": lease.holder}
                 self.record.record("entered", **about, fences=[name] if fences else [])
                 how = "clean"
                 try:

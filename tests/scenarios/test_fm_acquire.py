@@ -22,6 +22,7 @@ from fencing_sdk import (
     Renewed,
     current_lease,
 )
+from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
@@ -205,10 +206,10 @@ async def test_mode_12_a_lost_answer_does_not_prolong_what_the_holder_believes()
     log = Log()
     async with LockClient(link, observers=[log]) as locks:
         lease = await locks.lock("seats/42", ttl=1.5).acquire()
-        deadline = lease.deadline
+        deadline = state_of(lease).deadline
         link.lose_reply("renew")
         await log.seen(RenewalFailed)
-        assert lease.deadline == deadline
+        assert state_of(lease).deadline == deadline
         assert await asyncio.wait_for(lease.wait_lost(), 5) in ENDED_BY_TIME
         assert CLOCK.now() >= deadline
         holder = await store.inspect("seats/42")
@@ -240,7 +241,7 @@ async def test_mode_12_a_renewal_never_creates():
     async with LockClient(store) as locks:
         with pytest.raises(LeaseLostError) as lost:
             async with locks.lock("seats/42", ttl=5, heartbeat_interval=0.2) as lease, asyncio.timeout(20):
-                await store.release(lease.claim)
+                await store.release(state_of(lease).claim)
                 await asyncio.Event().wait()
         assert lost.value.reason is LossReason.REFUSED
     assert len(store.of("acquire")) == 1

@@ -17,6 +17,7 @@ from fencing_sdk import (
     Lost,
     Renewed,
 )
+from fencing_sdk._lease import state_of
 from fencing_sdk._timing import MAX_DRIFT, MAX_TTL, MIN_TTL, Timing
 from fencing_sdk.testing import FaultyBackend
 
@@ -32,15 +33,15 @@ async def test_mode_14_a_step_of_the_wall_clock_ends_no_lease_and_prolongs_none(
     shifted, shifted_ns = time.time() + days * DAY, time.time_ns() + int(days * DAY * 10**9)
     async with LockClient(link, observers=[log]) as locks, LockClient(store) as others:
         lease = await locks.lock("seats/42", ttl=2.0).acquire()
-        deadline = lease.deadline
+        deadline = state_of(lease).deadline
         monkeypatch.setattr("time.time", lambda: shifted)
         monkeypatch.setattr("time.time_ns", lambda: shifted_ns)
         await log.seen(Renewed)
         assert lease.held
-        assert 0 < lease.deadline - deadline < 2.0
+        assert 0 < state_of(lease).deadline - deadline < 2.0
         assert await others.lock("seats/42").try_acquire() is None
         link.fail("renew")
-        deadline = lease.deadline
+        deadline = state_of(lease).deadline
         assert await asyncio.wait_for(lease.wait_lost(), 20) in ENDED_BY_TIME
         assert deadline <= CLOCK.now() < deadline + 10
         await lease.release()

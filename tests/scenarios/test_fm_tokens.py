@@ -17,6 +17,7 @@ from fencing_sdk import (
     Token,
     current_token,
 )
+from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Grant
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
@@ -32,7 +33,7 @@ async def test_mode_09_tokens_grow_over_release_expiry_and_revocation():
             if number % 3 == 0:
                 store.revoke("seats/42")
             elif number == 1:
-                await store.renew([lease.claim])
+                await store.renew([state_of(lease).claim])
                 locks._engine._heartbeat.forget(lease.owner)  # as if its process had died
                 await until(lambda: store._table.inspect("seats/42", CLOCK.now()) is None)
             await lease.release()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fencing_sdk import LockClient, Lost
 from fencing_sdk._heartbeat import BATCH
+from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
 
@@ -43,12 +44,12 @@ async def test_ten_thousand_leases_cost_one_task_and_a_few_calls_and_none_is_los
         assert len(asyncio.all_tasks()) <= idle + 2 * math.ceil(LEASES / BATCH), "no task for each lease"
         store.sizes.clear()
         store.most_tasks = 0
-        held_until = min(lease.deadline for lease in leases)
+        held_until = min(state_of(lease).deadline for lease in leases)
         await asyncio.sleep(INTERVALS * INTERVAL)
 
         assert all(lease.held for lease in leases)
         assert not lost
-        assert min(lease.deadline for lease in leases) > held_until + (INTERVALS - 1) * INTERVAL
+        assert min(state_of(lease).deadline for lease in leases) > held_until + (INTERVALS - 1) * INTERVAL
         calls, renewals = len(store.sizes), sum(store.sizes)
         assert max(store.sizes) <= BATCH
         assert renewals >= (INTERVALS - 1) * LEASES, "everybody is renewed in every interval"

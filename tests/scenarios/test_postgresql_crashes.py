@@ -7,6 +7,7 @@ from postgresql_stage import ENDS, LONG, SHORT, line, nothing_left, sessions, te
 from redis_stage import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed
+from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.postgresql import from_url
 
@@ -32,7 +33,7 @@ async def test_tokens_grow_over_every_crash(how, tokens, start_postgresql):
     async with opened(server.url, tokens=tokens) as (locks, _):
         for _ in range(3):
             lease = await locks.lock("a", ttl=1, wait=PATIENCE).acquire()
-            seen.append(lease.last_token)
+            seen.append(state_of(lease).number)
             await asyncio.to_thread(crash, server, how)
             await lease.release()
     assert seen == sorted(set(seen))

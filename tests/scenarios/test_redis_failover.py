@@ -20,6 +20,7 @@ from fencing_sdk import (
     StaleTokenError,
     connect,
 )
+from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Holder
 from fencing_sdk.guards.memory import MemoryGuard
 
@@ -101,10 +102,10 @@ async def test_a_renewal_that_no_replica_confirms_does_not_count(group: Replicat
         with pytest.raises(LeaseLostError) as lost:
             async with locks.lock("a", ttl=4, heartbeat_interval=0.3) as lease:
                 group.cut_replication()
-                deadline = lease.deadline
+                deadline = state_of(lease).deadline
                 await asyncio.sleep(30)
         assert lost.value.reason in ENDED_BY_TIME
-        assert lease.deadline == deadline
+        assert state_of(lease).deadline == deadline
         assert "renewal_failed" in {event.kind for event in events}
         group.links[0].heal()
 
@@ -118,14 +119,14 @@ async def test_a_client_follows_a_failover_by_sentinels(redis_sentinels: Sentine
     """The lease that was replicated goes on with its token, over a dead master and a new one."""
     async with connect(by_sentinels(redis_sentinels) + "?min_replicas=1") as locks:
         async with locks.lock("a", ttl=40, heartbeat_interval=0.3) as lease:
-            token, deadline = lease.token, lease.deadline
+            token, deadline = lease.token, state_of(lease).deadline
             new = await redis_sentinels.failover()
             assert lease.token == token
             holder = await _patiently_inspected(locks, "a")
             assert holder is not None
             assert (holder.token, holder.holder) == (token, lease.holder)
             new.ask("CONFIG", "SET", "min-replicas-to-write", 0)
-        assert lease.deadline >= deadline
+        assert state_of(lease).deadline >= deadline
     redis_sentinels.heal()
     async with connect(by_sentinels(redis_sentinels)) as others:
         async with others.lock("a", wait=20) as later:
@@ -147,7 +148,7 @@ async def test_a_waiter_gets_its_turn_over_a_failover(redis_sentinels: Sentinels
         waiting = asyncio.create_task(locks.lock("a", ttl=30).acquire())
         await until(lambda: redis_sentinels.master.ask("EXISTS", "{fencing:a}:q"), what="the waiter stands in line")
         await redis_sentinels.failover()
-        first = holder.last_token
+        first = state_of(holder).number
         await holder.release()
         async with asyncio.timeout(30):
             lease = await waiting

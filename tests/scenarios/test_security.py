@@ -47,6 +47,7 @@ from fencing_sdk import (
     current_token,
 )
 from fencing_sdk._claim import Claim
+from fencing_sdk._lease import state_of
 from fencing_sdk._wire import parse_token
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.memory import MemoryBackend
@@ -208,7 +209,12 @@ async def live_through_everything(locks: LockClient, backend: VaultBackend, read
         await reader.told("renewed")
         await lease.renew()
         reader.look_at(
-            lease, locks.lock("seats/1"), await locks.inspect("seats/1"), lease.token, lease.headers(), lease.claim
+            lease,
+            locks.lock("seats/1"),
+            await locks.inspect("seats/1"),
+            lease.token,
+            lease.headers(),
+            state_of(lease).claim,
         )
         reader.look_at(*backend.claims.values(), current_token("seats/1"))
         reader.look_at(*asyncio.all_tasks())
@@ -236,7 +242,7 @@ async def live_through_everything(locks: LockClient, backend: VaultBackend, read
 
     with reader.catch(LeaseLostError):
         async with locks.lock("seats/2", **quick) as lease:
-            await backend.store.release(lease.claim)  # behind our back
+            await backend.store.release(state_of(lease).claim)  # behind our back
             await asyncio.sleep(10)
     with reader.catch(LeaseLostError):
         lease.check()

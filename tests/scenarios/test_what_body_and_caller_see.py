@@ -23,6 +23,7 @@ from fencing_sdk import (
     current_lease,
     current_token,
 )
+from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim
 
 pytestmark = [pytest.mark.every_loop, pytest.mark.usefixtures("no_blocking_calls")]
@@ -100,7 +101,7 @@ async def test_an_error_of_the_body_survives_a_release_that_fails(stage):
 
 
 async def vanish(stage, lease):
-    await stage.store.release(lease.claim)
+    await stage.store.release(state_of(lease).claim)
 
 
 async def pass_on(stage, lease):
@@ -256,24 +257,26 @@ async def test_an_error_of_the_bodys_clean_up_leaves_with_a_note_about_the_loss(
     assert seen.tidy
 
 
-async def test_clean_up_that_awaits_needs_a_shield(stage):
+async def test_clean_up_that_takes_more_than_half_of_the_safety_buffer_needs_a_shield(stage):
     done = []
 
     async def caller():
-        async with stage.lock():
+        async with stage.lock(safety_buffer=0.2):
             stage.revoke_soon()
             try:
                 await forever()
             finally:
+                await asyncio.sleep(0.01)
+                done.append("short")
                 with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.sleep(0.01)
-                    done.append("bare")
+                    await forever()
+                    done.append("long")
                 with anyio.CancelScope(shield=True):
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.3)
                     done.append("shielded")
 
     seen = await stage.watch(caller)
-    assert done == ["shielded"]
+    assert done == ["short", "shielded"]
     assert seen.lost == REVOKED
     assert seen.tidy
 

@@ -15,6 +15,7 @@ from fencing_sdk import (
     UsageError,
     connect,
 )
+from fencing_sdk._lease import state_of
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
 
@@ -236,7 +237,7 @@ async def test_the_clock_of_the_client_is_the_clock_of_its_leases():
     clock = Clock()
     async with LockClient(MemoryBackend(), clock=clock, drift=0, watch_stalls=False) as locks:
         lease = await locks.lock("a", ttl=10).acquire()
-        assert lease.deadline == 508.0
+        assert state_of(lease).deadline == 508.0
         clock.time = 508.0
         assert not lease.held
         await lease.release()

@@ -78,10 +78,10 @@ async def test_what_a_copied_context_was_entered_under_is_seen_there_only(stage)
 
 async def test_undoing_in_another_context_does_nothing(stage):
     lease = await stage.lock().acquire()
-    mark = push(lease)
-    contextvars.Context().run(pop, mark)
+    push(lease)
+    contextvars.Context().run(pop, lease)
     assert current_lease() is lease
-    pop(mark)
+    pop(lease)
     assert held_here() == ()
     await lease.release()
 

@@ -33,6 +33,7 @@ from fencing_sdk._acquire import DEFAULT_BACKOFF, Terms
 from fencing_sdk._clock import LoopClock
 from fencing_sdk._engine import Engine
 from fencing_sdk._events import Observers
+from fencing_sdk._lease import state_of
 from fencing_sdk._timing import Timing
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.memory import MemoryBackend
@@ -137,7 +138,7 @@ async def test_a_lease_is_acquired_renewed_and_released():
         acquired, released = h.of(Acquired)[0], h.of(Released)[0]
         assert (acquired.name, acquired.token, acquired.holder, acquired.ttl) == (
             "a",
-            lease.last_token,
+            state_of(lease).number,
             lease.holder,
             TTL,
         )
@@ -449,7 +450,7 @@ async def test_a_lost_lease_says_what_became_of_its_last_renewal(caplog):
         told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert told == [
             "a renewal of 1 leases is tried again until they end: BackendRefusedError: Store: renew failed: NOPERM",
-            f"lease on 'a' (token {lease.last_token:d}) is over: its deadline passed: {reason}",
+            f"lease on 'a' (token {state_of(lease).number:d}) is over: its deadline passed: {reason}",
         ]
         await lease.release()
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import itertools
-import warnings
 from typing import Self
 
 import pytest
@@ -28,6 +26,7 @@ from fencing_sdk._clock import LoopClock
 from fencing_sdk._errands import Errands
 from fencing_sdk._events import Observers
 from fencing_sdk._heartbeat import BATCH, Heartbeat
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._timing import Timing
 from fencing_sdk.abc import Claim, Renewal
 
@@ -78,36 +77,38 @@ class Bench:
             await self.task
         await self.errands.aclose(1.0)
 
-    def lease(self, name: str = "a", *, sent_ago: float = 0.0, **options) -> Lease:
+    def lease(self, name: str = "a", *, sent_ago: float = 0.0, **options) -> LeaseState:
         """A lease that was asked for *sent_ago* seconds ago."""
         timing = Timing.build(**({"ttl": TTL} | options))
         sent_at = LoopClock().now() - sent_ago
         claim = Claim(name, timing.ttl)
         deadline = timing.deadline(sent_at)
-        lease = Lease(name=name, claim=claim, token=7, deadline=deadline, timing=timing, clock=LoopClock(), keeper=self)
+        lease = LeaseState(
+            name=name, claim=claim, token=7, deadline=deadline, timing=timing, clock=LoopClock(), keeper=self
+        )
         self.heartbeat.add(lease, sent_at)
         return lease
 
     def of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    async def renew(self, lease: Lease) -> None:
+    async def renew(self, lease: LeaseState) -> None:
         await self.heartbeat.renew_now(lease)
 
-    async def release(self, lease: Lease) -> None:
+    async def release(self, lease: LeaseState) -> None:
         lease.mark_released()
         self.heartbeat.forget(lease.owner)
 
-    def lost(self, lease: Lease, reason: LossReason) -> None:
+    def lost(self, lease: LeaseState, reason: LossReason) -> None:
         self.heartbeat.tell_lost(lease, reason)
 
-    def stale(self, lease: Lease, error: Exception) -> None: ...
+    def stale(self, lease: LeaseState, error: Exception) -> None: ...
 
-    def dropped(self, claim: Claim) -> None:
-        self.heartbeat.forget(claim.owner)
+    def dropped(self, lease: LeaseState) -> None:
+        self.heartbeat.forget(lease.owner)
 
 
-def left(lease: Lease) -> float:
+def left(lease: LeaseState) -> float:
     return round(lease.remaining, 6)
 
 
@@ -335,7 +336,7 @@ async def test_an_answer_that_waited_while_the_loop_was_blocked_revives_nothing(
         bench.store.delay = 0.5
         lease = bench.lease()
         if by == "hand":
-            renewing = asyncio.create_task(lease.renew())
+            renewing = asyncio.create_task(bench.renew(lease))
             await asyncio.sleep(0.1)
         else:
             await asyncio.sleep(INTERVAL + 0.1)
@@ -397,7 +398,7 @@ async def test_a_lease_that_a_renewal_by_hand_took_to_its_max_hold_is_not_renewe
     async with Bench() as bench:
         lease = bench.lease(max_hold=9.0)
         await asyncio.sleep(1.5)
-        await lease.renew()
+        await bench.renew(lease)
         assert await lease.wait_lost() is LossReason.EXPIRED
         assert round(now(), 6) == 9.0
         assert bench.store.times == [1.5]
@@ -415,11 +416,9 @@ async def test_a_handle_that_may_be_held_for_less_than_an_interval_ends_in_time(
 @in_virtual_time
 async def test_the_heartbeat_keeps_nobody_alive_that_its_holder_has_dropped():
     async with Bench() as bench:
-        lease = bench.lease()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            del lease
-            gc.collect()
+        handle = Lease(bench.lease())
+        with pytest.warns(ResourceWarning, match="dropped without release"):
+            del handle
         await asyncio.sleep(20)
         assert bench.store.calls == []
         assert len(bench.heartbeat) == 0
@@ -536,7 +535,7 @@ async def test_renewing_now_moves_the_deadline():
     async with Bench() as bench:
         lease = bench.lease()
         await asyncio.sleep(1)
-        await lease.renew()
+        await bench.renew(lease)
         assert left(lease) == VALID
         await bench.release(lease)
 
@@ -547,7 +546,7 @@ async def test_renewing_now_is_bounded_by_the_deadline_it_defends():
         bench.store.delay = 3600
         lease = bench.lease(sent_ago=VALID - 0.5)
         with pytest.raises(BackendUnavailableError):
-            await lease.renew()
+            await bench.renew(lease)
         assert now() < 0.6
         assert lease.lost_reason is LossReason.EXPIRED
 
@@ -558,14 +557,14 @@ async def test_renewing_now_raises_what_the_store_said():
         lease, other, third = bench.lease("a"), bench.lease("b"), bench.lease("c")
         bench.store.outcomes = {"a": Renewal.REFUSED, "b": Renewal.UNKNOWN}
         with pytest.raises(LeaseLostError) as lost:
-            await lease.renew()
+            await bench.renew(lease)
         assert lost.value.reason is LossReason.REFUSED
         with pytest.raises(BackendUnavailableError):
-            await other.renew()
+            await bench.renew(other)
         assert other.held
         bench.store.failure = BackendRefusedError("Store", "renew")
         with pytest.raises(BackendRefusedError):
-            await third.renew()
+            await bench.renew(third)
         assert third.held
         await bench.release(other)
         await bench.release(third)
@@ -579,7 +578,7 @@ async def test_a_lease_that_was_renewed_by_hand_at_the_last_moment_goes_on_being
         lease = bench.lease(sent_ago=VALID - 0.2)
         await settle()
         bench.store.outcomes = {}
-        await lease.renew()
+        await bench.renew(lease)
         assert left(lease) == VALID
         await asyncio.sleep(5 * VALID)
         assert lease.held
@@ -606,13 +605,13 @@ async def test_leases_that_begin_together_are_one_entry_until_they_are_gone():
         assert len(bench.heartbeat._schedule) == 1
         assert len(bench.heartbeat._newcomers) == 100
         for lease in leases[1:]:
-            await lease.release()
+            await bench.release(lease)
         assert len(bench.heartbeat._newcomers) == 1
         await asyncio.sleep(INTERVAL + 0.01)
         assert bench.store.calls == [(INTERVAL, ("seats/0",))]
         assert not bench.heartbeat._newcomers
         assert not bench.heartbeat._gathering
-        await leases[0].release()
+        await bench.release(leases[0])
 
 
 @in_virtual_time
@@ -625,7 +624,7 @@ async def test_what_is_left_of_one_batch_goes_into_the_next(monkeypatch):
         await asyncio.sleep(INTERVAL - 0.1)
         assert [(at, len(names)) for at, names in bench.store.calls] == [(2.0, 5), (2.0, 3)]
         for lease in leases:
-            await lease.release()
+            await bench.release(lease)
 
 
 @in_virtual_time
@@ -646,7 +645,7 @@ async def test_no_turn_of_the_loop_sends_more_than_one_call(monkeypatch):
         await asyncio.sleep(INTERVAL + 0.1)
         assert most == [1, 1, 1, 1]
         for lease in leases:
-            await lease.release()
+            await bench.release(lease)
 
 
 @in_virtual_time
@@ -670,7 +669,7 @@ async def test_no_turn_of_the_loop_settles_more_than_one_call(monkeypatch):
             renewed.append(len(bench.of(Renewed)))
         assert max(later - earlier for earlier, later in itertools.pairwise(renewed)) == 5
         for lease in leases:
-            await lease.release()
+            await bench.release(lease)
 
 
 @in_virtual_time
@@ -678,12 +677,12 @@ async def test_a_lease_that_is_gone_leaves_no_entry_although_no_renewal_could_ha
     """It would stay until the deadline: with a ttl of hours, a million of them."""
     async with Bench() as bench:
         for number in range(100):
-            await bench.lease(f"seats/{number}", max_hold=0.5).release()
+            await bench.release(bench.lease(f"seats/{number}", max_hold=0.5))
         assert len(bench.heartbeat._schedule) == 0
         lease = bench.lease(max_hold=9.0)
         await asyncio.sleep(INTERVAL + 0.1)
         assert len(bench.heartbeat._schedule) == 1
-        await lease.release()
+        await bench.release(lease)
         assert len(bench.heartbeat._schedule) == 0
         assert not bench.heartbeat._ends
 
@@ -693,10 +692,10 @@ async def test_leases_that_are_gone_leave_few_entries_although_each_has_an_inter
     async with Bench() as bench:
         stays = [bench.lease(f"stays/{number}", ttl=TTL + number / 100) for number in range(5)]
         for number in range(1000):
-            await bench.lease(f"seats/{number}", ttl=TTL + 1 + number / 100).release()
+            await bench.release(bench.lease(f"seats/{number}", ttl=TTL + 1 + number / 100))
         assert len(bench.heartbeat._schedule) < 100
         assert len(bench.heartbeat._gathering) < 100
         await asyncio.sleep(INTERVAL + 0.1)
         assert sorted(name for _, names in bench.store.calls for name in names) == [lease.name for lease in stays]
         for lease in stays:
-            await lease.release()
+            await bench.release(lease)

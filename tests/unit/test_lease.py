@@ -1,4 +1,4 @@
-"""The tenure a task holds, on a clock that is moved by hand."""
+"""A lease that a task holds, on a clock that is moved by hand."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,10 @@ import pytest
 from virtual_time import in_virtual_time
 
 from fencing_sdk import Lease, LeaseLostError, LossReason, Token, UsageError, _fork
+from fencing_sdk._cancellation import paced_scope, scope_class
 from fencing_sdk._clock import LoopClock
-from fencing_sdk._lease import scope_class
+from fencing_sdk._lease import state_of
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._timing import Timing
 from fencing_sdk.abc import Claim
 
@@ -47,7 +49,7 @@ class Ledger:
     def stale(self, lease, error):
         self.entries.append(error)
 
-    def dropped(self, claim):
+    def dropped(self, lease):
         self.entries.append("dropped")
 
 
@@ -69,20 +71,30 @@ async def make(clock, ledger):
     def make(*, name="seats/42", deadline=DEADLINE, **timing):
         leases.append(
             Lease(
-                name=name,
-                claim=Claim(name, 10.0),
-                token=34,
-                deadline=deadline,
-                timing=Timing.build(ttl=10, **timing),
-                clock=clock,
-                keeper=ledger,
+                LeaseState(
+                    name=name,
+                    claim=Claim(name, 10.0),
+                    token=34,
+                    deadline=deadline,
+                    timing=Timing.build(ttl=10, **timing),
+                    clock=clock,
+                    keeper=ledger,
+                )
             )
         )
         return leases[-1]
 
     yield make
     for lease in leases:
-        lease.mark_released()
+        state_of(lease).mark_released()
+
+
+def open_scope(lease):
+    """Enter a cancel scope in this task that ends when the lease does."""
+    scope = paced_scope(1.0)
+    scope.__enter__()
+    state_of(lease).watch(scope)
+    return scope
 
 
 USES = {
@@ -112,7 +124,7 @@ async def test_a_held_lease_tells_what_it_is(make, clock):
     assert lease.held
     assert lease.lost_reason is None
     assert lease.remaining == 5.0
-    assert lease.held_for == 3.0
+    assert state_of(lease).held_for == 3.0
     assert lease.ttl == 10.0
     assert lease.name == "seats/42"
     assert lease.token == 34
@@ -126,7 +138,7 @@ async def test_a_lease_that_is_over_has_nothing_left(make, clock):
     clock.time = DEADLINE + 100
     assert lease.remaining == 0.0
     assert not lease.held
-    assert lease.last_token == 34  # for logs and errors, where an old number does no harm
+    assert state_of(lease).number == 34  # for logs and errors, where an old number does no harm
 
 
 async def test_a_clock_that_goes_back_does_not_revive_a_lease(make, clock):
@@ -140,11 +152,11 @@ async def test_a_clock_that_goes_back_does_not_revive_a_lease(make, clock):
 
 async def test_the_owner_is_secret_and_the_holder_is_its_public_digest(make):
     lease = make()
-    assert lease.owner == lease.claim.owner
+    assert lease.owner == state_of(lease).claim.owner
     assert lease.owner not in {lease.holder, repr(lease), str(lease)}
     assert lease.holder not in lease.owner
     assert lease.owner not in repr(lease)
-    assert lease.owner not in repr(lease.claim)
+    assert lease.owner not in repr(state_of(lease).claim)
 
 
 async def test_its_text_shows_name_token_and_time_left(make, clock):
@@ -155,8 +167,8 @@ async def test_its_text_shows_name_token_and_time_left(make, clock):
 
 async def test_its_text_shows_how_it_ended(make, clock):
     lost, released = make(), make()
-    lost.lose(LossReason.TAKEN_OVER)
-    released.mark_released()
+    state_of(lost).lose(LossReason.TAKEN_OVER)
+    state_of(released).mark_released()
     assert repr(lost) == "<Lease 'seats/42' token=34, lost: taken_over>"
     assert repr(released) == "<Lease 'seats/42' token=34, released>"
 
@@ -173,17 +185,17 @@ async def test_its_text_escapes_and_cuts_the_name(make):
 async def test_a_renewal_moves_the_deadline(make, clock):
     lease = make()
     clock.time = 7.9
-    assert lease.extend(12.0)
+    assert state_of(lease).extend(12.0)
     clock.time = 11.9
     assert lease.token == 34
-    assert lease.deadline == 12.0
+    assert state_of(lease).deadline == 12.0
 
 
 async def test_a_renewal_confirmed_after_the_old_deadline_does_not_revive_the_lease(make, clock):
     lease = make()
     clock.time = DEADLINE
-    assert not lease.extend(12.0)
-    assert lease.deadline == DEADLINE
+    assert not state_of(lease).extend(12.0)
+    assert state_of(lease).deadline == DEADLINE
     assert lease.lost_reason is LossReason.EXPIRED
     with pytest.raises(LeaseLostError):
         lease.check()
@@ -192,9 +204,9 @@ async def test_a_renewal_confirmed_after_the_old_deadline_does_not_revive_the_le
 async def test_a_renewal_confirmed_late_does_not_spare_the_body_that_was_not_cancelled_yet(make, clock):
     """A scope that is moved after its deadline passed, and before it struck, would revive silently."""
     lease = make()
-    scope = lease.open_scope()
+    scope = open_scope(lease)
     clock.time = DEADLINE
-    lease.extend(12.0)
+    state_of(lease).extend(12.0)
     with pytest.raises(asyncio.CancelledError) as struck:
         await asyncio.sleep(30)
     assert scope.__exit__(asyncio.CancelledError, struck.value, None)
@@ -202,8 +214,8 @@ async def test_a_renewal_confirmed_late_does_not_spare_the_body_that_was_not_can
 
 async def test_a_renewal_moves_the_end_of_the_work_too(make):
     lease = make(deadline=0.05)
-    scope = lease.open_scope()
-    lease.extend(3600)
+    scope = open_scope(lease)
+    state_of(lease).extend(3600)
     await asyncio.sleep(0.1)
     scope.__exit__(None, None, None)
     assert not scope.cancel_called
@@ -211,17 +223,17 @@ async def test_a_renewal_moves_the_end_of_the_work_too(make):
 
 async def test_a_renewal_never_shortens_a_lease(make):
     lease = make()
-    assert lease.extend(5.0)
-    assert lease.deadline == DEADLINE
+    assert state_of(lease).extend(5.0)
+    assert state_of(lease).deadline == DEADLINE
 
 
 async def test_a_lost_lease_stays_lost_and_a_released_one_released(make):
     lost, released = make(), make()
-    lost.lose(LossReason.REVOKED)
-    released.mark_released()
+    state_of(lost).lose(LossReason.REVOKED)
+    state_of(released).mark_released()
     for lease in (lost, released):
-        assert not lease.extend(100.0)
-        lease.lose(LossReason.REFUSED)
+        assert not state_of(lease).extend(100.0)
+        state_of(lease).lose(LossReason.REFUSED)
     assert lost.lost_reason is LossReason.REVOKED
     assert released.lost_reason is None
 
@@ -230,18 +242,18 @@ async def test_max_hold_ends_a_lease_that_would_be_renewed_for_ever(make, clock)
     lease = make(max_hold=20)
     for moment in (5.0, 10.0, 15.0):
         clock.time = moment
-        assert lease.renewable
-        assert lease.extend(moment + DEADLINE)
-    assert lease.deadline == 20.0
-    assert not lease.renewable
+        assert state_of(lease).renewable
+        assert state_of(lease).extend(moment + DEADLINE)
+    assert state_of(lease).deadline == 20.0
+    assert not state_of(lease).renewable
     clock.time = 20.0
     assert lease.lost_reason is LossReason.EXPIRED
 
 
 async def test_a_first_deadline_beyond_max_hold_is_cut(make):
     lease = make(max_hold=3)
-    assert lease.deadline == 3.0
-    assert not lease.renewable
+    assert state_of(lease).deadline == 3.0
+    assert not state_of(lease).renewable
 
 
 async def test_renewing_by_hand_asks_the_keeper_while_the_lease_is_held(make, clock, ledger):
@@ -261,15 +273,15 @@ async def test_the_keeper_is_told_once_however_many_notice_the_loss(make, clock,
     clock.time = DEADLINE
     for _ in range(3):
         assert not lease.held
-        lease.lose(LossReason.REFUSED)
+        state_of(lease).lose(LossReason.REFUSED)
     await asyncio.sleep(0)
     assert ledger.entries == [LossReason.EXPIRED]
 
 
 async def test_the_first_reason_is_the_reason(make, ledger):
     lease = make()
-    lease.lose(LossReason.TAKEN_OVER)
-    lease.lose(LossReason.CLOSED)
+    state_of(lease).lose(LossReason.TAKEN_OVER)
+    state_of(lease).lose(LossReason.CLOSED)
     assert lease.lost_reason is LossReason.TAKEN_OVER
     assert ledger.entries == [LossReason.TAKEN_OVER]
 
@@ -277,35 +289,35 @@ async def test_the_first_reason_is_the_reason(make, ledger):
 async def test_what_is_lost_by_the_clock_is_not_blamed_on_a_later_answer(make, clock):
     lease = make()
     clock.time = DEADLINE
-    lease.lose(LossReason.REFUSED)
+    state_of(lease).lose(LossReason.REFUSED)
     assert lease.lost_reason is LossReason.EXPIRED
 
 
 async def test_a_beat_that_was_far_overdue_makes_the_loss_a_stall(make, clock):
     lease = make()
-    lease.expect_beat(2.0)
+    state_of(lease).expect_beat(2.0)
     clock.time = DEADLINE
     assert lease.lost_reason is LossReason.STALLED
 
 
 async def test_an_unanswered_renewal_is_no_stall(make, clock):
     lease = make()
-    lease.expect_beat(math.inf)  # it is on its way
+    state_of(lease).expect_beat(math.inf)  # it is on its way
     clock.time = DEADLINE
     assert lease.lost_reason is LossReason.EXPIRED
 
 
 async def test_looking_long_after_the_deadline_makes_the_loss_a_stall(make, clock):
     lease = make()
-    lease.expect_beat(math.inf)
+    state_of(lease).expect_beat(math.inf)
     clock.time = DEADLINE + 3600  # a suspended machine: nobody could look earlier
     assert lease.lost_reason is LossReason.STALLED
 
 
 async def test_a_release_ends_the_lease_without_a_loss(make):
     lease = make()
-    assert lease.mark_released()
-    assert not lease.mark_released()
+    assert state_of(lease).mark_released()
+    assert not state_of(lease).mark_released()
     assert lease.lost_reason is None
     with pytest.raises(LeaseLostError) as refusal:
         lease.check()
@@ -315,13 +327,13 @@ async def test_a_release_ends_the_lease_without_a_loss(make):
 async def test_a_lease_that_ran_out_before_its_release_counts_as_lost(make, clock):
     lease = make()
     clock.time = DEADLINE
-    lease.mark_released()
+    state_of(lease).mark_released()
     assert lease.lost_reason is LossReason.EXPIRED
 
 
 async def test_the_time_after_a_release_is_no_loss(make, clock):
     lease = make()
-    lease.mark_released()
+    state_of(lease).mark_released()
     clock.time = DEADLINE + 1
     assert lease.lost_reason is None
 
@@ -334,7 +346,7 @@ async def test_waiting_for_the_loss_returns_its_reason(make):
     waiting = asyncio.ensure_future(lease.wait_lost())
     await asyncio.sleep(0)
     assert not waiting.done()
-    lease.lose(LossReason.REVOKED)
+    state_of(lease).lose(LossReason.REVOKED)
     assert await waiting is LossReason.REVOKED
 
 
@@ -342,7 +354,7 @@ async def test_everybody_who_waits_for_the_loss_is_told(make):
     lease = make()
     waiting = [asyncio.ensure_future(lease.wait_lost()) for _ in range(3)]
     await asyncio.sleep(0)
-    lease.lose(LossReason.REVOKED)
+    state_of(lease).lose(LossReason.REVOKED)
     async with asyncio.timeout(30):
         assert await asyncio.gather(*waiting) == [LossReason.REVOKED] * 3
 
@@ -351,7 +363,7 @@ async def test_waiting_for_the_loss_returns_none_when_the_lease_is_released(make
     lease = make()
     waiting = asyncio.ensure_future(lease.wait_lost())
     await asyncio.sleep(0)
-    lease.mark_released()
+    state_of(lease).mark_released()
     assert await waiting is None
 
 
@@ -363,7 +375,7 @@ async def test_waiting_for_the_loss_of_a_lease_that_is_over_returns_at_once(make
 
 async def test_a_loss_noticed_in_a_thread_wakes_those_who_wait_and_cancels_the_body(make, clock, ledger):
     lease = make()
-    scope = lease.open_scope()
+    scope = open_scope(lease)
     waiting = asyncio.ensure_future(lease.wait_lost())
     await asyncio.sleep(0)
     clock.time = DEADLINE
@@ -380,13 +392,15 @@ async def test_a_loss_noticed_in_a_thread_wakes_those_who_wait_and_cancels_the_b
 def test_a_lease_of_a_loop_that_is_gone_is_still_refused_in_time(clock, ledger):
     async def make_lease():
         return Lease(
-            name="a",
-            claim=Claim("a", 10.0),
-            token=0,
-            deadline=DEADLINE,
-            timing=Timing.build(ttl=10),
-            clock=clock,
-            keeper=ledger,
+            LeaseState(
+                name="a",
+                claim=Claim("a", 10.0),
+                token=0,
+                deadline=DEADLINE,
+                timing=Timing.build(ttl=10),
+                clock=clock,
+                keeper=ledger,
+            )
         )
 
     lease = asyncio.run(make_lease())
@@ -402,7 +416,7 @@ def test_a_lease_of_a_loop_that_is_gone_is_still_refused_in_time(clock, ledger):
 async def test_a_scope_opened_over_a_lease_that_is_over_strikes_at_the_first_await(make, clock):
     lease = make()
     clock.time = DEADLINE
-    scope = lease.open_scope()
+    scope = open_scope(lease)
     with pytest.raises(asyncio.CancelledError) as struck:
         await asyncio.sleep(30)
     assert scope.__exit__(asyncio.CancelledError, struck.value, None)
@@ -411,9 +425,9 @@ async def test_a_scope_opened_over_a_lease_that_is_over_strikes_at_the_first_awa
 
 async def test_a_scope_opened_over_a_lease_that_was_lost_meanwhile_strikes_at_the_first_await(make):
     lease = make(deadline=3600)
-    lease.lose(LossReason.REVOKED)
+    state_of(lease).lose(LossReason.REVOKED)
     with anyio.fail_after(30):
-        scope = lease.open_scope()
+        scope = open_scope(lease)
         with pytest.raises(asyncio.CancelledError) as struck:
             await asyncio.Event().wait()
         assert scope.__exit__(asyncio.CancelledError, struck.value, None)
@@ -425,7 +439,7 @@ async def test_the_scope_counts_the_span_that_is_left_on_the_lease_and_not_the_c
     lease = make(deadline=1_000_000.02)
     asyncio.get_running_loop().call_later(0.01, setattr, clock, "time", 1_000_000.02)
     with anyio.fail_after(30):
-        scope = lease.open_scope()
+        scope = open_scope(lease)
         with pytest.raises(asyncio.CancelledError) as struck:
             await asyncio.sleep(20)
         assert scope.__exit__(asyncio.CancelledError, struck.value, None)
@@ -433,8 +447,10 @@ async def test_the_scope_counts_the_span_that_is_left_on_the_lease_and_not_the_c
 
 async def test_the_timer_of_a_scope_keeps_no_lease_alive_that_its_holder_has_dropped(clock, ledger):
     claim, timing = Claim("seats/42", 10.0), Timing.build(ttl=10)
-    lease = Lease(name=claim.name, claim=claim, token=34, deadline=DEADLINE, timing=timing, clock=clock, keeper=ledger)
-    scope = lease.open_scope()
+    lease = Lease(
+        LeaseState(name=claim.name, claim=claim, token=34, deadline=DEADLINE, timing=timing, clock=clock, keeper=ledger)
+    )
+    scope = open_scope(lease)
     with pytest.warns(ResourceWarning, match="dropped without release"):
         del lease
     scope.__exit__(None, None, None)
@@ -442,7 +458,7 @@ async def test_the_timer_of_a_scope_keeps_no_lease_alive_that_its_holder_has_dro
 
 async def test_the_timer_of_a_scope_tells_a_machine_that_was_suspended_from_an_expiry(make, clock, ledger):
     lease = make(deadline=0.02)
-    scope = lease.open_scope()
+    scope = open_scope(lease)
     clock.time = 3600
     with pytest.raises(asyncio.CancelledError) as struck:
         await asyncio.sleep(30)
@@ -453,10 +469,10 @@ async def test_the_timer_of_a_scope_tells_a_machine_that_was_suspended_from_an_e
 async def test_a_renewal_sets_no_timer(make, monkeypatch):
     """Ten thousand of them would fill the loop's heap with timers that were taken back."""
     lease = make()
-    scope = lease.open_scope()
+    scope = open_scope(lease)
     with monkeypatch.context() as watched:
         watched.setattr(asyncio.get_running_loop(), "call_at", None, raising=False)
-        assert lease.extend(DEADLINE + 5)
+        assert state_of(lease).extend(DEADLINE + 5)
     scope.__exit__(None, None, None)
 
 
@@ -477,9 +493,9 @@ def test_the_class_of_scopes_is_asyncios_although_another_library_asked_first(mo
 
 
 ENDS = {
-    "released": lambda lease: lease.mark_released(),
-    "left": lambda lease: lease.forget_scope(),
-    "lost and left": lambda lease: (lease.lose(LossReason.REVOKED), lease.forget_scope()),
+    "released": lambda lease: state_of(lease).mark_released(),
+    "left": lambda lease: state_of(lease).forget_scope(),
+    "lost and left": lambda lease: (state_of(lease).lose(LossReason.REVOKED), state_of(lease).forget_scope()),
 }
 
 
@@ -488,11 +504,13 @@ ENDS = {
 async def test_a_lease_that_is_over_leaves_no_timer_behind(end):
     claim, timing = Claim("seats/42", 10.0), Timing.build(ttl=10)
     deadline = LoopClock().now() + DEADLINE
-    lease = Lease(name="a", claim=claim, token=1, deadline=deadline, timing=timing, clock=LoopClock(), keeper=Ledger())
-    scope = lease.open_scope()
+    lease = Lease(
+        LeaseState(name="a", claim=claim, token=1, deadline=deadline, timing=timing, clock=LoopClock(), keeper=Ledger())
+    )
+    scope = open_scope(lease)
     end(lease)
     assert not any(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
-    lease.mark_released()
+    state_of(lease).mark_released()
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
     scope.__exit__(None, None, None)
@@ -500,10 +518,10 @@ async def test_a_lease_that_is_over_leaves_no_timer_behind(end):
 
 async def test_a_forgotten_scope_strikes_nobody(make, clock):
     lease = make(deadline=0.02)
-    scope = lease.open_scope()
-    lease.forget_scope()
+    scope = open_scope(lease)
+    state_of(lease).forget_scope()
     clock.time = DEADLINE
-    lease.lose(LossReason.REVOKED)
+    state_of(lease).lose(LossReason.REVOKED)
     await asyncio.sleep(0.05)
     scope.__exit__(None, None, None)
     assert not scope.cancel_called
@@ -511,8 +529,8 @@ async def test_a_forgotten_scope_strikes_nobody(make, clock):
 
 async def test_the_scope_of_a_lease_that_its_body_released_strikes_nobody(make):
     lease = make(deadline=0.02)
-    scope = lease.open_scope()
-    lease.mark_released()
+    scope = open_scope(lease)
+    state_of(lease).mark_released()
     await asyncio.sleep(0.05)
     scope.__exit__(None, None, None)
     assert not scope.cancel_called

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-import fencing_sdk._tenure
+import fencing_sdk._lease_scope
 from fencing_sdk import (
     AcquireTimeoutError,
     BackendUnavailableError,
@@ -18,6 +18,7 @@ from fencing_sdk import (
     Token,
     current_lease,
 )
+from fencing_sdk._lease import state_of
 from fencing_sdk.backends.memory import MemoryBackend
 
 
@@ -67,7 +68,7 @@ async def test_each_entry_is_a_lease_of_its_own_with_a_higher_token(stage):
     async with lock as second:
         assert second is not first
         assert second.owner != first.owner
-        assert second.token > first.last_token
+        assert second.token > state_of(first).number
 
 
 async def test_a_token_of_zero_is_a_token_like_any_other(stage):
@@ -109,7 +110,7 @@ async def test_trying_once_gives_the_lease_or_none(stage):
     assert await lock.try_acquire() is None
     await lease.release()
     again = await lock.try_acquire()
-    assert again.token > lease.last_token
+    assert again.token > state_of(lease).number
     await again.release()
 
 
@@ -164,11 +165,11 @@ async def test_a_plain_handle_is_no_context(stage):
 
 async def test_renewing_by_hand_moves_the_deadline_and_tells_a_loss_at_once(stage):
     lease = await stage.lock(heartbeat_interval=2).acquire()
-    before = lease.deadline
+    before = state_of(lease).deadline
     await asyncio.sleep(0.01)
     await lease.renew()
-    assert lease.deadline > before
-    await stage.store.release(lease.claim)
+    assert state_of(lease).deadline > before
+    await stage.store.release(state_of(lease).claim)
     with pytest.raises(LeaseLostError) as loss:
         await lease.renew()
     assert loss.value.reason is LossReason.REFUSED
@@ -243,7 +244,7 @@ async def test_a_lock_whose_body_cannot_be_entered_is_given_back(stage, monkeypa
     def push(lease):
         raise MemoryError
 
-    monkeypatch.setattr(fencing_sdk._tenure, "push", push)
+    monkeypatch.setattr(fencing_sdk._lease_scope, "push", push)
     with pytest.raises(MemoryError):
         async with stage.lock():
             raise AssertionError("never entered")

@@ -16,8 +16,8 @@ from fencing_sdk._claim import Claim, Renewal
 from fencing_sdk._engine import Engine
 from fencing_sdk._errands import Errands
 from fencing_sdk._heartbeat import Heartbeat
-from fencing_sdk._lease import Lease
-from fencing_sdk._tenure import Tenure
+from fencing_sdk._lease_scope import LeaseScope
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._timing import Timing
 from fencing_sdk.errors import LeaseLostError, LossReason
 from fencing_sdk.testing.simulation._aims import (
@@ -34,7 +34,7 @@ from fencing_sdk.testing.simulation._stage import ClientClock
 
 _judge = Acquisition._judge
 _apply = Heartbeat._apply
-_announce = Lease._announce
+_announce = LeaseState._announce
 _begin = Engine._begin
 _ask = Errands.ask
 
@@ -61,7 +61,7 @@ def _work_goes_on() -> Iterable[Change]:
         _announce(self)
         self._scope = scope
 
-    yield Lease, "_announce", announce
+    yield LeaseState, "_announce", announce
 
 
 def _stepped_clock() -> Iterable[Change]:
@@ -70,17 +70,17 @@ def _stepped_clock() -> Iterable[Change]:
 
 def _revival() -> Iterable[Change]:
     def extend(self, deadline):
-        self._lost = None
-        self._deadline = max(self._deadline, deadline)
+        self.lost = None
+        self.deadline = max(self.deadline, deadline)
         return True
 
-    yield Lease, "extend", extend
-    yield Lease, "held_at", lambda self, _now: not self._released
+    yield LeaseState, "extend", extend
+    yield LeaseState, "held_at", lambda self, _now: not self.released
     yield Errands, "ask", lambda self, operation, call, limit: _ask(self, operation, call, 4 * limit)
 
 
 def _token_without_clock() -> Iterable[Change]:
-    yield Lease, "check", lambda _self: None
+    yield LeaseState, "check", lambda _self: None
 
 
 def _fences_forgotten() -> Iterable[Change]:
@@ -142,7 +142,7 @@ def _renewed_for_ever() -> Iterable[Change]:
 
     yield Engine, "_begin", begin
     yield Heartbeat, "forget", lambda _self, _owner: None
-    yield Lease, "held_at", lambda self, now: self._lost is None and now < self._deadline
+    yield LeaseState, "held_at", lambda self, now: self.lost is None and now < self.deadline
 
 
 def _one_error_is_a_loss() -> Iterable[Change]:
@@ -167,8 +167,8 @@ def _never_renewed() -> Iterable[Change]:
     yield Heartbeat, "_send", lambda _self, _leases, _now: None
 
 
-def _lost(tenure: Tenure) -> LeaseLostError:
-    return LeaseLostError(tenure.lease.name, tenure.lease.last_token, LossReason.EXPIRED)
+def _lost(scope: LeaseScope) -> LeaseLostError:
+    return LeaseLostError(scope.lease.name, scope._state.number, LossReason.EXPIRED)
 
 
 def _error_replaced() -> Iterable[Change]:
@@ -176,7 +176,7 @@ def _error_replaced() -> Iterable[Change]:
         if original is not None:
             raise _lost(self)
 
-    yield Tenure, "conclude", conclude
+    yield LeaseScope, "conclude", conclude
 
 
 def _error_wrapped() -> Iterable[Change]:
@@ -185,22 +185,22 @@ def _error_wrapped() -> Iterable[Change]:
             msg = "unhandled errors"
             raise ExceptionGroup(msg, [original])
 
-    yield Tenure, "conclude", conclude
+    yield LeaseScope, "conclude", conclude
 
 
 def _loss_silent() -> Iterable[Change]:
-    yield Tenure, "conclude", lambda _self, _departure, _original: None
+    yield LeaseScope, "conclude", lambda _self, _departure, _original: None
 
 
 def _cancellation_replaced() -> Iterable[Change]:
-    conclude = Tenure.conclude
+    conclude = LeaseScope.conclude
 
     def concluded(self, departure, original):
         if isinstance(departure.raised, asyncio.CancelledError):
             raise _lost(self)
         conclude(self, departure, original)
 
-    yield Tenure, "conclude", concluded
+    yield LeaseScope, "conclude", concluded
 
 
 def _deaf_waiter() -> Iterable[Change]:

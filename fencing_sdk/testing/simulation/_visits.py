@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 
 from fencing_sdk._claim import Token
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk.errors import FencingError, LeaseLostError, StaleTokenError
 from fencing_sdk.testing.simulation._script import Visit
@@ -158,4 +158,4 @@ class Visitor:
         self.stage.recording.tell(kind, self.actor.name, **fields)
 
     def _tell_lease(self, kind: str, lease: Lease, **fields: object) -> None:
-        self._tell(kind, name=lease.name, token=lease.last_token, holder=lease.holder, **fields)
+        self._tell(kind, name=lease.name, token=state_of(lease).number, holder=lease.holder, **fields)

@@ -1,0 +1,101 @@
+"""
+The cancel scope of a lease: cancels the body at once, and again only after growing pauses.
+
+A plain anyio scope that is cancelled repeats the cancellation in every turn of the event loop until the body has
+ended. A body that cleans up would occupy a processor meanwhile, and a driver that asks its server to stop a query
+would be cancelled in the middle of that. `asyncio.timeout` cancels once, and a body that swallows it goes on.
+The pauses here are short enough that such a body is cancelled again within the safety buffer.
+
+anyio has no public way to set the pace, so one private method is overridden. Where anyio does not call it, the
+scope is a plain one: as safe, but with the cost described above. Shields in the body are anyio's, and are respected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from contextvars import Context
+from types import TracebackType
+
+import anyio
+
+_SHORTEST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+"""Seconds between two cancellations; each pause is twice the one before."""
+_TRIES_IN_A_ROW = 3
+"""Turns of the loop in which a cancellation is tried that finds the task unable to take it, before it waits."""
+_LOOK_AGAIN = 0.01
+"""Seconds between the tries from then on: a shield is in the way."""
+
+
+@functools.cache
+def scope_class() -> type[anyio.CancelScope]:
+    """The class behind `anyio.CancelScope`, which finds out at every call that this is asyncio."""
+    asyncio.get_running_loop()  # elsewhere this fails and is not kept: trio's class would be returned for ever
+    return type(anyio.CancelScope())
+
+
+def paced_scope(pause: float) -> PacedScope:
+    """Make a cancel scope that cancels at once, again after *pause* seconds, and then after ever longer pauses."""
+    scope = _paced_class()()
+    scope.pause = min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+    return scope
+
+
+@functools.cache
+def _paced_class() -> type[PacedScope]:
+    return type("PacedScope", (PacedScope, scope_class()), {})
+
+
+class PacedScope(anyio.CancelScope):
+    """The pace. At run time the class of anyio's asyncio scopes stands behind this one, and does the rest."""
+
+    pause: float
+    """Seconds until a body that goes on is cancelled again."""
+    _failed_tries = 0
+    _given_up = False
+    _cancel_handle: asyncio.Handle | None
+    _host_task: asyncio.Task[object] | None
+    _pending_uncancellations: int
+
+    def give_up(self) -> None:
+        """Take back every cancellation, and cancel nothing from now on: the scope cannot be left in order any more."""
+        self._given_up = True
+        self._stop()
+        while self._host_task is not None and self._pending_uncancellations:
+            self._host_task.uncancel()
+            self._pending_uncancellations -= 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        swallowed = super().__exit__(kind, error, traceback)
+        self._stop()
+        return swallowed
+
+    def _deliver_cancellation(self, origin: object) -> bool:
+        if self._given_up:
+            return False
+        before = self._pending_uncancellations
+        unfinished: bool = super()._deliver_cancellation(origin)  # type: ignore[misc]
+        if origin is self and self._cancel_handle is not None:
+            self._repeat_later(delivered=self._pending_uncancellations != before)
+        return unfinished
+
+    def _repeat_later(self, *, delivered: bool) -> None:
+        """Replace the next try, which anyio has planned for the next turn of the loop."""
+        if delivered:
+            self._failed_tries = 0
+            pause, self.pause = self.pause, min(2 * self.pause, _LONGEST_PAUSE)
+        elif self._failed_tries < _TRIES_IN_A_ROW:
+            self._failed_tries += 1
+            return
+        else:
+            pause = _LOOK_AGAIN
+        self._stop()
+        loop = asyncio.get_running_loop()
+        self._cancel_handle = loop.call_later(pause, self._deliver_cancellation, self, context=Context())
+
+    def _stop(self) -> None:
+        if self._cancel_handle is not None:
+            self._cancel_handle.cancel()

@@ -1,0 +1,380 @@
+"""How a stay inside ``async with lock`` is judged when it ends."""
+
+import asyncio
+import contextlib
+import itertools
+import time
+
+import anyio
+import pytest
+
+from fencing_sdk import LeaseLostError, LockClient, LossReason, NoLeaseError, UsageError, current_lease
+from fencing_sdk._clock import BootClock
+from fencing_sdk._lease import state_of
+from fencing_sdk._lease_scope import LeaseScope, ScopeExit
+from fencing_sdk.backends.memory import MemoryBackend
+
+HELD = None
+LOST = LossReason.REVOKED
+
+
+@pytest.fixture
+async def scope(stage):
+    lease = await stage.lock().acquire()
+    scope = LeaseScope(lease)
+    yield scope
+    state_of(scope.lease).forget_scope()
+    await lease.release()
+
+
+def leaves(scope, end, original):
+    """What leaves the ``async with``: what `conclude` raises, or else the original error."""
+    try:
+        scope.conclude(end, original)
+    except BaseException as error:
+        return error
+    return original
+
+
+async def test_a_clean_end_under_a_held_lease_leaves_nothing(scope):
+    assert leaves(scope, ScopeExit(None, swallowed=False, outer=False, lost=HELD), None) is None
+
+
+async def test_a_clean_end_after_the_lease_leaves_the_loss(scope):
+    error = leaves(scope, ScopeExit(None, swallowed=False, outer=False, lost=LOST), None)
+    assert isinstance(error, LeaseLostError)
+    assert error.reason is LOST
+    assert error.__suppress_context__
+
+
+async def test_a_cancellation_by_the_lease_leaves_the_loss(scope):
+    error = leaves(scope, ScopeExit(None, swallowed=True, outer=False, lost=LOST), asyncio.CancelledError())
+    assert isinstance(error, LeaseLostError)
+
+
+async def test_a_cancellation_from_outside_wins_over_one_by_the_lease(scope):
+    error = leaves(scope, ScopeExit(None, swallowed=True, outer=True, lost=LOST), asyncio.CancelledError())
+    assert isinstance(error, asyncio.CancelledError)
+
+
+@pytest.mark.parametrize("lost", [HELD, LOST])
+async def test_a_cancellation_from_outside_alone_leaves_as_it_is(scope, lost):
+    cancelled = asyncio.CancelledError("mine")
+    assert leaves(scope, ScopeExit(cancelled, swallowed=False, outer=True, lost=lost), cancelled) is cancelled
+    assert not hasattr(cancelled, "__notes__")
+
+
+async def test_an_error_of_the_body_leaves_as_it_is(scope):
+    mine = ValueError("mine")
+    assert leaves(scope, ScopeExit(mine, swallowed=False, outer=False, lost=HELD), mine) is mine
+    assert not hasattr(mine, "__notes__")
+
+
+async def test_an_error_of_the_body_gets_a_note_about_a_loss(scope):
+    mine = ValueError("mine")
+    assert leaves(scope, ScopeExit(mine, swallowed=False, outer=False, lost=LOST), mine) is mine
+    assert mine.__notes__ == ["fencing_sdk: the lease on 'a' (token 1) was lost too: revoked"]
+
+
+async def test_the_loss_itself_needs_no_note_about_the_loss(scope):
+    refused = LeaseLostError("a", 1, LOST)
+    assert leaves(scope, ScopeExit(refused, swallowed=False, outer=False, lost=LOST), refused) is refused
+    assert not hasattr(refused, "__notes__")
+
+
+@pytest.mark.parametrize("token", [7, 1])
+async def test_the_loss_of_another_lease_gets_a_note_about_this_one(scope, token):
+    other = LeaseLostError("b", token, LOST)
+    assert leaves(scope, ScopeExit(other, swallowed=False, outer=False, lost=LOST), other) is other
+    assert len(other.__notes__) == 1
+
+
+@pytest.mark.parametrize("original", [SystemExit(1), KeyboardInterrupt()])
+async def test_what_ends_the_process_is_not_held_up_by_a_loss(scope, original):
+    assert leaves(scope, ScopeExit(original, swallowed=False, outer=False, lost=LOST), original) is original
+
+
+async def test_a_closing_generator_counts_as_a_clean_end(scope):
+    closing = GeneratorExit()
+    assert leaves(scope, ScopeExit(closing, swallowed=False, outer=False, lost=HELD), closing) is closing
+    error = leaves(scope, ScopeExit(closing, swallowed=False, outer=False, lost=LOST), closing)
+    assert isinstance(error, LeaseLostError)
+
+
+async def test_what_remains_of_a_group_leaves_instead_of_the_group(scope):
+    rest = ExceptionGroup("rest", [ValueError()])
+    group = BaseExceptionGroup("all", [ValueError(), asyncio.CancelledError()])
+    assert leaves(scope, ScopeExit(rest, swallowed=False, outer=False, lost=LOST), group) is rest
+    assert len(rest.__notes__) == 1
+
+
+async def test_entering_makes_the_lease_current_and_leaving_undoes_it(stage):
+    lease = await stage.lock().acquire()
+    scope = LeaseScope(lease)
+    assert current_lease() is lease
+    assert state_of(lease).task is scope.task is asyncio.current_task()
+    end = scope.leave(None)
+    assert end == ScopeExit(None, swallowed=False, outer=False, lost=None)
+    assert state_of(lease).task is None
+    with pytest.raises(NoLeaseError):
+        current_lease()
+    await lease.release()
+
+
+async def test_leaving_notices_a_cancellation_that_came_meanwhile(stage):
+    async def stay():
+        lease = await stage.lock().acquire()
+        scope = LeaseScope(lease)
+        task = asyncio.current_task()
+        task.cancel()
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError as error:
+            end = scope.leave(error)
+        finally:
+            task.uncancel()
+        await lease.release()
+        return end
+
+    end = await asyncio.create_task(stay())
+    assert end.outer
+    assert not end.swallowed
+    assert isinstance(end.raised, asyncio.CancelledError)
+
+
+async def test_a_cancellation_from_before_the_stay_is_not_counted(stage):
+    async def stay():
+        task = asyncio.current_task()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(30)
+        async with stage.lock():
+            stage.revoke_soon()
+            await asyncio.sleep(30)
+
+    staying = asyncio.create_task(stay())
+    with pytest.raises(LeaseLostError):
+        await staying
+    assert staying.cancelling() == 1
+
+
+async def test_a_body_stopped_by_a_timer_that_fired_early_is_told_that_the_lease_expired():
+    """An event loop may round a timer down; here the clock of the lease runs slow, with the same effect."""
+
+    class SlowClock(BootClock):
+        def now(self):
+            return super().now() / 2
+
+    locks = LockClient(MemoryBackend(), clock=SlowClock())
+    async with locks:
+        with pytest.raises(LeaseLostError) as loss:
+            async with locks.lock("a", max_hold=0.1) as lease:
+                await asyncio.sleep(30)
+        assert lease.lost_reason is LossReason.EXPIRED
+    assert loss.value.reason is LossReason.EXPIRED
+
+
+async def test_aborting_disarms_the_scope_and_names_the_plain_handle(stage):
+    lease = await stage.lock(max_hold=0.1).acquire()
+    scope = LeaseScope(lease)
+    error = scope.abort()
+    assert "lease = await lock.acquire() ... await lease.release()" in str(error)
+    await asyncio.sleep(0.2)  # past the deadline
+    assert not lease.held
+    with pytest.raises(NoLeaseError):
+        current_lease()
+    scope._scope.__exit__(None, None, None)
+    await lease.release()
+
+
+# How a body is cancelled
+
+
+async def cleaning_up(seconds):
+    try:
+        await asyncio.sleep(30)
+    finally:
+        await asyncio.sleep(seconds)
+
+
+@pytest.mark.every_loop
+async def test_a_body_that_cleans_up_after_a_loss_costs_next_to_no_processor_time(stage):
+    """A cancellation in every turn of the loop would take a core until the children have cleaned up."""
+    with pytest.raises(LeaseLostError):
+        async with stage.lock(ttl=3):
+            stage.revoke_soon()
+            before = time.process_time()
+            async with asyncio.TaskGroup() as children:
+                children.create_task(cleaning_up(0.5))
+                children.create_task(cleaning_up(0.5))
+    assert time.process_time() - before < 0.1  # a fifth of the time
+
+
+@pytest.mark.every_loop
+async def test_a_clean_up_that_is_shorter_than_the_pause_is_not_cancelled_again(stage):
+    """A driver that asks its server to stop the query awaits the answer."""
+    cleaned_up = False
+    with pytest.raises(LeaseLostError):
+        async with stage.lock(ttl=3):
+            stage.revoke_soon()
+            try:
+                await asyncio.sleep(30)
+            finally:
+                await asyncio.sleep(0.1)
+                cleaned_up = True
+    assert cleaned_up
+
+
+@pytest.mark.every_loop
+async def test_a_body_that_swallows_its_cancellation_is_cancelled_again_within_the_safety_buffer(stage):
+    cancelled_at = []
+    with pytest.raises(LeaseLostError):
+        async with stage.lock(ttl=2, safety_buffer=0.4):
+            stage.revoke_soon()
+            while len(cancelled_at) < 3:
+                try:
+                    await asyncio.sleep(30)
+                except asyncio.CancelledError:
+                    cancelled_at.append(asyncio.get_running_loop().time())
+    first, second, third = cancelled_at
+    assert 0.15 < second - first < 0.4
+    assert third - second < 1.0
+    assert asyncio.current_task().cancelling() == 0
+
+
+@pytest.mark.every_loop
+async def test_a_shield_in_the_body_is_respected_and_the_cancellation_comes_right_after_it(stage):
+    shielded = False
+    with pytest.raises(LeaseLostError):
+        async with stage.lock(ttl=2):
+            with anyio.CancelScope(shield=True):
+                stage.revoke_soon()
+                await asyncio.sleep(0.3)
+                shielded = True
+            left_at = asyncio.get_running_loop().time()
+            await asyncio.sleep(30)
+    assert shielded
+    assert asyncio.get_running_loop().time() - left_at < 0.2
+
+
+@pytest.mark.every_loop
+async def test_a_lost_lease_leaves_no_timer_that_would_cancel_what_comes_after_the_body(stage):
+    with pytest.raises(LeaseLostError):
+        async with stage.lock(ttl=1):
+            stage.revoke_soon()
+            await asyncio.sleep(30)
+    await asyncio.sleep(0.3)  # longer than the first pause
+    assert asyncio.current_task().cancelling() == 0
+
+
+# Leaving in another order than entering
+
+
+async def test_locks_left_in_the_order_in_which_they_were_entered_are_given_back_one_by_one(stage):
+    first, second = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
+    await first.enter_async_context(stage.lock("a"))
+    lease = await second.enter_async_context(stage.lock("b"))
+    await first.aclose()
+    assert current_lease("b") is current_lease() is lease
+    assert await stage.client.inspect("a") is None
+    assert await stage.client.inspect("b") is not None
+    await second.aclose()
+    with pytest.raises(NoLeaseError):
+        current_lease()
+    assert await stage.client.inspect("b") is None
+    with anyio.move_on_after(0.01) as scope:  # the scopes of this task are in order again
+        await asyncio.sleep(30)
+    assert scope.cancelled_caught
+
+
+async def test_three_locks_left_in_any_order_leave_nothing_behind(stage):
+    for order in itertools.permutations("abc"):
+        stacks = {name: contextlib.AsyncExitStack() for name in "abc"}
+        for name, stack in stacks.items():
+            await stack.enter_async_context(stage.lock(name))
+        async with anyio.create_task_group() as group:  # a scope of its own, inside of theirs and gone before them
+            group.start_soon(asyncio.sleep, 0)
+        for name in order:
+            await stacks[name].aclose()
+            assert await stage.client.inspect(name) is None
+        with anyio.move_on_after(0.01) as scope:
+            await asyncio.sleep(30)
+        assert scope.cancelled_caught
+
+
+async def test_a_body_error_leaves_bare_from_locks_that_are_left_in_the_order_of_entry(stage):
+    mine = ValueError("mine")
+    first, second = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
+    await first.enter_async_context(stage.lock("a"))
+    await second.enter_async_context(stage.lock("b"))
+    assert not await first.__aexit__(ValueError, mine, None)
+    assert not await second.__aexit__(ValueError, mine, None)
+    assert not hasattr(mine, "__notes__")
+
+
+async def test_a_lock_left_first_although_entered_first_is_lost_without_harm_to_the_other(stage):
+    """The loss of one that was left already cancels nothing."""
+
+    async def body():
+        first, second = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
+        await first.enter_async_context(stage.lock("a"))
+        await second.enter_async_context(stage.lock("b"))
+        stage.revoke_soon("a")
+        with pytest.raises(asyncio.CancelledError) as struck:
+            await asyncio.sleep(30)
+        with pytest.raises(LeaseLostError) as loss:
+            await first.__aexit__(asyncio.CancelledError, struck.value, None)
+        assert loss.value.name == "a"
+        await asyncio.sleep(0.05)
+        assert current_lease().name == "b"
+        await second.aclose()
+        assert asyncio.current_task().cancelling() == 0
+
+    await asyncio.create_task(body())
+    assert await stage.client.inspect("a") is None
+    assert await stage.client.inspect("b") is None
+
+
+async def test_a_lock_left_inside_of_a_foreign_scope_is_given_back_and_says_so_with_the_bodys_error(stage):
+    mine = ValueError("mine")
+
+    async def body():
+        stack = contextlib.AsyncExitStack()
+        await stack.enter_async_context(stage.lock("a"))
+        with anyio.CancelScope():
+            with pytest.raises(UsageError, match="leave the inner one first") as refusal:
+                await stack.__aexit__(ValueError, mine, None)
+            assert refusal.value.__cause__ is mine
+            with pytest.raises(NoLeaseError):
+                current_lease()
+
+    await asyncio.create_task(body())
+    assert await stage.client.inspect("a") is None
+
+
+async def test_every_exit_in_a_foreign_task_gives_one_entry_of_a_shared_lock_back(stage):
+    """An entry whose task has ended goes first, as that task cannot leave any more."""
+    shared = stage.lock("a", max_hold=0.2)
+    lost = await asyncio.create_task(shared.__aenter__())
+    await lost.wait_lost()
+    entered, leave = asyncio.Event(), asyncio.Event()
+    live = []
+
+    async def hold():
+        live.append(await shared.__aenter__())
+        entered.set()
+        await leave.wait()
+
+    holding = asyncio.create_task(hold())
+    await entered.wait()
+    with pytest.raises(UsageError, match="entered in one task and left in another"):
+        await asyncio.create_task(shared.__aexit__(None, None, None))
+    assert live[0].held
+    with pytest.raises(UsageError, match="entered in one task and left in another"):
+        await asyncio.create_task(shared.__aexit__(None, None, None))
+    assert not live[0].held
+    assert await stage.client.inspect("a") is None
+    with pytest.raises(UsageError, match="left by a task that did not enter it"):
+        await shared.__aexit__(None, None, None)
+    leave.set()
+    await holding
