@@ -392,8 +392,14 @@ WRONG = [
 ]
 
 
+def _called(options: dict[str, object]) -> str:
+    """A name that is the same in every process: it has no object's address."""
+    values = {name: repr(value) if isinstance(value, str) else type(value).__name__ for name, value in options.items()}
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
 @pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize(("parameter", "options"), WRONG, ids=[str(options) for _, options in WRONG])
+@pytest.mark.parametrize(("parameter", "options"), WRONG, ids=[_called(options) for _, options in WRONG])
 def test_an_argument_that_cannot_work_is_refused(make, parameter, options):
     with pytest.raises(ConfigurationError, match=rf"^{parameter} "):
         make(**options)
