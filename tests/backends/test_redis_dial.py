@@ -15,9 +15,10 @@ import pytest
 import redis.asyncio
 import redis.exceptions
 import valkey.asyncio
+from local_ports import HOST, free_port
 from redis.credentials import CredentialProvider
 from redis_links import PATIENCE, Ears, ask, client_info, dialer, dialled, until_nobody_is_connected
-from redis_server import HOST, RedisServer, free_port, version_of
+from redis_server import RedisServer, version_of
 
 from fencing_sdk.backends.redis import _dial
 from fencing_sdk.backends.redis._settings import settings_from_client

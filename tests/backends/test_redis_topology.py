@@ -11,10 +11,11 @@ import pytest
 import redis.asyncio
 import redis.asyncio.sentinel
 import redis.exceptions
+from local_ports import HOST, free_port
 from redis_cluster import Cluster
 from redis_links import PATIENCE, Ears, ask, dialer, dialled, until_nobody_is_connected
 from redis_sentinels import Sentinels
-from redis_server import HOST, RedisServer, free_port
+from redis_server import RedisServer
 
 from fencing_sdk.backends.redis._cluster import SLOTS, SlotMap
 from fencing_sdk.backends.redis._race import first

@@ -11,8 +11,8 @@ import digest_md5
 import pytest
 from fault_proxy import FaultProxy
 from kazoo.client import KazooClient
+from local_ports import free_port
 from patience import until
-from redis_server import free_port
 from throwaway_certificates import make_certificates
 from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
 

@@ -17,10 +17,11 @@ from child_processes import end, spawn
 from fire_ports import kept
 from fire_store import Harm, Store, call
 from kahuna_server import KahunaServer
+from local_ports import HOST
 from patience import wait_until
 from postgresql_programs import USER
 from postgresql_server import PostgresqlServer
-from redis_server import HOST, RedisServer
+from redis_server import RedisServer
 
 
 class Alone(Store):

@@ -13,8 +13,8 @@ from typing import Any
 from etcd_server import BINARY, EtcdCluster
 from fire_ports import keep, kept
 from fire_store import TTL, Harm, Store, call
+from local_ports import HOST
 from redis_sentinels import Sentinels
-from redis_server import HOST
 from zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer
 
 

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Iterable, Iterator
 
-from redis_server import HOST
+from local_ports import HOST
 
 
 def keep(port: int) -> socket.socket:

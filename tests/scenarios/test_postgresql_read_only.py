@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from local_ports import HOST
 from postgresql_proxy import PostgresqlProxy
 from postgresql_replicas import Replicated
 from postgresql_server import PostgresqlServer
 from postgresql_stage import LISTENING, LONG, role, sessions, waiting
-from redis_server import HOST
 from redis_stage import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed

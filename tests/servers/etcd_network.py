@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from redis_server import HOST
+from local_ports import HOST
 
 
 class PeerNetwork:

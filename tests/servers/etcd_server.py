@@ -20,8 +20,8 @@ from typing import Any, Protocol, Self
 
 from child_processes import end, spawn
 from etcd_network import PeerNetwork
+from local_ports import HOST, free_port
 from patience import wait_until
-from redis_server import HOST, free_port
 from throwaway_certificates import Certificates
 
 BINARY = "etcd"

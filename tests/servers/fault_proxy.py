@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, cast
 
-from redis_server import HOST, free_port
+from local_ports import HOST, free_port
 from resp_stream import RespStream, has_reply, is_reply, is_request
 
 RESET = struct.pack("ii", 1, 0)

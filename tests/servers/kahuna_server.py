@@ -14,7 +14,6 @@ import http.client
 import json
 import random
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -29,8 +28,8 @@ import aiohttp
 from aiohttp import web
 from kahuna_faults import MISHAPS, Fault, later, play
 from kahuna_store import KahunaStore
+from local_ports import HOST, free_port
 
-HOST = "127.0.0.1"
 CALLS = ("try-lock", "try-extend", "try-unlock", "get-info")
 NODE = web.AppKey("node", int)
 _READY = b"ready\n"
@@ -190,13 +189,6 @@ async def serve(settings: Settings) -> None:
         await cluster.down(node)
     if cluster.session is not None:
         await cluster.session.close()
-
-
-def free_port() -> int:
-    """A port that nobody uses at the moment."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 class KahunaServer:

@@ -10,10 +10,10 @@ from typing import Self
 from urllib.parse import quote
 
 from child_processes import end, spawn
+from local_ports import HOST, free_port
 from patience import wait_until
 from postgresql_programs import USER, as_user, give, new_folder
 from postgresql_server import PostgresqlServer, Setting
-from redis_server import HOST, free_port
 
 
 class PgBouncer:

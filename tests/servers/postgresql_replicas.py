@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+from local_ports import HOST
 from patience import wait_until
 from postgresql_programs import USER, give, program, run
 from postgresql_proxy import PostgresqlProxy
 from postgresql_server import PostgresqlServer, Setting
-from redis_server import HOST
 
 
 class Standby(PostgresqlServer):

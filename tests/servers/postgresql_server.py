@@ -17,9 +17,10 @@ from urllib.parse import quote
 import asyncpg
 import psycopg
 from child_processes import STOP_PATIENCE, end, spawn
+from local_ports import HOST, free_port
 from patience import wait_until
 from postgresql_programs import USER, as_user, children, give, new_folder, program, state, template
-from redis_server import HOST, ServerError, free_port
+from redis_server import ServerError
 from throwaway_certificates import Certificates
 
 Setting: TypeAlias = str | int | float | bool

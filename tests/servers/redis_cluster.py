@@ -10,8 +10,9 @@ from typing import Self
 
 import hiredis
 from fault_proxy import FaultProxy
+from local_ports import HOST
 from patience import wait_until
-from redis_server import HOST, RedisServer, Setting
+from redis_server import RedisServer, Setting
 
 SLOTS = 16384
 

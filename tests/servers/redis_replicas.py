@@ -8,8 +8,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from fault_proxy import FaultProxy
+from local_ports import HOST
 from patience import until
-from redis_server import HOST, RedisServer, Setting
+from redis_server import RedisServer, Setting
 
 
 class Replicated:

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Self
 
 import hiredis
+from local_ports import HOST
 from patience import wait_until
 from redis_replicas import info, is_following
-from redis_server import HOST, RedisServer, Setting, version_of
+from redis_server import RedisServer, Setting, version_of
 
 
 class _Sentinel(RedisServer):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import random
 import shutil
 import signal
 import socket
@@ -18,27 +16,11 @@ from typing import Any, Self, TypeAlias
 
 import hiredis
 from child_processes import end, spawn
+from local_ports import HOST, free_port
 from patience import wait_until
 from throwaway_certificates import Certificates
 
 Setting: TypeAlias = str | int | bool | Sequence[str]
-
-HOST = "127.0.0.1"
-PORTS = range(11_000, 21_000)
-"""With the cluster bus 10,000 above, and all of it below the ports that the kernel gives to clients."""
-
-_ports = random.SystemRandom()
-
-
-def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    for _ in range(200):
-        port = _ports.choice(PORTS)
-        with socket.socket() as plain, socket.socket() as bus, contextlib.suppress(OSError):
-            plain.bind((HOST, port))
-            bus.bind((HOST, port + 10_000))
-            return port
-    raise AssertionError("no free port")
 
 
 class ServerError(Exception):

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from redis_server import HOST, free_port
+from local_ports import HOST, free_port
 
 Pair = tuple[int, int]
 

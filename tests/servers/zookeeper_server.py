@@ -17,8 +17,9 @@ from typing import Self
 
 import pytest
 from child_processes import end, spawn
+from local_ports import HOST, free_port
 from patience import wait_until
-from redis_server import HOST, ServerError, free_port
+from redis_server import ServerError
 from zookeeper_network import MemberNetwork
 
 JARS = Path("/usr/share/java")
