@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -46,6 +47,14 @@ def _loops() -> dict[str, LoopFactory]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_loop: run on asyncio, on asyncio with eager tasks (3.12+), and on uvloop")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More processes than cores, because most tests wait most of the time; none for a few modules, which start faster."""
+    named = [argument.partition("::")[0] for argument in config.args]
+    if len(named) <= 3 and all(name.endswith(".py") for name in named):
+        return 0
+    return (os.cpu_count() or 2) + 4
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
