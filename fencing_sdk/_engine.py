@@ -249,10 +249,20 @@ class Engine:
         Raises:
             UsageError: it has not begun, or goes on in another event loop.
         """
+        elsewhere = asyncio.get_running_loop() is not self._loop
+        if elsewhere and self._loop.is_closed():
+            msg = "this client was left open in an event loop that is gone; close it first: await client.aclose()"
+            raise UsageError(msg)
+        if elsewhere and not self._closing.begun:
+            msg = (
+                "this client is open in another event loop, and a client belongs to one loop: "
+                "let each thread that runs a loop open a client of its own: async with connect(...)"
+            )
+            raise UsageError(msg)
         if not self._closing.begun:
             msg = "this client is open already; enter it once and share it between tasks"
             raise UsageError(msg)
-        if asyncio.get_running_loop() is not self._loop:
+        if elsewhere:
             msg = "this client is still being closed in another event loop; open one client for each loop"
             raise UsageError(msg)
         await self._closing.wait()

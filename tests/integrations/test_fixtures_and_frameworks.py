@@ -10,11 +10,13 @@ import subprocess
 import sys
 import textwrap
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
+from anyio.from_thread import start_blocking_portal
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, current_lease, current_token
 from fencing_sdk.backends.memory import MemoryBackend
@@ -291,3 +293,29 @@ async def test_a_lock_held_by_an_application_that_another_task_stops_is_given_ba
     with pytest.raises(Exception, match=r"await lock\.acquire\(\)"):
         await runner.cleanup()
     assert await store.inspect("leader") is None
+
+
+# Threads that use the loop of another one, as the page about threads shows
+
+
+def test_a_lock_is_a_plain_with_in_any_thread_and_its_end_tells_a_loss(store):
+    locks = LockClient(store)
+    held = []
+
+    def work(_):
+        with portal.wrap_async_context_manager(locks.lock("a")) as lease:
+            held.append(portal.call(store.inspect, "a").token == lease.token)
+
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(locks):
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(8)))
+        with pytest.raises(LeaseLostError, match="max_hold"):
+            with portal.wrap_async_context_manager(locks.lock("a", max_hold=0.05)) as lease:
+                portal.call(lease.wait_lost)
+                with pytest.raises(LeaseLostError):
+                    lease.check()
+        with pytest.raises(ValueError, match="mine"):
+            with portal.wrap_async_context_manager(locks.lock("a")):
+                raise ValueError("mine")
+        assert portal.call(store.inspect, "a") is None
+    assert held == [True] * 8

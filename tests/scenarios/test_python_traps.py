@@ -331,6 +331,27 @@ def test_a_client_is_opened_again_in_a_second_event_loop():
     assert asyncio.run(main()) == 2
 
 
+@every_loop
+async def test_a_client_that_is_open_in_one_thread_is_refused_to_another_one_and_stays_as_it_is(stage):
+    with pytest.raises(
+        UsageError, match=r"open in another event loop.* each thread .* async with connect\(\.\.\.\)"
+    ) as told:
+        await in_another_loop(stage.client.__aenter__)
+    assert "between tasks" not in str(told.value)
+    async with stage.lock() as lease:
+        assert lease.held
+
+
+def test_a_client_that_a_dead_loop_left_open_says_how_to_close_it():
+    locks = LockClient(MemoryBackend())
+    asyncio.run(locks.__aenter__())
+    with pytest.raises(UsageError, match=r"event loop that is gone.*await client\.aclose\(\)"):
+        asyncio.run(locks.__aenter__())
+    asyncio.run(locks.aclose())
+    asyncio.run(locks.__aenter__())
+    asyncio.run(locks.aclose())
+
+
 async def in_another_loop(work):
     """Await `work()` in a thread with an event loop of its own."""
 
