@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """More processes than cores, because most tests wait most of the time; none for a few modules, which start faster."""
+    """More processes than cores, because most tests wait; a few modules run faster in one process."""
     named = [argument.partition("::")[0] for argument in config.args]
     if len(named) <= 3 and all(name.endswith(".py") for name in named):
         return 0
