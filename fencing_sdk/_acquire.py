@@ -18,7 +18,6 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-import anyio
 import tenacity
 
 from fencing_sdk._acquisition_report import AcquisitionReport
@@ -235,8 +234,7 @@ class Acquisition:
         if place is None:
             await self._errands.doze(nap)
             return
-        with anyio.move_on_after(nap):
-            await place.woken.wait()
+        await self._errands.suspends.watched_sleep(place.woken, nap)
         place.woken.clear()
 
     def _backed_off(self, outcome: Held | BackendUnavailableError) -> float:

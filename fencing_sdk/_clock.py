@@ -1,9 +1,10 @@
 """
 The only reader of time.
 
-Durations are compared on one machine only, on a clock that nobody steps and that goes on while
-the machine is suspended. `CLOCK_BOOTTIME` is that clock on Linux; `time.monotonic` stops there
-during a suspend, so a lease would look valid after an hour of sleep.
+Durations are compared on one machine only, on a clock that is never stepped and that goes on while
+the machine is suspended. `time.monotonic` stops in a suspend on Linux and on macOS, so a lease would
+look valid after an hour of sleep. On Linux `CLOCK_BOOTTIME` goes on. macOS has no such clock, but its
+`CLOCK_MONOTONIC` goes on, unlike `mach_absolute_time`, which `time.monotonic` reads there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+def _boot_clock_id(system: object) -> int | None:
+    """The best of the clocks that *system*, a module like `time`, has; None where it has `time.monotonic` alone."""
+    boottime: int | None = getattr(system, "CLOCK_BOOTTIME", None)
+    monotonic: int | None = getattr(system, "CLOCK_MONOTONIC", None)
+    return monotonic if boottime is None else boottime
+
+
+_BOOT_CLOCK = _boot_clock_id(time)
 
 
 class Clock(Protocol):
@@ -23,10 +32,10 @@ class Clock(Protocol):
 
 
 class BootClock:
-    """Seconds of `CLOCK_BOOTTIME` where the system has it, else of `time.monotonic`."""
+    """Seconds of `CLOCK_BOOTTIME` where the system has it, else of `CLOCK_MONOTONIC`, else of `time.monotonic`."""
 
     def now(self) -> float:
-        return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+        return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
 class LoopClock:

@@ -16,12 +16,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
-import anyio
-
 from fencing_sdk._alarms import Alarms, Limit
 from fencing_sdk._claim import Claim
 from fencing_sdk._clock import Clock
 from fencing_sdk._events import logger
+from fencing_sdk._suspend import SuspendWatch
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, FencingError, shown
 
@@ -56,6 +55,7 @@ class Errands:
         self._loop = asyncio.get_running_loop()
         self._plain_tasks = _makes_plain_tasks(self._loop)
         self._alarms = Alarms(self._loop)
+        self.suspends = SuspendWatch(self._loop, clock)
         self._waiters: dict[asyncio.Task[Any], asyncio.Future[None]] = {}
         self._in_a_row = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, so that a simulation can repeat itself
@@ -223,8 +223,7 @@ class Errands:
 
     async def doze(self, delay: float) -> None:
         """Sleep, but not into the closing of the client."""
-        with anyio.move_on_after(delay):
-            await self._closing.wait()
+        await self.suspends.watched_sleep(self._closing, delay)
 
     async def aclose(self, limit: float) -> None:
         """Let releases finish for at most *limit* seconds, then cancel what is left and stop waiting for it."""
@@ -241,6 +240,7 @@ class Errands:
         if leftover:
             await asyncio.wait(leftover, timeout=_GRACE)
         self._alarms.end()
+        self.suspends.stop()
         still = [task for task in leftover if not task.done()]
         if still:
             logger.warning("%d calls to the store do not end; they are left behind", len(still))

@@ -21,8 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextvars import Context
 from operator import attrgetter
 
-import anyio
-
 from fencing_sdk._claim import Claim, Renewal
 from fencing_sdk._clock import Clock
 from fencing_sdk._cohort import Cohort, Newcomers
@@ -56,6 +54,7 @@ class Heartbeat:
         self._backend = backend
         self._clock = clock
         self._errands = errands
+        self._suspends = errands.suspends
         self._observers = observers
         self._watch = StallWatch(clock) if watch_stalls else None
         self._leases: dict[str, LeaseState] = {}
@@ -96,6 +95,8 @@ class Heartbeat:
     def add(self, lease: LeaseState, sent_at: float) -> None:
         """Keep *lease* alive; its last successful request left at *sent_at*."""
         owner, interval = lease.owner, lease.timing.heartbeat_interval
+        if not self._leases:
+            self._suspends.begin(self)
         self._leases[owner] = lease
         when = max(sent_at + interval, self._clock.now())  # after a slow grant: at once, and not late
         if not lease.expect_beat(when):
@@ -111,6 +112,8 @@ class Heartbeat:
     def forget(self, owner: str) -> None:
         """Renew no more. An answer that is still on its way will find nobody."""
         self._leases.pop(owner, None)
+        if not self._leases:
+            self._suspends.end(self)
         if (newcomers := self._newcomers.pop(owner, None)) is not None:
             del newcomers.by_owner[owner]
             if not newcomers.by_owner and len(self._gathering) > _INTERVALS:
@@ -128,6 +131,7 @@ class Heartbeat:
         for lease in tuple(self._leases.values()):
             lease.lose(reason)
         self._leases.clear()
+        self._suspends.end(self)
 
     async def renew_now(self, lease: LeaseState) -> None:
         """Renew one lease outside its turn."""
@@ -345,8 +349,7 @@ class Heartbeat:
         self._wake.clear()
         self._asleep_until = float("inf") if until is None else until
         self._expect(until)
-        with anyio.move_on_after(max(0.0, self._asleep_until - self._clock.now())):
-            await self._wake.wait()
+        await self._suspends.sleep(self._wake, max(0.0, self._asleep_until - self._clock.now()))
 
     def _expect(self, until: float | None) -> None:
         """Have the loop's stack looked at if this task does not run soon after *until*."""

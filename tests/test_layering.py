@@ -13,7 +13,7 @@ FLOORS = [
     {"errors", "_claim", "_clock", "_fork", "_cancellation"},
     {"_timing", "_names", "_events", "_wire", "_schedule", "_places"},
     {"abc", "_template", "_recording"},
-    {"_lease_state", "_stall", "_alarms", "_acquisition_report", "_queue_place"},
+    {"_lease_state", "_stall", "_alarms", "_suspend", "_acquisition_report", "_queue_place"},
     {"_lease", "_errands", "_cohort"},
     {"_current", "_heartbeat", "_acquire", "_fences", "_closing"},
     {"_lease_scope"},
@@ -28,7 +28,7 @@ EDGES = ("integrations", "testing", "cli")
 CHECKER = "testing.history"  # imports nothing but the errors, so that the command line may use it too
 
 ONE_HOME = {
-    "CancelScope": {"_cancellation", "_lease_state"},  # the lease's scope, and the shield around a release
+    "CancelScope": {"_cancellation", "_lease_state", "_suspend"},  # the lease's, the shield around a release, sleeps
     "ContextVar": {"_current"},
     "tenacity": {"_acquire"},
     "secrets": {"_claim"},

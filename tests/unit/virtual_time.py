@@ -17,6 +17,7 @@ class _NoWaiting(selectors.SelectSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = START
+        self.waits = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
@@ -24,6 +25,7 @@ class _NoWaiting(selectors.SelectSelector):
             if timeout is None:
                 raise RuntimeError("nothing is scheduled: the test would wait for ever")
             self.now += timeout
+            self.waits += timeout > 0
         return ready
 
 
@@ -36,6 +38,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._selector_of_time.now
+
+    @property
+    def turns_that_waited(self) -> int:
+        """How often a real loop would have slept."""
+        return self._selector_of_time.waits
 
     def pass_time(self, seconds: float) -> None:
         """Let time go by while nothing runs: a blocked loop, or a process that is stopped."""

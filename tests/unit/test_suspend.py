@@ -1,0 +1,233 @@
+"""After a suspend, the clock of leases has gone on and the one of the event loop has not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+import tenacity
+from virtual_time import in_virtual_time, now, settle
+
+from fencing_sdk import AcquireTimeoutError, LeaseLostError, LockClient, LossReason
+from fencing_sdk._clock import LoopClock
+from fencing_sdk.abc import Claim, Grant, Held
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.testing import FaultyBackend
+
+HOUR = 3600.0
+AT_MOST = 1.0
+"""Seconds after a suspend within which everything that is past due has been seen."""
+
+
+class SuspendedClock(LoopClock):
+    """Goes on with the loop's clock, and further on while the machine is suspended."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.slept
+
+    def suspend(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+@contextlib.asynccontextmanager
+async def laptop(store: object | None = None) -> AsyncIterator[tuple[LockClient, SuspendedClock]]:
+    clock = SuspendedClock()
+    # the store's time goes on too, but the grants of these tests need not expire there
+    backend = store or MemoryBackend(clock=LoopClock())
+    async with LockClient(backend, clock=clock, watch_stalls=False) as client:
+        yield client, clock
+
+
+async def body_until_lost(client: LockClient, **options: float) -> tuple[float, LossReason]:
+    """Work until cancelled; return when that was, and why."""
+    left = 0.0
+    with pytest.raises(LeaseLostError) as lost:
+        async with client.lock("a", **options):
+            try:
+                await asyncio.sleep(24 * HOUR)
+            finally:
+                left = asyncio.get_running_loop().time()
+    return left, lost.value.reason
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ttl": 0.2},
+        {"ttl": 1},
+        {"ttl": 15},
+        {"ttl": 30},
+        {"ttl": 86_400},
+        {"ttl": 60, "max_hold": 9},
+        {"ttl": 60, "max_hold": 50},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("moment", [0.0, 0.05, 2.0, 5.3, 8.0])
+@in_virtual_time
+async def test_a_body_whose_lease_ended_in_a_suspend_is_cancelled_within_a_second(options, moment):
+    async with laptop() as (client, clock):
+        working = asyncio.create_task(body_until_lost(client, **options))
+        await settle()
+        await asyncio.sleep(moment)
+        clock.suspend(25 * HOUR)
+        resumed = asyncio.get_running_loop().time()
+        left, reason = await working
+        assert left - resumed <= AT_MOST
+        assert reason in {LossReason.STALLED, LossReason.EXPIRED}
+
+
+@in_virtual_time
+async def test_a_lease_that_ends_after_the_suspend_ends_in_time():
+    """Its timers were set before: they would be late by as long as the suspend took."""
+    async with laptop() as (client, clock):
+        working = asyncio.create_task(body_until_lost(client, ttl=3600, max_hold=600))
+        await asyncio.sleep(100)
+        clock.suspend(300)
+        left, reason = await working
+        assert left - 1000 == pytest.approx(300, abs=0.01)
+        assert reason is LossReason.EXPIRED
+
+
+@in_virtual_time
+async def test_a_lease_that_outlives_the_suspend_is_renewed_within_a_second():
+    async with laptop(store := FaultyBackend(MemoryBackend(clock=LoopClock()))) as (client, clock):
+        lease = await client.lock("a", ttl=3600).acquire()
+        await asyncio.sleep(1)
+        clock.suspend(1800)
+        await asyncio.sleep(AT_MOST)
+        assert [operation for operation, _ in store.calls] == ["acquire", "renew"]
+        assert lease.held
+        await lease.release()
+
+
+@in_virtual_time
+async def test_a_lease_whose_renewal_is_away_ends_as_well():
+    async with laptop(store := FaultyBackend(MemoryBackend(clock=LoopClock()))) as (client, clock):
+        store.hang("renew")
+        working = asyncio.create_task(body_until_lost(client, ttl=600))
+        await asyncio.sleep(600 * 0.8 / 4 + 1)
+        assert [operation for operation, _ in store.calls] == ["acquire", "renew"]
+        clock.suspend(HOUR)
+        resumed = asyncio.get_running_loop().time()
+        left, _ = await working
+        assert left - resumed <= AT_MOST
+        store.heal()
+
+
+@in_virtual_time
+async def test_the_holder_of_a_plain_handle_is_told_within_a_second():
+    async with laptop() as (client, clock):
+        lease = await client.lock("a", ttl=60).acquire()
+        waiting = asyncio.create_task(lease.wait_lost())
+        await asyncio.sleep(5)
+        clock.suspend(HOUR)
+        assert await waiting is LossReason.STALLED
+        assert now() - 5 <= AT_MOST
+        await lease.release()
+
+
+@in_virtual_time
+async def test_a_lease_that_joins_what_was_scheduled_before_a_suspend_is_renewed_in_time():
+    """Nothing is held during the suspend, but the heartbeat still sleeps for a lease that was released."""
+    async with laptop(store := FaultyBackend(MemoryBackend(clock=LoopClock()))) as (client, clock):
+        lock = client.lock("a", ttl=86_400)
+        beat = clock.now() + 86_400 * 0.8 / 4
+        await (await lock.acquire()).release()
+        await asyncio.sleep(3)
+        clock.suspend(60)
+        lease = await lock.acquire()
+        await asyncio.sleep(beat + AT_MOST - clock.now())
+        assert [operation for operation, _ in store.calls].count("renew") == 1
+        await lease.release()
+
+
+@pytest.mark.parametrize("queue", [True, False], ids=["in line", "back-off"])
+@in_virtual_time
+async def test_a_waiter_whose_patience_ended_in_a_suspend_gives_up_within_a_second(queue):
+    table = MemoryBackend(clock=LoopClock())
+    async with laptop(NoAdvice(table) if queue else NoLine(table)) as (client, clock):
+        async with LockClient(table, clock=LoopClock(), watch_stalls=False) as other, other.lock("a"):
+            lock = client.lock("a", wait=300, backoff=tenacity.wait_fixed(200))
+            waiting = asyncio.create_task(lock.acquire())
+            await asyncio.sleep(0.1)
+            clock.suspend(HOUR)
+            with pytest.raises(AcquireTimeoutError):
+                await waiting
+            assert now() - 0.1 <= AT_MOST
+
+
+class NoLine:
+    """The five calls of a store, and no line to wait in."""
+
+    def __init__(self, store: MemoryBackend) -> None:
+        self.renew, self.release, self.inspect, self.aclose = store.renew, store.release, store.inspect, store.aclose
+        self._store = store
+
+    async def acquire(self, claim: Claim) -> Grant | Held:
+        return await self._store.acquire(claim)
+
+
+class NoAdvice(NoLine):
+    """A store with a line, which does not tell how long the holder has left."""
+
+    def __init__(self, store: MemoryBackend) -> None:
+        super().__init__(store)
+        self.queue = store.queue
+
+    async def acquire(self, claim: Claim) -> Grant | Held:
+        outcome = await super().acquire(claim)
+        return outcome if isinstance(outcome, Grant) else Held(None)
+
+
+@pytest.mark.every_loop
+async def test_on_every_loop_a_suspend_is_seen_within_a_second():
+    async with laptop() as (client, clock):
+        working = asyncio.create_task(body_until_lost(client, ttl=60))
+        await asyncio.sleep(0.05)
+        clock.suspend(HOUR)
+        resumed = asyncio.get_running_loop().time()
+        left, _ = await working
+        assert left - resumed <= AT_MOST + 0.5, "with half a second for a busy machine"
+
+
+def timers() -> int:
+    """How many timers the loop still waits for."""
+    return sum(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
+
+
+@in_virtual_time
+async def test_a_client_that_holds_nothing_is_not_woken():
+    async with laptop() as (client, _):
+        await settle()
+        assert timers() == 0
+        async with client.lock("a", ttl=15):
+            pass
+        await asyncio.sleep(4)
+        assert timers() == 0
+
+
+@in_virtual_time
+async def test_a_client_that_holds_leases_is_woken_about_once_a_second():
+    async with laptop() as (client, _):
+        leases = [await client.lock(str(number), ttl=86_400).acquire() for number in range(100)]
+        await asyncio.sleep(2)
+        loop = asyncio.get_running_loop()
+        before = loop.turns_that_waited
+        await asyncio.sleep(1000)
+        assert 1000 <= loop.turns_that_waited - before <= 1250
+        for lease in leases:
+            await lease.release()
+
+
+@in_virtual_time
+async def test_no_timer_is_left_in_the_loop_when_the_client_is_closed():
+    async with laptop() as (client, _):
+        lease = await client.lock("a", ttl=86_400).acquire()
+    assert lease.lost_reason is LossReason.CLOSED
+    assert timers() == 0
