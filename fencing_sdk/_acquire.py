@@ -126,6 +126,8 @@ class Acquisition:
             if isinstance(outcome, Held):
                 self._join_line()
             await self._pause(outcome)
+            if isinstance(outcome, BackendUnavailableError):
+                _forget_frames(outcome)
 
     def undo(self, won: Won) -> None:
         """Give back what was *won* after all, because the client was closed meanwhile."""
@@ -260,6 +262,18 @@ class Acquisition:
         if self._place is not None and self._place.task is not None:
             self._errands.leave(self._place.task)
         self._place = None
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """
+    Let go of the frames that led to an *error* which the caller will not see: its task is kept with the lease.
+
+    From Python 3.12 on they lead to the frames of the caller and to what those hold: a lease that is dropped would be
+    noticed by the cyclic garbage collector only, and renewed until then.
+    """
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _advised(held: Held) -> float:

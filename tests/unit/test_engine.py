@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 from collections.abc import AsyncIterator
 
@@ -642,6 +643,59 @@ async def test_a_lease_that_was_dropped_is_given_back():
         await settle()
         assert await h.free()
         assert len(h.engine) == 0
+
+
+class DriverError(Exception):
+    """What a driver raises."""
+
+
+class Unanswered(Store):
+    """Fails as backends do: with an error of their own, caused by the driver's."""
+
+    async def acquire(self, claim):
+        try:
+            return await super().acquire(claim)
+        except DriverError as error:
+            raise BackendUnavailableError("Store", "acquire") from error
+
+
+UNANSWERED = {
+    "refused at once": lambda store: store.fail("acquire", BackendUnavailableError("Store", "acquire"), times=2),
+    "a driver's error": lambda store: store.fail("acquire", DriverError("gone"), times=2),
+    "never answered": lambda store: store.hang("acquire", times=2),
+    "a lost reply": lambda store: store.lose_reply("acquire", times=2),
+}
+
+
+@pytest.mark.parametrize("how", UNANSWERED)
+@in_virtual_time
+async def test_a_dropped_lease_is_noticed_without_the_cyclic_collector(how):
+    """From Python 3.12 on, the traceback of a failed attempt keeps the frames of its callers, and what they hold."""
+
+    async def take(h: House) -> Lease:
+        lease = await h.hold(backoff=tenacity.wait_fixed(0.1))
+        assert lease.held
+        return lease
+
+    async with house(Unanswered()) as h, without_collector():
+        UNANSWERED[how](h.store)
+        lease = await take(h)
+        await asyncio.sleep(0)  # until then the loop itself holds the error that ended the last pause
+        with pytest.warns(ResourceWarning, match="dropped without release"):
+            del lease
+        await settle()
+        assert len(h.engine) == 0
+        assert await h.free()
+
+
+@contextlib.asynccontextmanager
+async def without_collector() -> AsyncIterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @in_virtual_time
