@@ -67,6 +67,7 @@ class Heartbeat:
         self._asleep_until = float("inf")
         self._troubled = False
         self._losses = 0  # in this turn of the loop
+        self._blocked_by = ""  # in this turn of the loop: the stack that cost some of them
         self.failure: BaseException | None = None
 
     def __len__(self) -> int:
@@ -210,6 +211,8 @@ class Heartbeat:
     def _put(self, cohort: Cohort, when: float) -> None:
         self._schedule.put(cohort, when)
         if when < self._asleep_until:
+            self._asleep_until = when
+            self._expect(when)  # now: the loop may be blocked before this task runs again
             self._wake.set()
 
     def _report_lateness(self, now: float, due: Sequence[tuple[Cohort, float]]) -> None:
@@ -222,8 +225,7 @@ class Heartbeat:
         ]
         if late:
             earliest = min(when for _, when in late)
-            stack = self._blocking_stack(earliest)
-            by = f" by\n{stack}" if stack else ""
+            by = _by(self._blocking_stack(earliest))
             logger.warning("heartbeat %.3g s late: the event loop was blocked%s", now - earliest, by)
         for lease, when in late:
             self._emit_late(lease, when, now)
@@ -330,6 +332,7 @@ class Heartbeat:
         if reason is not LossReason.CLOSED:
             self._log_loss(lease, reason)
         if reason is LossReason.STALLED:
+            self._blocked_by = self._blocked_by or _by(self._blocking_stack(lease.overdue_since))
             self._emit_late(lease, lease.overdue_since, self._clock.now())
         if self._observers:
             now, token = self._clock.now(), lease.number
@@ -342,8 +345,10 @@ class Heartbeat:
         self._losses += 1
 
     def _log_losses(self, first: LeaseLostError) -> None:
-        others, self._losses = self._losses - 1, 0
-        logger.warning("%s%s", first, f"; and so are {others} others" if others else "")
+        others, blocked_by = self._losses - 1, self._blocked_by
+        self._losses, self._blocked_by = 0, ""
+        more = f"; and so are {others} others" if others else ""
+        logger.warning("%s%s%s", first, more, blocked_by and f"; the event loop was blocked{blocked_by}")
 
     async def _sleep(self, until: float | None) -> None:
         self._wake.clear()
@@ -367,6 +372,11 @@ class Heartbeat:
 def _told(failure: Exception) -> str:
     """Name *failure* in an event. The text of a driver's own error may hold a URL with its password."""
     return f"{type(failure).__name__}: {failure}" if isinstance(failure, FencingError) else type(failure).__name__
+
+
+def _by(stack: str | None) -> str:
+    """Say what the loop was blocked by, where that was seen."""
+    return f" by\n{stack}" if stack else ""
 
 
 def _check_count(outcomes: Sequence[Renewal], claims: Sequence[Claim], backend: Backend) -> None:
