@@ -3,10 +3,14 @@
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from fencing_sdk.backends.redis._dial import REDIS_PY
+from fencing_sdk.backends.zookeeper._driver import KAZOO
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,6 +59,14 @@ def test_the_wheel_has_types_scripts_and_a_licence(installed: Path):
     metadata = next(installed.glob("*.dist-info"))
     assert "fencing = fencing_sdk.cli:main" in (metadata / "entry_points.txt").read_text()
     assert list(metadata.rglob("LICENSE"))
+
+
+def test_drivers_that_are_used_from_the_inside_are_bounded_as_their_errors_say():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["redis"] == [f"redis[hiredis]{REDIS_PY.works}"]
+    assert extras["zookeeper"] == [f"kazoo{KAZOO.works}"]
+    for driver in (REDIS_PY, KAZOO):
+        assert "<" in driver.works
 
 
 def test_the_wheel_holds_nothing_but_the_package(installed: Path):

@@ -99,6 +99,14 @@ def _load(builtin: Builtin) -> Opener:
             raise
         msg = f"{error.name} is not installed; run: pip install 'fencing-sdk[{builtin.extra}]'"
         raise ConfigurationError(msg) from error
+    except (ImportError, AttributeError) as error:
+        if builtin.extra is None:
+            raise
+        msg = (
+            f"the installed driver cannot be used ({error}); "
+            f"run: pip install 'fencing-sdk[{builtin.extra}]' for a version that works"
+        )
+        raise ConfigurationError(msg) from error
     opener: Opener = module.from_url
     return opener
 

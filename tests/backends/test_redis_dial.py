@@ -7,6 +7,7 @@ import contextlib
 import gc
 import socket
 import ssl
+import sys
 import traceback
 from collections.abc import AsyncIterator
 
@@ -20,7 +21,7 @@ from redis.credentials import CredentialProvider
 from redis_links import PATIENCE, Ears, ask, client_info, dialer, dialled, until_nobody_is_connected
 from redis_server import RedisServer, version_of
 
-from fencing_sdk.backends.redis import _dial
+from fencing_sdk.backends.redis import RedisBackend, _dial
 from fencing_sdk.backends.redis._settings import settings_from_client
 from fencing_sdk.errors import BackendRefusedError
 
@@ -319,7 +320,7 @@ async def test_a_connection_that_ends_or_speaks_before_the_takeover_is_not_taken
     harms[harm]()
     with pytest.raises(redis.exceptions.ConnectionError):
         _dial._take_over(connection, Ears())
-    _dial._abort(connection)
+    await _dial._abort(connection)
     await until_nobody_is_connected(redis_server)
 
 
@@ -399,3 +400,52 @@ async def test_a_connection_has_the_options_that_save_it_from_silence(redis_serv
         open_socket = link.transport.get_extra_info("socket")
         assert open_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert open_socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+# A driver that has changed inside
+
+
+def asked_by_us() -> bool:
+    """Whether the caller's caller is ours: to itself, a driver that has changed is as it should be."""
+    return sys._getframe(2).f_globals["__name__"] == _dial.__name__
+
+
+class RenamedWriter(redis.asyncio.Connection):
+    def __getattribute__(self, name: str) -> object:
+        if name == "_writer" and asked_by_us():
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+class OtherParser(redis.asyncio.Connection):
+    async def connect(self) -> None:
+        await super().connect()
+        self._parser._reader = object()
+
+
+class OtherCommand(redis.asyncio.Connection):
+    async def send_command(self, *words: object, **options: object) -> None:
+        if options and asked_by_us():
+            raise TypeError("send_command() got an unexpected keyword argument")
+        await super().send_command(*words, **options)
+
+
+class OtherArguments(redis.asyncio.Connection):
+    def __init__(self, *, host: str, port: int, protocol: int, retry: object) -> None:
+        super().__init__(host=host, port=port, protocol=protocol, retry=retry)
+
+
+@pytest.mark.parametrize("kind", [RenamedWriter, OtherParser, OtherCommand, OtherArguments])
+async def test_a_driver_that_has_changed_inside_is_refused_by_its_version(redis_server, kind):
+    pool = redis.asyncio.ConnectionPool(connection_class=redis.asyncio.Connection, port=redis_server.port)
+    pool.connection_class = kind
+    backend = RedisBackend(redis.asyncio.Redis(connection_pool=pool))
+    with pytest.raises(BackendRefusedError) as refused:
+        await backend.open()
+    kind = type(refused.value.__cause__).__name__
+    assert str(refused.value) == (
+        f"RedisBackend: connect failed: redis {redis.__version__} has changed inside ({kind}); "
+        "this backend works with redis>=7,<9"
+    )
+    await backend.aclose()
+    await until_nobody_is_connected(redis_server)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
+from importlib.metadata import version
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.protocol.connection import ConnectionHandler
 from kazoo.security import Permissions, make_digest_acl
 from patience import until
 from zookeeper_server import fresh_root
@@ -185,3 +188,47 @@ def test_a_backend_goes_on_in_another_loop(zookeeper_url):
         await backend.aclose()
 
     asyncio.run(again())
+
+
+# A driver that has changed inside.
+
+
+def without(kind: type, attribute: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda monkeypatch: monkeypatch.delattr(kind, attribute)
+
+
+def with_other(kind: type, attribute: str, other: object) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda monkeypatch: monkeypatch.setattr(kind, attribute, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (with_other(KazooClient, "__init__", lambda self, *, hosts: None), "TypeError"),
+        (without(ConnectionHandler, "_connect"), "AttributeError"),
+        (without(ConnectionHandler, "_read_response"), "AttributeError"),
+        (without(KazooClient, "_call"), "AttributeError"),
+        (with_other(KazooClient, "_call", lambda self, *, request: None), "TypeError"),
+        (
+            with_other(ConnectionHandler, "_connect", lambda self, *_: self.client._session_callback("CONNECTED")),
+            "TypeError",
+        ),
+    ],
+    ids=["arguments", "connect", "answers", "requests", "a request's arguments", "what connecting returns"],
+)
+async def test_a_driver_that_has_changed_inside_is_refused_by_its_version(
+    zookeeper_url, opened, monkeypatch, change, error
+):
+    change(monkeypatch)
+    backend = opened(zookeeper_url)
+    with pytest.raises(BackendRefusedError) as refused:
+        await backend.acquire(Claim("a", 20.0))
+    assert str(refused.value).endswith(
+        f"failed: kazoo {version('kazoo')} has changed inside ({error}); this backend works with kazoo>=2.11,<2.12"
+    )
+    await backend.aclose()
+    names = ("zk_loop", "fencing-zookeeper")
+    await until(
+        lambda: not any(name in thread.name for thread in threading.enumerate() for name in names),
+        what="no thread is left",
+    )

@@ -143,9 +143,25 @@ def test_a_missing_driver_names_the_extra_to_install(site, monkeypatch):
     assert SECRET not in everything_said(caught.value)
 
 
-def test_a_driver_that_is_installed_but_broken_is_not_called_missing(site, monkeypatch):
-    (site / "valet.py").write_text("from json import a_name_it_never_had\n")
+@pytest.mark.parametrize(
+    "source",
+    ["from redis.asyncio import ThatWasRenamed\n", "import kazoo.exceptions\nkazoo.exceptions.ThatWasRenamed\n"],
+    ids=["import", "attribute"],
+)
+def test_a_driver_that_lacks_what_is_needed_is_not_called_missing(site, monkeypatch, source):
+    (site / "valet.py").write_text(source)
     monkeypatch.setitem(BUILTIN, "valet", Builtin("valet", extra="valet"))
+    with pytest.raises(ConfigurationError) as caught:
+        from_url(f"valet://user:{SECRET}@host")
+    assert "the installed driver cannot be used (" in str(caught.value)
+    assert "ThatWasRenamed" in str(caught.value)
+    assert str(caught.value).endswith("run: pip install 'fencing-sdk[valet]' for a version that works")
+    assert SECRET not in everything_said(caught.value)
+
+
+def test_what_a_backend_without_a_driver_lacks_is_its_own_fault(site, monkeypatch):
+    (site / "valet.py").write_text("from json import a_name_it_never_had\n")
+    monkeypatch.setitem(BUILTIN, "valet", Builtin("valet"))
     with pytest.raises(ImportError, match=r"a_name_it_never_had"):
         from_url("valet://")
 

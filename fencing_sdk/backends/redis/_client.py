@@ -15,12 +15,15 @@ from typing import Any
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
+from fencing_sdk.backends._known_driver import DIFFERS, KnownDriver
 from fencing_sdk.backends.redis._cluster import SlotMap
-from fencing_sdk.backends.redis._dial import Dialer, Server, ServerDialer
+from fencing_sdk.backends.redis._dial import BACKEND, REDIS_PY, Dialer, Server, ServerDialer
 from fencing_sdk.backends.redis._sentinel import SentinelDialer, Service
 from fencing_sdk.errors import ConfigurationError
 
 __all__ = ["place_of"]
+
+VALKEY_PY = KnownDriver("valkey", ">=6.1,<7", backend=BACKEND)
 
 _NOT_OURS = {
     "encoder_class",
@@ -45,11 +48,16 @@ def place_of(client: object) -> Dialer | SlotMap:
     Raises:
         ConfigurationError: it is no asyncio client of redis-py or valkey-py, or one for replicas.
     """
-    if isinstance(client, tuple(_clients("Redis", "Valkey"))) and not hasattr(client, "command_stack"):
-        return _of_pool(client.connection_pool)  # type: ignore[attr-defined]
-    if isinstance(client, tuple(_clients("RedisCluster", "ValkeyCluster"))):
-        return _of_cluster(client.nodes_manager)  # type: ignore[attr-defined]
     kind = type(client)
+    try:
+        if isinstance(client, tuple(_clients("Redis", "Valkey"))) and not hasattr(client, "command_stack"):
+            return _of_pool(client.connection_pool)  # type: ignore[attr-defined]
+        if isinstance(client, tuple(_clients("RedisCluster", "ValkeyCluster"))):
+            return _of_cluster(client.nodes_manager)  # type: ignore[attr-defined]
+    except DIFFERS as error:
+        driver = VALKEY_PY if any(parent.__module__.startswith("valkey.") for parent in kind.__mro__) else REDIS_PY
+        msg = f"client cannot be read, pass a URL: {driver.described(error)}"
+        raise ConfigurationError(msg) from error
     msg = (
         "client must be a redis.asyncio.Redis or RedisCluster, or those of valkey.asyncio; "
         f"got {kind.__name__} of {kind.__module__}"

@@ -26,11 +26,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from fencing_sdk.backends._known_driver import KnownDriver
 from fencing_sdk.errors import BackendRefusedError
 
-__all__ = ["BACKEND", "CLIENT_NAME", "Dialer", "Link", "Server", "ServerDialer", "is_unknown_to_server"]
+__all__ = ["BACKEND", "CLIENT_NAME", "REDIS_PY", "Dialer", "Link", "Server", "ServerDialer", "is_unknown_to_server"]
 
 BACKEND = "RedisBackend"
+REDIS_PY = KnownDriver("redis", ">=7,<9", backend=BACKEND)
 CLIENT_NAME = "fencing-sdk"
 CONNECT_TIMEOUT = 5.0
 OLDEST = (6, 2)
@@ -104,7 +106,8 @@ class Server:
         }
         if issubclass(self.kind, Connection) and chosen.get("socket_keepalive") is None:
             chosen["socket_keepalive"] = True
-        return self.kind(**chosen)
+        with REDIS_PY.known("connect"):
+            return self.kind(**chosen)
 
     async def ask(self, *command: str) -> object:
         """Log in, ask one thing, and leave."""
@@ -130,17 +133,20 @@ class ServerDialer:
 async def _logged_in(server: Server) -> AsyncIterator[Any]:
     """Open a connection for what the body does with it, all within the connect timeout."""
     connection = server.connection()
-    if isinstance(connection, SSLConnection):
-        await asyncio.to_thread(connection.ssl_context.get)  # reads certificates, for 20 ms and more
+    with REDIS_PY.known("connect"):
+        patience = connection.socket_connect_timeout
+        read_certificates = connection.ssl_context.get if isinstance(connection, SSLConnection) else None
+    if read_certificates is not None:
+        await asyncio.to_thread(read_certificates)  # for 20 ms and more
     try:
-        async with asyncio.timeout(connection.socket_connect_timeout):
+        async with asyncio.timeout(patience):
             await _log_in(connection)
             yield connection
     except TimeoutError:
         msg = "The server did not answer within the connect timeout"
         raise RedisTimeoutError(msg) from None
     finally:
-        _abort(connection)
+        await _abort(connection)
 
 
 async def _log_in(connection: Any) -> None:
@@ -188,8 +194,9 @@ def _check(hello: Mapping[bytes, object]) -> tuple[int, ...]:
 
 async def _ask(connection: Any, *command: object) -> object:
     """Send one *command* on an open connection of redis-py and wait for its reply."""
-    await connection.send_command(*command, check_health=False)
-    return await connection.read_response()
+    with REDIS_PY.known("connect"):
+        await connection.send_command(*command, check_health=False)
+        return await connection.read_response()
 
 
 class _NoTransport:
@@ -209,6 +216,11 @@ def _take_over(connection: Any, protocol: asyncio.Protocol) -> asyncio.Transport
     A server sends nothing that was not asked for, so what is left over at this moment can only be
     the end of the connection, which *protocol* would never hear of, or a reply out of order.
     """
+    with REDIS_PY.known("connect"):
+        return _taken_over(connection, protocol)
+
+
+def _taken_over(connection: Any, protocol: asyncio.Protocol) -> asyncio.Transport:
     reader, writer, parser = connection._reader, connection._writer, connection._parser  # noqa: SLF001
     transport: asyncio.Transport = writer.transport
     if reader.at_eof() or reader.exception() is not None or transport.is_closing():
@@ -223,9 +235,12 @@ def _take_over(connection: Any, protocol: asyncio.Protocol) -> asyncio.Transport
     return transport
 
 
-def _abort(connection: Any) -> None:
+async def _abort(connection: Any) -> None:
     """Close an open connection of redis-py at once. One that was taken over is left alone."""
-    writer = connection._writer  # noqa: SLF001
-    connection._reader = connection._writer = None  # noqa: SLF001
-    if writer is not None:
-        writer.transport.abort()
+    try:
+        writer = connection._writer  # noqa: SLF001
+        connection._reader = connection._writer = None  # noqa: SLF001
+        if writer is not None:
+            writer.transport.abort()
+    except AttributeError:  # another version: an error says so already, and its own way must do
+        await connection.disconnect(nowait=True)

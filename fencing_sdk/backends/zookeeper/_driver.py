@@ -21,10 +21,14 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
+from fencing_sdk.backends._known_driver import DIFFERS, KnownDriver
 from fencing_sdk.backends.zookeeper._dial import Dial
 from fencing_sdk.backends.zookeeper._requests import ANYBODY
 
-__all__ = ["Driver", "Identity", "News", "Settings"]
+__all__ = ["BACKEND", "KAZOO", "Driver", "Identity", "News", "Settings"]
+
+BACKEND = "ZooKeeperBackend"
+KAZOO = KnownDriver("kazoo", ">=2.11,<2.12", backend=BACKEND)
 
 Identity = tuple[int, bytes]
 """The id of a session and its password, with which another connection may go on with it."""
@@ -78,7 +82,11 @@ class Driver:
         self._refusal: Exception | None = None
         self._broken_logins = 0
         self._dial = Dial(connect_timeout=settings.connect_timeout, tls=settings.tls)
-        self._client: Any = KazooClient(
+        with KAZOO.known("connect"):
+            self._client = self._make_client(settings, timeout, identity)
+
+    def _make_client(self, settings: Settings, timeout: float, identity: Identity | None) -> Any:
+        client: Any = KazooClient(
             hosts=settings.hosts,
             timeout=timeout,
             client_id=identity,
@@ -88,10 +96,12 @@ class Driver:
             connection_retry=KazooRetry(max_tries=-1, delay=_FIRST_RETRY, max_delay=_LAST_RETRY),
             logger=_quiet_logger(),
         )
-        connection = self._client._connection  # noqa: SLF001
+        connection = client._connection  # noqa: SLF001
         self._connect, connection._connect = connection._connect, self._connected  # noqa: SLF001
         self._take, connection._read_response = connection._read_response, self._answered  # noqa: SLF001
-        self._client.add_listener(self._changed)
+        self._call, _ = client._call, client._queue  # noqa: SLF001  (what is not there is noticed now)
+        client.add_listener(self._changed)
+        return client
 
     @property
     def last_error(self) -> Exception | None:
@@ -106,14 +116,18 @@ class Driver:
     def _connected(self, *address: object) -> object:
         """Connect and log in as kazoo does; tell which session it is and for how long it was granted."""
         timeouts = self._log_in(*address)
-        self._drop_late_requests()
-        identity = cast("Identity", self._client.client_id)
+        try:
+            self._drop_late_requests()
+            identity, timeout = cast("Identity", self._client.client_id), timeouts[0] * 3 / 2 / 1000
+        except DIFFERS as error:
+            self._refusal = KAZOO.changed("connect", error)
+            raise AuthFailedError from error
         if self._identity is not None and identity[0] != self._identity[0]:
             self._dial.refusing = True
             self._tell(News(ended=True, error=SessionExpiredError()))
         else:
             self._identity = identity
-            self._tell(News(connected=True, identity=identity, timeout=timeouts[0] * 3 / 2 / 1000))
+            self._tell(News(connected=True, identity=identity, timeout=timeout))
         return timeouts
 
     def _log_in(self, *address: object) -> Any:
@@ -179,7 +193,10 @@ class Driver:
         """Send *request*; *answer* is called in the driver's thread, with a kind of future that is done."""
         result = self._dial.async_result()
         result.rawlink(answer)
-        self._client._call(request, result)  # noqa: SLF001
+        try:
+            self._call(request, result)
+        except DIFFERS as error:
+            result.set_exception(KAZOO.changed("request", error))
 
     def hang_up(self) -> None:
         """Break the connection and connect anew, with the same session."""

@@ -14,12 +14,11 @@ from functools import partial
 import kazoo.exceptions as driver
 
 from fencing_sdk.backends._our_errors import OurErrors
+from fencing_sdk.backends.zookeeper._driver import BACKEND
 from fencing_sdk.backends.zookeeper._session import UnconnectedError
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 __all__ = ["BACKEND", "our_errors", "translated"]
-
-BACKEND = "ZooKeeperBackend"
 
 Verdict = tuple[type[BackendError], str]
 
