@@ -11,7 +11,7 @@ from command_line import Fencing, alive, until
 
 GONE = 128 + signal.SIGPIPE
 
-RECORDING = '{"t": 1.0, "actor": "a", "kind": "acquiring", "name": "job"}\n'
+RECORDING = '{"t": 1.0, "actor": "a", "kind": "run", "title": "nothing happened"}\n'
 
 
 def without_reader(fencing: Fencing, *arguments: str) -> subprocess.CompletedProcess[str]:
