@@ -13,23 +13,23 @@ from contextvars import Context
 
 from fencing_sdk._acquire import Acquisition, Terms, Won
 from fencing_sdk._cancellation import scope_class
-from fencing_sdk._claim import Claim, Holder, Token
+from fencing_sdk._claim import Claim, Holder
 from fencing_sdk._clock import Clock
 from fencing_sdk._closing import Closing
 from fencing_sdk._errands import Errands
-from fencing_sdk._events import Acquired, FenceRaised, Observers, Released, logger, stale_rejected
+from fencing_sdk._events import Observers, logger
 from fencing_sdk._fences import Fences, raise_fence
 from fencing_sdk._fork import generation
 from fencing_sdk._heartbeat import Heartbeat
 from fencing_sdk._lease import Lease
+from fencing_sdk._lease_report import LeaseReport
 from fencing_sdk._lease_state import LeaseState
+from fencing_sdk._releases import Releases
 from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsLossNotice, SupportsOpen
 from fencing_sdk.errors import LossReason, StaleTokenError, UsageError
 
 _CALL_LIMIT = 5.0
 """Seconds for opening, inspecting and closing a backend."""
-_RELEASE_LIMIT = 2.0
-"""Seconds a release may hold up whoever leaves; it goes on in the background."""
 
 
 class Engine:
@@ -40,14 +40,15 @@ class Engine:
         self._backend = backend
         self._clock = clock
         self._observers = observers
+        self._report = LeaseReport(observers, clock)
         self._loop = asyncio.get_running_loop()
         self._generation = generation()
         self._errands = Errands(backend, clock)
         self._heartbeat = Heartbeat(backend, clock, self._errands, observers, watch_stalls=watch_stalls)
         self._beating: asyncio.Task[None] | None = None
         self._stop_notices: Callable[[], object] = lambda: None
-        self._unreleased: dict[str, LeaseState] = {}
-        self._closing = Closing(self._unreleased)
+        self._releases = Releases(self._errands, clock, self._report)
+        self._closing = Closing(self._releases.held)
 
     def __len__(self) -> int:
         return len(self._heartbeat)
@@ -106,7 +107,7 @@ class Engine:
         lease = self._begin(terms, won)
         try:
             for _, resource in joint:
-                self._tell_raised(lease, resource, lease.token)
+                self._report.fence_raised(lease, resource, lease.token)
             await self._raise_fences(lease, [fence for fence in named if fence not in joint])
         except BaseException:
             await self.release(lease)
@@ -127,20 +128,9 @@ class Engine:
             keeper=self,
         )
         lease.unanswered_calls = won.stray
-        self._unreleased[lease.owner] = lease
+        self._releases.add(lease)
         self._heartbeat.add(lease, won.sent_at)
-        if self._observers:
-            self._observers.emit(
-                Acquired(
-                    name=lease.name,
-                    at=self._clock.now(),
-                    holder=lease.holder,
-                    token=lease.number,
-                    ttl=lease.timing.ttl,
-                    waited=won.waited,
-                    deadline=lease.deadline,
-                )
-            )
+        self._report.acquired(lease, won.waited)
         return lease
 
     async def _raise_fences(self, lease: LeaseState, fences: Sequence[tuple[Guard, str]]) -> None:
@@ -149,14 +139,10 @@ class Engine:
             try:
                 await raise_fence(lease, guard, resource, token)
             except StaleTokenError as error:
-                self.stale(lease, error)
+                self._report.stale(lease, error)
                 raise
             lease.check()
-            self._tell_raised(lease, resource, token)
-
-    def _tell_raised(self, lease: LeaseState, resource: str, token: Token) -> None:
-        now = self._clock.now()
-        self._observers.emit(FenceRaised(name=lease.name, at=now, holder=lease.holder, token=token, resource=resource))
+            self._report.fence_raised(lease, resource, token)
 
     async def inspect(self, name: str) -> Holder | None:
         """Ask the store who holds *name*."""
@@ -175,46 +161,10 @@ class Engine:
         if not lease.mark_released():
             return
         self._heartbeat.forget(lease.owner)
-        if self._unreleased.pop(lease.owner, None) is None:
-            return  # the client was closed meanwhile
-        self._closing.look_again()
-        limit = min(lease.timing.call_limit, _RELEASE_LIMIT)
-        returned = self._errands.give_back(lease.claim, limit)
-        if lease.unanswered_calls and lease.held_for < lease.timing.ttl:
-            self._errands.abandon(lease.claim, list(lease.unanswered_calls), limit)
-        if lease.last_renewal_error and lease.lost_reason is LossReason.EXPIRED:  # silent: the store is not waited for
-            returned.add_done_callback(lambda task: self._tell_released(lease, task), context=Context())
-            return
-        cancelled = await self._outwait(returned, limit)
-        self._tell_released(lease, returned)
-        if cancelled is not None:
-            raise cancelled
-
-    def _tell_released(self, lease: LeaseState, returned: asyncio.Task[bool]) -> None:
-        if self._observers:
-            confirmed = returned.done() and not returned.cancelled() and returned.result()
-            self._observers.emit(
-                Released(
-                    name=lease.name,
-                    at=self._clock.now(),
-                    holder=lease.holder,
-                    token=lease.number,
-                    held_for=lease.held_for,
-                    confirmed=confirmed,
-                )
-            )
-
-    async def _outwait(self, task: asyncio.Task[bool], limit: float) -> asyncio.CancelledError | None:
-        """Wait for *task* against cancellation of both kinds; return one that came, to be raised again."""
-        cancelled = None
-        end = self._clock.now() + limit
-        with scope_class()(shield=True):
-            while not task.done() and (left := end - self._clock.now()) > 0:
-                try:
-                    await self._errands.outwait(task, left)
-                except asyncio.CancelledError as error:
-                    cancelled = error
-        return cancelled
+        returned = self._releases.give_back(lease)
+        if returned is not None:
+            self._closing.look_again()
+            await self._releases.finish(lease, returned)
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
         """A lease ended against our will."""
@@ -222,15 +172,13 @@ class Engine:
 
     def stale(self, lease: LeaseState, error: StaleTokenError) -> None:
         """A guard refused a write made under *lease*: tell the observers."""
-        now, holder = self._clock.now(), lease.holder
-        self._observers.emit(stale_rejected(error, name=lease.name, at=now, holder=holder))
+        self._report.stale(lease, error)
 
     def dropped(self, lease: LeaseState) -> None:
         """The handle of a lease was garbage-collected while the lease was held."""
         self._heartbeat.forget(lease.owner)
         lease.forget_scope()
-        if self._unreleased.pop(lease.owner, None) is not None:
-            self._errands.give_back(lease.claim, _RELEASE_LIMIT)
+        self._releases.give_back_behind(lease)
 
     def _on_loss(self, claim: Claim, reason: LossReason) -> None:
         lease = self._heartbeat.find(claim)
@@ -292,22 +240,20 @@ class Engine:
             raise UsageError(msg)
         self._loop = asyncio.get_running_loop()
         self._errands = Errands(self._backend, self._clock)
-        self._closing = Closing(self._unreleased)
+        self._releases.errands = self._errands
+        self._closing = Closing(self._releases.held)
         self._beating = None
 
     async def _close(self) -> None:
         """Take every step, although the one before it failed or was cancelled by a loop that shuts down."""
         async with contextlib.AsyncExitStack() as steps:
             steps.push_async_callback(self._close_backend)
+            steps.callback(self._releases.tell_ends)
             steps.push_async_callback(self._errands.aclose, _CALL_LIMIT)
             steps.push_async_callback(self._end_heartbeat)
             self._heartbeat.lose_all(LossReason.CLOSED)
             self._stop_notices()
-            inside = await self._closing.await_bodies(_CALL_LIMIT)
-            for owner, lease in self._unreleased.items():
-                if owner not in inside:
-                    self._errands.give_back(lease.claim, _RELEASE_LIMIT)
-            self._unreleased.clear()
+            self._releases.give_back_all(but=await self._closing.await_bodies(_CALL_LIMIT))
 
     async def _end_heartbeat(self) -> None:
         if self._beating is not None and not self._beating.done():

@@ -25,7 +25,8 @@ from fencing_sdk._claim import Claim, Renewal
 from fencing_sdk._clock import Clock
 from fencing_sdk._cohort import Cohort, Newcomers
 from fencing_sdk._errands import Errands, backend_name
-from fencing_sdk._events import Lost, Observers, RenewalFailed, RenewalLate, Renewed, logger
+from fencing_sdk._events import Observers, logger
+from fencing_sdk._lease_report import LeaseReport
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._schedule import Schedule
 from fencing_sdk._stall import StallWatch
@@ -55,7 +56,7 @@ class Heartbeat:
         self._clock = clock
         self._errands = errands
         self._suspends = errands.suspends
-        self._observers = observers
+        self._report = LeaseReport(observers, clock)
         self._watch = StallWatch(clock) if watch_stalls else None
         self._leases: dict[str, LeaseState] = {}
         self._schedule: Schedule[Cohort] = Schedule()
@@ -228,14 +229,7 @@ class Heartbeat:
             by = _by(self._blocking_stack(earliest))
             logger.warning("heartbeat %.3g s late: the event loop was blocked%s", now - earliest, by)
         for lease, when in late:
-            self._emit_late(lease, when, now)
-
-    def _emit_late(self, lease: LeaseState, due: float, now: float) -> None:
-        if self._observers:
-            stack, token = self._blocking_stack(due), lease.number
-            self._observers.emit(
-                RenewalLate(name=lease.name, at=now, holder=lease.holder, token=token, late=now - due, stack=stack)
-            )
+            self._report.late(lease, now - when, self._blocking_stack(when))
 
     def _blocking_stack(self, since: float) -> str | None:
         return None if self._watch is None else self._watch.stack_since(since)
@@ -297,27 +291,14 @@ class Heartbeat:
     def _apply(self, lease: LeaseState, outcome: Renewal, sent_at: float, error: str) -> None:
         """Tell one lease what became of it. An answer that came after the deadline changes nothing."""
         if outcome is Renewal.RENEWED:
-            spare = lease.remaining if self._observers else 0.0
-            if lease.extend(lease.timing.deadline(sent_at)) and self._observers:
-                self._emit_renewed(lease, spare)
+            spare = lease.remaining if self._report else 0.0
+            if lease.extend(lease.timing.deadline(sent_at)):
+                self._report.renewed(lease, spare)
         elif outcome is Renewal.UNKNOWN:
             lease.last_renewal_error = error or _SILENT
-            if self._observers:
-                self._emit_failed(lease, error)
+            self._report.failed(lease, error)
         else:
             lease.lose(LossReason.TAKEN_OVER if outcome is Renewal.TAKEN_OVER else LossReason.REFUSED)
-
-    def _emit_renewed(self, lease: LeaseState, spare: float) -> None:
-        now, token, deadline = self._clock.now(), lease.number, lease.deadline
-        self._observers.emit(
-            Renewed(name=lease.name, at=now, holder=lease.holder, token=token, spare=spare, deadline=deadline)
-        )
-
-    def _emit_failed(self, lease: LeaseState, error: str) -> None:
-        now, token, left = self._clock.now(), lease.number, lease.remaining
-        self._observers.emit(
-            RenewalFailed(name=lease.name, at=now, holder=lease.holder, token=token, error=error, remaining=left)
-        )
 
     def _plan(self, leases: Sequence[LeaseState], when: float) -> None:
         """Renew at *when*; where a renewal cannot help or would come too late, wait for the end."""
@@ -332,11 +313,11 @@ class Heartbeat:
         if reason is not LossReason.CLOSED:
             self._log_loss(lease, reason)
         if reason is LossReason.STALLED:
-            self._blocked_by = self._blocked_by or _by(self._blocking_stack(lease.overdue_since))
-            self._emit_late(lease, lease.overdue_since, self._clock.now())
-        if self._observers:
-            now, token = self._clock.now(), lease.number
-            self._observers.emit(Lost(name=lease.name, at=now, holder=lease.holder, token=token, reason=reason))
+            due = lease.overdue_since
+            stack = self._blocking_stack(due)
+            self._blocked_by = self._blocked_by or _by(stack)
+            self._report.late(lease, self._clock.now() - due, stack)
+        self._report.lost(lease, reason)
 
     def _log_loss(self, lease: LeaseState, reason: LossReason) -> None:
         """Log one line for all that are lost in this turn: thousands would hold up the cancellation of others."""

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -120,6 +120,43 @@ def test_every_fault_leaves_its_traces():
     assert {"lost expired", "lost stalled", "lost refused", "lost revoked"} <= set(traces)
     assert {"body_ended cancelled", "body_ended BodyError", "body_ended LeaseLostError"} <= set(traces)
     assert {"frozen", "resumed", "cancelled", "repeated", "renewal_failed", "write_refused"} <= set(traces)
+
+
+LETTERS = {
+    "acquiring": "a",
+    "not_acquired": "n",
+    "acquired": "h",
+    "renewed": "-",
+    "renewal_late": "-",
+    "renewal_failed": "-",
+    "fence_raised": "-",
+    "stale_rejected": "s",
+    "lost": "l",
+    "released": "r",
+}
+WHOLE = re.compile("as?n|ah[-s]*l?[-s]*r")
+BEGUN = re.compile("a(s?n|h[-s]*l?[-s]*r?)?")
+"""What a process that crashed has told."""
+
+
+def test_every_acquisition_is_told_from_its_one_beginning_to_its_one_end():
+    told: Counter[str] = Counter()
+    for seed in range(160):
+        acquisitions: dict[tuple[str, str], str] = defaultdict(str)
+        crashed: set[str] = set()
+        for line in play(write_script(seed)).lines:
+            actor, kind = line["actor"], line["kind"]
+            if kind in LETTERS:
+                acquisitions[actor, line["holder"]] += LETTERS[kind]
+            elif kind == "frozen":
+                crashed.add(actor)
+            elif kind == "resumed":
+                crashed.discard(actor)
+        for (actor, holder), letters in acquisitions.items():
+            grammar = BEGUN if actor in crashed else WHOLE
+            assert grammar.fullmatch(letters), (seed, actor, holder, letters)
+            told[letters.replace("-", "")] += 1
+    assert {"an", "ahr", "ahlr"} <= set(told)
 
 
 def test_faults_have_effects():

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 
+import anyio
 import pytest
 from virtual_time import block, in_virtual_time, settle
 
@@ -15,14 +19,19 @@ from fencing_sdk import (
     BackendRefusedError,
     BackendUnavailableError,
     Event,
+    Lease,
+    LeaseLostError,
     LockClient,
+    LossReason,
     NotAcquired,
     NotAcquiredReason,
+    Released,
     StaleTokenError,
     UsageError,
 )
 from fencing_sdk._clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 
 TTL = 10.0
@@ -34,12 +43,16 @@ class Told:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def kinds(self) -> list[list[str]]:
+    def kinds(self, *, but: str = "") -> list[list[str]]:
         """The kinds of the events of each acquisition, in the order in which the acquisitions began."""
         by_holder: dict[str | None, list[str]] = defaultdict(list)
         for event in self.events:
-            by_holder[event.holder].append(event.kind)
+            if event.kind != but:
+                by_holder[event.holder].append(event.kind)
         return list(by_holder.values())
+
+    def released(self) -> list[bool]:
+        return [event.confirmed for event in self.events if isinstance(event, Released)]
 
     def ends(self) -> list[tuple[NotAcquiredReason, float, int]]:
         return [(e.reason, round(e.waited, 6), e.unanswered) for e in self.events if isinstance(e, NotAcquired)]
@@ -195,6 +208,159 @@ async def test_a_wait_that_the_closing_of_its_client_ends_is_told(waits):
                 await waiting
         assert told.kinds() == [NOT_ACQUIRED]
         assert {reason for reason, _, _ in told.ends()} == {NotAcquiredReason.CLOSED}
+
+
+# From Acquired to Released.
+
+HELD: Sequence[str] = ["acquiring", "acquired", "released"]
+LOST: Sequence[str] = ["acquiring", "acquired", "lost", "released"]
+
+
+@in_virtual_time
+async def test_a_handle_of_a_client_that_is_closed_ends_once():
+    store = Store()
+    async with opened(store) as (locks, told):
+        lease = await locks.lock("a").acquire()
+        await locks.aclose()
+        assert told.kinds() == [LOST]
+        assert told.released() == [True]
+        await lease.release()
+        assert told.kinds() == [LOST]
+
+
+@in_virtual_time
+async def test_a_handle_that_the_store_does_not_take_back_at_closing_ends_all_the_same():
+    store = Store()
+    async with opened(store) as (locks, told):
+        lease = await locks.lock("a", ttl=60).acquire()
+        store.hang("release", stubborn=True)
+        await locks.aclose()
+        assert told.kinds() == [LOST]
+        assert told.released() == [False]
+        store.heal()
+        await asyncio.sleep(100)
+        assert lease.lost_reason is LossReason.CLOSED
+        assert told.kinds() == [LOST]
+
+
+@in_virtual_time
+async def test_the_lease_of_a_body_that_outlives_its_client_ends_when_the_client_does():
+    store = Store()
+
+    async def stubborn(locks: LockClient) -> None:
+        async with locks.lock("a", ttl=60):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1000)
+            with anyio.CancelScope(shield=True):
+                await asyncio.sleep(60)
+
+    async with opened(store) as (locks, told):
+        body = asyncio.create_task(stubborn(locks))
+        await asyncio.sleep(1)
+        await locks.aclose()
+        assert not body.done()
+        assert told.kinds() == [LOST]
+        assert told.released() == [False]
+        with pytest.raises(LeaseLostError):
+            await body
+        assert told.kinds() == [LOST]
+
+
+@pytest.mark.parametrize("how", ["held", "lost", "lost to a silent store"])
+@in_virtual_time
+async def test_a_handle_that_is_dropped_ends_once(how):
+    store = Store()
+    async with opened(store) as (locks, told):
+        lease = await locks.lock("a", ttl=TTL, max_hold=1.0 if how == "lost" else None).acquire()
+        if how == "lost to a silent store":
+            store.hang("renew")
+        if how != "held":
+            await lease.wait_lost()
+            store.heal()
+        with contextlib.nullcontext() if how != "held" else pytest.warns(ResourceWarning):
+            del lease
+        await settle()
+        assert told.kinds(but="renewal_failed") == [HELD if how == "held" else LOST]
+        assert told.released() == [True]
+
+
+@in_virtual_time
+async def test_a_release_that_is_cancelled_and_one_that_comes_twice_are_told_once():
+    store = Store()
+    async with opened(store) as (locks, told):
+        lease = await locks.lock("a").acquire()
+        store.delay("release", 1.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await lease.release()
+        await lease.release()
+        assert told.kinds() == [HELD]
+
+
+@in_virtual_time
+async def test_a_release_that_goes_on_in_the_background_is_told_when_its_caller_goes_on():
+    store = Store()
+    async with opened(store) as (locks, told):
+        lease = await locks.lock("a", ttl=60).acquire()
+        store.hang("release", times=2)
+        await lease.release()
+        assert told.released() == [False]
+        await asyncio.sleep(60)
+        assert told.kinds() == [HELD]
+
+
+@in_virtual_time
+async def test_a_lease_whose_fence_is_refused_ends_too():
+    guard = MemoryGuard()
+    guard.admit("a", 2**52)
+    async with opened(Store()) as (locks, told):
+        with pytest.raises(StaleTokenError):
+            await locks.lock("a", fences=[guard]).acquire()
+        assert told.kinds() == [["acquiring", "acquired", "stale_rejected", "released"]]
+
+
+def test_a_client_that_is_left_open_by_its_loop_ends_its_leases_in_the_next_one():
+    told = Told()
+    locks = LockClient(MemoryBackend(), observers=[told.events.append])
+
+    async def leave_open() -> Lease:
+        await locks.__aenter__()
+        return await locks.lock("a").acquire()
+
+    lease = asyncio.run(leave_open())
+    assert told.kinds() == [["acquiring", "acquired", "lost"]], "its heartbeat was cancelled with all other tasks"
+    asyncio.run(locks.aclose())
+    assert told.kinds() == [LOST]
+    assert not lease.held
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_tells_nothing_about_the_leases_of_its_parent(tmp_path):
+    """The parent goes on with them and tells their end: told twice, a gauge would fall below zero."""
+    script = """
+import asyncio, os, sys
+from fencing_sdk import connect
+
+async def main():
+    events = []
+    async with connect("memory://", observers=[events.append]) as locks:
+        lease = await locks.lock("a").acquire()
+        if child := os.fork():
+            os.waitpid(child, 0)
+        else:
+            lease.held
+            await lease.release()
+            await locks.aclose()
+            del lease
+            print([event.kind for event in events], flush=True)
+            os._exit(0)
+        await lease.release()
+    print([event.kind for event in events])
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines() == [str(["acquiring", "acquired"]), str(HELD)]
 
 
 @in_virtual_time
