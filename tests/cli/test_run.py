@@ -36,8 +36,7 @@ def test_the_exit_code_of_the_command_passes_through(fencing: Fencing, script: s
 
 def test_the_command_gets_streams_files_and_arguments_as_they_are(fencing: Fencing):
     with fencing.path("three").open("wb") as three:
-        os.dup2(three.fileno(), 3) if three.fileno() != 3 else None
-        script = 'cat; echo "$@"; echo error >&2; echo three >&3'
+        script = f'cat; echo "$@"; echo error >&2; echo three > /dev/fd/{three.fileno()}'
         process = fencing.start(
             "run",
             "job",
@@ -49,7 +48,7 @@ def test_the_command_gets_streams_files_and_arguments_as_they_are(fencing: Fenci
             "--",
             "a b",
             stdin=subprocess.PIPE,
-            pass_fds=(3,),
+            pass_fds=(three.fileno(),),
         )
         out, err = process.communicate("in\n")
     assert (process.returncode, out, err) == (0, "in\n--ttl -- a b\n", "error\n")
