@@ -292,12 +292,16 @@ class LeaseState:
         if self._announced:
             return
         self._announced = True
+        if not self.loop.is_closed():  # in a closed loop nothing waits and no body runs
+            self._wake_holder()
+        if self.lost is not None:
+            self.keeper.lost(self, self.lost)
+
+    def _wake_holder(self) -> None:
         if self._ended is not None:
             self._ended.set()
         if self._scope is not None:
             self._scope.cancel(f"lease on {shown(self.name)} lost")
-        if self.lost is not None:
-            self.keeper.lost(self, self.lost)
 
     # The scope that cancels the body.
 

@@ -365,3 +365,54 @@ async def test_a_client_that_is_closed_while_it_opens_leaves_nothing_behind():
     await closing
     assert store.log == ["opened", "closed"]
     assert ours() == []
+
+
+# A loop that is gone
+
+
+def left_behind(client: LockClient, *, closing: bool = False) -> list[object]:
+    """Leave the client open in a loop that is closed without ending its tasks; return what must not be collected."""
+    loop = asyncio.new_event_loop()
+
+    async def body() -> None:
+        async with client.lock("body"):
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.sleep(3600)
+
+    async def begin() -> list[object]:
+        await client.__aenter__()
+        handle = await client.lock("handle").acquire()
+        tasks = [asyncio.create_task(body()), asyncio.create_task(handle.wait_lost())]
+        await asyncio.sleep(0.01)
+        if closing:
+            tasks.append(asyncio.create_task(client.aclose()))
+            await asyncio.sleep(0.01)
+        return [handle, *tasks]
+
+    try:
+        return loop.run_until_complete(begin())
+    finally:
+        loop.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("closing", [False, True], ids=["open", "in the middle of closing"])
+async def test_a_client_of_a_loop_that_is_gone_can_be_closed_and_opened_again(closing):
+    store, told = MemoryBackend(), []
+    client = LockClient(store, observers=[told.append])
+    kept = await asyncio.to_thread(left_behind, client, closing=closing)
+    async with asyncio.timeout(4):
+        await client.aclose()
+    handle = kept[0]
+    assert handle.lost_reason is LossReason.CLOSED
+    assert sorted(event.name for event in told if isinstance(event, Lost)) == ["body", "handle"]
+    await nothing_runs()
+    assert await store.inspect("handle") is None
+    assert await store.inspect("body") is None
+    async with client, client.lock("handle") as lease:
+        assert lease.held
+    for task in kept[1:]:
+        task._log_destroy_pending = False
