@@ -76,17 +76,19 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Beat for ever. Ends only by cancellation or by its own failure, and then loses every lease."""
+        loop = asyncio.get_running_loop()
         try:
             while True:
                 await self._beat()
                 await self._sleep(self._schedule.next())
         except BaseException as error:
             self.failure = error
-            if not isinstance(error, asyncio.CancelledError):
+            if not isinstance(error, asyncio.CancelledError) and not loop.is_closed():
                 logger.critical("the heartbeat failed; every lease of this client is lost", exc_info=error)
             raise
         finally:
-            self.lose_all(LossReason.CLOSED)
+            if not loop.is_closed():  # else this is the garbage collector: the leases end by their deadlines
+                self.lose_all(LossReason.CLOSED)
             self.stop_watching()
 
     def stop_watching(self) -> None:

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._clock import BootClock, Clock, wall_micros
+from fencing_sdk._wakeup import WakeUp
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._table import LockTable, token_source
@@ -80,7 +81,7 @@ class MemoryBackend:
 
     @asynccontextmanager
     async def _stand(self, claim: Claim) -> AsyncIterator[Turn]:
-        woken = self._woken[claim.name, claim.owner] = asyncio.Event()
+        woken = self._woken[claim.name, claim.owner] = WakeUp()
         self._table.join(claim, self._clock.now())
         try:
             yield _Turn(woken)

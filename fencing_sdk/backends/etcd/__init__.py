@@ -252,9 +252,18 @@ class EtcdBackend:
         with anyio.move_on_after(_LEAVING, shield=True), suppress(BackendError):
             await self._delete("queue", claim)
 
+    async def _leave_for(self, claims: Sequence[Claim]) -> None:
+        """Take waiters out of their lines that cannot do it: a lease that is kept alive for others would keep them in."""
+        now, keys = self._leases.now(), [self._keys.own(claim) for claim in claims]
+        for key in keys:
+            self._leases.debts.owe(key, now, stray=True)
+        await self._leases.pay("queue", keys)
+
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
         await self._losses.aclose()
+        with suppress(BackendError):  # else they are owed, and deleted with a later keep-alive
+            await self._leave_for(self._line.orphans())
         await self._leases.aclose()
         await self._gateway.aclose()
 

@@ -18,6 +18,7 @@ from fencing_sdk._claim import Claim
 from fencing_sdk._rest.flights import ended
 from fencing_sdk._rest.gateway import WATCH, Gateway
 from fencing_sdk._rest.words import encoded
+from fencing_sdk._wakeup import WakeUp
 from fencing_sdk.backends.etcd._calls import Calls
 from fencing_sdk.backends.etcd._watches import told
 from fencing_sdk.errors import BackendError
@@ -36,8 +37,8 @@ class Place:
         self.created = created
         """The revision of the own key."""
         self.served = False
-        self._woken = asyncio.Event()
-        self._moved = asyncio.Event()
+        self._woken = WakeUp()
+        self._moved = WakeUp()
         self.follower: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
@@ -87,6 +88,13 @@ class Line:
         self._places.pop((place.claim.name, place.claim.owner), None)
         if place.follower is not None:
             await ended(place.follower)
+
+    def orphans(self) -> list[Claim]:
+        """Forget the waiters of event loops that were closed, and return what they waited for."""
+        found = [place for place in self._places.values() if place.follower and place.follower.get_loop().is_closed()]
+        for place in found:
+            del self._places[place.claim.name, place.claim.owner]
+        return [place.claim for place in found if not place.served]
 
     async def _follow(self, place: Place) -> None:
         """Wake the waiter when nobody is before it; after a fault, look again."""

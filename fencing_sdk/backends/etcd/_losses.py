@@ -20,6 +20,7 @@ from fencing_sdk._claim import Claim
 from fencing_sdk._rest.flights import ended
 from fencing_sdk._rest.gateway import WATCH, Gateway, Requests
 from fencing_sdk._rest.words import Json, encoded
+from fencing_sdk._wakeup import WakeUp
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends.etcd._leases import Leases
 from fencing_sdk.backends.etcd._watches import told
@@ -50,7 +51,7 @@ class Losses:
         self._lasting: set[bytes] = set()
         self._ended: dict[bytes, None] = {}
         self._last = 0
-        self._changed = asyncio.Event()
+        self._changed = WakeUp()
         self._watching: asyncio.Task[None] | None = None
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:
@@ -66,7 +67,7 @@ class Losses:
         self._begun[key] = None
         watching = self._watching
         if watching is None or watching.done() or watching.get_loop() is not asyncio.get_running_loop():
-            self._changed = asyncio.Event()
+            self._changed = WakeUp()
             self._begin_anew()
             self._watching = asyncio.get_running_loop().create_task(self._watch_on(), context=Context())
         self._changed.set()

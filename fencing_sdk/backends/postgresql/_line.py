@@ -16,6 +16,7 @@ import contextlib
 import itertools
 
 from fencing_sdk._claim import Claim
+from fencing_sdk._wakeup import WakeUp
 from fencing_sdk.backends.postgresql._calls import Calls
 from fencing_sdk.backends.postgresql._dial import Dialer
 from fencing_sdk.backends.postgresql._ears import Ears
@@ -38,7 +39,7 @@ class Place:
         self.channel = channel
         self.word = word
         self.served = False
-        self._woken = asyncio.Event()
+        self._woken = WakeUp()
 
     def wake(self) -> None:
         """Another try may succeed."""

@@ -19,6 +19,7 @@ import uuid
 from functools import partial
 
 from fencing_sdk._claim import Claim
+from fencing_sdk._wakeup import WakeUp
 from fencing_sdk.backends.redis._calls import Calls
 from fencing_sdk.backends.redis._dial import BACKEND
 from fencing_sdk.backends.redis._keys import Keys
@@ -44,7 +45,7 @@ class Place:
         self.channel = ""
         self.served = False
         self.deaf = False
-        self._woken = asyncio.Event()
+        self._woken = WakeUp()
         self._broken = False
 
     def wake(self) -> None:

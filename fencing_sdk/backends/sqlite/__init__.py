@@ -27,6 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._clock import BootClock, boot_identity, wall_micros
+from fencing_sdk._wakeup import WakeUp
 from fencing_sdk.abc import Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._table import TokenSource, token_source
@@ -141,7 +142,7 @@ class _Turn:
 
     def __init__(self, bell: str) -> None:
         self.place = Place(bell)
-        self._woken = asyncio.Event()
+        self._woken = WakeUp()
 
     def wake(self) -> None:
         self._woken.set()

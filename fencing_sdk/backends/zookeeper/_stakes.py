@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fencing_sdk._claim import Claim
 from fencing_sdk._clock import BootClock
+from fencing_sdk._wakeup import WakeUp
 from fencing_sdk.backends.zookeeper._session import Session
 
 __all__ = ["Key", "Stake", "Stakes", "key_of"]
@@ -37,7 +38,7 @@ class Stake:
     """When the grant ends if it is not renewed. None while it is a place in the line."""
     over: bool = False
     """Released, expired or lost: never to be renewed again, even if the node is still there."""
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    woken: WakeUp = field(default_factory=WakeUp)
     watched_on: int = 0
     """The connection of the session on which the node itself is watched; 0 when it is not."""
     watched: str = ""

@@ -192,7 +192,11 @@ class Upkeep:
         return asyncio.get_running_loop()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop().create_task(work, context=Context())
+        try:
+            task = self._loop().create_task(work, context=Context())
+        except RuntimeError:  # a task of a closed loop is garbage-collected
+            work.close()
+            raise
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
