@@ -253,7 +253,7 @@ class EtcdBackend:
             await self._delete("queue", claim)
 
     async def _leave_for(self, claims: Sequence[Claim]) -> None:
-        """Take waiters out of their lines that cannot do it: a lease that is kept alive for others would keep them in."""
+        """Take waiters out of line that cannot leave: a lease that is kept alive for others would keep them there."""
         now, keys = self._leases.now(), [self._keys.own(claim) for claim in claims]
         for key in keys:
             self._leases.debts.owe(key, now, stray=True)
