@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import re
 import socket
 import ssl
 import sys
@@ -21,9 +22,11 @@ from redis.credentials import CredentialProvider
 from redis_links import PATIENCE, Ears, ask, client_info, dialer, dialled, until_nobody_is_connected
 from redis_server import RedisServer, version_of
 
+from fencing_sdk import _engine, connect
 from fencing_sdk.backends.redis import RedisBackend, _dial
 from fencing_sdk.backends.redis._settings import settings_from_client
-from fencing_sdk.errors import BackendRefusedError
+from fencing_sdk.backends.redis._unreachable import UnreachableError, reason_of
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -182,17 +185,97 @@ async def test_a_server_that_is_silent_costs_the_connect_timeout(road):
     place = dialer(f"{url}&socket_connect_timeout=0.2")
     server.pause()
     try:
-        with pytest.raises(redis.exceptions.TimeoutError):
+        with pytest.raises(UnreachableError, match=r"no connection to .* \(no answer within 0\.2 s\)"):
             await place.dial(Ears())
     finally:
         server.resume()
     await until_nobody_is_connected(server)
 
 
-async def test_nobody_listening_and_no_such_host_are_connection_errors():
-    for host in (f"{HOST}:{free_port()}", "no-such-host.invalid"):
-        with pytest.raises(redis.exceptions.ConnectionError):
-            await dialer(f"redis://{host}").dial(Ears())
+SECRET = "hunter2"
+
+
+async def complaint(url: str) -> str:
+    """What is said to a user whose client does not open; no password is, not even in the causes."""
+    with pytest.raises(BackendUnavailableError) as unavailable:
+        async with connect(url):
+            pytest.fail("it opened")
+    error: BaseException | None = unavailable.value
+    while error is not None:
+        assert SECRET not in repr(error) + str(error)
+        error = error.__cause__ or error.__context__
+    return str(unavailable.value)
+
+
+@pytest.mark.every_loop
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+async def test_a_port_where_nobody_listens_is_told_with_its_host(host):
+    port = free_port()
+    said = await complaint(f"redis://app:{SECRET}@{host}:{port}")
+    # A machine without IPv6 has another reason for that address.
+    reason = "Cannot assign requested address|Connection refused" if ":" in host else "Connection refused"
+    assert re.fullmatch(
+        rf"RedisBackend: open failed: no connection to {re.escape(host)}:{port} \(({reason})\)", said
+    ), said
+
+
+@pytest.mark.every_loop
+async def test_a_host_that_has_no_address_is_told_with_the_reason():
+    said = await complaint(f"redis://app:{SECRET}@no-such-host.invalid:6380")
+    reasons = "Name or service not known|Temporary failure in name resolution|No address associated with hostname"
+    assert re.fullmatch(rf".*no connection to no-such-host\.invalid:6380 \(({reasons})\)", said), said
+
+
+async def test_a_socket_that_is_not_there_is_told_by_its_path(tmp_path):
+    path = tmp_path / "socket"
+    assert f"no connection to {path} (No such file or directory)" in await complaint(f"unix://:{SECRET}@{path}")
+
+
+async def test_a_server_that_is_silent_is_told_before_the_patience_of_the_client_ends():
+    assert _dial.CONNECT_TIMEOUT < _engine._CALL_LIMIT
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        said = await complaint(f"redis://app:{SECRET}@{HOST}:{port}?socket_connect_timeout=0.1")
+    assert f"no connection to {HOST}:{port} (no answer within 0.1 s)" in said
+
+
+async def test_a_server_that_hangs_up_is_told_with_the_reason():
+    async with hanging_up() as port:
+        said = await complaint(f"redis://app:{SECRET}@{HOST}:{port}")
+    assert re.search(
+        rf"no connection to {HOST}:{port} \((the connection was closed|Connection reset by peer)\)", said
+    ), said
+
+
+async def test_a_server_without_tls_is_told_by_its_address(redis_server):
+    said = await complaint(f"rediss://app:{SECRET}@{HOST}:{redis_server.port}?socket_connect_timeout=1")
+    assert f"no connection to {HOST}:{redis_server.port} (" in said
+
+
+@contextlib.asynccontextmanager
+async def hanging_up() -> AsyncIterator[int]:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), HOST, 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
+        (OSError("Multiple exceptions: [Errno 111] Connect ('::1', 1), [Errno 111] ..."), "Connection refused"),
+        (OSError("Multiple exceptions: [Errno 113] a, [Errno 111] b"), "No route to host or Connection refused"),
+        (OSError("no number"), "OSError"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), "TLS failed: SSLError"),
+        (ValueError("may be anything"), "ValueError"),
+        (None, "the connection was closed"),
+    ],
+)
+def test_a_reason_is_told_in_the_systems_words(error, reason):
+    assert reason_of(error) == reason
 
 
 # TLS

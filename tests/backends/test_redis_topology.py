@@ -20,6 +20,7 @@ from redis_server import RedisServer
 from fencing_sdk.backends.redis._cluster import SLOTS, SlotMap
 from fencing_sdk.backends.redis._race import first
 from fencing_sdk.backends.redis._settings import settings_from_client, settings_from_url
+from fencing_sdk.backends.redis._unreachable import UnreachableError
 from fencing_sdk.errors import BackendRefusedError
 
 pytest_plugins = ["redis_fixtures"]
@@ -124,9 +125,24 @@ async def test_a_sentinel_that_knows_too_few_others_does_not_count(redis_sentine
                 await place.dial(Ears())
 
 
-async def test_no_sentinel_at_all_is_a_connection_error():
-    with pytest.raises(redis.exceptions.ConnectionError):
-        await dialer(f"redis+sentinel://{dead()},{dead()}/service").dial(Ears())
+async def test_sentinels_that_are_not_reached_are_all_told_with_the_reason():
+    one, other = sorted([dead(), dead()])
+    with pytest.raises(UnreachableError) as unreachable:
+        await dialer(f"redis+sentinel://:hunter2@{other},{one},no-such-host.invalid/service").dial(Ears())
+    assert str(unreachable.value).startswith(
+        f"no connection to {one} (Connection refused), {other} (Connection refused), no-such-host.invalid:26379 ("
+    )
+    assert "hunter2" not in str(unreachable.value)
+
+
+async def test_a_master_that_is_not_where_the_sentinels_say_is_told_so(redis_sentinels):
+    port = redis_sentinels.master.port
+    redis_sentinels.master.kill()
+    with pytest.raises(UnreachableError) as unreachable:
+        await dialer(sentinel_url(redis_sentinels)).dial(Ears())
+    assert str(unreachable.value) == (
+        f"no connection to {HOST}:{port} (Connection refused), where the Sentinels say that the master is"
+    )
 
 
 async def test_a_server_in_the_place_of_a_sentinel_and_the_other_way_round_are_refused(redis_server, redis_sentinels):
@@ -302,6 +318,27 @@ async def test_a_client_of_a_cluster_is_left_alone(redis_cluster):
         assert await client.set("a", "b")
 
 
+async def test_seeds_that_are_not_reached_are_told_with_the_reason():
+    seeds = sorted(dead() for _ in range(7))
+    slots = settings_from_url(f"redis+cluster://:hunter2@{','.join(seeds)}").place
+    assert isinstance(slots, SlotMap)
+    with pytest.raises(UnreachableError) as unreachable:
+        await slots.refresh()
+    told = ", ".join(f"{seed} (Connection refused)" for seed in seeds[:5])
+    assert str(unreachable.value) == f"no connection to {told} and 2 more"
+
+
+async def test_a_node_that_is_not_where_the_cluster_says_is_told_so():
+    slots = settings_from_url(f"redis+cluster://:hunter2@{dead()}").place
+    assert isinstance(slots, SlotMap)
+    node = dead()
+    with pytest.raises(UnreachableError) as unreachable:
+        await slots.dialer(node).dial(Ears())
+    assert str(unreachable.value) == (
+        f"no connection to {node} (Connection refused), where the cluster says that a node is"
+    )
+
+
 # Asking several at once
 
 
@@ -329,7 +366,7 @@ async def test_the_first_answer_counts_and_the_others_are_cancelled():
 
 async def test_what_a_server_says_is_told_rather_than_that_another_is_down():
     async def down() -> int:
-        raise redis.exceptions.ConnectionError
+        raise UnreachableError("here")
 
     async def wrong() -> int:
         raise redis.exceptions.AuthenticationError

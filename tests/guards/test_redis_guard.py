@@ -15,11 +15,12 @@ import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from local_ports import HOST, free_port
 from patience import until
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisClusterException, ResponseError
 from redis_guard_writer import RESOURCE as LEDGER
 from valkey.asyncio import Valkey
 
@@ -731,6 +732,19 @@ RedisGuard("redis://user:secret@h")
     said = python(code).stderr
     assert said.splitlines()[-1].endswith("is not installed; run: pip install 'fencing-sdk[redis]'")
     assert "secret" not in said.split("During handling")[-1].splitlines()[-1]
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster"])
+async def test_a_server_that_is_not_reached_is_told_with_host_port_and_reason_and_without_the_password(scheme):
+    port = free_port()
+    reasons = {f"{HOST}:{port}": "connect call failed", "no-such-host.invalid:6380": "name"}
+    for address, reason in reasons.items():
+        async with RedisGuard(f"{scheme}://app:hunter2@{address}") as guard:
+            with pytest.raises((redis.RedisError, RedisClusterException)) as unreachable:
+                await guard.raise_to("a", NEW)
+        assert address in str(unreachable.value)
+        assert reason in str(unreachable.value).lower()
+        assert "hunter2" not in str(unreachable.value)
 
 
 def test_valkeys_client_needs_no_other_driver(redis_server):

@@ -60,8 +60,8 @@ def cluster(url: str) -> SlotMap:
         ("redis://h/7", Connection, "h:6379", {"db": 7}),
         ("redis://h?db=7", Connection, "h:6379", {"db": 7}),
         ("redis://h:1/7?db_is_not=ours", Connection, "h:1", {"db": 7}),
-        ("redis://[::1]", Connection, "::1:6379", {}),
-        ("redis://[fe80::1]:7000/1", Connection, "fe80::1:7000", {"db": 1}),
+        ("redis://[::1]", Connection, "[::1]:6379", {}),
+        ("redis://[fe80::1]:7000/1", Connection, "[fe80::1]:7000", {"db": 1}),
         ("redis://:pw@h", Connection, "h:6379", {"username": "default", "password": "pw"}),
         ("redis://app:pw@h", Connection, "h:6379", {"username": "app", "password": "pw"}),
         ("redis://a%3Ab:p%40%2F%3F%23%25w@h", Connection, "h:6379", {"username": "a:b", "password": "p@/?#%w"}),
@@ -129,7 +129,7 @@ def test_every_option_of_the_driver_is_one_that_redis_py_knows():
 
 def test_a_connection_tries_once_and_not_for_ever():
     made = server("redis://h").connection()
-    assert made.socket_connect_timeout == 5.0
+    assert made.socket_connect_timeout == 4.0
     assert made.retry.get_retries() == 0
     for options in ("socket_connect_timeout=0.5", "socket_timeout=0.5", "socket_timeout=9&socket_connect_timeout=0.5"):
         assert server(f"redis://h?{options}").connection().socket_connect_timeout == 0.5
@@ -144,7 +144,7 @@ def test_sentinels_and_the_servers_behind_them_have_logins_of_their_own():
         "?sentinel_username=watch&sentinel_password=dog&socket_connect_timeout=2"
     )
     assert found.name == "my service"
-    assert [sentinel.address for sentinel in found.sentinels] == ["s1:26379", "s2:1", "::1:2"]
+    assert [sentinel.address for sentinel in found.sentinels] == ["s1:26379", "s2:1", "[::1]:2"]
     assert {name: behind.arguments[name] for name in ("username", "password", "db")} == {
         "username": "app",
         "password": "pw",

@@ -24,6 +24,8 @@ SLOTS = 16384
 
 _NO_CLUSTER = "the server is not part of a cluster; write redis://host:6379 for a single one"
 
+_BY_CLUSTER = "where the cluster says that a node is"
+
 Address = tuple[str, int]
 Remap = Callable[[Address], Address]
 
@@ -96,7 +98,7 @@ class SlotMap:
     def dialer(self, address: str) -> Dialer:
         """Make a dialer for the ``host:port`` that `address`, MOVED or ASK told."""
         host, _, port = address.rpartition(":")
-        return ServerDialer(self._server.at(*self._reachable((host or self._host, int(port)))))
+        return ServerDialer(self._server.at(*self._reachable((host or self._host, int(port)))), source=_BY_CLUSTER)
 
     def _reachable(self, address: Address) -> Address:
         return address if self._remap is None else self._remap(address)

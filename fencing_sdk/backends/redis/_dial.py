@@ -27,6 +27,7 @@ from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from fencing_sdk.backends._known_driver import KnownDriver
+from fencing_sdk.backends.redis._unreachable import UnreachableError, reason_of
 from fencing_sdk.errors import BackendRefusedError
 
 __all__ = ["BACKEND", "CLIENT_NAME", "REDIS_PY", "Dialer", "Link", "Server", "ServerDialer", "is_unknown_to_server"]
@@ -34,7 +35,8 @@ __all__ = ["BACKEND", "CLIENT_NAME", "REDIS_PY", "Dialer", "Link", "Server", "Se
 BACKEND = "RedisBackend"
 REDIS_PY = KnownDriver("redis", ">=7,<9", backend=BACKEND)
 CLIENT_NAME = "fencing-sdk"
-CONNECT_TIMEOUT = 5.0
+CONNECT_TIMEOUT = 4.0
+"""Seconds; fewer than a client waits for its store to open, so that the error says which server is silent."""
 OLDEST = (6, 2)
 
 _TOO_OLD = "the server does not speak RESP3, or is older than 6.2; Redis 6.2 or newer, or Valkey, is needed"
@@ -68,7 +70,8 @@ class Dialer(Protocol):
 
         Raises:
             BackendRefusedError: the server is no Redis 6.2, or is a Sentinel.
-            redis.exceptions.RedisError: the server cannot be reached, refuses the login, or is a replica.
+            UnreachableError: the server cannot be reached.
+            redis.exceptions.RedisError: the server refuses the login, or is a replica.
             OSError: a certificate file cannot be read.
         """
         ...
@@ -90,7 +93,8 @@ class Server:
         """``host:port``, or the path of a socket."""
         if issubclass(self.kind, UnixDomainSocketConnection):
             return str(self.arguments.get("path", ""))
-        return f"{self.arguments.get('host', 'localhost')}:{self.arguments.get('port', 6379)}"
+        host, port = self.arguments.get("host", "localhost"), self.arguments.get("port", 6379)
+        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
 
     def connection(self) -> Any:
         """Make a connection that is not open yet. It tries once and says what happened."""
@@ -116,13 +120,29 @@ class Server:
 
 
 class ServerDialer:
-    """Dials one server."""
+    """
+    Dials one server.
 
-    def __init__(self, server: Server) -> None:
+    Args:
+        server: How to connect.
+
+        source: Who says that it is there, if not the user; for the error when it is not.
+    """
+
+    def __init__(self, server: Server, *, source: str = "") -> None:
         self.server = server
+        self._source = source
 
     async def dial(self, protocol: asyncio.Protocol) -> Link:
         """See `Dialer.dial`."""
+        try:
+            return await self._dial(protocol)
+        except UnreachableError as error:
+            if not self._source:
+                raise
+            raise UnreachableError(*(f"{place}, {self._source}" for place in error.places)) from error
+
+    async def _dial(self, protocol: asyncio.Protocol) -> Link:
         async with _logged_in(self.server) as connection:
             hello = await _speak_resp3(connection)
             version = _check(hello)
@@ -142,9 +162,12 @@ async def _logged_in(server: Server) -> AsyncIterator[Any]:
         async with asyncio.timeout(patience):
             await _log_in(connection)
             yield connection
-    except TimeoutError:
-        msg = "The server did not answer within the connect timeout"
-        raise RedisTimeoutError(msg) from None
+    except (TimeoutError, RedisTimeoutError) as error:
+        raise UnreachableError.at(server.address, f"no answer within {patience:g} s") from error
+    except RedisConnectionError as error:
+        if type(error) is not RedisConnectionError:  # a refusal of the login is one as well
+            raise
+        raise UnreachableError.at(server.address, reason_of(error.__context__)) from error
     finally:
         await _abort(connection)
 

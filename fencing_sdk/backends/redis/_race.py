@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from fencing_sdk.backends.redis._unreachable import UnreachableError
 
 __all__ = ["first"]
 
@@ -22,7 +21,8 @@ async def first(questions: Sequence[Callable[[], Awaitable[T]]]) -> T:
     Return the first answer to any of *questions*. Those that nobody needs any more are cancelled and waited for.
 
     Raises:
-        Exception: every one failed; this is the error of one that was reached, if any was.
+        UnreachableError: no server was reached; it names all of them.
+        Exception: every one failed; this is the error of one that was reached.
     """
     left = list(reversed(questions))
     asked: set[asyncio.Task[T]] = set()
@@ -37,7 +37,7 @@ async def first(questions: Sequence[Callable[[], Awaitable[T]]]) -> T:
                 if error is None:
                     return task.result()
                 errors.append(error)
-        raise max(errors, key=_was_reached)
+        raise _most_telling(errors)
     finally:
         for task in asked:
             task.cancel()
@@ -48,6 +48,7 @@ async def _asked(question: Callable[[], Awaitable[T]]) -> T:
     return await question()
 
 
-def _was_reached(error: BaseException) -> bool:
-    """Whether *error* is what a server said, which tells more than that another is down."""
-    return type(error) not in {RedisConnectionError, RedisTimeoutError}
+def _most_telling(errors: Sequence[BaseException]) -> BaseException:
+    """What a server said tells more than that another one is down."""
+    silent = [error for error in errors if isinstance(error, UnreachableError)]
+    return next((error for error in errors if error not in silent), None) or UnreachableError.of_all(silent)

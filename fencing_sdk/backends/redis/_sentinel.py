@@ -21,6 +21,7 @@ from fencing_sdk.errors import BackendRefusedError
 __all__ = ["SentinelDialer", "Service"]
 
 _NO_SENTINEL = "the server is no Sentinel; the hosts of redis+sentinel:// are Sentinels, mostly on port 26379"
+_BY_SENTINELS = "where the Sentinels say that the master is"
 _DOWN = {b"s_down", b"o_down"}
 
 
@@ -43,7 +44,8 @@ class Service:
 
         Raises:
             MasterNotFoundError: no Sentinel that was reached knows a master that is up.
-            redis.exceptions.RedisError: no Sentinel was reached, or it refused the login.
+            UnreachableError: no Sentinel was reached.
+            redis.exceptions.RedisError: a Sentinel refused the login.
         """
         return await first([_Question(self, sentinel) for sentinel in self.sentinels])
 
@@ -87,4 +89,5 @@ class SentinelDialer:
 
     async def dial(self, protocol: asyncio.Protocol) -> Link:
         """See `fencing_sdk.backends.redis._dial.Dialer.dial`."""
-        return await ServerDialer(self._server.at(*await self._service.master())).dial(protocol)
+        server = self._server.at(*await self._service.master())
+        return await ServerDialer(server, source=_BY_SENTINELS).dial(protocol)

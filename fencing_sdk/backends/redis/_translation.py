@@ -19,6 +19,7 @@ from fencing_sdk.backends._our_errors import OurErrors
 from fencing_sdk.backends.redis._dial import BACKEND
 from fencing_sdk.backends.redis._node import UnconfirmedError
 from fencing_sdk.backends.redis._pipe import PipeError, ReplyError
+from fencing_sdk.backends.redis._unreachable import UnreachableError
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 Verdict = tuple[type[BackendError], str]
@@ -52,7 +53,6 @@ CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
     (driver.BusyLoadingError, CODES["LOADING"]),
     (driver.ReadOnlyError, CODES["READONLY"]),
     (driver.ClusterDownError, CODES["CLUSTERDOWN"]),
-    (driver.TimeoutError, (BackendUnavailableError, "the server did not answer while a connection was opened")),
     (ssl.SSLCertVerificationError, (BackendRefusedError, "the server's certificate is not trusted")),
     (FileNotFoundError, (BackendRefusedError, "a file that the URL or the client names does not exist")),
     (MasterNotFoundError, (BackendUnavailableError, "no Sentinel knows a master that is up; is the service right?")),
@@ -68,6 +68,8 @@ def translated(operation: str, error: Exception) -> BackendError:
     """Make the error of the contract for *error*, most specific first."""
     if isinstance(error, BackendError):
         return error
+    if isinstance(error, UnreachableError):
+        return BackendUnavailableError(BACKEND, operation, str(error))
     kind, hint = _verdict(error)
     word = error.code if isinstance(error, ReplyError) else type(error).__name__
     return kind(BACKEND, operation, f"{hint} ({word})")
