@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import campaigns
 import pytest
 from blockbuster import blockbuster_ctx
 
@@ -45,14 +46,23 @@ def _loops() -> dict[str, LoopFactory]:
     return loops
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--campaigns", action="store_true", help="play all campaigns in full length"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_loop: run on asyncio, on asyncio with eager tasks (3.12+), and on uvloop")
+    config.addinivalue_line("markers", "campaign: repeats one thing many times, and many more times with --campaigns")
+    campaigns.choose(full=config.getoption("--campaigns"))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """More processes than cores, because most tests wait; a few modules run faster in one process."""
-    named = [argument.partition("::")[0] for argument in config.args]
-    if len(named) <= 3 and all(name.endswith(".py") for name in named):
+    named = {argument.partition("::")[0] for argument in config.args}
+    few = len(named) <= 3 and all(name.endswith(".py") for name in named)
+    if few or "PYTEST_XDIST_WORKER" in os.environ:  # a test that runs pytest is one of several at a time itself
         return 0
     return (os.cpu_count() or 2) + 4
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import hypothesis.strategies as st
-from fuzzing import checked
+from fuzzing import repeated
 from hypothesis import Phase, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -346,5 +346,5 @@ def check(store: Store, *, shrink: bool = True) -> None:
     """Run the machine; raises what it finds. Without *shrink* the first story that fails will do."""
     machine = type("Machine", (ClientsAndModel,), {"store": store})
     found = tuple(phase for phase in Phase if phase is not Phase.explain and (shrink or phase is not Phase.shrink))
-    chosen = settings(checked(store.examples), stateful_step_count=store.steps, phases=found)
+    chosen = settings(repeated(store.examples), stateful_step_count=store.steps, phases=found)
     run_state_machine_as_test(machine, settings=chosen)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import hypothesis.strategies as st
+import pytest
+from campaigns import amount
 from hypothesis import settings
+
+Test = TypeVar("Test", bound=Callable[..., Any])
 
 SEED_SIZE = 100_000
 """Characters or bytes of the long inputs: more than any store, proxy or file of ours hands in as one piece."""
@@ -15,9 +20,18 @@ WORK = 5.0
 """Seconds of processor time for one long input. What is quadratic in `SEED_SIZE` needs more."""
 
 
-def checked(examples: int) -> settings:
-    """Settings that repeat themselves; no health check is switched off."""
+def repeated(examples: int) -> settings:
+    """Settings that give the same examples in every run; no health check is switched off."""
     return settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+
+
+def checked(examples: int) -> Callable[[Test], Test]:
+    """Make a test a campaign of so many examples, of which every run has a fifth."""
+
+    def decorate(test: Test) -> Test:
+        return pytest.mark.campaign(repeated(amount(examples, short=examples // 5))(test))
+
+    return decorate
 
 
 @contextlib.contextmanager

@@ -1,0 +1,23 @@
+"""
+How far the tests search for faults: a short way in every run, and all the way with ``pytest --campaigns``.
+
+A campaign repeats one test with thousands of histories, examples or faults. Its short version finds what is broken
+outright, so it belongs to every run; what is rare shows in the long version, which has its own run in CI:
+``pytest --campaigns -m campaign``.
+"""
+
+from __future__ import annotations
+
+import os
+
+_FULL = "FENCING_TEST_CAMPAIGNS"
+
+
+def choose(*, full: bool) -> None:
+    """Say how long all campaigns are, before pytest imports the test modules; child processes are told, too."""
+    os.environ[_FULL] = "full" if full else ""
+
+
+def amount(full: int, *, short: int) -> int:
+    """How many examples, histories or seconds this run is for."""
+    return full if os.environ.get(_FULL) else short
