@@ -47,9 +47,7 @@ def _loops() -> dict[str, LoopFactory]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--campaigns", action="store_true", help="play all campaigns in full length"
-    )
+    parser.addoption("--campaigns", action="store_true", help="play all campaigns in full length")
 
 
 def pytest_configure(config: pytest.Config) -> None:

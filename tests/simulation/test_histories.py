@@ -1,5 +1,6 @@
 """Histories from seeds: nothing is broken, everything happens, and one seed is one history."""
 
+import functools
 import hashlib
 import os
 import re
@@ -8,15 +9,17 @@ import sys
 from collections import Counter, defaultdict
 
 import pytest
+from campaigns import amount
 
-from fencing_sdk import ConfigurationError
-from fencing_sdk.testing.history import Verdict
+from fencing_sdk import ConfigurationError, LossReason
+from fencing_sdk._lease_state import LeaseState
+from fencing_sdk.testing.history import Report, Verdict
 from fencing_sdk.testing.simulation import Fault, Script, Visit, play, play_seeds, run_campaign, write_script
+from fencing_sdk.testing.simulation._play import History
 from fencing_sdk.testing.simulation._script import THEMES
 
-HISTORIES = int(os.environ.get("FENCING_HISTORIES", "10000"))
-"""Fewer are enough under a coverage tracer, and where another version of Python plays them beside."""
-PART = 1000
+HISTORIES = amount(10_000, short=500)
+PART = amount(1000, short=250)
 PARTS = [range(start, min(start + PART, HISTORIES)) for start in range(0, HISTORIES, PART)]
 MODULE = "fencing_sdk.testing.simulation"
 
@@ -29,6 +32,7 @@ def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedP
     return subprocess.run(run, env=environment, capture_output=True, text=True, timeout=580)
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", PARTS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 def test_nothing_is_broken(seeds: range, capsys: pytest.CaptureFixture[str]):
@@ -104,10 +108,19 @@ def test_every_theme_and_every_kind_of_fault_happens():
     assert len(kinds) >= 18
 
 
+SEVERAL = range(160)
+
+
+@functools.cache
+def history(seed: int) -> History:
+    """The history of *seed*, played once for all tests that look at several."""
+    return play(write_script(seed))
+
+
 def test_every_fault_leaves_its_traces():
     traces: Counter[str] = Counter()
-    for seed in range(160):
-        for line in play(write_script(seed)).lines:
+    for seed in SEVERAL:
+        for line in history(seed).lines:
             traces[line["kind"]] += 1
             traces[
                 f"{line['kind']} {line.get('what') or line.get('reason') or line.get('why') or line.get('how')}"
@@ -141,10 +154,10 @@ BEGUN = re.compile("a(s?n|h[-s]*l?[-s]*r?)?")
 
 def test_every_acquisition_is_told_from_its_one_beginning_to_its_one_end():
     told: Counter[str] = Counter()
-    for seed in range(160):
+    for seed in SEVERAL:
         acquisitions: dict[tuple[str, str], str] = defaultdict(str)
         crashed: set[str] = set()
-        for line in play(write_script(seed)).lines:
+        for line in history(seed).lines:
             actor, kind = line["actor"], line["kind"]
             if kind in LETTERS:
                 acquisitions[actor, line["holder"]] += LETTERS[kind]
@@ -160,7 +173,9 @@ def test_every_acquisition_is_told_from_its_one_beginning_to_its_one_end():
 
 
 def test_faults_have_effects():
-    report = play_seeds(range(160)).report
+    report = Report()
+    for seed in SEVERAL:
+        report.add(history(seed).report)
     assert report.observed["losses"] >= 60
     assert report.observed["refusals"] >= 20
     assert report.observed["hand-overs"] >= 300
@@ -207,9 +222,13 @@ def test_seeds_that_once_failed_stay_mended(seed: int):
 
 
 def test_an_error_in_a_task_that_nobody_waits_for_is_found(monkeypatch: pytest.MonkeyPatch):
-    def fail(_: object) -> None:
-        raise ZeroDivisionError
+    watch_deadline = LeaseState.watch_deadline
 
-    monkeypatch.setattr("fencing_sdk._lease._look_again", fail)
+    def fail(state: LeaseState) -> None:
+        watch_deadline(state)
+        if state.lost is LossReason.EXPIRED:  # a timer of the loop has called
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(LeaseState, "watch_deadline", fail)
     broken = [play(write_script(seed)).report.rules for seed in range(8)]
     assert any("failed" in rules for rules in broken)
