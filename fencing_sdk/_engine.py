@@ -24,6 +24,7 @@ from fencing_sdk._heartbeat import Heartbeat
 from fencing_sdk._lease import Lease
 from fencing_sdk._lease_report import LeaseReport
 from fencing_sdk._lease_state import LeaseState
+from fencing_sdk._loops import running_loop
 from fencing_sdk._releases import Releases
 from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsLossNotice, SupportsOpen
 from fencing_sdk.errors import LossReason, StaleTokenError, UsageError
@@ -36,12 +37,12 @@ class Engine:
     """The running part of one client. It is the keeper of its leases."""
 
     def __init__(self, backend: Backend, clock: Clock, observers: Observers, *, watch_stalls: bool) -> None:
+        self._loop = running_loop()
         scope_class()  # the first anyio call imports a backend for 0.1 s: now, not during the first lease
         self._backend = backend
         self._clock = clock
         self._observers = observers
         self._report = LeaseReport(observers, clock)
-        self._loop = asyncio.get_running_loop()
         self._generation = generation()
         self._errands = Errands(backend, clock)
         self._heartbeat = Heartbeat(backend, clock, self._errands, observers, watch_stalls=watch_stalls)
@@ -76,9 +77,9 @@ class Engine:
         Raise if no lease can be kept here.
 
         Raises:
-            UsageError: another event loop, a closed client, or a failed heartbeat.
+            UsageError: another event loop or none, a client that is closed or still opens, or a failed heartbeat.
         """
-        if asyncio.get_running_loop() is not self._loop:
+        if running_loop() is not self._loop:
             msg = "this client was opened in another event loop; open one client for each loop"
             raise UsageError(msg)
         if self._closing.begun:
@@ -197,7 +198,7 @@ class Engine:
         Raises:
             UsageError: it has not begun, or goes on in another event loop.
         """
-        elsewhere = asyncio.get_running_loop() is not self._loop
+        elsewhere = running_loop() is not self._loop
         if elsewhere and self._loop.is_closed():
             msg = "this client was left open in an event loop that is gone; close it first: await client.aclose()"
             raise UsageError(msg)
@@ -229,7 +230,7 @@ class Engine:
             self._closing.over = True
         if self._closing.over:
             return
-        if asyncio.get_running_loop() is not self._loop:
+        if running_loop() is not self._loop:
             self._leave_dead_loop()
         await self._closing.join(self._close)
 
@@ -238,7 +239,7 @@ class Engine:
         if not self._loop.is_closed():
             msg = "this client was opened in another event loop, which still exists; close it there"
             raise UsageError(msg)
-        self._loop = asyncio.get_running_loop()
+        self._loop = running_loop()
         self._errands = Errands(self._backend, self._clock)
         self._releases.errands = self._errands
         self._closing = Closing(self._releases.held)

@@ -138,16 +138,26 @@ class Heartbeat:
         self._suspends.end(self)
 
     async def renew_now(self, lease: LeaseState) -> None:
-        """Renew one lease outside its turn."""
+        """
+        Renew one lease outside its turn.
+
+        Raises:
+            LeaseLostError: the lease is over, also when it was released meanwhile.
+            BackendError: the store did not answer.
+        """
         sent_at = self._clock.now()
         limit = min(lease.timing.heartbeat_interval, lease.deadline - sent_at)
-        answers = await self._errands.ask("renew", lambda: self._backend.renew((lease.claim,)), limit)
+        try:
+            answers = await self._errands.ask("renew", lambda: self._backend.renew((lease.claim,)), limit)
+        except BackendUnavailableError:
+            lease.check()
+            raise
+        lease.check()
         _check_count(answers, (lease.claim,), self._backend)
         self._apply(lease, answers[0], sent_at, "")
+        lease.check()
         if answers[0] is Renewal.UNKNOWN:
             raise BackendUnavailableError(backend_name(self._backend), "renew")
-        if lease.lost_reason is not None:
-            raise lease.loss()
 
     async def _beat(self) -> None:
         """Send what is due, one call in each turn of the loop."""

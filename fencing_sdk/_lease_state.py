@@ -29,6 +29,7 @@ import anyio
 from fencing_sdk._claim import Claim, Token
 from fencing_sdk._clock import Clock
 from fencing_sdk._fork import generation
+from fencing_sdk._loops import running_loop
 from fencing_sdk._timing import Timing
 from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, UsageError, shown
 
@@ -219,7 +220,7 @@ class LeaseState:
         Raises:
             UsageError: this is another loop.
         """
-        if self.generation == generation() and asyncio.get_running_loop() is not self.loop:
+        if self.generation == generation() and running_loop() is not self.loop:
             msg = (
                 f"lease on {shown(self.name)} belongs to another event loop; "
                 "from a thread use anyio.from_thread.run or asyncio.run_coroutine_threadsafe"

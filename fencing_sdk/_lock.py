@@ -85,10 +85,9 @@ class Lock:
 
     def _refuse_own_deadlock(self) -> None:
         """A task that waits for a lock which it holds itself would wait for ever: the heartbeat renews it."""
-        mine = asyncio.current_task()
         for lease in map(state_of, held_here()):
             same = lease.claim.name == self._terms.store_name and lease.keeper is self._engine()
-            if same and lease.task is mine and lease.held:
+            if same and lease.held and lease.task is asyncio.current_task():
                 msg = f"this task holds lock {shown(self.name)} already; locks are not reentrant"
                 raise UsageError(msg)
 

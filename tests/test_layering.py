@@ -11,7 +11,7 @@ PACKAGE = Path(fencing_sdk.__file__).parent
 
 FLOORS = [
     {"errors", "_claim", "_clock", "_fork", "_cancellation", "_wakeup"},
-    {"_timing", "_names", "_events", "_wire", "_schedule", "_places"},
+    {"_timing", "_names", "_events", "_wire", "_schedule", "_places", "_loops"},
     {"abc", "_template", "_recording"},
     {"_lease_state", "_stall", "_alarms", "_suspend", "_acquisition_report", "_queue_place"},
     {"_lease", "_lease_report", "_errands", "_cohort"},

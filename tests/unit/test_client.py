@@ -177,6 +177,51 @@ async def test_closing_tells_those_who_hold_and_those_who_wait(stage):
         await waiting
 
 
+# Without asyncio
+
+
+def without_asyncio(call):
+    """Run *call* as trio would: a coroutine that is driven while no asyncio loop runs."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waits")
+
+
+NO_ASYNCIO = r"works on asyncio and uvloop, not on trio or curio \(with anyio: backend=\"asyncio\"\)"
+
+
+def test_a_client_that_is_entered_without_asyncio_says_what_it_needs():
+    client = connect("memory://")
+    with pytest.raises(UsageError, match=NO_ASYNCIO):
+        without_asyncio(client.__aenter__())
+    assert repr(client).endswith("closed>")
+    without_asyncio(client.aclose())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda client, _: client.aclose(),
+        lambda client, _: client.__aenter__(),
+        lambda client, _: client.inspect("a"),
+        lambda client, _: client.lock("b").acquire(),
+        lambda client, _: client.lock("b").__aenter__(),
+        lambda client, _: client.locked("b")(asyncio.sleep)(0),
+        lambda _, lease: lease.release(),
+        lambda _, lease: lease.renew(),
+        lambda _, lease: lease.wait_lost(),
+    ],
+)
+async def test_so_does_everything_of_an_open_client(use):
+    async with connect("memory://") as client:
+        lease = await client.lock("a").acquire()
+        with pytest.raises(UsageError, match=NO_ASYNCIO):
+            await asyncio.to_thread(lambda: without_asyncio(use(client, lease)))
+        await lease.release()
+
+
 # What its locks share
 
 

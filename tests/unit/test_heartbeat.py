@@ -545,10 +545,11 @@ async def test_renewing_now_is_bounded_by_the_deadline_it_defends():
     async with Bench() as bench:
         bench.store.delay = 3600
         lease = bench.lease(sent_ago=VALID - 0.5)
-        with pytest.raises(BackendUnavailableError):
+        with pytest.raises(LeaseLostError) as lost:
             await bench.renew(lease)
         assert now() < 0.6
-        assert lease.lost_reason is LossReason.EXPIRED
+        assert lost.value.reason is LossReason.EXPIRED
+        assert isinstance(lost.value.__context__, BackendUnavailableError)
 
 
 @in_virtual_time

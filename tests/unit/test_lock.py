@@ -185,6 +185,28 @@ async def test_renewing_by_hand_without_an_answer_is_no_loss(stage):
     await lease.release()
 
 
+async def test_a_lease_that_is_released_while_it_is_renewed_by_hand_is_over(stage):
+    """The store may have renewed it before it was released: both answers are under way."""
+    lease = await stage.lock(heartbeat_interval=2).acquire()
+    stage.network.delay("renew", 0.05)
+    renewing = asyncio.create_task(lease.renew())
+    await asyncio.sleep(0.01)
+    await lease.release()
+    with pytest.raises(LeaseLostError, match="given back"):
+        await renewing
+    assert [event.kind for event in stage.events] == ["acquiring", "acquired", "released"]
+
+
+async def test_so_it_is_when_the_renewal_gets_no_answer(stage):
+    lease = await stage.lock(heartbeat_interval=0.1).acquire()
+    stage.network.hang("renew")
+    renewing = asyncio.create_task(lease.renew())
+    await asyncio.sleep(0.01)
+    await lease.release()
+    with pytest.raises(LeaseLostError, match="given back"):
+        await renewing
+
+
 async def test_max_hold_ends_work_that_would_be_renewed_for_ever(stage):
     async def caller():
         async with stage.lock(ttl=2, heartbeat_interval=0.1, max_hold=2.2):
