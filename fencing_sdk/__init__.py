@@ -1,25 +1,10 @@
 """Distributed locks for asyncio: leases that cancel the work in time, and tokens that fence it off."""
 
-from fencing_sdk._claim import Holder, Token
 from fencing_sdk._client import LockClient, connect
 from fencing_sdk._current import current_lease, current_token
-from fencing_sdk._events import (
-    Acquired,
-    Acquiring,
-    Event,
-    FenceRaised,
-    Lost,
-    NotAcquired,
-    NotAcquiredReason,
-    Observer,
-    Released,
-    RenewalFailed,
-    RenewalLate,
-    Renewed,
-    StaleRejected,
-)
 from fencing_sdk._lease import Lease
 from fencing_sdk._lock import Lock
+from fencing_sdk._values.claim import Holder, Token
 from fencing_sdk.errors import (
     AcquireError,
     AcquireTimeoutError,
@@ -36,6 +21,21 @@ from fencing_sdk.errors import (
     StaleTokenError,
     UnsupportedError,
     UsageError,
+)
+from fencing_sdk.events import (
+    Acquired,
+    Acquiring,
+    Event,
+    FenceRaised,
+    Lost,
+    NotAcquired,
+    NotAcquiredReason,
+    Observer,
+    Released,
+    RenewalFailed,
+    RenewalLate,
+    Renewed,
+    StaleRejected,
 )
 
 __version__ = "0.1.0"

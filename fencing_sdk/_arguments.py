@@ -11,9 +11,9 @@ import unicodedata
 from collections.abc import Sequence
 from typing import cast
 
-from fencing_sdk._acquire import DEFAULT_BACKOFF, Backoff
-from fencing_sdk._clock import BootClock, Clock
-from fencing_sdk._names import check_name
+from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Backoff
+from fencing_sdk._values.clock import BootClock, Clock
+from fencing_sdk._values.names import check_name
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, shown
 

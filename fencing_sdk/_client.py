@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
-from fencing_sdk._acquire import DEFAULT_BACKOFF, Backoff, Terms
 from fencing_sdk._arguments import (
     check_backend,
     check_backoff,
@@ -23,20 +22,22 @@ from fencing_sdk._arguments import (
     check_metadata,
     check_watch_stalls,
 )
-from fencing_sdk._claim import Holder
-from fencing_sdk._clock import Clock
-from fencing_sdk._engine import Engine
-from fencing_sdk._errands import backend_name
-from fencing_sdk._events import Observer, Observers
+from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Backoff, Terms
+from fencing_sdk._engine.engine import Engine
+from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._lock import Lock
-from fencing_sdk._names import check_name, check_namespace, in_namespace
+from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._recording import Recorder
-from fencing_sdk._template import NameTemplate
-from fencing_sdk._timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, seconds
-from fencing_sdk._wire import ENV_RECORD, ENV_URL
+from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.names import check_name, check_namespace, in_namespace
+from fencing_sdk._values.observers import Observers
+from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, seconds
+from fencing_sdk._values.wire import ENV_RECORD, ENV_URL
 from fencing_sdk.abc import Backend, Guard
 from fencing_sdk.backends import from_url
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
+from fencing_sdk.events import Observer
 
 P = ParamSpec("P")
 R = TypeVar("R")

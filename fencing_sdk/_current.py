@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from fencing_sdk._claim import Token
 from fencing_sdk._lease import Lease
+from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import NoLeaseError
 
 _leases: ContextVar[tuple[Lease, ...]] = ContextVar("fencing_sdk_leases", default=())

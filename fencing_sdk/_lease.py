@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import warnings
 
-from fencing_sdk._claim import Token
-from fencing_sdk._fork import generation
-from fencing_sdk._lease_state import LeaseState
-from fencing_sdk._wire import token_headers
+from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.process import generation
+from fencing_sdk._values.wire import token_headers
 from fencing_sdk.errors import LossReason, shown
 
 
@@ -37,7 +37,7 @@ class Lease:
         if state is None or state.released or state.generation != generation():
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock
-            state.loop.call_soon_threadsafe(state.keeper.dropped, state)
+            state.loop.call_soon_threadsafe(state.keeper.on_garbage_collected, state)
         if state.lost is None:
             message = f"lease on {shown(state.name)} (token {state.number:d}) was dropped without release"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)

@@ -12,12 +12,12 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-from fencing_sdk._acquire import Terms
 from fencing_sdk._current import held_here
-from fencing_sdk._engine import Engine
-from fencing_sdk._fences import Fences
+from fencing_sdk._engine.acquisition import Terms
+from fencing_sdk._engine.engine import Engine
+from fencing_sdk._engine.fences import Fences
+from fencing_sdk._engine.lease_scope import LeaseScope
 from fencing_sdk._lease import Lease, state_of
-from fencing_sdk._lease_scope import LeaseScope
 from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown
 
 

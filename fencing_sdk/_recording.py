@@ -13,9 +13,9 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from fencing_sdk._clock import BootClock, Clock
-from fencing_sdk._events import Event
+from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.events import Event
 
 
 class SupportsRecord(Protocol):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal, Token
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Token
 from fencing_sdk.errors import LossReason
 
 __all__ = [

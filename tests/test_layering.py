@@ -1,4 +1,4 @@
-"""The house keeps its floors: imports go down, never up or sideways, and some words have one home."""
+"""The house keeps its rooms: imports go where the map allows, never in a circle, and some words have one home."""
 
 import ast
 from pathlib import Path
@@ -9,35 +9,40 @@ import fencing_sdk
 
 PACKAGE = Path(fencing_sdk.__file__).parent
 
-FLOORS = [
-    {"errors", "_claim", "_clock", "_fork", "_cancellation", "_wakeup"},
-    {"_timing", "_names", "_events", "_wire", "_schedule", "_places", "_loops"},
-    {"abc", "_template", "_recording"},
-    {"_lease_state", "_stall", "_alarms", "_suspend", "_acquisition_report", "_queue_place"},
-    {"_lease", "_lease_report", "_errands", "_cohort"},
-    {"_current", "_heartbeat", "_acquire", "_fences", "_closing", "_releases"},
-    {"_lease_scope"},
-    {"_engine"},
-    {"_lock", "_arguments"},
-    {"_client"},
-]
-GROUND = {name for floor in FLOORS[:3] for name in floor} - {"_template", "_recording"}
-SHARED = "_rest"
-"""A room below the backends and the guards, which both may enter."""
+ROOMS = {
+    "errors": set(),
+    "_values": {"errors", "events"},
+    "events": {"errors"},
+    "abc": {"errors", "_values"},
+    "_http": {"errors", "_values"},
+    "_etcd": {"errors", "_values", "_http"},
+    "backends": {"errors", "events", "abc", "_values", "_http", "_etcd"},
+    "guards": {"errors", "events", "abc", "_values", "_http", "_etcd"},
+    "_engine": {"errors", "events", "abc", "_values", "_lease", "_current"},
+    "_name_template": {"errors", "_values"},
+    "_recording": {"errors", "events", "_values"},
+    "_lease": {"errors", "_values", "_engine.lease_state"},
+    "_current": {"errors", "_values", "_lease", "_engine.lease_state"},
+    "_lock": {"errors", "events", "abc", "_values", "_engine", "_lease", "_current"},
+    "_arguments": {"errors", "events", "abc", "_values", "_engine"},
+    "_client": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_arguments", "_name_template"}
+    | {"_recording", "backends", "_current"},
+}
+"""Which rooms a room may enter besides itself. A room is a folder, or a module at the front."""
 EDGES = ("integrations", "testing", "cli")
 CHECKER = "testing.history"  # imports nothing but the errors, so that the command line may use it too
 
 ONE_HOME = {
-    "CancelScope": {"_cancellation", "_lease_state", "_suspend"},  # the lease's, the shield around a release, sleeps
+    "CancelScope": {"_engine.cancellation", "_engine.lease_state", "_engine.sleeps"},
     "ContextVar": {"_current"},
-    "tenacity": {"_acquire"},
-    "secrets": {"_claim"},
-    "aiohttp": {"_rest", "backends.kahuna", "integrations"},
-    "threading": {"_stall", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files", "cli"},
+    "tenacity": {"_engine.acquisition"},
+    "secrets": {"_values.claim"},
+    "aiohttp": {"_http", "_etcd", "backends.kahuna", "integrations"},
+    "threading": {"_engine.stalls", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files", "cli"},
 }
-TIME_HOME = {"_clock"}
+TIME_HOME = {"_values.clock"}
 FRAMEWORKS = {
-    "aiohttp": {"_rest", "backends.kahuna", "integrations.aiohttp"},
+    "aiohttp": {"_http", "_etcd", "backends.kahuna", "integrations.aiohttp"},
     "fastapi": {"integrations.fastapi"},
     "httpx": set(),  # recognised by what its objects can do
     "httpx2": set(),
@@ -45,7 +50,7 @@ FRAMEWORKS = {
     "multidict": {"backends.kahuna", "integrations.aiohttp"},
     "starlette": set(),
 }
-HEADER_HOME = {"_wire"}
+HEADER_HOME = {"_values.wire"}
 
 
 def modules() -> dict[str, Path]:
@@ -58,19 +63,16 @@ def modules() -> dict[str, Path]:
 
 def imports(path: Path) -> set[str]:
     """Every fencing_sdk module that *path* imports, in functions and for typing too."""
+    known = {f"fencing_sdk.{name}" for name in modules()}
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: import by exact path, not relative to a package"
-            found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name.removeprefix("fencing_sdk.") for name in found if name.startswith("fencing_sdk")} & modules().keys()
-
-
-def floor(module: str) -> int | None:
-    return next((level for level, names in enumerate(FLOORS) if module in names), None)
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names} & known
+            found |= submodules or {node.module}
+    return {name.removeprefix("fencing_sdk.") for name in found & known}
 
 
 def room(module: str) -> str:
@@ -78,33 +80,20 @@ def room(module: str) -> str:
 
 
 def allowed(importer: str, imported: str) -> bool:
+    """Whether the module *importer* may import the module *imported*."""
     if room(importer) == "cli" and imported == CHECKER:
         return True
-    if importer == "" or room(importer) in EDGES or importer == "__main__":
+    if importer in {"", "__main__"} or room(importer) in EDGES:
         return room(imported) not in EDGES or room(importer) in {room(imported), "__main__"}
-    if room(importer) in {"backends", "guards"}:
-        return imported in GROUND or room(imported) in {room(importer), SHARED}
-    if room(importer) == SHARED:
-        return imported in GROUND or room(imported) == SHARED
-    above = floor(importer)
-    below = floor(imported)
-    if importer == "_client" and imported == "backends":
-        return True
-    return above is not None and below is not None and below < above
+    return room(imported) == room(importer) or bool({room(imported), imported} & ROOMS[room(importer)])
 
 
-def test_every_module_of_the_engine_has_a_floor():
-    homeless = [
-        name
-        for name in modules()
-        if name not in {"", "__main__"}
-        and room(name) not in {"backends", "guards", SHARED, *EDGES}
-        and floor(name) is None
-    ]
+def test_every_module_has_a_room():
+    homeless = {room(name) for name in modules()} - {"", "__main__", *ROOMS, *EDGES}
     assert not homeless
 
 
-def test_imports_go_down():
+def test_imports_go_where_they_may():
     wrong = [
         f"{importer or 'fencing_sdk'} imports {imported}"
         for importer, path in modules().items()
@@ -114,16 +103,34 @@ def test_imports_go_down():
     assert not wrong
 
 
+def test_no_module_is_imported_by_what_it_imports():
+    """Not by way of others either. A package's `__init__` counts as a module of its own."""
+    below = {name: imports(path) - {name, ""} for name, path in modules().items() if name}
+    begun, done = set(), set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in begun, " -> ".join((*trail, name))
+        if name not in done:
+            begun.add(name)
+            for imported in below[name]:
+                visit(imported, (*trail, name))
+            begun.discard(name)
+            done.add(name)
+
+    for name in below:
+        visit(name, ())
+
+
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("_lease", "_heartbeat"),
-        ("backends.memory", "_engine"),
+        ("_lease", "_engine.heartbeat"),
+        ("backends.memory", "_engine.engine"),
         ("guards.memory", "_lease"),
         ("guards.memory", "backends.memory"),
-        ("_rest.pool", "backends.kahuna"),
-        ("_lease", "_rest.pool"),
-        ("_claim", "errors"),
+        ("_http.pool", "backends.kahuna"),
+        ("_lease", "_http.pool"),
+        ("_values.claim", "abc"),
         ("_client", "testing.faults"),
         ("", "cli"),
         ("cli.check", "testing.world"),

@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
-from fencing_sdk._clock import BootClock, Clock, wall_micros
-from fencing_sdk._wakeup import WakeUp
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.clock import BootClock, Clock, wall_micros
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._table import LockTable, token_source
+from fencing_sdk.backends._shared.lock_table import LockTable, token_source
+from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.errors import ConfigurationError, LossReason
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from fencing_sdk._events import keep_off_console
+from fencing_sdk._values.observers import keep_off_console
 
 _USAGE = 2
 

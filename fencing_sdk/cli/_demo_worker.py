@@ -18,9 +18,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fencing_sdk._client import connect
-from fencing_sdk._events import keep_off_console
 from fencing_sdk._lease import Lease
 from fencing_sdk._recording import Recorder
+from fencing_sdk._values.observers import keep_off_console
 from fencing_sdk.errors import LeaseLostError, StaleTokenError
 from fencing_sdk.guards.sql import SqlGuard
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Literal
 
-from fencing_sdk._clock import wall_seconds
+from fencing_sdk._values.clock import wall_seconds
 
 OnLoss = Literal["term", "kill", "warn"]
 

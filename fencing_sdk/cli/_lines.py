@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fencing_sdk._claim import TOKEN_LIMIT
+from fencing_sdk._values.claim import TOKEN_LIMIT
 from fencing_sdk.errors import ConfigurationError, shown
 
 Line = dict[str, Any]

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from fencing_sdk._recording import Recorder
-from fencing_sdk._wire import ENV_RECORD
+from fencing_sdk._values.wire import ENV_RECORD
 from fencing_sdk.cli._demo_worker import BANK, GUARDED, LOCKS, RECORDING, UNGUARDED
 from fencing_sdk.cli._lines import Line, parse_line
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fencing_sdk._wire import ENV_RECORD
+from fencing_sdk._values.wire import ENV_RECORD
 from fencing_sdk.cli._demo_worker import ACCOUNT, BANK, RECORDING
 from fencing_sdk.cli._evidence import BEFORE, BY_A, BY_B, A, B, Evidence
 from fencing_sdk.cli._lines import Line

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from fencing_sdk._claim import Token
-from fencing_sdk._clock import BootClock
-from fencing_sdk._events import FenceRaised, Observer, Observers, stale_rejected
-from fencing_sdk._names import check_name
-from fencing_sdk._wire import check_token
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.observers import Observers, stale_rejected
+from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import StaleTokenError
+from fencing_sdk.events import FenceRaised, Observer
 
 
 def admitted(resource: str, token: int, fence: Token | None) -> Token:

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from fencing_sdk._claim import Token
-from fencing_sdk._events import Observer
-from fencing_sdk._names import check_name
-from fencing_sdk._wire import check_token
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import UsageError
+from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted
 
 __all__ = ["MemoryGuard"]

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-from fencing_sdk._claim import Token
-from fencing_sdk._names import check_name
-from fencing_sdk._wire import ACCEPTED_HEADERS, TEXT_LIMIT, parse_token, read_token
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.wire import ACCEPTED_HEADERS, TEXT_LIMIT, parse_token, read_token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
 from fencing_sdk.guards._verdict import conflicting

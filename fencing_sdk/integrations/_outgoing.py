@@ -14,8 +14,8 @@ from ipaddress import IPv6Address
 from typing import NamedTuple, Protocol
 
 from fencing_sdk._current import current_token
-from fencing_sdk._names import check_name
-from fencing_sdk._wire import ACCEPTED_HEADERS, HEADER, OLD_HEADER, format_token, parse_token
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.wire import ACCEPTED_HEADERS, HEADER, OLD_HEADER, format_token, parse_token
 from fencing_sdk.errors import ConfigurationError, NoLeaseError, StaleTokenError, shown
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}

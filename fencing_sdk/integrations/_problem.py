@@ -20,9 +20,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fencing_sdk._events import logger
-from fencing_sdk._names import check_name
-from fencing_sdk._wire import check_token
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.observers import logger
+from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import (
     AcquireError,
     BackendError,

@@ -14,9 +14,9 @@ from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, Clie
 from aiohttp.typedefs import Handler, Middleware
 from multidict import istr
 
-from fencing_sdk._claim import Token
 from fencing_sdk._client import LockClient
-from fencing_sdk._wire import HEADER, OLD_HEADER
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.wire import HEADER, OLD_HEADER
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, presented

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mutabl
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypeAlias
 
-from fencing_sdk._claim import Token
 from fencing_sdk._client import LockClient
-from fencing_sdk._wire import ACCEPTED_HEADERS
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.wire import ACCEPTED_HEADERS
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, presented

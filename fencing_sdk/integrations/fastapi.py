@@ -17,10 +17,10 @@ from typing import Annotated, Any, TypeAlias, Unpack
 from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.params import Depends as Dependency
 
-from fencing_sdk._claim import Token
 from fencing_sdk._client import LockClient, LockOptions
 from fencing_sdk._lease import Lease
-from fencing_sdk._wire import HEADER, OLD_HEADER
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.wire import HEADER, OLD_HEADER
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, FencingError, shown
 from fencing_sdk.integrations._incoming import (

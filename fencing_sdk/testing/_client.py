@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from fencing_sdk._client import LockClient, LockOptions
-from fencing_sdk._events import Event
 from fencing_sdk._lease import Lease
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
+from fencing_sdk.events import Event
 from fencing_sdk.testing._kernel import Kernel
 from fencing_sdk.testing._network import Link
 from fencing_sdk.testing._process import Process, ProcessClock

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from fencing_sdk._names import check_name
+from fencing_sdk._values.names import check_name
 from fencing_sdk.errors import ConfigurationError, FencingError, UsageError, shown
 from fencing_sdk.testing._network import Network
 from fencing_sdk.testing._process import Process, ProcessClock

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from fencing_sdk._claim import Grant, Held, Holder
-from fencing_sdk._timing import Seconds, seconds
+from fencing_sdk._values.claim import Grant, Held, Holder
+from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, FencingError, StaleTokenError, UsageError, shown
 from fencing_sdk.testing._process import Process
 from fencing_sdk.testing._timeline import Timeline

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from fencing_sdk._engine import Engine
+from fencing_sdk._engine.engine import Engine
+from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import Lease
-from fencing_sdk._lease_state import LeaseState
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import LossReason, UsageError, shown
 from fencing_sdk.testing.faults import FaultyBackend

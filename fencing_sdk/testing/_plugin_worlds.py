@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
+from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import Lease, state_of
-from fencing_sdk._lease_state import LeaseState
-from fencing_sdk._timing import Seconds
+from fencing_sdk._values.timing import Seconds
 from fencing_sdk.errors import LossReason, UsageError, shown
 from fencing_sdk.testing._client import WorldClient
 from fencing_sdk.testing._plugin_leases import check_held, end_here

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal, holder_of
-from fencing_sdk._clock import Clock
-from fencing_sdk.backends._table import LockTable
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk._values.clock import Clock
+from fencing_sdk.backends._shared.lock_table import LockTable
 from fencing_sdk.testing._network import Link
 
 SERVICE = "locks"

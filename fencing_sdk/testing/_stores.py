@@ -9,9 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from fencing_sdk._claim import Token
-from fencing_sdk._names import check_name
-from fencing_sdk._wire import check_token
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.guards._verdict import admitted
 from fencing_sdk.testing._network import Network

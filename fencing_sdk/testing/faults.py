@@ -16,7 +16,7 @@ from typing import Literal, TypeVar, get_args
 
 import anyio
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError, shown
 

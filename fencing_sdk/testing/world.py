@@ -25,7 +25,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from fencing_sdk._timing import DEFAULT_DRIFT, Seconds, seconds
+from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds, seconds
 from fencing_sdk.testing._client import WorldClient
 from fencing_sdk.testing._kernel import Kernel
 from fencing_sdk.testing._network import Link

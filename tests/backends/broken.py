@@ -16,8 +16,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from fencing_sdk._claim import Grant, Held, Renewal
-from fencing_sdk.backends._table import LockTable
+from fencing_sdk._values.claim import Grant, Held, Renewal
+from fencing_sdk.backends._shared.lock_table import LockTable
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, LossReason
 from fencing_sdk.testing import BackendSuite

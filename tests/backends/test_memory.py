@@ -8,10 +8,10 @@ import time
 import pytest
 
 from fencing_sdk import ConfigurationError, LockClient, connect
-from fencing_sdk._claim import Claim, Grant, Held
+from fencing_sdk._values.claim import Claim, Grant, Held
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends._table import LINE_POLL, LINE_TTL
+from fencing_sdk.backends._shared.lock_table import LINE_POLL, LINE_TTL
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import BackendSuite
 

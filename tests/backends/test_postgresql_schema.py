@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fencing_sdk import connect
-from fencing_sdk._claim import Claim, Grant, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Renewal
 from fencing_sdk.backends.postgresql import PostgresqlBackend
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 

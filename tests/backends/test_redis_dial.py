@@ -22,7 +22,8 @@ from redis.credentials import CredentialProvider
 from redis_links import PATIENCE, Ears, ask, client_info, dialer, dialled, until_nobody_is_connected
 from redis_server import RedisServer, version_of
 
-from fencing_sdk import _engine, connect
+from fencing_sdk import connect
+from fencing_sdk._engine import engine
 from fencing_sdk.backends.redis import RedisBackend, _dial
 from fencing_sdk.backends.redis._settings import settings_from_client
 from fencing_sdk.backends.redis._unreachable import UnreachableError, reason_of
@@ -232,7 +233,7 @@ async def test_a_socket_that_is_not_there_is_told_by_its_path(tmp_path):
 
 
 async def test_a_server_that_is_silent_is_told_before_the_patience_of_the_client_ends():
-    assert _dial.CONNECT_TIMEOUT < _engine._CALL_LIMIT
+    assert _dial.CONNECT_TIMEOUT < engine._CALL_LIMIT
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen()

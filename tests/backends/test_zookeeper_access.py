@@ -16,7 +16,7 @@ from patience import until
 from zookeeper_server import fresh_root
 
 from fencing_sdk import connect
-from fencing_sdk._claim import Claim, Grant, Held, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.backends.zookeeper._sessions import MOST_SESSIONS
 from fencing_sdk.errors import BackendRefusedError

@@ -17,7 +17,7 @@ from throwaway_certificates import make_certificates
 from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
 
 from fencing_sdk import connect
-from fencing_sdk._claim import Claim, Grant, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Renewal
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError
 

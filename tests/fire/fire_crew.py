@@ -17,8 +17,8 @@ from fire_network import Network, at_least
 from patience import until
 from postgresql_programs import state
 
-from fencing_sdk._clock import BootClock
 from fencing_sdk._recording import Recorder
+from fencing_sdk._values.clock import BootClock
 
 CLOCK = BootClock()
 WORKER = Path(__file__).with_name("fire_worker.py")

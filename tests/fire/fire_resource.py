@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from fencing_sdk import StaleTokenError
-from fencing_sdk._clock import BootClock
 from fencing_sdk._recording import Recorder
-from fencing_sdk._wire import parse_token
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.wire import parse_token
 from fencing_sdk.guards.sql import SqlGuard
 
 CLOCK = BootClock()

@@ -21,11 +21,11 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from fencing_sdk import AcquireTimeoutError, Lease, LeaseLostError, LockClient, StaleTokenError, connect
-from fencing_sdk._clock import BootClock
-from fencing_sdk._events import keep_off_console
 from fencing_sdk._lease import state_of
 from fencing_sdk._recording import Recorder
-from fencing_sdk._wire import format_token
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.observers import keep_off_console
+from fencing_sdk._values.wire import format_token
 from fencing_sdk.errors import BackendUnavailableError
 
 CLOCK = BootClock()

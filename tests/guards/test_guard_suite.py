@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from fencing_sdk import StaleTokenError, Token
-from fencing_sdk._names import check_name
-from fencing_sdk._wire import check_token
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.wire import check_token
 from fencing_sdk.testing.guard_suite import GuardSuite
 
 

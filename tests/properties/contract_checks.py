@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 
-from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendError
 

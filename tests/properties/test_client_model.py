@@ -16,10 +16,10 @@ from postgresql_server import PostgresqlServer
 from redis_server import RedisServer
 from zookeeper_server import ZooKeeperServer, fresh_root
 
-from fencing_sdk._claim import Grant, Renewal
-from fencing_sdk._names import safe_segment
+from fencing_sdk._values.claim import Grant, Renewal
+from fencing_sdk._values.names import safe_segment
 from fencing_sdk.backends import BUILTIN, from_url, sqlite
-from fencing_sdk.backends._table import LockTable
+from fencing_sdk.backends._shared.lock_table import LockTable
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend

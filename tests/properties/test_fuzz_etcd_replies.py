@@ -11,9 +11,9 @@ from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work
 from hypothesis import example, given
 
-from fencing_sdk._claim import TOKEN_LIMIT, Grant
-from fencing_sdk._rest.answers import Fate, MemberError, read_line
-from fencing_sdk._rest.words import UnreadableError
+from fencing_sdk._etcd.answers import Fate, MemberError, read_line
+from fencing_sdk._etcd.json_codec import UnreadableError
+from fencing_sdk._values.claim import TOKEN_LIMIT, Grant
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.etcd._keys import Keys
 from fencing_sdk.backends.etcd._leases import Holding, SharedLease

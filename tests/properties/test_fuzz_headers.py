@@ -5,8 +5,8 @@ import pytest
 from fuzzing import checked, little_work, long_ones, pieces
 from hypothesis import example, given
 
-from fencing_sdk._claim import TOKEN_LIMIT, Token
-from fencing_sdk._wire import check_token, format_token, parse_token
+from fencing_sdk._values.claim import TOKEN_LIMIT, Token
+from fencing_sdk._values.wire import check_token, format_token, parse_token
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.integrations._incoming import RouteTemplate, check_resource, presented
 from fencing_sdk.integrations._problem import RequestRefused

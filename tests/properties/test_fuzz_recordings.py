@@ -9,7 +9,7 @@ import pytest
 from fuzzing import SEED_SIZE, checked, little_work, pieces
 from hypothesis import example, given
 
-from fencing_sdk._template import NameTemplate
+from fencing_sdk._name_template import NameTemplate
 from fencing_sdk.cli._lines import parse_line
 from fencing_sdk.cli._picture import draw
 from fencing_sdk.cli._story import tell

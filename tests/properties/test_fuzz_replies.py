@@ -12,7 +12,7 @@ from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work, pieces
 from hypothesis import example, given
 
-from fencing_sdk._claim import TOKEN_LIMIT
+from fencing_sdk._values.claim import TOKEN_LIMIT
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.kahuna import _contract as contract
 from fencing_sdk.backends.kahuna._http import Fate, NodeError

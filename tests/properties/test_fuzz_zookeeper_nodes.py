@@ -11,7 +11,7 @@ from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work, long_ones, pieces
 from hypothesis import example, given
 
-from fencing_sdk._claim import TOKEN_LIMIT, Grant, holder_of
+from fencing_sdk._values.claim import TOKEN_LIMIT, Grant, holder_of
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.zookeeper._nodes import in_line, mark_of, read_holder, read_token, rewritten
 from fencing_sdk.backends.zookeeper._session import UnconnectedError

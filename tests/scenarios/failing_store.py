@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fencing_sdk import Event, Lease, LeaseLostError, LossReason
-from fencing_sdk._claim import holder_of
-from fencing_sdk._clock import BootClock
+from fencing_sdk._values.claim import holder_of
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
 

@@ -15,7 +15,7 @@ from redis_server import RedisServer
 
 import fencing_sdk
 from fencing_sdk import Lease, Lock, LockClient, LossReason, connect
-from fencing_sdk._clock import wall_micros
+from fencing_sdk._values.clock import wall_micros
 
 PACKAGE = Path(fencing_sdk.__file__).parent
 PATIENCE = 20.0

@@ -18,7 +18,7 @@ from fencing_sdk import (
     Renewed,
 )
 from fencing_sdk._lease import state_of
-from fencing_sdk._timing import MAX_DRIFT, MAX_TTL, MIN_TTL, Timing
+from fencing_sdk._values.timing import MAX_DRIFT, MAX_TTL, MIN_TTL, Timing
 from fencing_sdk.testing import FaultyBackend
 
 DAY = 86_400.0

@@ -21,8 +21,8 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
-from fencing_sdk._heartbeat import Heartbeat
-from fencing_sdk._schedule import Schedule
+from fencing_sdk._engine.heartbeat import Heartbeat
+from fencing_sdk._engine.schedule import Schedule
 from fencing_sdk.abc import Renewal
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
@@ -134,7 +134,7 @@ async def deaf():
 
 async def test_mode_02_a_renewal_that_ignores_its_cancellation_does_not_hide_the_expiry(deaf, monkeypatch):
     """2: work ends on time, other locks of the client work, and closing is bounded, all while the call hangs."""
-    monkeypatch.setattr("fencing_sdk._engine._CALL_LIMIT", 0.3)
+    monkeypatch.setattr("fencing_sdk._engine.engine._CALL_LIMIT", 0.3)
     tracks = Tracks()
     locks = LockClient(deaf)
     async with locks:
@@ -156,7 +156,7 @@ async def test_mode_02_a_renewal_that_ignores_its_cancellation_does_not_hide_the
 
 async def test_mode_02_a_call_that_ignores_its_cancellation_does_not_occupy_the_processor(deaf, monkeypatch):
     """2: it is cancelled more than once, and not in every turn of the loop: that would cost a core while it hangs."""
-    monkeypatch.setattr("fencing_sdk._engine._CALL_LIMIT", 0.1)
+    monkeypatch.setattr("fencing_sdk._engine.engine._CALL_LIMIT", 0.1)
     async with LockClient(deaf) as locks:
         lease = await locks.lock("seats/42", ttl=0.3).acquire()
         deaf.deaf = True
@@ -256,7 +256,7 @@ async def test_mode_03_one_bad_claim_does_not_stop_the_others():
 
 async def test_mode_03_a_failing_chunk_does_not_stop_the_next_one(monkeypatch):
     """3: batches of one round fail and succeed on their own."""
-    monkeypatch.setattr("fencing_sdk._heartbeat.BATCH", 2)
+    monkeypatch.setattr("fencing_sdk._engine.heartbeat.BATCH", 2)
 
     class HalfDead(LedgerBackend):
         async def renew(self, claims):

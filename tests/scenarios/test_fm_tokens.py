@@ -59,7 +59,9 @@ async def test_mode_09_tokens_grow_though_the_wall_clock_steps_back(monkeypatch)
         for days in (0, -1, 1, -30):
             now = time.time_ns()
             with monkeypatch.context() as clock:
-                clock.setattr("fencing_sdk._clock.time.time_ns", lambda now=now, days=days: now + days * 86_400 * 10**9)
+                clock.setattr(
+                    "fencing_sdk._values.clock.time.time_ns", lambda now=now, days=days: now + days * 86_400 * 10**9
+                )
                 async with locks.lock("seats/42") as lease:
                     tokens.append(int(lease.token))
     assert tokens == sorted(set(tokens))

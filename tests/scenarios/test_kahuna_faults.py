@@ -20,7 +20,7 @@ from kahuna_server import HOST, KahunaServer
 from throwaway_certificates import Certificates, make_certificates
 
 from fencing_sdk import LockClient
-from fencing_sdk._clock import BootClock
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.kahuna import KahunaBackend, _http, from_url
 from fencing_sdk.errors import (

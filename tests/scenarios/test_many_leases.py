@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 from fencing_sdk import LockClient, Lost
-from fencing_sdk._heartbeat import BATCH
+from fencing_sdk._engine.heartbeat import BATCH
 from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.memory import MemoryBackend

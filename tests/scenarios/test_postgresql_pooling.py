@@ -13,7 +13,7 @@ from postgresql_stage import LONG, everything_works, line, terminate, use_in_tur
 from redis_stage import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import Lost, Renewed
-from fencing_sdk._claim import Claim, Held
+from fencing_sdk._values.claim import Claim, Held
 from fencing_sdk.backends.postgresql import PostgresqlBackend
 
 pytest_plugins = ["postgresql_fixtures"]

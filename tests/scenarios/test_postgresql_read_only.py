@@ -17,7 +17,7 @@ from postgresql_stage import LISTENING, LONG, role, sessions, waiting
 from redis_stage import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed
-from fencing_sdk._claim import Claim, Grant, Held
+from fencing_sdk._values.claim import Claim, Grant, Held
 from fencing_sdk.backends.postgresql import PostgresqlBackend
 
 pytest_plugins = ["postgresql_fixtures"]

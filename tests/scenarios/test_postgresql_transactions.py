@@ -138,7 +138,7 @@ async def test_locks_work_whatever_the_role_prefers(setting, postgresql_server):
 async def test_a_release_sees_who_joins_at_the_same_moment(isolation, postgresql_server, monkeypatch):
     """With a snapshot from before it had the row, it would see an empty line and wake nobody."""
     monkeypatch.setattr("fencing_sdk.backends.postgresql._calls.LINE_POLL", 240.0)
-    monkeypatch.setattr("fencing_sdk._acquire._LONGEST_NAP", 60.0)
+    monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
     server = postgresql_server
     url = await role(server, f"default_transaction_isolation = '{isolation}'")
     async with opened(url) as (locks, _), opened(url) as (others, _):

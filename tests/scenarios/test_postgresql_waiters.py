@@ -155,7 +155,7 @@ async def test_many_clients_that_fight_for_one_lock_enter_one_by_one(postgresql_
 def nobody_polls(monkeypatch):
     """Nobody tries again for a minute, unless woken; and nobody is passed over because of that."""
     monkeypatch.setattr("fencing_sdk.backends.postgresql._calls.LINE_POLL", 240.0)
-    monkeypatch.setattr("fencing_sdk._acquire._LONGEST_NAP", 60.0)
+    monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
     text = _schema._TEXT
     for found, longer in (("v_now) + 3;", "v_now) + 240;"), ("seconds_left <= 6", "seconds_left <= 480")):
         assert text.count(found) == 1

@@ -14,7 +14,7 @@ from redis_replicas import Replicated
 from redis_server import RedisServer
 from redis_stage import PATIENCE, calls_of, eventually, key, no_loose_ends
 
-from fencing_sdk._claim import Claim, Grant, Held, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 

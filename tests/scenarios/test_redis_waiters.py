@@ -78,7 +78,7 @@ async def start() -> AsyncIterator:
 def nobody_polls(monkeypatch):
     """Nobody tries again for a minute, unless woken; and nobody is passed over because of that."""
     monkeypatch.setattr("fencing_sdk.backends.redis.LINE_POLL", 240.0)
-    monkeypatch.setattr("fencing_sdk._acquire._LONGEST_NAP", 60.0)
+    monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
     for script in (_script.ACQUIRE, _script.JOIN, _script.LEAVE, _script.RELEASE):
         text = script.text.replace("LINE_TTL = 3000", "LINE_TTL = 240000")
         assert text != script.text

@@ -46,9 +46,9 @@ from fencing_sdk import (
     connect,
     current_token,
 )
-from fencing_sdk._claim import Claim
 from fencing_sdk._lease import state_of
-from fencing_sdk._wire import parse_token
+from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.wire import parse_token
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
@@ -408,7 +408,7 @@ def test_forked_workers_do_not_share_owners():
     """A generator that lives in the process is copied by the fork, and both halves go on with the same numbers."""
     script = (
         "import os, random, sys\n"
-        "from fencing_sdk._claim import Claim\n"
+        "from fencing_sdk._values.claim import Claim\n"
         "random.seed(7)\n"
         "Claim('a', 1.0)\n"
         "children = []\n"

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from fencing_sdk._claim import Claim, Grant, Held
-from fencing_sdk._clock import BootClock
-from fencing_sdk.backends._table import LINE_POLL, LINE_TTL
+from fencing_sdk._values.claim import Claim, Grant, Held
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk.backends._shared.lock_table import LINE_POLL, LINE_TTL
 from fencing_sdk.backends.sqlite import SqliteBackend
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]

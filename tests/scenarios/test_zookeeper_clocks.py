@@ -13,8 +13,8 @@ from zookeeper_clock import WallClock, require_compiler
 from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
 from zookeeper_stage import Operator, operating
 
-from fencing_sdk._claim import Claim, Grant
 from fencing_sdk._lease import state_of
+from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.backends.zookeeper._requests import ANYBODY, create_persistent, delete, get
 

@@ -11,7 +11,7 @@ from zookeeper_server import fresh_root
 from zookeeper_stage import in_place
 
 from fencing_sdk import LossReason
-from fencing_sdk._claim import Claim, Grant, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Renewal
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.errors import BackendUnavailableError
 

@@ -12,8 +12,8 @@ from zookeeper_server import fresh_root
 from zookeeper_stage import in_place, kill_session, operating
 
 from fencing_sdk import LossReason
-from fencing_sdk._claim import Claim, Grant, Held, Renewal
 from fencing_sdk._lease import state_of
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.errors import BackendUnavailableError, LockHeldError
 

@@ -11,7 +11,7 @@ import pytest
 from kazoo.exceptions import ConnectionLoss
 
 from fencing_sdk import BackendUnavailableError
-from fencing_sdk._claim import Claim, Renewal
+from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.backends.zookeeper import _requests, from_url
 from fencing_sdk.backends.zookeeper._session import UnconnectedError
 

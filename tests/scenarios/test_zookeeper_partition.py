@@ -12,8 +12,8 @@ from zookeeper_network import MemberNetwork
 from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
 
 from fencing_sdk import LossReason
-from fencing_sdk._claim import Claim, Grant, Renewal
 from fencing_sdk._lease import state_of
+from fencing_sdk._values.claim import Claim, Grant, Renewal
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.errors import BackendUnavailableError
 

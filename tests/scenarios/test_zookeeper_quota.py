@@ -11,7 +11,7 @@ from redis_stage import opened
 from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
 from zookeeper_stage import operating
 
-from fencing_sdk._claim import Claim, Grant, Held, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.errors import BackendRefusedError
 

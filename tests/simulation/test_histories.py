@@ -12,7 +12,7 @@ import pytest
 from campaigns import amount
 
 from fencing_sdk import ConfigurationError, LossReason
-from fencing_sdk._lease_state import LeaseState
+from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk.testing.history import Report, Verdict
 from fencing_sdk.testing.simulation import Fault, Script, Visit, play, play_seeds, run_campaign, write_script
 from fencing_sdk.testing.simulation._play import History

@@ -11,13 +11,13 @@ from fencing_sdk import (
     LockClient,
     LossReason,
     UsageError,
-    _acquire,
     connect,
     current_lease,
 )
-from fencing_sdk._claim import Grant
+from fencing_sdk._engine import acquisition
 from fencing_sdk._lease import state_of
-from fencing_sdk.backends import _table
+from fencing_sdk._values.claim import Grant
+from fencing_sdk.backends._shared import lock_table as _table
 from fencing_sdk.testing import World
 
 pytest_plugins = ["fencing_sdk.testing.plugin"]
@@ -289,7 +289,7 @@ async def test_a_lease_of_any_event_loop_ends_now(faulty_backend, end, reason, b
 
 async def test_the_next_in_line_is_woken_when_a_lease_ends(faulty_backend, end, monkeypatch):
     monkeypatch.setattr(_table, "LINE_POLL", 3600.0)
-    monkeypatch.setattr(_acquire, "_LONGEST_NAP", 3600.0)  # else it would find out by itself
+    monkeypatch.setattr(acquisition, "_LONGEST_NAP", 3600.0)  # else it would find out by itself
     async with connect(faulty_backend._backend) as locks:
         lease = await locks.lock(NAME, ttl=3600).acquire()
         next_one = asyncio.create_task(locks.lock(NAME, ttl=3600).acquire())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fencing_sdk import Token
-from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
 
 values = st.integers(0, TOKEN_LIMIT - 1)
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fencing_sdk import _clock
-from fencing_sdk._clock import BootClock, LoopClock, boot_identity, wall_micros, wall_seconds
+from fencing_sdk._values import clock as clock_module
+from fencing_sdk._values.clock import BootClock, LoopClock, boot_identity, wall_micros, wall_seconds
 
 has_boottime = hasattr(time, "CLOCK_BOOTTIME")
 
@@ -37,20 +37,20 @@ def test_the_clock_follows_boottime_and_not_monotonic(monkeypatch):
     ],
 )
 def test_every_system_is_asked_for_the_clock_that_goes_on_during_a_suspend(system, chosen):
-    assert _clock._boot_clock_id(SimpleNamespace(**system)) == chosen
+    assert clock_module._boot_clock_id(SimpleNamespace(**system)) == chosen
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_MONOTONIC"), reason="this system has time.monotonic alone")
 def test_without_boottime_the_systems_monotonic_clock_is_asked_and_not_pythons(monkeypatch):
     """On macOS the one goes on during a suspend and the other does not; here they are driven apart."""
-    monkeypatch.setattr(_clock, "_BOOT_CLOCK", time.CLOCK_MONOTONIC)
+    monkeypatch.setattr(clock_module, "_BOOT_CLOCK", time.CLOCK_MONOTONIC)
     monkeypatch.setattr(time, "monotonic", lambda: -1.0)
     before = time.clock_gettime(time.CLOCK_MONOTONIC)
     assert before <= BootClock().now() <= time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 def test_where_a_system_has_no_other_clock_it_is_pythons_monotonic(monkeypatch):
-    monkeypatch.setattr(_clock, "_BOOT_CLOCK", None)
+    monkeypatch.setattr(clock_module, "_BOOT_CLOCK", None)
     before = time.monotonic()
     assert before <= BootClock().now() <= time.monotonic()
 
@@ -91,7 +91,7 @@ def test_the_boot_identity_is_stable_in_a_process_and_shared_by_the_processes_of
     mine = boot_identity()
     assert mine == boot_identity()
     assert mine.isprintable()
-    command = "from fencing_sdk._clock import boot_identity; print(boot_identity())"
+    command = "from fencing_sdk._values.clock import boot_identity; print(boot_identity())"
     child = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == mine
 
@@ -104,5 +104,5 @@ def test_the_boot_identity_names_the_boot_and_the_time_namespace():
 
 
 def test_a_system_without_a_boot_identity_says_so(monkeypatch):
-    monkeypatch.setattr(_clock, "Path", lambda path: Path("/nonexistent"))
+    monkeypatch.setattr(clock_module, "Path", lambda path: Path("/nonexistent"))
     assert boot_identity() == "unknown"

@@ -10,7 +10,7 @@ import pytest
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, Lost, UsageError
-from fencing_sdk._clock import LoopClock
+from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
 
 TTL = 10.0

@@ -30,12 +30,12 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
-from fencing_sdk._acquire import DEFAULT_BACKOFF, Terms
-from fencing_sdk._clock import LoopClock
-from fencing_sdk._engine import Engine
-from fencing_sdk._events import Observers
+from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Terms
+from fencing_sdk._engine.engine import Engine
 from fencing_sdk._lease import state_of
-from fencing_sdk._timing import Timing
+from fencing_sdk._values.clock import LoopClock
+from fencing_sdk._values.observers import Observers
+from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from patience import until
 
-from fencing_sdk._claim import Claim
-from fencing_sdk._rest.words import Entry, UnreadableError
+from fencing_sdk._etcd.json_codec import Entry, UnreadableError
+from fencing_sdk._values.claim import Claim
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends.etcd import EtcdBackend, _line, _losses, from_url
 from fencing_sdk.backends.etcd._leases import Holding, SharedLease

@@ -27,7 +27,7 @@ from fencing_sdk import (
     StaleRejected,
     Token,
 )
-from fencing_sdk._events import Observers
+from fencing_sdk._values.observers import Observers
 from fencing_sdk.errors import ConfigurationError
 
 EVENTS = [

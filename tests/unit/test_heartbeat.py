@@ -22,12 +22,12 @@ from fencing_sdk import (
     RenewalLate,
     Renewed,
 )
-from fencing_sdk._clock import LoopClock
-from fencing_sdk._errands import Errands
-from fencing_sdk._events import Observers
-from fencing_sdk._heartbeat import BATCH, Heartbeat
-from fencing_sdk._lease_state import LeaseState
-from fencing_sdk._timing import Timing
+from fencing_sdk._engine.heartbeat import BATCH, Heartbeat
+from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._values.clock import LoopClock
+from fencing_sdk._values.observers import Observers
+from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim, Renewal
 
 # A lease of ttl 10 may be used for 7.9 s after it was asked for, and is renewed every 2 s.
@@ -63,9 +63,9 @@ class Bench:
         self.store = ScriptedStore()
         self.events: list[Event] = []
         clock = LoopClock()
-        self.errands = Errands(self.store, clock)
+        self.store_calls = StoreCalls(self.store, clock)
         observers = Observers([self.events.append])
-        self.heartbeat = Heartbeat(self.store, clock, self.errands, observers, watch_stalls=False)
+        self.heartbeat = Heartbeat(self.store, clock, self.store_calls, observers, watch_stalls=False)
         self.task = asyncio.create_task(self.heartbeat.run())
 
     async def __aenter__(self) -> Self:
@@ -75,7 +75,7 @@ class Bench:
         self.task.cancel()
         with contextlib.suppress(asyncio.CancelledError, ZeroDivisionError):
             await self.task
-        await self.errands.aclose(1.0)
+        await self.store_calls.aclose(1.0)
 
     def lease(self, name: str = "a", *, sent_ago: float = 0.0, **options) -> LeaseState:
         """A lease that was asked for *sent_ago* seconds ago."""
@@ -104,7 +104,7 @@ class Bench:
 
     def stale(self, lease: LeaseState, error: Exception) -> None: ...
 
-    def dropped(self, lease: LeaseState) -> None:
+    def on_garbage_collected(self, lease: LeaseState) -> None:
         self.heartbeat.forget(lease.owner)
 
 
@@ -617,7 +617,7 @@ async def test_leases_that_begin_together_are_one_entry_until_they_are_gone():
 
 @in_virtual_time
 async def test_what_is_left_of_one_batch_goes_into_the_next(monkeypatch):
-    monkeypatch.setattr("fencing_sdk._heartbeat.BATCH", 5)
+    monkeypatch.setattr("fencing_sdk._engine.heartbeat.BATCH", 5)
     async with Bench() as bench:
         leases = [bench.lease(f"seats/{number}") for number in range(4)]
         await asyncio.sleep(0.2)  # too late to be one of them, and early enough to beat with them
@@ -630,7 +630,7 @@ async def test_what_is_left_of_one_batch_goes_into_the_next(monkeypatch):
 
 @in_virtual_time
 async def test_no_turn_of_the_loop_sends_more_than_one_call(monkeypatch):
-    monkeypatch.setattr("fencing_sdk._heartbeat.BATCH", 5)
+    monkeypatch.setattr("fencing_sdk._engine.heartbeat.BATCH", 5)
     sent, most = [], []
 
     async def renew(claims):
@@ -652,7 +652,7 @@ async def test_no_turn_of_the_loop_sends_more_than_one_call(monkeypatch):
 @in_virtual_time
 async def test_no_turn_of_the_loop_settles_more_than_one_call(monkeypatch):
     """Ten calls whose answers come at once would keep everybody else waiting for ten thousand leases."""
-    monkeypatch.setattr("fencing_sdk._heartbeat.BATCH", 5)
+    monkeypatch.setattr("fencing_sdk._engine.heartbeat.BATCH", 5)
     answered = asyncio.Event()
 
     async def renew(claims):

@@ -5,7 +5,7 @@ from base64 import b64decode, b64encode
 
 import pytest
 
-from fencing_sdk._claim import Claim, holder_of
+from fencing_sdk._values.claim import Claim, holder_of
 from fencing_sdk.backends.kahuna._contract import Answer, Kind, UnreadableError, Wording
 
 WORDING = Wording("persistent")

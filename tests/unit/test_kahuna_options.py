@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fencing_sdk._rest.doubts import Doubts
+from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 from fencing_sdk.backends.kahuna._endpoints import read_endpoints
 from fencing_sdk.errors import ConfigurationError
@@ -139,7 +139,7 @@ def test_a_node_that_failed_is_asked_last():
 
 
 def test_an_owner_is_doubted_until_its_request_has_an_answer():
-    doubts = Doubts()
+    doubts = UnansweredRequests()
     assert not doubts.begin("a")
     assert doubts.begin("a")
     doubts.end("a")
@@ -147,8 +147,8 @@ def test_an_owner_is_doubted_until_its_request_has_an_answer():
 
 
 def test_doubts_are_bounded_and_those_who_go_on_asking_are_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Doubts, "LIMIT", 3)
-    doubts = Doubts()
+    monkeypatch.setattr(UnansweredRequests, "LIMIT", 3)
+    doubts = UnansweredRequests()
     for owner in ("a", "b", "c", "a", "d"):
         doubts.begin(owner)
     assert doubts.begin("a")

@@ -9,12 +9,13 @@ import anyio
 import pytest
 from virtual_time import in_virtual_time
 
-from fencing_sdk import Lease, LeaseLostError, LossReason, Token, UsageError, _fork
-from fencing_sdk._cancellation import paced_scope, scope_class
-from fencing_sdk._clock import LoopClock
+from fencing_sdk import Lease, LeaseLostError, LossReason, Token, UsageError
+from fencing_sdk._engine.cancellation import paced_scope, scope_class
+from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import state_of
-from fencing_sdk._lease_state import LeaseState
-from fencing_sdk._timing import Timing
+from fencing_sdk._values import process
+from fencing_sdk._values.clock import LoopClock
+from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim
 
 DEADLINE = 8.0
@@ -49,7 +50,7 @@ class Ledger:
     def stale(self, lease, error):
         self.entries.append(error)
 
-    def dropped(self, lease):
+    def on_garbage_collected(self, lease):
         self.entries.append("dropped")
 
 
@@ -541,7 +542,7 @@ async def test_the_scope_of_a_lease_that_its_body_released_strikes_nobody(make):
 
 async def test_a_lease_of_the_parent_is_inert_in_a_forked_child(make, ledger, monkeypatch):
     lease = make()
-    monkeypatch.setattr(_fork, "_generation", 1)
+    monkeypatch.setattr(process, "_generation", 1)
     with pytest.raises(LeaseLostError) as refusal:
         _ = lease.token
     assert refusal.value.reason is LossReason.CLOSED

@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, NoLeaseError, UsageError, current_lease
-from fencing_sdk._clock import BootClock
+from fencing_sdk._engine.lease_scope import LeaseScope, ScopeExit
 from fencing_sdk._lease import state_of
-from fencing_sdk._lease_scope import LeaseScope, ScopeExit
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.memory import MemoryBackend
 
 HELD = None

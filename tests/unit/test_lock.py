@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-import fencing_sdk._lease_scope
+import fencing_sdk._engine.lease_scope
 from fencing_sdk import (
     AcquireTimeoutError,
     BackendUnavailableError,
@@ -266,7 +266,7 @@ async def test_a_lock_whose_body_cannot_be_entered_is_given_back(stage, monkeypa
     def push(lease):
         raise MemoryError
 
-    monkeypatch.setattr(fencing_sdk._lease_scope, "push", push)
+    monkeypatch.setattr(fencing_sdk._engine.lease_scope, "push", push)
     with pytest.raises(MemoryError):
         async with stage.lock():
             raise AssertionError("never entered")

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
-from fencing_sdk.backends import _table
-from fencing_sdk.backends._table import LINE_POLL, LINE_TTL, LockTable, token_source
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk.backends._shared import lock_table as _table
+from fencing_sdk.backends._shared.lock_table import LINE_POLL, LINE_TTL, LockTable, token_source
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError
 
 NAMES = ("a", "b")

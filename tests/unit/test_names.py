@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fencing_sdk._names import NAME_LIMIT, check_name, check_namespace, in_namespace, safe_segment
+from fencing_sdk._values.names import NAME_LIMIT, check_name, check_namespace, in_namespace, safe_segment
 from fencing_sdk.errors import ConfigurationError, InvalidNameError
 
 pure = settings(deadline=None, max_examples=100)

@@ -10,7 +10,7 @@ from patience import until
 from redis_cluster import Cluster
 from redis_server import RedisServer, version_of
 
-from fencing_sdk._claim import Claim, Grant, Held, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.backends.redis._losses import Losses
 from fencing_sdk.errors import BackendUnavailableError, LossReason

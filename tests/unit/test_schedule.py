@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fencing_sdk._schedule import Schedule
+from fencing_sdk._engine.schedule import Schedule
 
 keys = st.integers(0, 40).map("owner-{}".format)
 moments = st.floats(0, 100).map(lambda moment: round(moment, 1))

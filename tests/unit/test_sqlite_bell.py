@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from fencing_sdk._claim import Claim, Held
-from fencing_sdk.backends._table import LINE_POLL
+from fencing_sdk._values.claim import Claim, Held
+from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.sqlite._bell import Bell, Place, hang_bell, ring
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fencing_sdk import ConfigurationError, connect
-from fencing_sdk._claim import Claim, Grant, Held, Renewal
-from fencing_sdk._clock import BootClock
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.sqlite import SqliteBackend, _file
 from fencing_sdk.backends.sqlite._bell import Place

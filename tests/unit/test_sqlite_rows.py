@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Renewal
-from fencing_sdk._clock import wall_micros
-from fencing_sdk.backends._table import LINE_POLL, LINE_TTL, LockTable, TokenSource, token_source
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Renewal
+from fencing_sdk._values.clock import wall_micros
+from fencing_sdk.backends._shared.lock_table import LINE_POLL, LINE_TTL, LockTable, TokenSource, token_source
 from fencing_sdk.backends.sqlite._bell import Place
 from fencing_sdk.backends.sqlite._file import LockFile
 from fencing_sdk.backends.sqlite._rows import LockRows

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fencing_sdk._claim import Claim, Grant
-from fencing_sdk._clock import BootClock, wall_micros
-from fencing_sdk.backends._table import token_source
+from fencing_sdk._values.claim import Claim, Grant
+from fencing_sdk._values.clock import BootClock, wall_micros
+from fencing_sdk.backends._shared.lock_table import token_source
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.sqlite._file import LockFile
 from fencing_sdk.backends.sqlite._rows import LockRows

@@ -11,7 +11,7 @@ import tenacity
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import AcquireTimeoutError, LeaseLostError, LockClient, LossReason
-from fencing_sdk._clock import LoopClock
+from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.abc import Claim, Grant, Held
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from fencing_sdk._timing import (
+from fencing_sdk._values.timing import (
     DEFAULT_DRIFT,
     MAX_DRIFT,
     MAX_TTL,

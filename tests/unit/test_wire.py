@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fencing_sdk import Token
-from fencing_sdk._claim import TOKEN_LIMIT, holder_of
-from fencing_sdk._wire import (
+from fencing_sdk._values.claim import TOKEN_LIMIT, holder_of
+from fencing_sdk._values.wire import (
     ACCEPTED_HEADERS,
     HEADER,
     TEXT_LIMIT,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fencing_sdk._claim import Claim
+from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends.zookeeper._nodes import (
     Paths,
     in_line,

@@ -27,13 +27,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 
 import anyio
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
-from fencing_sdk._rest.doubts import Doubts
-from fencing_sdk._rest.numbers import read_numbers
-from fencing_sdk._rest.opening import make_gateway, parts_of
-from fencing_sdk._rest.words import Json, UnreadableError, compared
+from fencing_sdk._etcd.json_codec import Json, UnreadableError, compared
+from fencing_sdk._etcd.opening import make_gateway, parts_of
+from fencing_sdk._http.options import read_numbers
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
+from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.etcd._calls import Calls, Standing
 from fencing_sdk.backends.etcd._keys import DEFAULT_PREFIX, Keys, check_prefix, holder
 from fencing_sdk.backends.etcd._leases import BACKEND, Leases, SharedLease
@@ -115,7 +115,7 @@ class EtcdBackend:
         self._leases = Leases(self._calls)
         self._line = Line(self._gateway, self._calls)
         self._losses = Losses(self._gateway, self._leases)
-        self._doubts = Doubts()
+        self._doubts = UnansweredRequests()
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""

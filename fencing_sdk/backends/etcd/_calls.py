@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from fencing_sdk._claim import TOKEN_LIMIT, Claim
-from fencing_sdk._rest.gateway import GRANT, KEEP_ALIVE, RANGE, TIME_TO_LIVE, TXN, Gateway, Reply
-from fencing_sdk._rest.words import (
+from fencing_sdk._etcd.gateway import GRANT, KEEP_ALIVE, RANGE, TIME_TO_LIVE, TXN, Gateway, Reply
+from fencing_sdk._etcd.json_codec import (
     Entry,
     Json,
     UnreadableError,
@@ -21,6 +20,7 @@ from fencing_sdk._rest.words import (
     responses,
     txn,
 )
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim
 from fencing_sdk.backends.etcd._keys import Keys, value_of
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 

@@ -14,9 +14,9 @@ import json
 import re
 from functools import lru_cache
 
-from fencing_sdk._claim import Claim, Holder
-from fencing_sdk._names import safe_segment
-from fencing_sdk._rest.words import Entry, UnreadableError
+from fencing_sdk._etcd.json_codec import Entry, UnreadableError
+from fencing_sdk._values.claim import Claim, Holder
+from fencing_sdk._values.names import safe_segment
 from fencing_sdk.errors import ConfigurationError, shown
 
 __all__ = ["DEFAULT_PREFIX", "Keys", "check_prefix", "holder", "value_of"]

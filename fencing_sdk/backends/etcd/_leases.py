@@ -18,12 +18,12 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fencing_sdk._claim import Claim
-from fencing_sdk._clock import BootClock
-from fencing_sdk._fork import generation
-from fencing_sdk._rest.flights import Flight, ended
-from fencing_sdk._rest.gateway import NotFoundError
-from fencing_sdk._timing import MAX_DRIFT
+from fencing_sdk._etcd.gateway import NotFoundError
+from fencing_sdk._etcd.shared_call import SharedCall, ended
+from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.process import generation
+from fencing_sdk._values.timing import MAX_DRIFT
 from fencing_sdk.backends.etcd._calls import BATCH, Calls, Standing
 from fencing_sdk.backends.etcd._debts import Debts
 from fencing_sdk.errors import BackendError, BackendUnavailableError
@@ -62,7 +62,7 @@ class SharedLease:
     renewed_at: float
     ended: bool = False
     holdings: dict[bytes, Holding] = field(default_factory=dict)
-    flight: Flight[bool] | None = None
+    flight: SharedCall[bool] | None = None
 
     def needed_since(self, ttl: float, started: float) -> float:
         """How old a keep-alive may be for a call that began at *started*, whatever the drift of the clocks."""
@@ -77,7 +77,7 @@ class Leases:
         self._calls = calls
         self._clock = BootClock()
         self._leases: dict[int, SharedLease] = {}  # by the seconds that were asked for
-        self._making: dict[int, Flight[SharedLease]] = {}
+        self._making: dict[int, SharedCall[SharedLease]] = {}
         self._paying: asyncio.Task[None] | None = None
         self._generation = generation()
 
@@ -118,7 +118,7 @@ class Leases:
         flight = self._making.get(seconds)
         if flight is None or not flight.takes(started - SPARE):
             now = self.now()
-            flight = self._making[seconds] = Flight(lambda: self._make(operation, seconds, now), now)
+            flight = self._making[seconds] = SharedCall(lambda: self._make(operation, seconds, now), now)
         return await flight.join()
 
     async def _make(self, operation: str, seconds: int, now: float) -> SharedLease:
@@ -133,7 +133,7 @@ class Leases:
         flight = lease.flight
         if flight is None or not flight.takes(since):
             now = self.now()
-            flight = lease.flight = Flight(lambda: self._keep_alive(operation, lease, now), now)
+            flight = lease.flight = SharedCall(lambda: self._keep_alive(operation, lease, now), now)
         return await flight.join()
 
     async def _keep_alive(self, operation: str, lease: SharedLease, now: float) -> bool:

@@ -14,11 +14,11 @@ import asyncio
 import random
 from contextvars import Context
 
-from fencing_sdk._claim import Claim
-from fencing_sdk._rest.flights import ended
-from fencing_sdk._rest.gateway import WATCH, Gateway
-from fencing_sdk._rest.words import encoded
-from fencing_sdk._wakeup import WakeUp
+from fencing_sdk._etcd.gateway import WATCH, Gateway
+from fencing_sdk._etcd.json_codec import encoded
+from fencing_sdk._etcd.shared_call import ended
+from fencing_sdk._values.claim import Claim
+from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.etcd._calls import Calls
 from fencing_sdk.backends.etcd._watches import told
 from fencing_sdk.errors import BackendError

@@ -16,12 +16,12 @@ from contextvars import Context
 
 import anyio
 
-from fencing_sdk._claim import Claim
-from fencing_sdk._rest.flights import ended
-from fencing_sdk._rest.gateway import WATCH, Gateway, Requests
-from fencing_sdk._rest.words import Json, encoded
-from fencing_sdk._wakeup import WakeUp
+from fencing_sdk._etcd.gateway import WATCH, Gateway, Requests
+from fencing_sdk._etcd.json_codec import Json, encoded
+from fencing_sdk._etcd.shared_call import ended
+from fencing_sdk._values.claim import Claim
 from fencing_sdk.abc import LossNotice
+from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.etcd._leases import Leases
 from fencing_sdk.backends.etcd._watches import told
 from fencing_sdk.errors import BackendError, LossReason

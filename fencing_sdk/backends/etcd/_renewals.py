@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import TypeVar
 
-from fencing_sdk._claim import Claim, Renewal
+from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.backends.etcd._calls import BATCH, Calls, Standing
 from fencing_sdk.backends.etcd._leases import Holding, Leases, SharedLease
 from fencing_sdk.errors import BackendError

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fencing_sdk._rest.words import Json, UnreadableError, decoded, number
+from fencing_sdk._etcd.json_codec import Json, UnreadableError, decoded, number
 
 __all__ = ["Deletion", "Told", "told"]
 

@@ -26,13 +26,13 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
-from fencing_sdk._clock import wall_seconds
-from fencing_sdk._rest.doubts import Doubts
-from fencing_sdk._rest.numbers import check_connections, read_numbers
-from fencing_sdk._rest.tls import tls_context
-from fencing_sdk._timing import seconds
+from fencing_sdk._http.options import check_connections, read_numbers
+from fencing_sdk._http.tls import tls_context
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.clock import wall_seconds
+from fencing_sdk._values.timing import seconds
 from fencing_sdk.backends import take_options
+from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.kahuna._batch import renew_each
 from fencing_sdk.backends.kahuna._calls import BACKEND, Calls
 from fencing_sdk.backends.kahuna._contract import (
@@ -108,7 +108,7 @@ class KahunaBackend:
             connections=connections,
         )
         self._calls = Calls(self._http, read_endpoints(endpoints, tls=tls))
-        self._doubts = Doubts()
+        self._doubts = UnansweredRequests()
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""

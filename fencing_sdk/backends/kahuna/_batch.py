@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from fencing_sdk._claim import Claim, Renewal
+from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.errors import BackendError
 
 __all__ = ["renew_each"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import IntEnum, unique
 
-from fencing_sdk._claim import TOKEN_LIMIT, Claim, Holder, holder_of
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Holder, holder_of
 
 __all__ = [
     "DURABILITY",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fencing_sdk._rest.endpoints import Endpoint, Endpoints, Site
-from fencing_sdk._rest.endpoints import read_endpoints as read
+from fencing_sdk._http.endpoints import Endpoint, Endpoints, Site
+from fencing_sdk._http.endpoints import read_endpoints as read
 from fencing_sdk.backends.kahuna._contract import GET_INFO, TRY_EXTEND, TRY_LOCK, TRY_UNLOCK
 
 __all__ = ["Endpoint", "Endpoints", "read_endpoints"]

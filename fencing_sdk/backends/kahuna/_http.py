@@ -8,7 +8,7 @@ from enum import Enum, auto, unique
 import aiohttp
 from yarl import URL
 
-from fencing_sdk._rest.pool import Pools
+from fencing_sdk._http.pool import Pools
 from fencing_sdk.backends.kahuna._contract import Answer, UnreadableError
 
 __all__ = ["Fate", "Http", "NodeError"]

@@ -28,8 +28,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
-from fencing_sdk._places import place_of
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.database_identity import database_identity
 from fencing_sdk.abc import Guard, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.postgresql._calls import (
@@ -112,7 +112,7 @@ class PostgresqlBackend:
         self._calls = Calls(choices.schema, hybrid=choices.hybrid)
         self._link = Link(self._dialer)
         self._joint = Link(self._dialer)
-        self._where = None if driver else place_of(url)  # what else the driver is told may lead elsewhere
+        self._where = None if driver else database_identity(url)  # what else the driver is told may lead elsewhere
         self._line = Line(self._link, self._dialer, self._calls)
         self._sweep = Sweep(self._link, self._calls.sweep, choices.retention)
 

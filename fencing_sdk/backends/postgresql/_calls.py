@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
-from fencing_sdk.backends._table import LINE_POLL
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends.postgresql._driver import Row
 from fencing_sdk.backends.postgresql._schema import quoted
 from fencing_sdk.backends.postgresql._translation import BACKEND, UnreadableError

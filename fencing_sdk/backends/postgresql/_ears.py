@@ -16,7 +16,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Protocol
 
-from fencing_sdk._fork import generation
+from fencing_sdk._values.process import generation
 from fencing_sdk.backends.postgresql._dial import Dialer
 from fencing_sdk.backends.postgresql._session import Session
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-from fencing_sdk._claim import Claim, Token
+from fencing_sdk._values.claim import Claim, Token
 from fencing_sdk.abc import Guard, TransactionalGuard
 from fencing_sdk.backends.postgresql._calls import Arguments
 from fencing_sdk.backends.postgresql._driver import Connection, Row, code_of

@@ -15,8 +15,8 @@ import asyncio
 import contextlib
 import itertools
 
-from fencing_sdk._claim import Claim
-from fencing_sdk._wakeup import WakeUp
+from fencing_sdk._values.claim import Claim
+from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.postgresql._calls import Calls
 from fencing_sdk.backends.postgresql._dial import Dialer
 from fencing_sdk.backends.postgresql._ears import Ears

@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass
 
-from fencing_sdk._clock import BootClock
-from fencing_sdk._fork import generation
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.process import generation
 from fencing_sdk.backends.postgresql._dial import Dialer
 from fencing_sdk.backends.postgresql._driver import Outdated, Row, code_of
 from fencing_sdk.backends.postgresql._session import Session

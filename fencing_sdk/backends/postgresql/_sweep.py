@@ -7,7 +7,7 @@ import contextlib
 import random
 from contextvars import Context
 
-from fencing_sdk._clock import BootClock
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.postgresql._link import Link
 
 _EVERY = 600.0

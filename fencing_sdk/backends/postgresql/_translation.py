@@ -13,7 +13,7 @@ import asyncio
 import ssl
 from functools import partial
 
-from fencing_sdk.backends._our_errors import OurErrors
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends.postgresql import _driver
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
@@ -118,5 +118,5 @@ def _verdict(error: Exception) -> Verdict:
     return next((verdict for kind, verdict in CLASSES if isinstance(error, kind)), _UNKNOWN)
 
 
-our_errors = partial(OurErrors, translated)
+our_errors = partial(ErrorTranslation, translated)
 """``with our_errors("acquire")``: whatever the driver raises comes out as an error of the contract."""

@@ -28,10 +28,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._table import LINE_POLL
+from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends.redis._calls import DEFAULT_RETENTION, Calls, holder, renewals, seconds_left, token_of
 from fencing_sdk.backends.redis._cluster import SlotMap
 from fencing_sdk.backends.redis._dial import Dialer

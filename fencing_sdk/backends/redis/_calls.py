@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fencing_sdk._claim import TOKEN_LIMIT, Claim, Holder, Renewal, holder_of
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Holder, Renewal, holder_of
 from fencing_sdk.backends.redis._keys import Keys, lease_key, line_keys, token_key
 from fencing_sdk.backends.redis._node import Outcome
 from fencing_sdk.backends.redis._pipe import Reply, ReplyError

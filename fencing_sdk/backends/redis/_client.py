@@ -21,7 +21,7 @@ from fencing_sdk.backends.redis._dial import BACKEND, REDIS_PY, Dialer, Server, 
 from fencing_sdk.backends.redis._sentinel import SentinelDialer, Service
 from fencing_sdk.errors import ConfigurationError
 
-__all__ = ["place_of"]
+__all__ = ["database_identity"]
 
 VALKEY_PY = KnownDriver("valkey", ">=6.1,<7", backend=BACKEND)
 
@@ -41,7 +41,7 @@ _KINDS: Mapping[str, type[AbstractConnection]] = {
 }
 
 
-def place_of(client: object) -> Dialer | SlotMap:
+def database_identity(client: object) -> Dialer | SlotMap:
     """
     Read where *client* connects to, and how.
 

@@ -12,7 +12,7 @@ names could share a tag, or a tag could be empty.
 
 from __future__ import annotations
 
-from fencing_sdk._names import check_name
+from fencing_sdk._values.names import check_name
 from fencing_sdk.errors import ConfigurationError
 
 DEFAULT_PREFIX = "fencing"

@@ -18,8 +18,8 @@ import itertools
 import uuid
 from functools import partial
 
-from fencing_sdk._claim import Claim
-from fencing_sdk._wakeup import WakeUp
+from fencing_sdk._values.claim import Claim
+from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.redis._calls import Calls
 from fencing_sdk.backends.redis._dial import BACKEND
 from fencing_sdk.backends.redis._keys import Keys

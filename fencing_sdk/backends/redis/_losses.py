@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import Context
 
-from fencing_sdk._claim import Claim, Renewal
+from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends.redis._node import ignore
 from fencing_sdk.backends.redis._pipe import Pipe, Reply

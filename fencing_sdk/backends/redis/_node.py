@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any, Protocol
 
-from fencing_sdk._clock import BootClock
-from fencing_sdk._fork import generation
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.process import generation
 from fencing_sdk.backends.redis._dial import BACKEND, Dialer, Link
 from fencing_sdk.backends.redis._pipe import Pipe, PipeError, Reply, ReplyError
 from fencing_sdk.backends.redis._script import Call, Word

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import hiredis
 
-from fencing_sdk._clock import BootClock
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.redis._script import Word
 
 Reply: TypeAlias = object

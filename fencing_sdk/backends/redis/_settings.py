@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
-from fencing_sdk.backends.redis._client import place_of
+from fencing_sdk.backends.redis._client import database_identity
 from fencing_sdk.backends.redis._cluster import Address, SlotMap
 from fencing_sdk.backends.redis._dial import Dialer, Server, ServerDialer
 from fencing_sdk.backends.redis._options import DRIVER_OPTIONS, driver_arguments
@@ -115,7 +115,7 @@ def settings_from_client(client: object) -> Settings:
     Raises:
         ConfigurationError: it is no asyncio client of redis-py or valkey-py that is for a master.
     """
-    return Settings(place_of(client))
+    return Settings(database_identity(client))
 
 
 def _single(parts: _Parts) -> Settings:

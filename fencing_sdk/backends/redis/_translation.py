@@ -15,7 +15,7 @@ from functools import partial
 import redis.exceptions as driver
 from redis.asyncio.sentinel import MasterNotFoundError
 
-from fencing_sdk.backends._our_errors import OurErrors
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends.redis._dial import BACKEND
 from fencing_sdk.backends.redis._node import UnconfirmedError
 from fencing_sdk.backends.redis._pipe import PipeError, ReplyError
@@ -95,5 +95,5 @@ def _refusal(error: BaseException) -> Verdict | None:
     return verdict if verdict[0] is BackendRefusedError else None
 
 
-our_errors = partial(OurErrors, translated)
+our_errors = partial(ErrorTranslation, translated)
 """``with our_errors("acquire")``: whatever the driver raises comes out as an error of the contract."""

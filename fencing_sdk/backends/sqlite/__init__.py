@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
-from fencing_sdk._clock import BootClock, boot_identity, wall_micros
-from fencing_sdk._wakeup import WakeUp
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.clock import BootClock, boot_identity, wall_micros
 from fencing_sdk.abc import Turn
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._table import TokenSource, token_source
+from fencing_sdk.backends._shared.lock_table import TokenSource, token_source
+from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.sqlite._bell import Bell, Place, hang_bell, network_identity
 from fencing_sdk.backends.sqlite._file import SYNCHRONOUS, LockFile
 from fencing_sdk.backends.sqlite._rows import LockRows

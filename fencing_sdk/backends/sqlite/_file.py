@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
-from fencing_sdk._clock import Clock
+from fencing_sdk._values.clock import Clock
 from fencing_sdk.backends.sqlite._translation import BACKEND, is_busy
 from fencing_sdk.errors import BackendRefusedError
 

@@ -1,5 +1,5 @@
 """
-What the rows mean: the rules of `fencing_sdk.backends._table`, as transactions on a file.
+What the rows mean: the rules of `fencing_sdk.backends._shared.lock_table`, as transactions on a file.
 
 Each call is one transaction, begun with the write lock, so that reading, deciding and writing are
 one step for every process. A row is judged in one place, `_living` or `_head`, with the clock
@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
-from fencing_sdk.backends._table import LINE_POLL, LINE_TTL, TokenSource
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk.backends._shared.lock_table import LINE_POLL, LINE_TTL, TokenSource
 from fencing_sdk.backends.sqlite._bell import Place, ring
 from fencing_sdk.backends.sqlite._file import LockFile
 from fencing_sdk.backends.sqlite._translation import BACKEND

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends.zookeeper._line import Line
 from fencing_sdk.backends.zookeeper._nodes import Node, mark_of, read_holder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencing_sdk._claim import Claim, Grant, Held
+from fencing_sdk._values.claim import Claim, Grant, Held
 from fencing_sdk.backends.zookeeper._nodes import Node, is_of, mark_of
 from fencing_sdk.backends.zookeeper._recipe import Found, Recipe
 from fencing_sdk.backends.zookeeper._requests import NoNodeError

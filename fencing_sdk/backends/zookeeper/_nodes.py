@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fencing_sdk._claim import TOKEN_LIMIT, Claim, Holder
-from fencing_sdk._names import safe_segment
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Holder
+from fencing_sdk._values.names import safe_segment
 from fencing_sdk.backends.zookeeper._requests import Stat
 
 __all__ = ["Node", "Paths", "in_line", "is_of", "mark_of", "read_holder", "read_token", "rewritten", "written"]

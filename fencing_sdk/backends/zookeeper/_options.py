@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
 
-from fencing_sdk._timing import seconds
+from fencing_sdk._values.timing import seconds
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.zookeeper._driver import Settings
 from fencing_sdk.backends.zookeeper._requests import ANYBODY, CREATOR, is_acl

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from fencing_sdk._claim import Claim
+from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends.zookeeper._driver import Settings
 from fencing_sdk.backends.zookeeper._nodes import Node, Paths, in_line, read_token, rewritten, written
 from fencing_sdk.backends.zookeeper._requests import (

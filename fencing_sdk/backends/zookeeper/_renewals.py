@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from fencing_sdk._claim import Claim, Renewal
+from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.backends.zookeeper._nodes import Node, is_of, mark_of
 from fencing_sdk.backends.zookeeper._recipe import Recipe
 from fencing_sdk.backends.zookeeper._session import Session

@@ -19,7 +19,7 @@ from typing import Any
 
 import anyio
 
-from fencing_sdk._clock import BootClock
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.zookeeper._driver import Driver, Identity, News, Settings
 
 __all__ = ["Session", "UnconnectedError"]

@@ -11,8 +11,8 @@ import asyncio
 import math
 from collections.abc import Callable, Collection
 
-from fencing_sdk._fork import generation
-from fencing_sdk._timing import DEFAULT_TTL
+from fencing_sdk._values.process import generation
+from fencing_sdk._values.timing import DEFAULT_TTL
 from fencing_sdk.backends.zookeeper._driver import Settings
 from fencing_sdk.backends.zookeeper._session import Session
 

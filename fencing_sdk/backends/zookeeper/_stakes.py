@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from fencing_sdk._claim import Claim
-from fencing_sdk._clock import BootClock
-from fencing_sdk._wakeup import WakeUp
+from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.zookeeper._session import Session
 
 __all__ = ["Key", "Stake", "Stakes", "key_of"]

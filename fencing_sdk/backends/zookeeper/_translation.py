@@ -13,7 +13,7 @@ from functools import partial
 
 import kazoo.exceptions as driver
 
-from fencing_sdk.backends._our_errors import OurErrors
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends.zookeeper._driver import BACKEND
 from fencing_sdk.backends.zookeeper._session import UnconnectedError
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
@@ -80,5 +80,5 @@ def _verdict(error: Exception) -> Verdict:
     return next((verdict for kind, verdict in CLASSES if isinstance(error, kind)), _UNKNOWN)
 
 
-our_errors = partial(OurErrors, translated)
+our_errors = partial(ErrorTranslation, translated)
 """``with our_errors("acquire")``: whatever the driver raises comes out as an error of the contract."""

@@ -16,7 +16,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
-from fencing_sdk._claim import Claim
+from fencing_sdk._values.claim import Claim
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends.zookeeper._nodes import is_of, mark_of
 from fencing_sdk.backends.zookeeper._recipe import Recipe

@@ -21,15 +21,15 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from fencing_sdk._claim import Token
-from fencing_sdk._events import Observer
-from fencing_sdk._names import check_name, safe_segment
-from fencing_sdk._rest import words
-from fencing_sdk._rest.gateway import RANGE, TXN
-from fencing_sdk._rest.opening import make_gateway, parts_of
-from fencing_sdk._rest.words import Entry, Json, UnreadableError, compared, entries, ranged, responses, txn
-from fencing_sdk._wire import check_token, format_token, parse_token
+from fencing_sdk._etcd import json_codec
+from fencing_sdk._etcd.gateway import RANGE, TXN
+from fencing_sdk._etcd.json_codec import Entry, Json, UnreadableError, compared, entries, ranged, responses, txn
+from fencing_sdk._etcd.opening import make_gateway, parts_of
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.names import check_name, safe_segment
+from fencing_sdk._values.wire import check_token, format_token, parse_token
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
+from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted
 
 __all__ = ["EtcdGuard", "delete", "put"]
@@ -184,7 +184,7 @@ class EtcdGuard:
     ) -> list[Json] | _Fence:
         """Write if the fence is still as it was; else tell how it is."""
         key = self._key(resource)
-        raising = [] if _same(wanted, fence.token) else [words.put(key, format_token(wanted).encode())]
+        raising = [] if _same(wanted, fence.token) else [json_codec.put(key, format_token(wanted).encode())]
         body = txn(
             compare=[compared(key, "MOD", "EQUAL", fence.modified), *work.compare],
             success=[*raising, *work.operations],
@@ -196,7 +196,7 @@ class EtcdGuard:
                 return self._fence_of(entries(responses(fields, 1)[0]), operation)
             answers = responses(fields, len(raising) + len(work.operations))
             if raising:
-                self._learn(resource, _Fence(wanted, words.number(fields["header"], "revision")))
+                self._learn(resource, _Fence(wanted, json_codec.number(fields["header"], "revision")))
         except (UnreadableError, KeyError, TypeError) as error:
             raise BackendUnavailableError(_WHO, operation, str(error)) from error
         return answers[len(raising) :]
@@ -248,12 +248,12 @@ def _same(token: Token, fence: Token | None) -> bool:
 
 def put(key: str | bytes, value: str | bytes) -> Json:
     """An operation that writes *key*, of text or bytes."""
-    return words.put(_bytes(key, "key"), _bytes(value, "value"))
+    return json_codec.put(_bytes(key, "key"), _bytes(value, "value"))
 
 
 def delete(key: str | bytes) -> Json:
     """An operation that deletes *key*."""
-    return words.delete(_bytes(key, "key"))
+    return json_codec.delete(_bytes(key, "key"))
 
 
 def _bytes(text: object, parameter: str) -> bytes:

@@ -29,11 +29,11 @@ from contextlib import ExitStack
 
 import anyio.to_thread
 
-from fencing_sdk._claim import Token
-from fencing_sdk._events import Observer
-from fencing_sdk._names import check_name
-from fencing_sdk._wire import check_token
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
+from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted
 from fencing_sdk.guards.files._generations import check_holder, folder_of, following
 from fencing_sdk.guards.files._shelf import HAS_FLOCK, Shelf, contents

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fencing_sdk._claim import Token
-from fencing_sdk._names import safe_segment
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.names import safe_segment
 from fencing_sdk.errors import ConfigurationError, shown
 
 _UNKNOWN_HOLDER = "-"

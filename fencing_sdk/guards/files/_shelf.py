@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from fencing_sdk._clock import BootClock
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.guards.files._generations import Generation, in_order
 
 try:

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, cast
 
-from fencing_sdk._claim import Token
-from fencing_sdk._events import Observer
-from fencing_sdk._names import check_name
-from fencing_sdk._timing import Seconds, seconds
-from fencing_sdk._wire import check_token, format_token
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.timing import Seconds, seconds
+from fencing_sdk._values.wire import check_token, format_token
 from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports
 from fencing_sdk.guards.redis._answers import accepted, fence_from, unless_failed
 from fencing_sdk.guards.redis._commands import Argument, Command, check_arguments, check_commands, keys_of, packed

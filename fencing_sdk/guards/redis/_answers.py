@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
-from fencing_sdk._claim import Token
+from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import BackendRefusedError, shown
 from fencing_sdk.guards._verdict import refusal
 from fencing_sdk.guards.redis._commands import Command

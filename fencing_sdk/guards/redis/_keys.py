@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 
-from fencing_sdk._names import check_name
+from fencing_sdk._values.names import check_name
 from fencing_sdk.errors import ConfigurationError, shown
 
 _SLOTS = 16_384

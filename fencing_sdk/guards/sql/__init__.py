@@ -18,11 +18,11 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from fencing_sdk._claim import Token
-from fencing_sdk._events import Observer
-from fencing_sdk._names import check_name
-from fencing_sdk._wire import check_token
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports
 from fencing_sdk.guards.sql import _postgresql, _sqlite
 from fencing_sdk.guards.sql._accepted import AlchemyAsyncEngine, AsyncTransaction, SyncTransaction

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
-from fencing_sdk._claim import Token
-from fencing_sdk._events import Observer
-from fencing_sdk._wire import check_token
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import UsageError, shown
+from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, refusal
 from fencing_sdk.guards.sql._names import POSTGRESQL, check_identifier, quoted
 from fencing_sdk.guards.sql._steps import Steps

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
-from fencing_sdk._claim import Token
+from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.guards._verdict import refusal
 from fencing_sdk.guards.sql._names import quoted

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar, cast
 
 import anyio
 
-from fencing_sdk._places import place_of
+from fencing_sdk._values.database_identity import database_identity
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.guards.sql._accepted import AsyncpgConnection
 from fencing_sdk.guards.sql._names import POSTGRESQL
@@ -49,7 +49,7 @@ class Server:
         Raises:
             ConfigurationError: it cannot be read, or asyncpg is missing. The URL is never repeated.
         """
-        self.place = place_of(url)
+        self.place = database_identity(url)
         self._url = url
         self._connect = _driver()
 

@@ -11,7 +11,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from fencing_sdk._claim import Token
+from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import UsageError
 from fencing_sdk.guards._verdict import refusal
 from fencing_sdk.guards.sql._names import quoted

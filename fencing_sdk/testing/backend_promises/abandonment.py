@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from fencing_sdk._claim import Claim, Grant, Holder, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Holder, Renewal
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing.backend_promises.stage import Stage

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-from fencing_sdk._claim import Grant, Renewal
-from fencing_sdk._timing import MIN_TTL
+from fencing_sdk._values.claim import Grant, Renewal
+from fencing_sdk._values.timing import MIN_TTL
 from fencing_sdk.abc import Backend
 from fencing_sdk.testing.backend_promises.stage import NAME, Reopen, Stage
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from fencing_sdk._claim import Claim
 from fencing_sdk._client import LockClient
-from fencing_sdk._events import Event, Renewed
+from fencing_sdk._values.claim import Claim
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import (
     AcquireTimeoutError,
@@ -20,6 +19,7 @@ from fencing_sdk.errors import (
     LockHeldError,
     LossReason,
 )
+from fencing_sdk.events import Event, Renewed
 from fencing_sdk.testing.backend_promises.names import ODD_NAMES
 from fencing_sdk.testing.backend_promises.stage import NAME, Reopen, Stage
 from fencing_sdk.testing.faults import FaultyBackend

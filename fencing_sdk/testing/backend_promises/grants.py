@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from fencing_sdk._claim import Grant, Renewal
+from fencing_sdk._values.claim import Grant, Renewal
 from fencing_sdk.abc import Backend, SupportsLossNotice, SupportsQueue
 from fencing_sdk.testing.backend_promises.stage import Reopen, Stage
 

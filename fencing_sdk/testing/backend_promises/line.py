@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, aclosing
 
-from fencing_sdk._claim import Claim, Grant, Held
+from fencing_sdk._values.claim import Claim, Grant, Held
 from fencing_sdk.abc import Backend, SupportsQueue, Turn
 from fencing_sdk.testing.backend_promises.stage import QueueingBackend, Reopen, Stage, needs
 

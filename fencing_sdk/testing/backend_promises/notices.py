@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from fencing_sdk._claim import Claim
 from fencing_sdk._client import LockClient
+from fencing_sdk._values.claim import Claim
 from fencing_sdk.errors import LeaseLostError, LossReason
 from fencing_sdk.testing.backend_promises.stage import NAME, NoticingBackend, Stage, needs
 

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fencing_sdk._claim import Claim, Renewal
 from fencing_sdk._client import LockClient
-from fencing_sdk._events import Event
+from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendUnavailableError
+from fencing_sdk.events import Event
 from fencing_sdk.testing.backend_promises.stage import NAME, Stage, needs
 
 _CALLS: dict[str, Callable[[Backend, Claim], Awaitable[object]]] = {

@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from fencing_sdk._claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal
-from fencing_sdk._clock import BootClock
-from fencing_sdk._timing import MIN_TTL
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.timing import MIN_TTL
 from fencing_sdk.abc import Backend, SupportsLossNotice, SupportsQueue
 
 F = TypeVar("F", bound=Callable[..., object])

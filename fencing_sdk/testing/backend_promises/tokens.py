@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from contextlib import AsyncExitStack, aclosing
 
-from fencing_sdk._claim import Claim, Renewal
+from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.abc import Backend
 from fencing_sdk.testing.backend_promises.stage import NAME, Reopen, Stage, needs
 

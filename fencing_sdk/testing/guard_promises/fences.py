@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fencing_sdk._claim import Token
 from fencing_sdk._client import LockClient
+from fencing_sdk._values.claim import Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import ConfigurationError, StaleTokenError

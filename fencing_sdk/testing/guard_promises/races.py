@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fencing_sdk._claim import Token
+from fencing_sdk._values.claim import Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import StaleTokenError
 from fencing_sdk.testing.guard_promises.stage import RESOURCE, Stage

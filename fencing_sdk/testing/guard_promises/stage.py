@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fencing_sdk._claim import Token
+from fencing_sdk._values.claim import Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import StaleTokenError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fencing_sdk._claim import TOKEN_LIMIT, Token
+from fencing_sdk._values.claim import TOKEN_LIMIT, Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.testing.guard_promises.stage import CONFLICTING, NEW, OLD, RESOURCE, Stage

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from fencing_sdk._events import keep_off_console
+from fencing_sdk._values.observers import keep_off_console
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.testing.history import HEADLINES, PROMISES, Report, Verdict
 from fencing_sdk.testing.simulation._campaign import LEAST, Campaign, run_campaign

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fencing_sdk import _claim, _timing
-from fencing_sdk._acquire import Acquisition
-from fencing_sdk._claim import Claim, Renewal
-from fencing_sdk._engine import Engine
-from fencing_sdk._errands import Errands
-from fencing_sdk._heartbeat import Heartbeat
-from fencing_sdk._lease_scope import LeaseScope
-from fencing_sdk._lease_state import LeaseState
-from fencing_sdk._timing import Timing
+from fencing_sdk._engine.acquisition import Acquisition
+from fencing_sdk._engine.engine import Engine
+from fencing_sdk._engine.heartbeat import Heartbeat
+from fencing_sdk._engine.lease_scope import LeaseScope
+from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._values import claim, timing
+from fencing_sdk._values.claim import Claim, Renewal
+from fencing_sdk._values.timing import Timing
 from fencing_sdk.errors import LeaseLostError, LossReason
 from fencing_sdk.testing.simulation._aims import (
     cut_off,
@@ -36,7 +36,7 @@ _judge = Acquisition._judge
 _apply = Heartbeat._apply
 _announce = LeaseState._announce
 _begin = Engine._begin
-_ask = Errands.ask
+_ask = StoreCalls.ask
 
 
 def _validity_from_reply() -> Iterable[Change]:
@@ -51,8 +51,8 @@ def _renewal_from_reply() -> Iterable[Change]:
 
 
 def _no_allowance() -> Iterable[Change]:
-    yield _timing, "_built", _timing._build  # the real one remembers timings, and would remember these
-    yield _timing.Timing, "validity", lambda _self, ttl: ttl
+    yield timing, "_built", timing._build  # the real one remembers timings, and would remember these
+    yield timing.Timing, "validity", lambda _self, ttl: ttl
 
 
 def _work_goes_on() -> Iterable[Change]:
@@ -76,7 +76,7 @@ def _revival() -> Iterable[Change]:
 
     yield LeaseState, "extend", extend
     yield LeaseState, "held_at", lambda self, _now: not self.released
-    yield Errands, "ask", lambda self, operation, call, limit: _ask(self, operation, call, 4 * limit)
+    yield StoreCalls, "ask", lambda self, operation, call, limit: _ask(self, operation, call, 4 * limit)
 
 
 def _token_without_clock() -> Iterable[Change]:
@@ -94,34 +94,34 @@ def _nothing_given_up() -> Iterable[Change]:
     async def nothing(_self, _claim, _calls, _limit):
         pass
 
-    yield Errands, "_abandon", nothing
+    yield StoreCalls, "_undo", nothing
 
 
 def _given_up_once() -> Iterable[Change]:
     async def once(self, claim, _calls, limit):
         await self._release(claim, limit)
 
-    yield Errands, "_abandon", once
+    yield StoreCalls, "_undo", once
 
 
 def _looked_too_late() -> Iterable[Change]:
     """An error that this engine had until the simulation found it."""
 
-    async def abandon(self, claim, calls, limit):
+    async def undo(self, claim, calls, limit):
         await self._release(claim, limit)
         pending = [call for call in calls if not call.done()]
         if pending:
             await asyncio.wait(pending, timeout=claim.ttl)
             await self._release(claim, limit)
 
-    yield Errands, "_abandon", abandon
+    yield StoreCalls, "_undo", undo
 
 
 def _never_released() -> Iterable[Change]:
     async def nothing(_self, _claim, _limit):
         return True
 
-    yield Errands, "_release", nothing
+    yield StoreCalls, "_release", nothing
 
 
 def _one_owner_for_all() -> Iterable[Change]:
@@ -220,7 +220,7 @@ def _hung_for_ever() -> Iterable[Change]:
 
 
 def _same_owner_twice() -> Iterable[Change]:
-    yield _claim, "secrets", _Loaded()
+    yield claim, "secrets", _Loaded()
 
 
 class _Loaded:

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fencing_sdk._claim import Grant, Held, Renewal
-from fencing_sdk.backends import _table
-from fencing_sdk.backends._table import LockTable
+from fencing_sdk._values.claim import Grant, Held, Renewal
+from fencing_sdk.backends._shared import lock_table
+from fencing_sdk.backends._shared.lock_table import LockTable
 from fencing_sdk.errors import StaleTokenError
 from fencing_sdk.testing.simulation._backend import SimulatedBackend
 from fencing_sdk.testing.simulation._control import Change, Control
@@ -261,7 +261,7 @@ def _answer_only(table: LockTable, claim: Any, now: float) -> Renewal:
 
 
 def _orphaned_place() -> Iterable[Change]:
-    yield _table, "LINE_TTL", 1e9
+    yield lock_table, "LINE_TTL", 1e9
     yield Service, "leave", lambda _self, _claim: None
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from threading import Event
 
-from fencing_sdk._events import keep_off_console
+from fencing_sdk._values.observers import keep_off_console
 from fencing_sdk.testing.history import Report, Verdict
 from fencing_sdk.testing.simulation._play import play
 from fencing_sdk.testing.simulation._script import write_script

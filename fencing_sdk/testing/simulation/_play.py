@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fencing_sdk._timing import Timing
+from fencing_sdk._values.timing import Timing
 from fencing_sdk.testing._timeline import never
 from fencing_sdk.testing.history import Report, check
 from fencing_sdk.testing.simulation._mishaps import Mishaps

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from fencing_sdk._claim import Claim, Grant, Held, Holder, Renewal
-from fencing_sdk.backends._table import LockTable, TokenSource
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk.backends._shared.lock_table import LockTable, TokenSource
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing._network import NoAnswer
 from fencing_sdk.testing._process import ProcessClock

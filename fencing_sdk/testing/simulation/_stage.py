@@ -8,11 +8,11 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fencing_sdk._claim import Token
 from fencing_sdk._client import LockClient
-from fencing_sdk._events import Event
-from fencing_sdk._wire import check_token
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import StaleTokenError
+from fencing_sdk.events import Event
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing._kernel import Kernel
 from fencing_sdk.testing._network import Link, Network
@@ -67,7 +67,7 @@ class ClientClock:
         self.stepped = 0.0
 
     def now(self) -> float:
-        """See `fencing_sdk._clock.Clock.now`."""
+        """See `fencing_sdk._values.clock.Clock.now`."""
         return self.steady.now()
 
 

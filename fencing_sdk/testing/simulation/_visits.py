@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from fencing_sdk._claim import Token
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
+from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import FencingError, LeaseLostError, StaleTokenError
 from fencing_sdk.testing.simulation._script import Visit
 from fencing_sdk.testing.simulation._stage import Actor, Resource, Stage

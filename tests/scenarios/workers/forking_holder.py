@@ -16,7 +16,7 @@ import os
 import sys
 
 from fencing_sdk import LockClient, Renewed, connect
-from fencing_sdk._claim import Claim, Grant
+from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk.abc import Backend
 
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from fencing_sdk import Acquired, Event, Lease, LeaseLostError, Lost, Renewed, connect
-from fencing_sdk._clock import BootClock
+from fencing_sdk._values.clock import BootClock
 
 CLOCK = BootClock()
 BURST = 20

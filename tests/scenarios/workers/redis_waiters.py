@@ -13,7 +13,7 @@ import asyncio
 import sys
 
 from fencing_sdk import LockClient, connect
-from fencing_sdk._clock import BootClock
+from fencing_sdk._values.clock import BootClock
 
 CLOCK = BootClock()
 

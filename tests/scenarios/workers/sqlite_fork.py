@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from fencing_sdk._claim import Claim, Grant
+from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk.backends.sqlite import SqliteBackend, _thread
 from fencing_sdk.errors import BackendRefusedError
 

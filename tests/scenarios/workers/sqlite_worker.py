@@ -16,8 +16,8 @@ import sys
 import threading
 from pathlib import Path
 
-from fencing_sdk._claim import Claim, Grant
-from fencing_sdk._clock import BootClock
+from fencing_sdk._values.claim import Claim, Grant
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.errors import BackendUnavailableError
 

@@ -1,0 +1,285 @@
+"""
+Waits for a grant, and undoes itself when it is given up.
+
+What may live here: patience, back-off, and what an attempt without an answer means. A backend
+tries exactly once; this is the one place that tries again.
+
+The owner id is made before the first request and stays the same for every retry, so a retry after
+a lost answer finds its own grant. An attempt without an answer is neither success nor failure: it
+is tried again, and if the acquisition is given up instead, it is released by claim in the
+background, at once and again when the request can no longer arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+import tenacity
+
+from fencing_sdk._engine.acquisition_report import AcquisitionReport
+from fencing_sdk._engine.queue_place import QueuePlace
+from fencing_sdk._engine.store_calls import StoreCalls, backend_name
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held
+from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.observers import Observers, logger
+from fencing_sdk._values.timing import Timing
+from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsQueue
+from fencing_sdk.errors import (
+    AcquireTimeoutError,
+    BackendRefusedError,
+    BackendUnavailableError,
+    ConfigurationError,
+    LockHeldError,
+    StaleTokenError,
+    UsageError,
+    shown,
+)
+from fencing_sdk.events import NotAcquiredReason
+
+Backoff = Callable[[tenacity.RetryCallState], float]
+"""A tenacity wait strategy: ``wait_exponential(...) + wait_random(...)``, or any callable like one."""
+
+DEFAULT_BACKOFF: Backoff = tenacity.wait_random_exponential(multiplier=0.05, max=1.0)
+
+_LONGEST_NAP = 5.0
+"""Seconds between the tries of a waiter that is not woken, whatever the store advises."""
+_SHORTEST_NAP = 0.001
+_LAST_CALL = 1.0
+"""Seconds that a request may take although the patience ends meanwhile."""
+
+
+class Terms(NamedTuple):
+    """What an acquisition is asked to do. ``name`` is the user's, ``store_name`` has the namespace."""
+
+    name: str
+    store_name: str
+    timing: Timing
+    wait: float | None
+    backoff: Backoff
+    metadata: str | None = None
+    fences: Sequence[tuple[Guard, str]] = ()
+    """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
+
+
+class AcquireResult(NamedTuple):
+    """A grant that is worth using, and the moment from which it counts."""
+
+    claim: Claim
+    grant: Grant
+    timing: Timing
+    sent_at: float
+    waited: float
+    unanswered_calls: tuple[asyncio.Task[Any], ...]
+    """Earlier attempts without an answer, which may still reach the store after a release."""
+
+
+class Acquisition:
+    """One acquisition, from the first attempt to a grant or an error."""
+
+    def __init__(
+        self, backend: Backend, clock: Clock, store_calls: StoreCalls, observers: Observers, terms: Terms
+    ) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._store_calls = store_calls
+        self._report = AcquisitionReport(observers, clock, terms.name)
+        self._terms = terms
+        self._limit = terms.timing.call_limit
+        self._started = clock.now()
+        self._claim = self._new_claim()
+        self._place: QueuePlace | None = None
+        self._calls: list[asyncio.Task[Any]] = []  # attempts whose outcome is not known
+        self._undone = 0  # such attempts of this owner id, whose release is on its way
+        self._doubtful_since: float | None = None
+        self._silent_since: float | None = None
+        self._tries: tenacity.RetryCallState | None = None
+
+    async def run(self) -> AcquireResult:
+        """
+        Try until there is a grant or the patience is over.
+
+        Raises:
+            LockHeldError: asked once, and somebody else holds the lock.
+            AcquireTimeoutError: somebody else still holds it when the patience ends.
+            BackendUnavailableError: the store did not answer for a ttl, or until the patience ended.
+            BackendRefusedError: the store will not grant this, whatever is tried.
+            StaleTokenError: a fence could not be raised with the grant, so there is none.
+        """
+        self._report.began(self._claim)
+        try:
+            won = await self._try_until_won()
+        except BaseException as error:
+            self._give_up()
+            self._report.failed(error, self._undone, closing=self._store_calls.closing)
+            raise
+        self._leave_line()
+        self._calls.clear()
+        return won
+
+    async def _try_until_won(self) -> AcquireResult:
+        while True:
+            outcome = await self._attempt()
+            if isinstance(outcome, AcquireResult):
+                return outcome
+            self._check_patience(outcome)
+            if isinstance(outcome, Held):
+                self._join_line()
+            await self._pause(outcome)
+            if isinstance(outcome, BackendUnavailableError):
+                _forget_frames(outcome)
+
+    def undo(self, won: AcquireResult) -> None:
+        """Give back what was *won* after all, because the client was closed meanwhile."""
+        self._store_calls.undo(won.claim, list(won.unanswered_calls), self._limit)
+        self._report.ended(NotAcquiredReason.CLOSED, self._undone)
+
+    def _new_claim(self) -> Claim:
+        terms = self._terms
+        return Claim(terms.store_name, terms.timing.ttl, metadata=terms.metadata)
+
+    async def _attempt(self) -> AcquireResult | Held | BackendUnavailableError:
+        if self._store_calls.closing:
+            msg = f"the client was closed while it waited for lock {shown(self._terms.name)}"
+            raise UsageError(msg)
+        if self._undone:
+            self._begin_anew()
+        sent_at = self._clock.now()
+        limit = self._limit
+        if self._terms.wait is not None:
+            limit = min(limit, max(_LAST_CALL, self._started + self._terms.wait - sent_at))
+        claim = self._claim
+        call = self._store_calls.send("acquire", lambda: self._ask(claim), limit)
+        self._calls.append(call)
+        try:
+            outcome = await self._store_calls.answer("acquire", call, limit)
+        except BackendUnavailableError as error:
+            self._doubtful_since = sent_at if self._doubtful_since is None else self._doubtful_since
+            return self._silent(error, sent_at)
+        except (BackendRefusedError, StaleTokenError):
+            self._calls.remove(call)
+            raise
+        if isinstance(outcome, Held):
+            self._silent_since = None
+            self._calls.remove(call)
+            return outcome
+        return self._judge(outcome, sent_at)
+
+    def _ask(self, claim: Claim) -> Awaitable[Grant | Held]:
+        if self._terms.fences and isinstance(self._backend, SupportsFence):
+            return self._backend.acquire_fenced(claim, self._terms.fences)
+        return self._backend.acquire(claim)
+
+    def _silent(self, error: BackendUnavailableError, sent_at: float) -> BackendUnavailableError:
+        """Note since when the store has given no answer that could be used."""
+        self._silent_since = sent_at if self._silent_since is None else self._silent_since
+        return error
+
+    def _judge(self, grant: Grant, sent_at: float) -> AcquireResult | BackendUnavailableError:
+        """Take a grant only if its token is one and its deadline is still ahead."""
+        token: object = grant.token
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < TOKEN_LIMIT:
+            detail = "a token must be an int from 0 to below 2**53"
+            raise BackendRefusedError(backend_name(self._backend), "acquire", detail)
+        try:
+            timing = self._terms.timing.granted(grant.ttl)
+        except ConfigurationError as error:
+            raise BackendRefusedError(backend_name(self._backend), "acquire", f"it grants less: {error}") from error
+        counts_from = sent_at
+        if not grant.restarted and self._doubtful_since is not None:
+            counts_from = self._doubtful_since
+        now = self._clock.now()
+        if now < timing.deadline(counts_from):
+            unanswered_calls = tuple(self._calls[:-1])
+            return AcquireResult(self._claim, grant, timing, counts_from, now - self._report.began_at, unanswered_calls)
+        self._give_up()
+        detail = f"the grant came {now - counts_from:.3g} s after it was asked for, too late to be used"
+        logger.warning("acquire: %s", detail)
+        return self._silent(BackendUnavailableError(backend_name(self._backend), "acquire", detail), sent_at)
+
+    def _begin_anew(self) -> None:
+        """Go on with another owner id, because a release of the first one is on its way."""
+        self._report.ended(NotAcquiredReason.TOO_LATE, self._undone)
+        self._claim = self._new_claim()
+        self._doubtful_since = None
+        self._undone = 0
+        self._report.began(self._claim)
+
+    def _patience_left(self) -> float:
+        wait = self._terms.wait
+        return float("inf") if wait is None else self._started + wait - self._clock.now()
+
+    def _check_patience(self, outcome: Held | BackendUnavailableError) -> None:
+        waited = self._clock.now() - self._started
+        over = self._patience_left() <= 0
+        if isinstance(outcome, BackendUnavailableError):
+            since = self._started if self._silent_since is None else self._silent_since
+            if over or self._clock.now() - since >= self._terms.timing.ttl:
+                raise outcome
+        elif over and self._terms.wait == 0:
+            raise LockHeldError(self._terms.name, waited, outcome.retry_after)
+        elif over:
+            raise AcquireTimeoutError(self._terms.name, waited)
+
+    def _join_line(self) -> None:
+        if self._place is None and isinstance(self._backend, SupportsQueue):
+            place = self._place = QueuePlace(self._backend, self._claim)
+            place.task = self._store_calls.stand(place.keep())
+
+    async def _pause(self, outcome: Held | BackendUnavailableError) -> None:
+        place = self._place
+        if place is not None and place.joined and isinstance(outcome, Held):
+            nap = min(_advised(outcome), _LONGEST_NAP * random.uniform(0.75, 1.0))
+        else:
+            nap = self._backed_off(outcome)
+        nap = min(nap, max(0.0, self._patience_left()))
+        if place is None:
+            await self._store_calls.sleep_until_closing(nap)
+            return
+        await self._store_calls.suspends.watched_sleep(place.woken, nap)
+        place.woken.clear()
+
+    def _backed_off(self, outcome: Held | BackendUnavailableError) -> float:
+        error = outcome if isinstance(outcome, Exception) else LockHeldError(self._terms.name, 0.0, outcome.retry_after)
+        if self._tries is None:
+            retrying = tenacity.AsyncRetrying(wait=self._terms.backoff)
+            self._tries = tenacity.RetryCallState(retrying, None, (), {})
+        self._tries.set_exception((type(error), error, None))
+        nap = max(0.0, float(self._terms.backoff(self._tries)))
+        self._tries.prepare_for_next_attempt()
+        self._tries.idle_for += nap
+        return min(nap, _advised(outcome)) if isinstance(outcome, Held) else nap
+
+    def _give_up(self) -> None:
+        """Leave the line, and release by claim whatever the attempts without an answer may still achieve."""
+        self._leave_line()
+        calls, self._calls = self._calls, []
+        if calls:
+            self._undone += len(calls)
+            self._store_calls.undo(self._claim, calls, self._limit)
+
+    def _leave_line(self) -> None:
+        if self._place is not None and self._place.task is not None:
+            self._store_calls.leave(self._place.task)
+        self._place = None
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """
+    Let go of the frames that led to an *error* which the caller will not see: its task is kept with the lease.
+
+    From Python 3.12 on they lead to the frames of the caller and to what those hold: a lease that is dropped would be
+    noticed by the cyclic garbage collector only, and renewed until then.
+    """
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def _advised(held: Held) -> float:
+    """Seconds until another try makes sense, by the store's advice; never so few that waiting becomes spinning."""
+    advice = held.retry_after
+    return _LONGEST_NAP if advice is None or not math.isfinite(advice) else max(advice, _SHORTEST_NAP)

@@ -1,0 +1,275 @@
+"""
+What a client runs while it is open: one heartbeat, its store_calls, and every lease from grant to release.
+
+An engine belongs to one event loop and is never used again after `aclose`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from contextvars import Context
+
+from fencing_sdk._engine.acquisition import AcquireResult, Acquisition, Terms
+from fencing_sdk._engine.cancellation import scope_class
+from fencing_sdk._engine.closing import Closing
+from fencing_sdk._engine.fences import Fences, raise_fence
+from fencing_sdk._engine.heartbeat import Heartbeat
+from fencing_sdk._engine.lease_report import LeaseReport
+from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.releases import Releases
+from fencing_sdk._engine.running_loop import running_loop
+from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._lease import Lease
+from fencing_sdk._values.claim import Claim, Holder
+from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.observers import Observers, logger
+from fencing_sdk._values.process import generation
+from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsLossNotice, SupportsOpen
+from fencing_sdk.errors import LossReason, StaleTokenError, UsageError
+
+_CALL_LIMIT = 5.0
+"""Seconds for opening, inspecting and closing a backend."""
+
+
+class Engine:
+    """The running part of one client. It is the keeper of its leases."""
+
+    def __init__(self, backend: Backend, clock: Clock, observers: Observers, *, watch_stalls: bool) -> None:
+        self._loop = running_loop()
+        scope_class()  # the first anyio call imports a backend for 0.1 s: now, not during the first lease
+        self._backend = backend
+        self._clock = clock
+        self._observers = observers
+        self._report = LeaseReport(observers, clock)
+        self._generation = generation()
+        self._store_calls = StoreCalls(backend, clock)
+        self._heartbeat = Heartbeat(backend, clock, self._store_calls, observers, watch_stalls=watch_stalls)
+        self._beating: asyncio.Task[None] | None = None
+        self._stop_notices: Callable[[], object] = lambda: None
+        self._releases = Releases(self._store_calls, clock, self._report)
+        self._closing = Closing(self._releases.held)
+
+    def __len__(self) -> int:
+        return len(self._heartbeat)
+
+    async def start(self) -> None:
+        """
+        Open the backend and start the heartbeat.
+
+        Raises:
+            BackendError: the backend can tell already that it will not work.
+            UsageError: the client was closed while it was opening.
+        """
+        if isinstance(self._backend, SupportsOpen):
+            await self._store_calls.ask("open", self._backend.open, _CALL_LIMIT)
+        if self._closing.begun:
+            msg = "this client was closed while it was opening"
+            raise UsageError(msg)
+        if isinstance(self._backend, SupportsLossNotice):
+            self._stop_notices = self._backend.on_loss(self._on_loss)
+        self._beating = self._loop.create_task(self._heartbeat.run(), context=Context(), name="fencing-heartbeat")
+        self._beating.add_done_callback(_retrieve, context=Context())
+
+    def check_usable(self) -> None:
+        """
+        Raise if no lease can be kept here.
+
+        Raises:
+            UsageError: another event loop or none, a client that is closed or still opens, or a failed heartbeat.
+        """
+        if running_loop() is not self._loop:
+            msg = "this client was opened in another event loop; open one client for each loop"
+            raise UsageError(msg)
+        if self._closing.begun:
+            msg = "this client is closed; enter it again with 'async with'"
+            raise UsageError(msg)
+        if self._beating is None:
+            msg = "this client is still opening; enter it first, and use it when that is done"
+            raise UsageError(msg)
+        if self._beating.done():
+            msg = "the heartbeat of this client failed, so it cannot keep a lease; close it and open it again"
+            raise UsageError(msg) from self._heartbeat.failure
+
+    async def hold(self, terms: Terms, fences: Fences) -> Lease:
+        """Acquire a lease that is renewed from now on, with every fence raised."""
+        self.check_usable()
+        named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
+        joint = [fence for fence in named if self._raises_with_the_grant(fence[0])]
+        terms = terms._replace(fences=joint)
+        acquisition = Acquisition(self._backend, self._clock, self._store_calls, self._observers, terms)
+        won = await acquisition.run()
+        try:
+            self.check_usable()
+        except UsageError:
+            acquisition.undo(won)
+            raise
+        lease = self._begin(terms, won)
+        try:
+            for _, resource in joint:
+                self._report.fence_raised(lease, resource, lease.token)
+            await self._raise_fences(lease, [fence for fence in named if fence not in joint])
+        except BaseException:
+            await self.release(lease)
+            raise
+        return Lease(lease)
+
+    def _raises_with_the_grant(self, guard: Guard) -> bool:
+        return isinstance(self._backend, SupportsFence) and self._backend.keeps(guard)
+
+    def _begin(self, terms: Terms, won: AcquireResult) -> LeaseState:
+        lease = LeaseState(
+            name=terms.name,
+            claim=won.claim,
+            token=won.grant.token,
+            deadline=won.timing.deadline(won.sent_at),
+            timing=won.timing,
+            clock=self._clock,
+            keeper=self,
+        )
+        lease.unanswered_calls = won.unanswered_calls
+        self._releases.add(lease)
+        self._heartbeat.add(lease, won.sent_at)
+        self._report.acquired(lease, won.waited)
+        return lease
+
+    async def _raise_fences(self, lease: LeaseState, fences: Sequence[tuple[Guard, str]]) -> None:
+        for guard, resource in fences:
+            token = lease.token
+            try:
+                await raise_fence(lease, guard, resource, token)
+            except StaleTokenError as error:
+                self._report.stale(lease, error)
+                raise
+            lease.check()
+            self._report.fence_raised(lease, resource, token)
+
+    async def inspect(self, name: str) -> Holder | None:
+        """Ask the store who holds *name*."""
+        self.check_usable()
+        return await self._store_calls.ask("inspect", lambda: self._backend.inspect(name), _CALL_LIMIT)
+
+    # The keeper's side.
+
+    async def renew(self, lease: LeaseState) -> None:
+        """Renew one lease now."""
+        self.check_usable()
+        await self._heartbeat.renew_now(lease)
+
+    async def release(self, lease: LeaseState) -> None:
+        """Give *lease* back: once, shielded from every cancellation, for a bounded time."""
+        if not lease.mark_released():
+            return
+        self._heartbeat.forget(lease.owner)
+        returned = self._releases.give_back(lease)
+        if returned is not None:
+            self._closing.look_again()
+            await self._releases.finish(lease, returned)
+
+    def lost(self, lease: LeaseState, reason: LossReason) -> None:
+        """A lease ended against our will."""
+        self._heartbeat.tell_lost(lease, reason)
+
+    def stale(self, lease: LeaseState, error: StaleTokenError) -> None:
+        """A guard refused a write made under *lease*: tell the observers."""
+        self._report.stale(lease, error)
+
+    def on_garbage_collected(self, lease: LeaseState) -> None:
+        """The handle of a lease was garbage-collected while the lease was held."""
+        self._heartbeat.forget(lease.owner)
+        lease.forget_scope()
+        self._releases.give_back_behind(lease)
+
+    def _on_loss(self, claim: Claim, reason: LossReason) -> None:
+        lease = self._heartbeat.find(claim)
+        if lease is not None:
+            lease.lose(reason)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing of this engine runs any more."""
+        return self._closing.over
+
+    async def wait_closed(self) -> None:
+        """
+        Wait for the end of a closing that has begun.
+
+        Raises:
+            UsageError: it has not begun, or goes on in another event loop.
+        """
+        elsewhere = running_loop() is not self._loop
+        if elsewhere and self._loop.is_closed():
+            msg = "this client was left open in an event loop that is gone; close it first: await client.aclose()"
+            raise UsageError(msg)
+        if elsewhere and not self._closing.begun:
+            msg = (
+                "this client is open in another event loop, and a client belongs to one loop: "
+                "let each thread that runs a loop open a client of its own: async with connect(...)"
+            )
+            raise UsageError(msg)
+        if not self._closing.begun:
+            msg = "this client is open already; enter it once and share it between tasks"
+            raise UsageError(msg)
+        if elsewhere:
+            msg = "this client is still being closed in another event loop; open one client for each loop"
+            raise UsageError(msg)
+        await self._closing.wait()
+
+    async def aclose(self) -> None:
+        """
+        End every lease, give back what can be given back, and close the backend. Bounded.
+
+        Every caller waits for the end of the same closing, also one that is cancelled meanwhile.
+        Nothing is done in a forked child, whose parent goes on with all of it.
+
+        Raises:
+            UsageError: the event loop that opened the client runs elsewhere.
+        """
+        if self._generation != generation():
+            self._closing.over = True
+        if self._closing.over:
+            return
+        if running_loop() is not self._loop:
+            self._leave_dead_loop()
+        await self._closing.join(self._close)
+
+    def _leave_dead_loop(self) -> None:
+        """Go on in the running loop: of the tasks of a closed one, not even a closing that began will go on."""
+        if not self._loop.is_closed():
+            msg = "this client was opened in another event loop, which still exists; close it there"
+            raise UsageError(msg)
+        self._loop = running_loop()
+        self._store_calls = StoreCalls(self._backend, self._clock)
+        self._releases.store_calls = self._store_calls
+        self._closing = Closing(self._releases.held)
+        self._beating = None
+
+    async def _close(self) -> None:
+        """Take every step, although the one before it failed or was cancelled by a loop that shuts down."""
+        async with contextlib.AsyncExitStack() as steps:
+            steps.push_async_callback(self._close_backend)
+            steps.callback(self._releases.tell_ends)
+            steps.push_async_callback(self._store_calls.aclose, _CALL_LIMIT)
+            steps.push_async_callback(self._end_heartbeat)
+            self._heartbeat.lose_all(LossReason.CLOSED)
+            self._stop_notices()
+            self._releases.give_back_all(but=await self._closing.await_bodies(_CALL_LIMIT))
+
+    async def _end_heartbeat(self) -> None:
+        if self._beating is not None and not self._beating.done():
+            self._beating.cancel()
+            await asyncio.wait((self._beating,), timeout=_CALL_LIMIT)
+        self._heartbeat.stop_watching()
+
+    async def _close_backend(self) -> None:
+        try:
+            await self._store_calls.ask("close", self._backend.aclose, _CALL_LIMIT)
+        except Exception as error:  # noqa: BLE001  (closing must not replace the error of the user's body)
+            logger.warning("closing the backend failed", exc_info=error)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Look at the outcome, so that asyncio does not report an error that the engine has handled."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,36 @@
+"""Fences that are raised at acquisition, before the body begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+
+from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.store_calls import backend_name
+from fencing_sdk._values.claim import Token
+from fencing_sdk.abc import Guard
+from fencing_sdk.errors import BackendUnavailableError
+
+Fences = Sequence[tuple[Guard, str | None]]
+"""Guards to raise at acquisition, each with its resource; None means the resource is named like the lock."""
+
+
+async def raise_fence(lease: LeaseState, guard: Guard, resource: str, token: Token) -> None:
+    """
+    Ask *guard*, within what the lease is worth now, and once more at half-time, as the answer may be lost.
+
+    To raise a fence twice is to raise it once.
+
+    Raises:
+        StaleTokenError: the resource has seen a later token.
+        BackendUnavailableError: the guard did not answer, and the lease goes on.
+        LeaseLostError: the guard did not answer, and the lease is over.
+    """
+    worth = lease.remaining
+    for _ in range(2):
+        with anyio.move_on_after(worth / 2):
+            await guard.raise_to(resource, token)
+            return
+    lease.check()
+    raise BackendUnavailableError(backend_name(guard), "raise_to", f"no answer within {worth:.3g} s")

@@ -1,0 +1,152 @@
+"""
+One task's stay inside ``async with lock``: what the body sees, and what leaves afterwards.
+
+    body ends cleanly, lease held            nothing
+    body ends cleanly, lease over            LeaseLostError
+    body cancelled by the lease              LeaseLostError
+    body raises, lease held or over          the body's error, with a note when the lease was lost too
+    the task cancelled from outside          CancelledError: an outer cancellation wins
+
+The scope lives in the task that entered. Three cases of leaving it:
+
+1. It is the task's innermost scope: it is closed.
+2. The task is still inside other locks that it entered later (two exit stacks, left first in, first out): it
+   stays open, cancels nothing any more, and is closed after them.
+3. A scope of another library lies inside it, or another task leaves (a fixture, a generator closed by the garbage
+   collector): it can never be closed. The lock is given back, and a `UsageError` says so with the body's error
+   as its cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from fencing_sdk._current import held_here, pop, push
+from fencing_sdk._engine.cancellation import PacedScope, paced_scope
+from fencing_sdk._lease import Lease, state_of
+from fencing_sdk.errors import LeaseLostError, LossReason, UsageError, shown
+
+_PAUSE = 1 / 2
+"""Part of the safety buffer after which a body that swallows its cancellation is cancelled again."""
+
+_left_open: WeakKeyDictionary[asyncio.Task[object], list[PacedScope]] = WeakKeyDictionary()
+"""The scopes of case 2, by task: to be closed as soon as they are the innermost."""
+
+
+class ScopeExit(NamedTuple):
+    """How a body ended, judged before the lock is given back."""
+
+    raised: BaseException | None
+    """What is still on its way out, after the scope took its own cancellation back."""
+    swallowed: bool
+    """Whether the scope took back the cancellation that it had caused."""
+    outer: bool
+    """Whether the task was cancelled from outside meanwhile."""
+    lost: LossReason | None
+
+
+class LeaseScope:
+    """A lease, the task that entered with it, and the scope that cancels that task."""
+
+    __slots__ = ("_cancelling", "_scope", "_state", "lease", "task")
+
+    def __init__(self, lease: Lease) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # an async with runs in a task
+        self.lease = lease
+        self.task = task
+        self._cancelling = task.cancelling()
+        self._state = state = state_of(lease)
+        state.task = task
+        push(lease)
+        scope = self._scope = paced_scope(state.timing.safety_buffer * _PAUSE)
+        scope.__enter__()
+        state.watch(scope)  # last: nothing may fail after it
+
+    def leave(self, raised: BaseException | None) -> ScopeExit:
+        """
+        Close the scope in the task that opened it and judge what happened.
+
+        Raises:
+            UsageError: the scope cannot be closed: case 3.
+        """
+        lost = self.lease.lost_reason  # the clock, once more: a body that finished too late was not covered
+        entered_later = self._entered_later()
+        self._let_go()
+        try:
+            swallowed = bool(self._close(raised))
+        except RuntimeError:  # another scope is inside this one; it was not touched
+            self._scope.give_up()
+            if not entered_later:
+                raise self._left_out_of_order() from raised
+            _left_open.setdefault(self.task, []).append(self._scope)
+            swallowed = lost is not None and isinstance(raised, asyncio.CancelledError)
+        except BaseException as rest:  # noqa: BLE001  (the part of a group that was not ours; it leaves below)
+            raised, swallowed = rest, False
+        self._close_what_was_left_open()
+        return ScopeExit(raised, swallowed, self.task.cancelling() > self._cancelling, lost)
+
+    def conclude(self, end: ScopeExit, original: BaseException | None) -> None:
+        """
+        Raise what has to leave the ``async with`` instead of *original*; return to let *original* leave.
+
+        Raises:
+            LeaseLostError: the lease is over and the body raised nothing of its own.
+        """
+        raised, lost = end.raised, end.lost
+        if end.swallowed and end.outer:
+            raise asyncio.CancelledError
+        nothing_of_its_own = raised is None or isinstance(raised, GeneratorExit)
+        if end.swallowed or (nothing_of_its_own and lost is not None):
+            raise self._state.loss(lost or LossReason.EXPIRED) from None
+        if lost is not None and isinstance(raised, Exception) and not self._says_so(raised):
+            raised.add_note(
+                f"fencing_sdk: the lease on {shown(self.lease.name)} "
+                f"(token {self._state.number:d}) was lost too: {lost.value}"
+            )
+        if raised is not original and raised is not None:
+            raise raised
+
+    def abort(self) -> UsageError:
+        """Give up a scope that another task leaves, and return the error that explains it."""
+        self._let_go()
+        return UsageError(
+            f"lock {shown(self.lease.name)} was entered in one task and left in another (a fixture or a "
+            "generator?); there use the plain handle: lease = await lock.acquire() ... await lease.release()"
+        )
+
+    def _close(self, raised: BaseException | None) -> bool | None:
+        traceback = None if raised is None else raised.__traceback__
+        return self._scope.__exit__(type(raised) if raised else None, raised, traceback)
+
+    def _close_what_was_left_open(self) -> None:
+        left_open = _left_open.get(self.task)
+        while left_open:
+            try:
+                left_open[-1].__exit__(None, None, None)
+            except RuntimeError:  # it is not the innermost yet
+                return
+            left_open.pop()
+
+    def _entered_later(self) -> bool:
+        """Whether this task is inside a lock that it entered after this one."""
+        leases = held_here()
+        later = leases[leases.index(self.lease) + 1 :] if self.lease in leases else ()
+        return any(state_of(lease).task is self.task for lease in later)
+
+    def _left_out_of_order(self) -> UsageError:
+        return UsageError(
+            f"lock {shown(self.lease.name)} was left while the task was still inside a cancel scope or task group "
+            "that it entered later; leave the inner one first, or use the plain handle: lease = await lock.acquire()"
+        )
+
+    def _let_go(self) -> None:
+        self._state.forget_scope()
+        self._state.task = None
+        pop(self.lease)
+
+    def _says_so(self, raised: Exception) -> bool:
+        mine = (self.lease.name, self._state.number)
+        return isinstance(raised, LeaseLostError) and (raised.name, raised.token) == mine

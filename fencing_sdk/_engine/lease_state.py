@@ -1,0 +1,338 @@
+"""
+The state of one lease: a deadline that moves, and an end that comes once.
+
+The engine, the heartbeat and the lease scope work on this object. Users hold a `Lease`, which shows a
+part of it. The state calls only its keeper, the engine that acquired it.
+
+    held -> lost(reason)        once, for ever
+    held -> released
+
+When is a lease lost? Each of three parties can end it, and none of them needs the others:
+
+* the deadline: `watch_deadline` sets one timer for it, and every use of the token compares it with the clock;
+* the store's answer to a renewal: the heartbeat calls `lose`;
+* a notice pushed by the store: the engine calls `lose`.
+
+A late answer never revives a lease. `extend` compares the *old* deadline with the clock before it moves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from contextvars import Context
+from typing import Protocol
+
+import anyio
+
+from fencing_sdk._engine.running_loop import running_loop
+from fencing_sdk._values.claim import Claim, Token
+from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.process import generation
+from fencing_sdk._values.timing import Timing
+from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, UsageError, shown
+
+_STALLED_FROM = 0.05
+"""Seconds of lateness below which a missed moment is put down to the inexactness of timers."""
+
+
+class Keeper(Protocol):
+    """The engine, as a lease sees it. Called in the event loop of the lease."""
+
+    async def renew(self, lease: LeaseState) -> None: ...
+
+    async def release(self, lease: LeaseState) -> None: ...
+
+    def lost(self, lease: LeaseState, reason: LossReason) -> None: ...
+
+    def stale(self, lease: LeaseState, error: StaleTokenError) -> None: ...
+
+    def on_garbage_collected(self, lease: LeaseState) -> None: ...
+
+
+class LeaseState:
+    """A grant that is in use: the claim, the token's number, the deadline, and how the lease ended."""
+
+    __slots__ = (
+        "_announced",
+        "_ended",
+        "_next_beat",
+        "_scope",
+        "_timer",
+        "_token",
+        "acquired_at",
+        "claim",
+        "clock",
+        "deadline",
+        "generation",
+        "hold_until",
+        "keeper",
+        "last_renewal_error",
+        "loop",
+        "lost",
+        "name",
+        "number",
+        "released",
+        "task",
+        "timing",
+        "unanswered_calls",
+    )
+
+    def __init__(
+        self, *, name: str, claim: Claim, token: int, deadline: float, timing: Timing, clock: Clock, keeper: Keeper
+    ) -> None:
+        self.name = name
+        self.claim = claim
+        self.number = int(token)
+        """The token as a plain number, readable after the end too: for events and errors."""
+        self._token: Token | None = None
+        self.timing = timing
+        self.clock = clock
+        self.keeper = keeper
+        self.acquired_at = now = clock.now()
+        self.hold_until = math.inf if timing.max_hold is None else now + timing.max_hold
+        self.deadline = min(deadline, self.hold_until)
+        """The local moment, on the client's clock, at which the lease ends unless it is renewed."""
+        self.loop = asyncio.get_running_loop()
+        self.generation = generation()
+        self.released = False
+        self.task: asyncio.Task[object] | None = None
+        """The task that is inside ``async with`` by this lease."""
+        self.unanswered_calls: tuple[asyncio.Task[object], ...] = ()
+        """Attempts of this acquisition without an answer, which may still reach the store."""
+        self.last_renewal_error = ""
+        """What became of the last renewal, where it has no answer: for the error that says how the lease ended."""
+        self.lost: LossReason | None = None
+        """Why the lease was lost, as far as it was noticed; `lost_reason` looks at the clock first."""
+        self._announced = False
+        self._next_beat = math.inf
+        self._scope: anyio.CancelScope | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Event | None = None  # made for the first caller that waits: most leases have none
+
+    def __repr__(self) -> str:
+        if (reason := self.lost_reason) is not None:
+            state = f"lost: {reason.value}"
+        elif self.released:
+            state = "released"
+        else:
+            state = f"{self.remaining:.1f} s left"
+        return f"<Lease {shown(self.name)} token={self.number:d}, {state}>"
+
+    # What may be asked from any thread.
+
+    @property
+    def token(self) -> Token:
+        """
+        The fencing token.
+
+        Raises:
+            LeaseLostError: the lease is over. The clock is looked at now, at this very read.
+        """
+        self.check()
+        token = self._token
+        if token is None:
+            token = self._token = Token(self.number, self.holder)
+        return token
+
+    @property
+    def owner(self) -> str:
+        """The secret id of this acquisition."""
+        return self.claim.owner
+
+    @property
+    def holder(self) -> str:
+        """The public digest of the owner id."""
+        return self.claim.holder
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline as it stands now; 0 when the lease is over."""
+        return max(0.0, self.deadline - self.clock.now()) if self.held else 0.0
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease may be used at this moment."""
+        return not self.released and self.lost_reason is None
+
+    def held_at(self, now: float) -> bool:
+        """`held`, by a clock reading that the caller has taken just now: for going through many leases."""
+        return (self.lost is None and not self.released and now < self.deadline) or self.held
+
+    @property
+    def held_for(self) -> float:
+        """Seconds since the lease was granted."""
+        return self.clock.now() - self.acquired_at
+
+    @property
+    def renewable(self) -> bool:
+        """Whether a renewal could still move the deadline: ``max_hold`` may forbid it."""
+        return self.deadline < self.hold_until
+
+    @property
+    def lost_reason(self) -> LossReason | None:
+        """Why the lease was lost; None while it is held, or when it was released in time."""
+        if self.lost is None and not self.released:
+            if self.generation != generation():
+                self.lost = LossReason.CLOSED  # inert: the loop and the connection belong to the parent process
+            elif self.clock.now() >= self.deadline:
+                self._expire()
+        return self.lost
+
+    def check(self) -> None:
+        """
+        Do nothing while the lease is held.
+
+        Raises:
+            LeaseLostError: the lease is over.
+        """
+        if (
+            self.lost is None
+            and not self.released
+            and self.generation == generation()
+            and self.clock.now() < self.deadline
+        ):
+            return
+        raise self.loss()
+
+    def loss(self, reason: LossReason | None = None) -> LeaseLostError:
+        """The error that says how the lease ended."""
+        reason = reason or self.lost_reason or LossReason.CLOSED
+        detail = ""
+        if reason is LossReason.EXPIRED and not self.renewable:
+            detail = f"max_hold={self.timing.max_hold:g} is over"
+        elif reason is LossReason.EXPIRED:
+            error = self.last_renewal_error
+            detail = "no renewal was confirmed in time" + (f", the last: {error}" if error else "")
+        return LeaseLostError(self.name, self.number, reason, detail)
+
+    def report_stale(self, error: StaleTokenError) -> None:
+        """A guard refused a write made under this lease."""
+        self.keeper.stale(self, error)
+
+    # The caller's requests, in the event loop of the lease.
+
+    def check_loop(self) -> None:
+        """
+        Refuse to work in another event loop than the lease's.
+
+        Raises:
+            UsageError: this is another loop.
+        """
+        if self.generation == generation() and running_loop() is not self.loop:
+            msg = (
+                f"lease on {shown(self.name)} belongs to another event loop; "
+                "from a thread use anyio.from_thread.run or asyncio.run_coroutine_threadsafe"
+            )
+            raise UsageError(msg)
+
+    async def wait_lost(self) -> LossReason | None:
+        """Wait until the lease is over; return why it was lost, or None when it was released."""
+        self.check_loop()
+        if self._ended is None:
+            self._ended = asyncio.Event()
+        while self.held:
+            await self._ended.wait()
+        return self.lost
+
+    # The heartbeat's side.
+
+    @property
+    def overdue_since(self) -> float:
+        """When the heartbeat meant to look after this lease next: to renew it, or to see it end."""
+        return min(self._next_beat, self.deadline)
+
+    def expect_beat(self, when: float) -> bool:
+        """
+        Note when the heartbeat means to renew next (infinity: a renewal is on its way).
+
+        False when that would be too late, or could not move the deadline; then no beat is expected.
+        """
+        hopeful = when < self.deadline < self.hold_until
+        self._next_beat = when if hopeful else math.inf
+        return hopeful
+
+    def extend(self, deadline: float) -> bool:
+        """Move the deadline after a confirmed renewal; False when the old one had passed already."""
+        if not self.held:
+            return False
+        self.deadline = max(self.deadline, min(deadline, self.hold_until))
+        self.last_renewal_error = ""
+        return True
+
+    # The end.
+
+    def lose(self, reason: LossReason) -> None:
+        """End the lease and cancel its work."""
+        if self.lost_reason is None and not self.released:
+            self.lost = reason
+        if self.lost is not None:
+            self._announce()
+
+    def mark_released(self) -> bool:
+        """End the lease as its holder wishes; False when it was released before. A loss that happened stays one."""
+        if self.released:
+            return False
+        if self.lost_reason is None:
+            self._stop_watching()  # the body goes on without the lock, by its own decision
+        self.released = True
+        if self._ended is not None:
+            self._ended.set()
+        return True
+
+    def _expire(self) -> None:
+        """Latch the loss from whatever thread sees it first, and let the loop tell the others."""
+        late = self.clock.now() - self.overdue_since
+        stalled = late > max(_STALLED_FROM, self.timing.heartbeat_interval / 4)
+        self.lost = LossReason.STALLED if stalled else LossReason.EXPIRED
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing is left to cancel
+            self.loop.call_soon_threadsafe(self._announce)
+
+    def _announce(self) -> None:
+        if self._announced:
+            return
+        self._announced = True
+        if not self.loop.is_closed():  # in a closed loop nothing waits and no body runs
+            self._wake_holder()
+        if self.lost is not None:
+            self.keeper.lost(self, self.lost)
+
+    def _wake_holder(self) -> None:
+        if self._ended is not None:
+            self._ended.set()
+        if self._scope is not None:
+            self._scope.cancel(f"lease on {shown(self.name)} lost")
+
+    # The scope that cancels the body.
+
+    def watch(self, scope: anyio.CancelScope) -> None:
+        """Cancel *scope* when the lease is lost."""
+        self._scope = scope
+        self.watch_deadline()
+        if self.lost is not None:
+            scope.cancel()
+
+    def watch_deadline(self) -> None:
+        """
+        End the lease once its deadline has passed, by a timer that stays where it is when a renewal moves the deadline.
+
+        When it fires too early it is set again, once in a lifetime of the deadline and not at every renewal.
+        The loop has its clock and the lease has another: what is converted is a span.
+        """
+        left = self.deadline - self.clock.now()
+        if left > 0:
+            self._timer = self.loop.call_later(left, self.watch_deadline, context=Context())
+        else:
+            self.lose(LossReason.EXPIRED)
+
+    def forget_scope(self) -> None:
+        """Cancel nothing from now on, whatever happens to the lease."""
+        if self._scope is not None:
+            self._stop_watching()
+            self._scope = None
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,113 @@
+"""
+Gives leases back, each of them once, and tells the one end that each of them has.
+
+A release holds up its caller for a bounded time and goes on in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from contextvars import Context
+
+from fencing_sdk._engine.cancellation import scope_class
+from fencing_sdk._engine.lease_report import LeaseReport
+from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._values.clock import Clock
+from fencing_sdk.errors import LossReason
+
+_LIMIT = 2.0
+"""Seconds a release may hold up the one that leaves."""
+
+
+class Releases:
+    """The leases of one client that were not given back."""
+
+    def __init__(self, store_calls: StoreCalls, clock: Clock, report: LeaseReport) -> None:
+        self.store_calls = store_calls
+        self.held: dict[str, LeaseState] = {}
+        """By owner: those that were not given back."""
+        self._returning: dict[str, LeaseState] = {}  # those that were, and whose end is not told yet
+        self._clock = clock
+        self._report = report
+
+    def add(self, lease: LeaseState) -> None:
+        """Keep in mind that *lease* has to be given back."""
+        self.held[lease.owner] = lease
+
+    def give_back(self, lease: LeaseState) -> asyncio.Task[bool] | None:
+        """Begin to give *lease* back; None if that began before, or if the client was closed meanwhile."""
+        if lease.owner not in self.held:
+            return None
+        self._returning[lease.owner] = self.held.pop(lease.owner)
+        limit = _limit(lease)
+        returned = self.store_calls.give_back(lease.claim, limit)
+        if lease.unanswered_calls and lease.held_for < lease.timing.ttl:
+            self.store_calls.undo(lease.claim, list(lease.unanswered_calls), limit)
+        return returned
+
+    async def finish(self, lease: LeaseState, returned: asyncio.Task[bool]) -> None:
+        """Wait until *lease* is *returned*, shielded from every cancellation, for a bounded time."""
+        if lease.last_renewal_error and lease.lost_reason is LossReason.EXPIRED:  # silent: the store is not waited for
+            self._tell_when_done(lease, returned)
+            return
+        cancelled = await self._wait_shielded(returned, _limit(lease))
+        self._tell_end(lease, confirmed=_confirmed(returned))
+        if cancelled is not None:
+            raise cancelled
+
+    def give_back_behind(self, lease: LeaseState) -> None:
+        """Give *lease* back in the background."""
+        if (returned := self.give_back(lease)) is not None:
+            self._tell_when_done(lease, returned)
+
+    def give_back_all(self, *, but: Collection[str]) -> None:
+        """Give everything back in the background, except what is left to its ttl: the leases of these owners."""
+        for owner, lease in tuple(self.held.items()):
+            if owner not in but:
+                self.give_back_behind(lease)
+        self._leave_rest()
+
+    def tell_ends(self) -> None:
+        """Tell the end of the leases whose release was not confirmed until now."""
+        self._leave_rest()
+        for lease in tuple(self._returning.values()):
+            self._tell_end(lease, confirmed=False)
+
+    def _leave_rest(self) -> None:
+        self._returning.update(self.held)
+        self.held.clear()
+
+    async def _wait_shielded(self, task: asyncio.Task[bool], limit: float) -> asyncio.CancelledError | None:
+        """Wait for *task* against cancellation of both kinds; return one that came, to be raised again."""
+        cancelled = None
+        end = self._clock.now() + limit
+        with scope_class()(shield=True):
+            while not task.done() and (left := end - self._clock.now()) > 0:
+                try:
+                    await self.store_calls.wait_for(task, left)
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        return cancelled
+
+    def _tell_when_done(self, lease: LeaseState, returned: asyncio.Task[bool]) -> None:
+        if returned.done():
+            self._tell_end(lease, confirmed=_confirmed(returned))
+        else:
+            returned.add_done_callback(
+                lambda task: self._tell_end(lease, confirmed=_confirmed(task)), context=Context()
+            )
+
+    def _tell_end(self, lease: LeaseState, *, confirmed: bool) -> None:
+        """Tell the one end of *lease*, unless it was told before."""
+        if self._returning.pop(lease.owner, None) is not None:
+            self._report.released(lease, confirmed=confirmed)
+
+
+def _limit(lease: LeaseState) -> float:
+    return min(lease.timing.call_limit, _LIMIT)
+
+
+def _confirmed(returned: asyncio.Task[bool]) -> bool:
+    return returned.done() and not returned.cancelled() and returned.result()

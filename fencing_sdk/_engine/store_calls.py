@@ -1,0 +1,255 @@
+"""
+Calls to the store that may outlive whoever asked for them.
+
+Every request runs in a task that the client owns, in an empty context, so that cancelling the
+caller never aborts a request half way: "sent, answer unknown" is how locks leak. Each call is
+cancelled at its limit, and again after growing pauses, because some drivers swallow one
+cancellation; a driver that ignores them all is left behind, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar
+
+from fencing_sdk._engine.sleeps import SuspendWatch
+from fencing_sdk._engine.timeouts import CallTimeout, TimerQueue
+from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.observers import logger
+from fencing_sdk.abc import Backend
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, FencingError, shown
+
+T = TypeVar("T")
+
+_GRACE = 0.05
+"""Seconds beyond its limit after which a call that does not react to cancellation is left behind."""
+_IN_A_ROW = 16
+"""Every so manyth answer that came at once gives the loop a turn, so that whoever asks in a loop lets others run."""
+_LEAVING = 2.0
+"""Seconds that leaving a line may take, which is as long as a release may hold up the closing of the client."""
+_FIRST_RETRY = 0.02
+_LAST_RETRY = 1.0
+
+
+def backend_name(backend: object) -> str:
+    """Name a backend in events and errors: its class, never its URL."""
+    return type(backend).__name__
+
+
+def _makes_plain_tasks(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether a task of this loop is nothing but an `asyncio.Task`: no factory, and no loop that counts its tasks."""
+    return loop.get_task_factory() is None and type(asyncio.current_task()) is asyncio.Task
+
+
+class StoreCalls:
+    """The tasks of one client, and the calls they make to its backend."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._plain_tasks = _makes_plain_tasks(self._loop)
+        self._timers = TimerQueue(self._loop)
+        self.suspends = SuspendWatch(self._loop, clock)
+        self._waiters: dict[asyncio.Task[Any], asyncio.Future[None]] = {}
+        self._in_a_row = 0
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, so that a simulation can repeat itself
+        self._standing: dict[asyncio.Task[Any], None] = {}
+        self._closing = asyncio.Event()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run *work* in an owned task with a context of its own: a caller's lease must not be pinned."""
+        context = Context()
+        task = self._begin(work, context)
+        if task.done():
+            self._done(task)
+        else:
+            self._tasks[task] = None
+            task.add_done_callback(self._done, context=context)
+        return task
+
+    def _begin(self, work: Coroutine[Any, Any, T], context: Context) -> asyncio.Task[T]:
+        """Run *work* up to its first suspension where Python can: an answer at once costs no turn of the loop."""
+        if sys.version_info >= (3, 12) and self._plain_tasks:
+            return asyncio.Task(work, loop=self._loop, context=context, eager_start=True)
+        return self._loop.create_task(work, context=context)
+
+    def stand(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run *work* that has no end of its own: `leave` or the closing of the client ends it."""
+        task = self.start(work)
+        if not task.done():
+            self._standing[task] = None
+        return task
+
+    def leave(self, task: asyncio.Task[None]) -> None:
+        """
+        End the standing of *task*, which then takes back what it has in the store.
+
+        It is cancelled once, and again only after a while: a second cancellation, by the closing of the
+        client, would interrupt the taking back, and the store would keep the place of a waiter that is gone.
+        """
+        if task in self._standing:
+            del self._standing[task]
+            task.cancel()
+            self._timers.put(task, _LEAVING, _cancel)
+            task.add_done_callback(self._timers.drop, context=Context())
+
+    @property
+    def closing(self) -> bool:
+        """Whether the client is being closed: nothing new should begin."""
+        return self._closing.is_set()
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        self._standing.pop(task, None)
+        self._wake(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, BackendError):
+            logger.debug("a call to the store failed", exc_info=error)
+
+    def send(self, operation: str, call: Callable[[], Awaitable[T]], limit: float) -> asyncio.Task[T]:
+        """Begin *call*; the task fails with `BackendUnavailableError` after *limit* seconds."""
+        return self.start(self._bounded(operation, call, limit))
+
+    async def _bounded(self, operation: str, call: Callable[[], Awaitable[T]], limit: float) -> T:
+        with CallTimeout(self._timers, limit) as reached:
+            answer = await call()
+            self._wake(reached.task)  # now and not when it is done: a turn of the loop earlier
+            return answer
+        detail = f"no answer within {limit:.3g} s" if reached else "its driver was cancelled from inside"
+        raise BackendUnavailableError(backend_name(self._backend), operation, detail)
+
+    async def wait_for(self, task: asyncio.Task[Any], seconds: float) -> None:
+        """Return when *task* is done, or after *seconds*. Cancelling the caller leaves the task alone."""
+        end = self._loop.time() + seconds
+        while not task.done() and (left := end - self._loop.time()) > 0:
+            if task in self._waiters:  # whoever waits already is woken alone
+                await asyncio.wait((task,), timeout=left)
+                continue
+            waiter = self._waiters[task] = self._loop.create_future()
+            self._timers.put(waiter, left, _wake)
+            try:
+                await waiter
+            finally:
+                self._timers.drop(waiter)
+                self._waiters.pop(task, None)
+
+    def _wake(self, task: asyncio.Task[Any]) -> None:
+        """Let whoever waits for *task* look at it again."""
+        if (waiter := self._waiters.get(task)) is not None:
+            _wake(waiter)
+
+    async def answer(self, operation: str, task: asyncio.Task[T], limit: float) -> T:
+        """
+        Wait for the answer of *task*, a little longer than *limit* and not for ever.
+
+        Raises:
+            BackendUnavailableError: there is none, even if the driver ignores its cancellation.
+            asyncio.CancelledError: the caller was cancelled; the task goes on.
+        """
+        if task.done():
+            await self._take_turns()
+        else:
+            await self.wait_for(task, limit + _GRACE)
+        if not task.done() or task.cancelled():
+            raise BackendUnavailableError(backend_name(self._backend), operation, "no answer, and no reaction")
+        return task.result()
+
+    async def _take_turns(self) -> None:
+        """Let the others run now and then, although an answer that came at once needs no turn of the loop."""
+        self._in_a_row += 1
+        if self._in_a_row >= _IN_A_ROW:
+            self._in_a_row = 0
+            await asyncio.sleep(0)
+
+    async def ask(self, operation: str, call: Callable[[], Awaitable[T]], limit: float) -> T:
+        """`send` and `answer` in one."""
+        return await self.answer(operation, self.send(operation, call, limit), limit)
+
+    def give_back(self, claim: Claim, limit: float) -> asyncio.Task[bool]:
+        """Release *claim* in the background; the task tells whether the store answered within its ttl."""
+        return self.start(self._release(claim, limit))
+
+    async def _release(self, claim: Claim, limit: float) -> bool:
+        stop = self._clock.now() + claim.ttl
+        pause = _FIRST_RETRY
+        while True:
+            try:
+                await self._bounded("release", lambda: self._backend.release(claim), limit)
+            except BackendRefusedError as error:
+                logger.warning("release of %s refused, its ttl will free it: %s", shown(claim.name), error)
+                return False
+            except Exception as error:  # noqa: BLE001  (whatever a driver raises, the release must be tried again)
+                if self._clock.now() + pause >= stop or self._closing.is_set():
+                    if not isinstance(error, FencingError):
+                        logger.warning("release of %s failed", shown(claim.name), exc_info=error)
+                    return False
+            else:
+                return True
+            await self.sleep_until_closing(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, _LAST_RETRY)
+
+    def undo(self, claim: Claim, calls: list[asyncio.Task[Any]], limit: float) -> asyncio.Task[None]:
+        """Give up an acquisition whose outcome is not known."""
+        return self.start(self._undo(claim, calls, limit))
+
+    async def _undo(self, claim: Claim, calls: list[asyncio.Task[Any]], limit: float) -> None:
+        """
+        Release at once, and again when the request can no longer arrive.
+
+        A release can overtake the acquisition that it undoes: sent later, on another connection,
+        executed first. So it is repeated once the call has ended, and, where the call ended
+        without an answer, after growing pauses until a ttl has passed.
+        """
+        pending = [call for call in calls if not call.done()]  # answered during the release, it may still come after it
+        await self._release(claim, limit)
+        if pending:
+            await asyncio.wait(pending, timeout=claim.ttl)
+            await self._release(claim, limit)
+        if any(not call.done() or call.cancelled() or call.exception() is not None for call in calls):
+            await self._release_stragglers(claim, limit)
+
+    async def _release_stragglers(self, claim: Claim, limit: float) -> None:
+        stop = self._clock.now() + claim.ttl
+        pause = _FIRST_RETRY
+        while (left := stop - self._clock.now()) > 0 and not self.closing:
+            await self.sleep_until_closing(min(pause, left))
+            await self._release(claim, limit)
+            pause *= 2
+
+    async def sleep_until_closing(self, delay: float) -> None:
+        """Sleep, but not into the closing of the client."""
+        await self.suspends.watched_sleep(self._closing, delay)
+
+    async def aclose(self, limit: float) -> None:
+        """Let releases finish for at most *limit* seconds, then cancel what is left and stop waiting for it."""
+        self._closing.set()
+        for task in tuple(self._standing):
+            self.leave(task)
+        end = self._clock.now() + limit
+        while self._tasks and (left := end - self._clock.now()) > 0:
+            await asyncio.wait(tuple(self._tasks), timeout=left)
+            await asyncio.sleep(0)  # whoever waited for one of these may have a lock to give back now
+        leftover = tuple(self._tasks)
+        for task in leftover:
+            task.cancel()
+        if leftover:
+            await asyncio.wait(leftover, timeout=_GRACE)
+        self._timers.end()
+        self.suspends.stop()
+        still = [task for task in leftover if not task.done()]
+        if still:
+            logger.warning("%d calls to the store do not end; they are left behind", len(still))
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

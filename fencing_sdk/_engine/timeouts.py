@@ -1,0 +1,114 @@
+"""
+Limits: what happens to a call that does not end in time.
+
+One timer of the event loop serves all calls of a client, because nearly every limit is lifted before it is reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Hashable
+from contextvars import Context
+from typing import Any, Self, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+_FIRST_PAUSE = 0.01
+"""Seconds between the cancellations of a call that swallows them; each pause is twice the one before."""
+_LAST_PAUSE = 1.0
+
+
+class TimerQueue:
+    """
+    Calls to be made at a moment, by one timer of the event loop for all of them.
+
+    Nearly every alarm is dropped before it rings, and putting and dropping one costs a tenth of a
+    timer of its own. The timer is not moved when the earliest alarm is dropped: it rings for nothing then.
+    """
+
+    __slots__ = ("_due", "_ending", "_rings_at", "_timer", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._due: dict[Any, tuple[float, Callable[[Any], None]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = math.inf
+        self._ending = False
+
+    def put(self, key: K, seconds: float, call: Callable[[K], None]) -> None:
+        """Make ``call(key)`` in *seconds*, unless *key* is dropped before."""
+        when = self.loop.time() + seconds
+        self._due[key] = (when, call)
+        if when < self._rings_at:
+            self._set_timer(when)
+
+    def drop(self, key: Hashable) -> None:
+        """Call nothing for *key*, which need not be known."""
+        self._due.pop(key, None)
+        if self._ending and not self._due:
+            self._set_timer(math.inf)
+
+    def end(self) -> None:
+        """Leave no timer behind once the last alarm is dropped; what is put later still rings."""
+        self._ending = True
+        self.drop(None)
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings_at = when
+        self._timer = None if math.isinf(when) else self.loop.call_at(when, self._ring, context=Context())
+
+    def _ring(self) -> None:
+        now = self.loop.time()
+        due = [(key, call) for key, (when, call) in self._due.items() if when <= now]
+        try:
+            for key, call in due:
+                if self._due.pop(key, None) is not None:
+                    call(key)
+        finally:  # a driver's future may refuse its cancellation: the others ring all the same
+            self._set_timer(min((when for when, _ in self._due.values()), default=math.inf))
+
+
+class CallTimeout:
+    """
+    Cancels the current task after *seconds*, and again after growing pauses while it goes on.
+
+    Swallows the cancellation that it caused, and one that leaked out of a driver; a cancellation
+    from outside passes. True once the limit was reached. (A cancel scope would do, but it cancels a
+    task that swallows its cancellation in every turn of the loop, and so occupies the processor.)
+    """
+
+    __slots__ = ("_before", "_cancelled", "_pause", "_seconds", "_timers", "task")
+
+    task: asyncio.Task[Any]
+
+    def __init__(self, timers: TimerQueue, seconds: float) -> None:
+        self._timers = timers
+        self._seconds = seconds
+        self._pause = _FIRST_PAUSE
+        self._cancelled = 0
+
+    def __bool__(self) -> bool:
+        return self._cancelled > 0
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task(self._timers.loop)
+        assert task is not None  # an errand is a task
+        self.task = task
+        self._before = task.cancelling()
+        self._timers.put(self, self._seconds, CallTimeout._cancel)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> bool:
+        self._timers.drop(self)
+        for _ in range(self._cancelled):
+            self.task.uncancel()
+        return kind is asyncio.CancelledError and self.task.cancelling() <= self._before
+
+    def _cancel(self) -> None:
+        self._cancelled += 1
+        self.task.cancel()
+        self._timers.put(self, self._pause, CallTimeout._cancel)
+        self._pause = min(self._pause * 2, _LAST_PAUSE)

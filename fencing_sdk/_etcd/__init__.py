@@ -1,0 +1,1 @@
+"""etcd's JSON gateway, for the backend and the guard."""

@@ -1,0 +1,113 @@
+"""A lock name with placeholders that the arguments of a call fill in."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import string
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from fencing_sdk._values.names import check_name
+from fencing_sdk.errors import ConfigurationError, shown
+
+_LARGE = re.compile(r"\d{4}")
+"""In a format, a width or a precision that makes more than any name may have, of memory as much as is there."""
+
+
+class _Formatter(string.Formatter):
+    """``str.format`` whose widths are bounded: with ``{row:{width}}`` an argument decides about them."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if _LARGE.search(format_spec):
+            msg = f"a format with a number of four digits: {shown(format_spec)}"
+            raise ValueError(msg)
+        text: str = super().format_field(value, format_spec)
+        return text
+
+
+_FORMATTER = _Formatter()
+
+
+class NameTemplate:
+    """
+    ``"report/{report_id}"``, bound to the signature of a function.
+
+    A placeholder names a parameter, and may go into it: ``{order.id}``, ``{row[0]}``, ``{day:%F}``.
+
+    Raises:
+        ConfigurationError: the template is malformed, or names what is not a parameter.
+    """
+
+    __slots__ = ("_function", "_signature", "_template")
+
+    def __init__(self, template: object, function: Callable[..., Any]) -> None:
+        self._template = check_name(template)
+        self._function = function
+        self._signature = inspect.signature(function)
+        self._try_out(self._called())
+
+    def _called(self) -> str:
+        function = self._function
+        while isinstance(function, partial) and not hasattr(function, "__qualname__"):
+            function = function.func
+        return str(getattr(function, "__qualname__", shown(function)))
+
+    def _try_out(self, function: str) -> None:
+        """Fill the template in once, with arguments that go along with everything."""
+        known = self._signature.parameters
+        try:
+            _FORMATTER.vformat(self._template, (), dict.fromkeys(known, _AnyArgument()))
+        except KeyError as error:
+            self._refuse(f"a placeholder {shown(error.args[0])}, which {function} does not take", error)
+        except IndexError as error:
+            self._refuse("a placeholder without a name", error)
+        except ValueError as error:
+            msg = f"name {shown(self._template)} is not a template: {error}; write {{{{ }}}} for braces"
+            raise ConfigurationError(msg) from error
+
+    def _refuse(self, what: str, error: LookupError) -> None:
+        known = ", ".join(self._signature.parameters) or "none"
+        msg = f"name {shown(self._template)} has {what}; its parameters are: {known}; write {{{{ }}}} for braces"
+        raise ConfigurationError(msg) from error
+
+    def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """
+        Return the name for one call.
+
+        Raises:
+            ConfigurationError: an argument has no such attribute or item as its placeholder names, or refuses
+                its format.
+            TypeError: the call does not fit the signature.
+        """
+        bound = self._bind(args, kwargs)
+        bound.apply_defaults()
+        try:
+            return _FORMATTER.vformat(self._template, (), bound.arguments)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            msg = f"name {shown(self._template)} cannot be filled in from this call: {shown(error)}"
+            raise ConfigurationError(msg) from error
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            problem = str(error)  # which names no function
+        if inspect.isfunction(self._function) and self._function.__code__.co_flags & inspect.CO_COROUTINE:
+            self._function(*args, **kwargs).close()  # raises Python's own error; the body does not begin in any case
+        msg = f"{self._called()}(): {problem}"
+        raise TypeError(msg)
+
+
+class _AnyArgument:
+    """Has every attribute and item, and takes every format."""
+
+    def __getattr__(self, name: str) -> _AnyArgument:
+        return self
+
+    def __getitem__(self, key: object) -> _AnyArgument:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        return "0"

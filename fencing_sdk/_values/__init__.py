@@ -1,0 +1,1 @@
+"""The ground: what is asked, granted, timed and named. No I/O happens here."""

@@ -1,0 +1,1 @@
+"""What backends of several stores share."""

@@ -1,0 +1,175 @@
+"""
+The reference semantics of a lock service: a table of grants and lines, without clock and without I/O.
+
+Every call takes ``now``. Rules that every backend keeps, in their shortest form:
+
+* a grant ends when its ttl has passed since the last renewal, whether anybody looks or not;
+* a renewal never creates and never revives; a release touches only the owner's grant;
+* a later grant has a higher token, whatever happened in between;
+* while somebody stands in line, only the head of the line is granted, and one who shows no sign
+  of life for `LINE_TTL` seconds has left it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk.errors import BackendRefusedError, ConfigurationError, shown
+
+LINE_POLL = 1.0
+"""Seconds after which one who stands in line tries again although nobody woke it."""
+LINE_TTL = 3 * LINE_POLL
+_SWEEP_FROM = 64
+"""Grants above which those that expired, and that nobody asks about again, are looked for."""
+
+TokenSource = Callable[[int], int]
+"""From the last token granted to the next one."""
+
+
+def token_source(tokens: object, wall_micros: Callable[[], int]) -> TokenSource:
+    """
+    Choose how tokens grow.
+
+    ``"hybrid"``: ``max(last + 1, microseconds since 1970)``, which keeps growing when the counter
+    is lost with its process or file. ``"counter"``: 1, 2, 3, which starts again then.
+    """
+    if tokens == "hybrid":
+        return lambda last: max(last + 1, wall_micros())
+    if tokens == "counter":
+        return lambda last: last + 1
+    msg = f"tokens must be 'hybrid' or 'counter', got {shown(tokens)}"
+    raise ConfigurationError(msg)
+
+
+@dataclass(slots=True)
+class _Row:
+    owner: str
+    token: int
+    expires: float
+    metadata: str | None
+
+
+class LockTable:
+    """Who holds what, who waits for it, and the last token; one counter serves all names."""
+
+    def __init__(self, next_token: TokenSource) -> None:
+        self._next_token = next_token
+        self._last_token = 0
+        self._rows: dict[str, _Row] = {}
+        self._lines: dict[str, OrderedDict[str, float]] = {}  # name -> owner -> last sign of life, as they came
+        self._sweep_at = _SWEEP_FROM
+
+    def acquire(self, claim: Claim, now: float) -> Grant | Held:
+        """Grant, repeat an earlier grant to the same owner, or refuse."""
+        row = self._living(claim.name, now)
+        if row is not None and row.owner == claim.owner:
+            row.expires = now + claim.ttl
+            return Grant(row.token)
+        waiting = self._seen(claim, now)
+        ahead = self.head(claim.name, now)
+        if row is not None:
+            left = row.expires - now
+        elif ahead is not None and ahead != claim.owner:
+            left = self._lines[claim.name][ahead] + LINE_TTL - now  # free, but another's turn unless it is dead
+        else:
+            return self._grant(claim, now)
+        return Held(min(left, LINE_POLL) if waiting else left)
+
+    def _grant(self, claim: Claim, now: float) -> Grant:
+        token = self._next_token(self._last_token)
+        if token >= TOKEN_LIMIT:
+            table, operation = type(self).__name__, "acquire"
+            raise BackendRefusedError(table, operation, "the next token would not fit into 53 bits")
+        self._last_token = token
+        self._rows[claim.name] = _Row(claim.owner, token, now + claim.ttl, claim.metadata)
+        self.leave(claim)
+        if len(self._rows) > self._sweep_at:
+            self._sweep(now)
+        return Grant(token)
+
+    def _sweep(self, now: float) -> None:
+        """Forget grants that have ended; names like "report/123" are never asked about again."""
+        self._rows = {name: row for name, row in self._rows.items() if row.expires > now}
+        self._sweep_at = 2 * len(self._rows) + _SWEEP_FROM
+
+    def renew(self, claim: Claim, now: float) -> Renewal:
+        """Restart the ttl of a grant that still lives."""
+        row = self._living(claim.name, now)
+        if row is None:
+            return Renewal.REFUSED
+        if row.owner != claim.owner:
+            return Renewal.TAKEN_OVER
+        row.expires = now + claim.ttl
+        return Renewal.RENEWED
+
+    def release(self, claim: Claim) -> bool:
+        """End the owner's grant; False when it has none."""
+        row = self._rows.get(claim.name)
+        if row is None or row.owner != claim.owner:
+            return False
+        del self._rows[claim.name]
+        return True
+
+    def revoke(self, name: str, now: float) -> str | None:
+        """End whoever's grant of *name*; return its owner."""
+        row = self._living(name, now)
+        if row is None:
+            return None
+        del self._rows[name]
+        return row.owner
+
+    def inspect(self, name: str, now: float) -> Holder | None:
+        """Tell who holds *name*."""
+        row = self._living(name, now)
+        if row is None:
+            return None
+        return Holder(name, row.token, holder_of(row.owner), row.expires - now, row.metadata)
+
+    def join(self, claim: Claim, now: float) -> None:
+        """Stand at the end of the line, unless in it already; a holder does not wait for itself."""
+        row = self._living(claim.name, now)
+        if row is None or row.owner != claim.owner:
+            self._lines.setdefault(claim.name, OrderedDict())[claim.owner] = now
+
+    def leave(self, claim: Claim) -> None:
+        """Leave the line; nothing happens to one who is not in it."""
+        line = self._lines.get(claim.name)
+        if line is not None:
+            line.pop(claim.owner, None)
+            if not line:
+                del self._lines[claim.name]
+
+    def head(self, name: str, now: float) -> str | None:
+        """The owner whose turn it is; those who show no sign of life are dropped."""
+        line = self._lines.get(name)
+        while line:
+            owner, seen = next(iter(line.items()))
+            if seen + LINE_TTL > now:
+                return owner
+            del line[owner]
+        self._lines.pop(name, None)
+        return None
+
+    def next_in_line(self, name: str, now: float) -> str | None:
+        """Whom to wake: the head of the line, if the lock is free."""
+        return None if self._living(name, now) is not None else self.head(name, now)
+
+    def __len__(self) -> int:
+        return len(self._rows) + len(self._lines)
+
+    def _seen(self, claim: Claim, now: float) -> bool:
+        line = self._lines.get(claim.name)
+        if line is None or claim.owner not in line:
+            return False
+        line[claim.owner] = now
+        return True
+
+    def _living(self, name: str, now: float) -> _Row | None:
+        row = self._rows.get(name)
+        if row is not None and row.expires <= now:
+            del self._rows[name]
+            return None
+        return row

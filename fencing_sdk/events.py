@@ -1,0 +1,186 @@
+"""
+What happens to locks, told to observers as frozen values.
+
+Every acquisition has one beginning and one end, and all its events have its ``holder``:
+
+    Acquiring -> NotAcquired
+    Acquiring -> Acquired -> Renewed, RenewalLate, RenewalFailed, Lost, ... -> Released
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import StrEnum, unique
+from typing import ClassVar
+
+from fencing_sdk.errors import LossReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to the lock *name*. ``at`` is on the client's monotonic clock, in seconds."""
+
+    kind: ClassVar[str] = "event"
+    name: str
+    at: float
+    holder: str | None
+    """
+    The acquisition: the public digest of its owner id, as in `Lease.holder`, `inspect` and the HTTP header.
+    None only in an event of a guard whose token came without it.
+    """
+
+    def as_dict(self) -> dict[str, object]:
+        """The event as plain values, with its ``kind``: what a recording or a log takes."""
+        return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ClientEvent(Event):
+    """An event of a client, which always knows the acquisition."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquiring(_ClientEvent):
+    """An acquisition begins. It ends with one `NotAcquired`, or with one `Acquired` and later one `Released`."""
+
+    kind: ClassVar[str] = "acquiring"
+
+
+@unique
+class NotAcquiredReason(StrEnum):
+    """Why an acquisition ended without a lease. The value is the word used in recordings and metrics."""
+
+    HELD = "held"
+    """Asked once (``wait=0``, `Lock.try_acquire`), and the lock was held."""
+
+    TIMED_OUT = "timed_out"
+    """The lock was still held when ``wait`` was over."""
+
+    CANCELLED = "cancelled"
+    """The task that waited was cancelled."""
+
+    UNAVAILABLE = "unavailable"
+    """The store did not answer."""
+
+    REFUSED = "refused"
+    """The store will not grant this, whatever is tried."""
+
+    STALE = "stale"
+    """A guard that raises its fence with the grant has seen a later token."""
+
+    TOO_LATE = "too_late"
+    """The grant came after its own deadline and was given back. The caller goes on in another acquisition."""
+
+    CLOSED = "closed"
+    """The client was closed meanwhile."""
+
+    FAILED = "failed"
+    """Another error, such as one of a ``backoff`` of your own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotAcquired(_ClientEvent):
+    """An acquisition ended without a lease."""
+
+    kind: ClassVar[str] = "not_acquired"
+    reason: NotAcquiredReason
+    waited: float
+    """Seconds since the acquisition began."""
+    unanswered: int
+    """Requests whose outcome is not known: the lock is released in the background, in case one was granted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquired(_ClientEvent):
+    """A lease is held."""
+
+    kind: ClassVar[str] = "acquired"
+    token: int
+    ttl: float
+    waited: float
+    """Seconds since the acquisition began."""
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed(_ClientEvent):
+    """The store confirmed a renewal."""
+
+    kind: ClassVar[str] = "renewed"
+    token: int
+    spare: float
+    """Seconds that were left of the old deadline when the answer came: the early warning."""
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewalLate(_ClientEvent):
+    """The heartbeat woke too late: the event loop was blocked or the process did not run."""
+
+    kind: ClassVar[str] = "renewal_late"
+    token: int
+    late: float
+    """Seconds after the moment the renewal was due."""
+    stack: str | None
+    """What the loop's thread was doing meanwhile, innermost call last; None where it was not seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewalFailed(_ClientEvent):
+    """A renewal had no answer. It is tried again until the deadline."""
+
+    kind: ClassVar[str] = "renewal_failed"
+    token: int
+    error: str
+    remaining: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost(_ClientEvent):
+    """The lease is over against the will of its holder; its work is being cancelled. `Released` follows."""
+
+    kind: ClassVar[str] = "lost"
+    token: int
+    reason: LossReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released(_ClientEvent):
+    """
+    The end of a lease: given back, dropped, or left to its ttl by a client that was closed.
+
+    It follows every `Acquired` once, after `Lost` too.
+    """
+
+    kind: ClassVar[str] = "released"
+    token: int
+    held_for: float
+    confirmed: bool
+    """Whether the store answered in time. If not, its ttl frees the lock at the latest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceRaised(Event):
+    """A guard refuses every lower token from now on."""
+
+    kind: ClassVar[str] = "fence_raised"
+    token: int
+    resource: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleRejected(Event):
+    """A guard refused a write made under this lock, or refused to raise its fence."""
+
+    kind: ClassVar[str] = "stale_rejected"
+    token: int
+    resource: str
+    fence: int
+    conflict: bool
+
+
+Observer = Callable[[Event], None]
+"""Called in the event loop, so it must be quick. What it raises is logged and goes no further."""

@@ -1,0 +1,482 @@
+"""An acquisition, on virtual time: patience, back-off, lines, and what is done about attempts without an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+from collections.abc import AsyncIterator
+
+import pytest
+import tenacity
+from virtual_time import block, in_virtual_time, now, settle
+
+from fencing_sdk import (
+    AcquireTimeoutError,
+    Acquiring,
+    BackendRefusedError,
+    BackendUnavailableError,
+    Event,
+    LockHeldError,
+    NotAcquired,
+    UsageError,
+)
+from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, AcquireResult, Acquisition, Terms
+from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._values.clock import LoopClock
+from fencing_sdk._values.observers import Observers
+from fencing_sdk._values.timing import Timing
+from fencing_sdk.abc import Claim, Grant, Held, Turn
+
+TTL, VALID = 10.0, 7.9
+UNAVAILABLE = BackendUnavailableError("Store", "acquire")
+
+
+class ScriptedStore:
+    """Answers attempts by a script, one entry each; the last entry stays. A number before an entry delays it."""
+
+    def __init__(self, *script) -> None:
+        self.script = list(script)
+        self.asked: list[tuple[float, str]] = []
+        self.released: list[tuple[float, str]] = []
+
+    async def acquire(self, claim: Claim) -> Grant | Held:
+        self.asked.append((round(now(), 6), claim.owner))
+        answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if isinstance(answer, tuple):
+            delay, answer = answer
+            await asyncio.sleep(delay)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def release(self, claim: Claim) -> None:
+        self.released.append((round(now(), 6), claim.owner))
+
+    @property
+    def times(self) -> list[float]:
+        return [at for at, _ in self.asked]
+
+    @property
+    def owners(self) -> list[str]:
+        return [owner for _, owner in self.asked]
+
+
+class StoreWithLine(ScriptedStore):
+    """Also lets waiters stand in line."""
+
+    def __init__(self, *script) -> None:
+        super().__init__(*script)
+        self.standing: list[str] = []
+        self.turn = asyncio.Event()
+        self.faults: list[Exception] = []
+        self.joins = 0
+
+    @contextlib.asynccontextmanager
+    async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
+        self.joins += 1
+        await asyncio.sleep(0.01)
+        if self.faults:
+            raise self.faults.pop(0)
+        self.standing.append(claim.owner)
+        try:
+            yield self
+        finally:
+            self.standing.remove(claim.owner)
+
+    async def wait(self) -> None:
+        await self.turn.wait()
+        self.turn.clear()
+        if self.faults:
+            raise self.faults.pop(0)
+
+
+class Desk:
+    """One acquisition, and what it is made of."""
+
+    def __init__(self, store: ScriptedStore, *, wait=None, backoff=DEFAULT_BACKOFF, **timing) -> None:
+        self.store = store
+        self.events: list[Event] = []
+        self.store_calls = StoreCalls(store, LoopClock())
+        self.terms = Terms("a", "a", Timing.build(**({"ttl": TTL} | timing)), wait, backoff)
+
+    async def run(self) -> AcquireResult:
+        observers = Observers([self.events.append])
+        return await Acquisition(self.store, LoopClock(), self.store_calls, observers, self.terms).run()
+
+    @property
+    def abandoned(self) -> int:
+        return sum(isinstance(event, NotAcquired) and event.unanswered > 0 for event in self.events)
+
+
+@contextlib.asynccontextmanager
+async def desk(store: ScriptedStore, **options) -> AsyncIterator[Desk]:
+    desk = Desk(store, **options)
+    yield desk
+    await desk.store_calls.aclose(1.0)
+
+
+def every(seconds: float):
+    """A back-off without growth and jitter."""
+    return tenacity.wait_fixed(seconds)
+
+
+@in_virtual_time
+async def test_a_grant_counts_from_the_sending_of_its_request():
+    async with desk(ScriptedStore((1.5, Grant(34)))) as d:
+        won = await d.run()
+        assert won.grant == Grant(34)
+        assert won.sent_at == 1000.0
+        assert won.waited == 1.5
+        assert won.unanswered_calls == ()
+        assert [type(event) for event in d.events] == [Acquiring]
+        await settle()
+        assert d.store.released == []
+
+
+@in_virtual_time
+async def test_retries_of_one_acquisition_have_one_owner_and_two_acquisitions_have_two():
+    async with desk(ScriptedStore(UNAVAILABLE, Held(0.1), UNAVAILABLE, Grant(34))) as d:
+        won = await d.run()
+        assert set(d.store.owners) == {won.claim.owner}
+        assert (await d.run()).claim.owner != won.claim.owner
+
+
+@in_virtual_time
+async def test_a_grant_that_restarts_the_ttl_counts_from_its_own_request():
+    async with desk(ScriptedStore(UNAVAILABLE, (0.5, Grant(34))), backoff=every(1)) as d:
+        won = await d.run()
+        assert won.sent_at == 1001.0
+        assert len(won.unanswered_calls) == 1
+
+
+@in_virtual_time
+async def test_a_grant_that_only_repeats_an_earlier_one_counts_from_the_first_request():
+    async with desk(ScriptedStore(UNAVAILABLE, UNAVAILABLE, Grant(34, restarted=False)), backoff=every(1)) as d:
+        won = await d.run()
+        assert now() == 2.0
+        assert won.sent_at == 1000.0
+
+
+@in_virtual_time
+async def test_a_repeated_grant_whose_first_request_is_too_old_is_not_used():
+    repeated = Grant(34, restarted=False)
+    async with desk(ScriptedStore(UNAVAILABLE, repeated, repeated, Grant(35)), backoff=every(VALID + 0.1)) as d:
+        won = await d.run()
+        assert won.grant.token in {34, 35}
+        assert d.store.owners[0] == d.store.owners[1] != won.claim.owner
+        assert d.store.released[0] == (round(VALID + 0.1, 6), d.store.owners[0])
+
+
+@in_virtual_time
+async def test_a_grant_that_came_after_its_deadline_is_given_back_and_asked_for_again():
+    class Sleepy(ScriptedStore):
+        async def acquire(self, claim):
+            grant = await super().acquire(claim)
+            if len(self.asked) == 1:
+                block(VALID + 0.5)  # the machine was suspended between request and answer
+            return grant
+
+    async with desk(Sleepy(Grant(34), Grant(35))) as d:
+        won = await d.run()
+        assert won.grant == Grant(35)
+        assert d.store.owners[0] != won.claim.owner
+        assert d.store.released == [(VALID + 0.5, d.store.owners[0])]
+        assert d.abandoned == 1
+
+
+@pytest.mark.parametrize("token", [True, -1, 2**53, "34", None, 34.0], ids=repr)
+@in_virtual_time
+async def test_a_grant_without_a_proper_token_is_refused_and_given_back(token):
+    async with desk(ScriptedStore(Grant(token))) as d:
+        with pytest.raises(BackendRefusedError, match="token"):
+            await d.run()
+        await settle()
+        assert [owner for _, owner in d.store.released] == d.store.owners
+
+
+@pytest.mark.parametrize("token", [0, 2**53 - 1])
+@in_virtual_time
+async def test_the_smallest_and_the_largest_token_are_tokens(token):
+    async with desk(ScriptedStore(Grant(token))) as d:
+        assert (await d.run()).grant.token == token
+
+
+@in_virtual_time
+async def test_a_store_that_grants_less_is_believed():
+    async with desk(ScriptedStore(Grant(34, ttl=9.0))) as d:
+        won = await d.run()
+        assert won.timing.ttl == 9.0
+        assert won.timing.deadline(0.0) == pytest.approx(9 * 0.99 - 9 / 5)
+
+
+@in_virtual_time
+async def test_a_grant_too_short_for_the_heartbeat_that_was_set_is_refused_and_given_back():
+    async with desk(ScriptedStore(Grant(34, ttl=3.0)), heartbeat_interval=1.0) as d:
+        with pytest.raises(BackendRefusedError, match=r"it grants less: heartbeat_interval=1 was set for ttl=10"):
+            await d.run()
+        await settle()
+        assert len(d.store.released) == 1
+
+
+@in_virtual_time
+async def test_asked_once_it_tells_how_long_the_holder_has_left():
+    async with desk(ScriptedStore(Held(4.2)), wait=0.0) as d:
+        with pytest.raises(LockHeldError) as held:
+            await d.run()
+        assert held.value.retry_after == 4.2
+        assert len(d.store.asked) == 1
+        assert d.abandoned == 0
+
+
+@in_virtual_time
+async def test_patience_ends_when_it_is_over_and_not_before():
+    async with desk(ScriptedStore(Held(3600.0)), wait=5.0, backoff=every(3.0)) as d:
+        with pytest.raises(AcquireTimeoutError) as over:
+            await d.run()
+        assert over.value.waited == now() == 5.0
+        assert d.store.times == [0.0, 3.0, 5.0], "asked for the last time when the patience ends"
+        assert d.abandoned == 0
+
+
+@in_virtual_time
+async def test_without_a_limit_it_waits_as_long_as_it_takes():
+    async with desk(ScriptedStore(*[Held(0.5)] * 2000, Grant(34))) as d:
+        await d.run()
+        assert len(d.store.asked) == 2001
+        assert now() > 100
+
+
+@in_virtual_time
+async def test_asked_once_it_does_not_ask_a_silent_store_twice():
+    async with desk(ScriptedStore(UNAVAILABLE), wait=0.0) as d:
+        with pytest.raises(BackendUnavailableError):
+            await d.run()
+        assert len(d.store.asked) == 1
+        assert d.abandoned == 1
+
+
+@in_virtual_time
+async def test_a_silent_store_is_asked_for_one_ttl_however_long_the_patience():
+    async with desk(ScriptedStore(UNAVAILABLE)) as d:
+        with pytest.raises(BackendUnavailableError):
+            await d.run()
+        assert TTL <= now() <= TTL + 1.1
+        assert len(set(d.store.owners)) == 1
+        assert d.abandoned == 1
+
+
+@in_virtual_time
+async def test_a_store_that_answers_now_and_then_is_not_silent():
+    script = [UNAVAILABLE] * 5 + [Held(0.5)]
+    async with desk(ScriptedStore(*script * 4, Grant(34)), backoff=every(1.0)) as d:
+        await d.run()
+        assert now() > 2 * TTL
+
+
+@in_virtual_time
+async def test_an_attempt_is_bounded_although_the_store_hangs():
+    async with desk(ScriptedStore((3600, Grant(34)), Grant(35))) as d:
+        won = await d.run()
+        assert won.grant == Grant(35)
+        assert VALID / 2 <= now() < VALID / 2 + 0.2
+
+
+@in_virtual_time
+async def test_an_attempt_does_not_outlast_the_patience_by_more_than_a_second():
+    async with desk(ScriptedStore((3600, Grant(34))), wait=0.2) as d:
+        with pytest.raises(BackendUnavailableError):
+            await d.run()
+        assert now() < 1.3
+
+
+@in_virtual_time
+async def test_the_users_wait_strategy_sees_what_a_tenacity_strategy_sees():
+    seen = []
+
+    def strategy(state: tenacity.RetryCallState) -> float:
+        seen.append((state.attempt_number, round(state.idle_for, 6), type(state.outcome.exception())))
+        return 0.5
+
+    async with desk(ScriptedStore(UNAVAILABLE, Held(60.0), Grant(34)), backoff=strategy) as d:
+        await d.run()
+        assert seen == [(1, 0.0, BackendUnavailableError), (2, 0.5, LockHeldError)]
+        assert d.store.times == [0.0, 0.5, 1.0]
+
+
+@in_virtual_time
+async def test_the_default_back_off_grows_has_jitter_and_stays_below_a_second():
+    async with desk(ScriptedStore(Held(None)), wait=60.0) as d:
+        with pytest.raises(AcquireTimeoutError):
+            await d.run()
+        naps = [later - earlier for earlier, later in itertools.pairwise(d.store.times)]
+        assert max(naps) <= 1.0
+        assert sum(naps[:3]) < 0.4
+        assert len({round(nap, 4) for nap in naps}) > len(naps) / 2
+        assert 60 < len(naps) < 240
+
+
+@in_virtual_time
+async def test_the_stores_advice_shortens_a_nap():
+    async with desk(ScriptedStore(Held(0.5), Grant(34)), backoff=every(60)) as d:
+        await d.run()
+        assert now() == 0.5
+
+
+@pytest.mark.parametrize("advice", [0.0, -5.0, 1e-9], ids=repr)
+@in_virtual_time
+async def test_advice_that_lies_in_the_past_does_not_make_a_waiter_spin(advice):
+    async with desk(ScriptedStore(Held(advice)), wait=1.0, backoff=every(60)) as d:
+        with pytest.raises(AcquireTimeoutError):
+            await d.run()
+        assert len(d.store.asked) <= 1100
+
+
+@pytest.mark.parametrize("advice", [math.nan, math.inf, -math.inf], ids=repr)
+@in_virtual_time
+async def test_advice_that_is_no_number_is_no_advice(advice):
+    async with desk(ScriptedStore(Held(advice), Grant(34)), backoff=every(3)) as d:
+        await d.run()
+        assert now() == 3.0
+
+
+@in_virtual_time
+async def test_who_stands_in_line_is_woken_by_the_store():
+    async with desk(StoreWithLine(Held(3600.0), Held(3600.0), Grant(34)), backoff=every(60)) as d:
+        task = asyncio.create_task(d.run())
+        await asyncio.sleep(2.0)
+        assert d.store.times == [0.0, 0.01], "once, and once more when a release can no longer be missed"
+        assert d.store.standing == d.store.owners[:1]
+        d.store.turn.set()
+        await task
+        assert now() == 2.0
+        await settle()
+        assert d.store.standing == []
+
+
+@in_virtual_time
+async def test_who_stands_in_line_asks_by_itself_too_lest_a_message_was_lost():
+    async with desk(StoreWithLine(Held(3600.0)), wait=21.0, backoff=every(60)) as d:
+        with pytest.raises(AcquireTimeoutError):
+            await d.run()
+        naps = [later - earlier for earlier, later in itertools.pairwise(d.store.times[1:])]
+        assert len(naps) >= 4
+        assert all(3.7 <= nap <= 5.0 for nap in naps[:-1])
+        await settle()
+        assert d.store.standing == []
+
+
+@in_virtual_time
+async def test_who_stands_in_line_asks_when_the_holders_time_is_over():
+    async with desk(StoreWithLine(Held(2.0), Held(1.5), Grant(34)), backoff=every(60)) as d:
+        await d.run()
+        assert d.store.times == [0.0, 0.01, 1.51]
+
+
+@pytest.mark.parametrize("fault", [UNAVAILABLE, BackendRefusedError("Store", "queue"), ZeroDivisionError()], ids=repr)
+@in_virtual_time
+async def test_a_line_that_cannot_be_joined_leaves_polling(fault):
+    store = StoreWithLine(Held(3600.0))
+    store.faults = [fault] * 100
+    async with desk(store, wait=10.0, backoff=every(1.0)) as d:
+        with pytest.raises(AcquireTimeoutError):
+            await d.run()
+        assert len(d.store.asked) >= 10
+
+
+@in_virtual_time
+async def test_a_line_that_breaks_is_joined_again():
+    store = StoreWithLine(*[Held(3600.0)] * 3, Grant(34))
+    async with desk(store, backoff=every(60)) as d:
+        task = asyncio.create_task(d.run())
+        await asyncio.sleep(1.0)
+        store.faults = [UNAVAILABLE]
+        store.turn.set()
+        await asyncio.sleep(1.5)
+        assert store.joins == 2
+        assert store.standing == store.owners[:1]
+        store.turn.set()
+        await task
+        assert now() == 2.5
+
+
+@in_virtual_time
+async def test_giving_up_leaves_the_line():
+    async with desk(StoreWithLine(Held(3600.0))) as d:
+        task = asyncio.create_task(d.run())
+        await asyncio.sleep(1.0)
+        assert len(d.store.standing) == 1
+        task.cancel()
+        await asyncio.wait((task,))
+        await settle()
+        assert d.store.standing == []
+        assert d.abandoned == 0
+        assert d.store.released == [], "every attempt had its answer"
+
+
+@in_virtual_time
+async def test_giving_up_before_the_line_was_joined_leaves_it_too():
+    async with desk(StoreWithLine(Held(3600.0))) as d:
+        task = asyncio.create_task(d.run())
+        await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.wait((task,))
+        await asyncio.sleep(1.0)
+        assert d.store.standing == []
+
+
+@in_virtual_time
+async def test_giving_up_while_a_request_is_away_releases_at_once_and_again_after_its_answer():
+    async with desk(ScriptedStore((1.0, Grant(34)))) as d:
+        task = asyncio.create_task(d.run())
+        await asyncio.sleep(0.25)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert now() == 0.25
+        await asyncio.sleep(2)
+        assert d.store.released == [(0.25, d.store.owners[0]), (1.0, d.store.owners[0])]
+        assert d.abandoned == 1
+
+
+@in_virtual_time
+async def test_giving_up_after_a_lost_answer_releases():
+    async with desk(ScriptedStore(UNAVAILABLE), backoff=every(3)) as d:
+        task = asyncio.create_task(d.run())
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait((task,))
+        await settle()
+        assert d.store.released == [(1.0, d.store.owners[0])]
+        assert d.abandoned == 1
+
+
+@in_virtual_time
+async def test_a_drivers_own_error_leaves_and_what_it_may_have_done_is_released():
+    async with desk(ScriptedStore(ZeroDivisionError())) as d:
+        with pytest.raises(ZeroDivisionError):
+            await d.run()
+        await settle()
+        assert len(d.store.released) == 1
+
+
+@in_virtual_time
+async def test_a_refusal_is_definite_so_nothing_is_released():
+    async with desk(ScriptedStore(BackendRefusedError("Store", "acquire"))) as d:
+        with pytest.raises(BackendRefusedError):
+            await d.run()
+        await settle()
+        assert d.store.released == []
+        assert d.abandoned == 0
+
+
+@pytest.mark.parametrize("kind", [ScriptedStore, StoreWithLine])
+@in_virtual_time
+async def test_a_waiter_does_not_hold_up_the_closing_of_its_client(kind):
+    async with desk(kind(Held(3600.0)), backoff=every(60)) as d:
+        task = asyncio.create_task(d.run())
+        await asyncio.sleep(1)
+        await d.store_calls.aclose(5.0)
+        with pytest.raises(UsageError, match="closed while it waited"):
+            await task
+        assert now() < 1.1
