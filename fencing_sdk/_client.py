@@ -32,7 +32,7 @@ from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.names import check_name, check_namespace, in_namespace
 from fencing_sdk._values.observers import Observers
-from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, seconds
+from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, patience
 from fencing_sdk._values.wire import ENV_RECORD, ENV_URL
 from fencing_sdk.abc import Backend, Guard
 from fencing_sdk.backends import from_url
@@ -203,7 +203,7 @@ class LockClient:
             name=check_name(name),
             store_name=in_namespace(self._namespace, name),
             timing=timing,
-            wait=None if wait is None else seconds(wait, "wait"),
+            wait=patience(wait),
             backoff=check_backoff(backoff),
             metadata=check_metadata(metadata),
         )
@@ -267,6 +267,8 @@ def connect(
     namespace: str = "",
     observers: Sequence[Observer] = (),
     drift: float = DEFAULT_DRIFT,
+    clock: Clock | None = None,
+    watch_stalls: bool = True,
     **options: object,
 ) -> LockClient:
     """
@@ -283,6 +285,11 @@ def connect(
         observers: Callables that receive every event.
 
         drift: How much faster or slower than ours the store's clock may run, as a fraction.
+
+        clock: The monotonic clock of deadlines. The default goes on while the machine is suspended.
+
+        watch_stalls: Whether a sleeping thread looks for the code that blocks the event loop when
+            a heartbeat is overdue.
 
         **options: Options of the backend, as they may also stand in the URL's query.
 
@@ -304,4 +311,6 @@ def connect(
         backend = url
     if record := os.environ.get(ENV_RECORD):
         observers = (Observers(observers).emit, Recorder(record))
-    return LockClient(backend, namespace=namespace, observers=observers, drift=drift)
+    return LockClient(
+        backend, namespace=namespace, observers=observers, drift=drift, clock=clock, watch_stalls=watch_stalls
+    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from types import TracebackType
+from typing import Self
 
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.process import generation
 from fencing_sdk._values.wire import token_headers
-from fencing_sdk.errors import LossReason, shown
+from fencing_sdk.errors import LossReason, StaleTokenError, shown
 
 
 class Lease:
@@ -19,6 +21,9 @@ class Lease:
     The deadline moves with every confirmed renewal. Past it every use of the token raises, even
     when the process slept for an hour and nothing else noticed. Safe to read from any thread;
     `renew`, `release` and `wait_lost` belong to the event loop that acquired it.
+
+    A plain handle may be left to a block: ``async with await lock.acquire() as lease`` releases it at the
+    end. The end may run in another task than the beginning, and nothing is cancelled when the lease is lost.
 
     Not promised: that a thread, a shielded block or C code under the lease stops. The token, and a
     guard at the resource, are for those.
@@ -41,6 +46,18 @@ class Lease:
         if state.lost is None:
             message = f"lease on {shown(state.name)} (token {state.number:d}) was dropped without release"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
+
+    async def __aenter__(self) -> Self:
+        if self._state.released:
+            raise self._state.loss()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(raised, StaleTokenError):
+            self._state.report_stale(raised)
+        await self.release()
 
     @property
     def name(self) -> str:

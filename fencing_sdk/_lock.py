@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
+from types import EllipsisType, TracebackType
 
 from fencing_sdk._current import held_here
 from fencing_sdk._engine.acquisition import Terms
@@ -18,6 +18,7 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.fences import Fences
 from fencing_sdk._engine.lease_scope import LeaseScope
 from fencing_sdk._lease import Lease, state_of
+from fencing_sdk._values.timing import Seconds, patience
 from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown
 
 
@@ -46,14 +47,20 @@ class Lock:
     def __repr__(self) -> str:
         return f"<Lock {shown(self.name)} ttl={self._terms.timing.ttl:g}>"
 
-    async def acquire(self) -> Lease:
+    async def acquire(self, *, wait: Seconds | EllipsisType | None = ...) -> Lease:
         """
         Take the lock and return a plain handle, to be released by ``await lease.release()`` anywhere.
 
         The handle is renewed like any lease, but nothing cancels your work when it is lost: ask
-        ``lease.check()``, read ``lease.token``, or wait for ``lease.wait_lost()``.
+        ``lease.check()``, read ``lease.token``, or wait for ``lease.wait_lost()``. It can release itself,
+        also in a fixture whose exit runs in another task: ``async with await lock.acquire() as lease``.
+
+        Args:
+            wait: Seconds to wait for another holder, this time. None waits for ever, 0 asks once. The lock's
+                own ``wait`` by default.
 
         Raises:
+            ConfigurationError: *wait* is no such time.
             LockHeldError: asked once (``wait=0``), and it is held.
             AcquireTimeoutError: it was still held when ``wait`` was over.
             StaleTokenError: a fence could not be raised, the resource has seen a later token.
@@ -63,7 +70,7 @@ class Lock:
                 are not reentrant; a task that waits for a lock of which it has a handle waits for ever.
             Exception: what a guard of ``fences`` raised, such as the error of its database.
         """
-        return await self._acquire(self._terms)
+        return await self._acquire(self._terms if wait is ... else self._terms._replace(wait=patience(wait)))
 
     async def try_acquire(self) -> Lease | None:
         """
@@ -77,6 +84,18 @@ class Lock:
             return await self._acquire(self._terms._replace(wait=0.0))
         except LockHeldError:
             return None
+
+    async def locked(self) -> bool:
+        """
+        Tell whether the lock is held, by any holder. An answer may be outdated when it arrives.
+
+        To act on the answer, use `try_acquire`. `LockClient.inspect` tells who the holder is.
+
+        Raises:
+            BackendError: the store did not answer, or refused.
+            UsageError: the client is not open.
+        """
+        return await self._engine().inspect(self._terms.store_name) is not None
 
     async def _acquire(self, terms: Terms) -> Lease:
         if terms.wait != 0:

@@ -107,7 +107,7 @@ SHOWN = {
         "ttl",
         "wait_lost",
     },
-    "Lock": {"acquire", "name", "try_acquire"},
+    "Lock": {"acquire", "locked", "name", "try_acquire"},
     "LockClient": {"aclose", "inspect", "lock", "locked"},
     "Holder": {"holder", "metadata", "name", "remaining", "token"},
     "Token": set(dir(int)),

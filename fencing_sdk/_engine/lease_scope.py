@@ -114,7 +114,7 @@ class LeaseScope:
         self._let_go()
         return UsageError(
             f"lock {shown(self.lease.name)} was entered in one task and left in another (a fixture or a "
-            "generator?); there use the plain handle: lease = await lock.acquire() ... await lease.release()"
+            "generator?); there use the plain handle: async with await lock.acquire() as lease"
         )
 
     def _close(self, raised: BaseException | None) -> bool | None:
@@ -139,7 +139,8 @@ class LeaseScope:
     def _left_out_of_order(self) -> UsageError:
         return UsageError(
             f"lock {shown(self.lease.name)} was left while the task was still inside a cancel scope or task group "
-            "that it entered later; leave the inner one first, or use the plain handle: lease = await lock.acquire()"
+            "that it entered later; leave the inner one first, or use the plain handle: "
+            "async with await lock.acquire() as lease"
         )
 
     def _let_go(self) -> None:

@@ -60,6 +60,11 @@ def seconds(value: object, parameter: str, *, low: float = 0.0, high: float = ma
     return number
 
 
+def patience(wait: object) -> float | None:
+    """Return seconds to wait for another holder; None waits for ever."""
+    return None if wait is None else seconds(wait, "wait")
+
+
 def _finite(value: float, parameter: str) -> float:
     try:
         number = float(value)

@@ -70,9 +70,8 @@ def test_a_pytest_asyncio_fixture_holds_a_client_and_a_plain_handle(tmp_path):
 
         @pytest.fixture
         async def seat(locks):
-            lease = await locks.lock("seats/42").acquire()
-            yield lease
-            await lease.release()
+            async with await locks.lock("seats/42").acquire() as lease:
+                yield lease
 
         async def test_it_is_held(locks, seat):
             assert (await locks.inspect("seats/42")).token == seat.token
@@ -106,7 +105,7 @@ def test_a_pytest_asyncio_fixture_that_yields_inside_a_lock_is_told_about_the_pl
     assert outcome == "2 passed, 2 errors", output
     told = [line for line in output.splitlines() if "UsageError: lock 'seats/42' was entered in one task" in line]
     assert len([line for line in told if line.startswith("E ")]) == 2, output
-    assert "lease = await lock.acquire() ... await lease.release()" in output
+    assert "async with await lock.acquire() as lease" in output
 
 
 def test_a_lock_inside_an_anyio_fixture_works_because_one_task_runs_it_all(tmp_path):
@@ -176,7 +175,7 @@ def test_a_unittest_case_that_enters_a_lock_in_its_set_up_is_told_about_the_plai
             assert self.lease.held
 
     (error,) = outcome_of(Case)
-    assert "lease = await lock.acquire() ... await lease.release()" in error
+    assert "async with await lock.acquire() as lease" in error
     assert asyncio.run(store.inspect("a")) is None
 
 

@@ -63,6 +63,12 @@ async def a_lock_gives_leases() -> None:
         assert_type(lease.headers(), dict[str, str])
         assert_type(await lease.wait_lost(), LossReason | None)
     assert_type(await lock.acquire(), Lease)
+    assert_type(await lock.acquire(wait=0.5), Lease)
+    assert_type(await lock.acquire(wait=timedelta(seconds=5)), Lease)
+    assert_type(await lock.acquire(wait=None), Lease)
+    assert_type(await lock.locked(), bool)
+    async with await lock.acquire() as handle:
+        assert_type(handle, Lease)
     assert_type(await lock.try_acquire(), Lease | None)
     assert_type(current_lease(), Lease)
     assert_type(current_token("seats/42"), Token)
@@ -76,7 +82,19 @@ async def the_body_may_return_and_the_code_behind_it_is_reachable() -> int:
         return int(lease.token)
 
 
+class OwnClock:
+    def now(self) -> float:
+        return 0.0
+
+
+async def a_handle_may_be_left_to_a_block_that_returns() -> int:
+    async with await locks.lock("a").acquire() as lease:
+        return int(lease.token)
+
+
 async def a_client_is_a_context_manager_of_itself() -> None:
+    async with connect("memory://", clock=OwnClock(), watch_stalls=False) as client:
+        assert_type(client, LockClient)
     async with connect() as client:
         assert_type(client, LockClient)
         assert_type(await client.inspect("a"), Holder | None)

@@ -45,6 +45,9 @@ async def misspelt_option() -> None: ...
 async def wrong_type_of_option() -> None: ...
 
 
+lock_of_one_call = locks.lock("a")
+
+
 async def descriptions_of_a_lock() -> None:
     locks.lock(42)  # type: ignore[arg-type]
     locks.lock("a", 30)  # type: ignore[call-arg]
@@ -56,6 +59,10 @@ async def descriptions_of_a_lock() -> None:
 
 
 async def uses_of_a_lock() -> None:
+    await lock_of_one_call.acquire(5)  # type: ignore[call-arg]
+    await lock_of_one_call.acquire(wait="5")  # type: ignore[arg-type]
+    async with lock_of_one_call.acquire():  # type: ignore[attr-defined]
+        pass
     with locks.lock("a"):  # type: ignore[attr-defined]
         pass
     async with locks.lock("a") as lease:

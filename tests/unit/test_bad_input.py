@@ -380,9 +380,7 @@ def test_a_client_that_cannot_work_is_refused_when_it_is_built(parameter, value)
     assert store.requests == []
 
 
-@pytest.mark.parametrize(
-    ("parameter", "value"), rows({name: CLIENT_PARAMETERS[name] for name in ("namespace", "observers", "drift")})
-)
+@pytest.mark.parametrize(("parameter", "value"), rows(CLIENT_PARAMETERS))
 def test_connecting_checks_what_the_client_checks(parameter, value):
     refuse(lambda: connect("memory://", **{parameter: value}), parameter)
 
@@ -479,6 +477,15 @@ async def test_inspecting_a_bad_name_asks_nobody(name):
     async with LockClient(store) as client:
         with pytest.raises(ConfigurationError, match=r"^name "):
             await client.inspect(name)
+    assert store.requests == []
+
+
+@pytest.mark.parametrize("wait", [wait for wait in NOT_SECONDS if wait is not ...], ids=label)  # it is the default
+async def test_a_bad_patience_of_one_call_asks_nobody(wait):
+    store = Unasked()
+    async with LockClient(store) as client:
+        with pytest.raises(ConfigurationError, match=r"^wait "):
+            await client.lock("seats/42").acquire(wait=wait)
     assert store.requests == []
 
 

@@ -1,6 +1,7 @@
 """The client: where it gets its backend, what its locks share, and how it is opened and closed."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,7 @@ def test_a_client_that_is_entered_without_asyncio_says_what_it_needs():
         lambda client, _: client.__aenter__(),
         lambda client, _: client.inspect("a"),
         lambda client, _: client.lock("b").acquire(),
+        lambda client, _: client.lock("b").locked(),
         lambda client, _: client.lock("b").__aenter__(),
         lambda client, _: client.locked("b")(asyncio.sleep)(0),
         lambda _, lease: lease.release(),
@@ -285,6 +287,18 @@ async def test_the_clock_of_the_client_is_the_clock_of_its_leases():
         assert state_of(lease).deadline == 508.0
         clock.time = 508.0
         assert not lease.held
+        await lease.release()
+
+
+async def test_connecting_passes_on_the_clock_and_the_watch_for_stalls():
+    class Clock:
+        def now(self):
+            return 500.0
+
+    async with connect("memory://", clock=Clock(), watch_stalls=False, drift=0) as locks:
+        lease = await locks.lock("a", ttl=10).acquire()
+        assert lease.remaining == 8.0
+        assert not [thread for thread in threading.enumerate() if thread.name == "fencing-stall-watch"]
         await lease.release()
 
 

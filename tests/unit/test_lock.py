@@ -16,6 +16,7 @@ from fencing_sdk import (
     NoLeaseError,
     StaleTokenError,
     Token,
+    UsageError,
     current_lease,
 )
 from fencing_sdk._lease import state_of
@@ -154,6 +155,118 @@ async def test_a_plain_handle_is_renewed_but_cancels_nobody_when_it_is_lost(stag
     seen = await stage.watch(caller)
     assert seen.value == "not cancelled"
     assert seen.tidy
+
+
+async def test_a_plain_handle_releases_itself_at_the_end_of_a_block(stage):
+    async with await stage.lock().acquire() as lease:
+        assert lease.held
+        assert not await stage.free()
+    assert not lease.held
+    assert lease.lost_reason is None
+    assert await stage.free()
+
+
+async def test_the_block_of_a_plain_handle_may_be_left_by_another_task(stage):
+    """As in a fixture, whose set-up and clean-up may run in different tasks."""
+
+    async def fixture():
+        async with await stage.lock().acquire() as lease:
+            yield lease
+
+    generator = fixture()
+    lease = await asyncio.create_task(anext(generator))
+    assert lease.held
+    await asyncio.create_task(generator.aclose())
+    assert not lease.held
+    assert await stage.free()
+
+
+async def test_the_block_of_a_plain_handle_is_not_cancelled_when_the_lease_is_lost(stage):
+    async def caller():
+        async with await stage.lock().acquire() as lease:
+            stage.revoke()
+            await asyncio.sleep(0.01)
+            assert lease.lost_reason is LossReason.REVOKED
+        return "to the end"
+
+    seen = await stage.watch(caller)
+    assert seen.value == "to the end"
+    assert seen.tidy
+
+
+async def test_the_errors_of_the_block_of_a_plain_handle_leave_it_as_they_are(stage):
+    mine = ValueError("mine")
+
+    async def caller():
+        async with await stage.lock().acquire():
+            raise mine
+
+    seen = await stage.watch(caller)
+    assert seen.error is mine
+    assert seen.notes == []
+    assert seen.tidy
+
+
+async def test_a_refused_write_in_the_block_of_a_plain_handle_is_told(stage):
+    with pytest.raises(StaleTokenError):
+        async with await stage.lock().acquire() as lease:
+            raise StaleTokenError("a", lease.token, lease.token + 1)
+    assert [event.kind for event in stage.events] == ["acquiring", "acquired", "stale_rejected", "released"]
+
+
+async def test_a_handle_that_was_released_begins_no_block(stage):
+    lease = await stage.lock().acquire()
+    await lease.release()
+    with pytest.raises(LeaseLostError, match="given back"):
+        async with lease:
+            pytest.fail("entered")
+
+
+async def test_the_patience_of_one_call_is_its_own(stage):
+    lock = stage.lock(wait=30)
+    async with await lock.acquire():
+        with pytest.raises(LockHeldError):
+            await lock.acquire(wait=0)
+        with pytest.raises(AcquireTimeoutError):
+            await lock.acquire(wait=timedelta(milliseconds=20))
+    impatient = stage.lock(wait=0)
+    held = await impatient.acquire()
+    waiting = asyncio.create_task(impatient.acquire(wait=None))
+    await stage.told("acquiring")
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    await held.release()
+    async with await waiting as lease:
+        assert lease.held
+    with pytest.raises(LockHeldError):
+        async with impatient:
+            await impatient.acquire()
+
+
+async def test_a_task_that_waits_for_its_own_lock_is_refused_by_the_patience_of_the_call(stage):
+    lock = stage.lock(wait=0)
+    async with lock:
+        with pytest.raises(UsageError, match="not reentrant"):
+            await lock.acquire(wait=5)
+
+
+async def test_a_lock_tells_whether_any_holder_has_it(stage):
+    lock = stage.lock()
+    assert await lock.locked() is False
+    async with stage.lock():
+        assert await lock.locked() is True
+    assert await lock.locked() is False
+    stage.network.fail("inspect")
+    with pytest.raises(BackendUnavailableError):
+        await lock.locked()
+
+
+async def test_a_lock_asks_for_itself_in_its_namespace():
+    store = MemoryBackend()
+    async with LockClient(store, namespace="shop") as ours, LockClient(store) as theirs, theirs.lock("a"):
+        assert not await ours.lock("a").locked()
+        async with ours.lock("a"):
+            assert await ours.lock("a").locked()
 
 
 async def test_a_plain_handle_is_no_context(stage):
