@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Callable
 from types import EllipsisType, TracebackType
 
-from fencing_sdk._current import held_here
 from fencing_sdk._engine.acquisition import Terms
+from fencing_sdk._engine.deadlock import held_above, warned
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.fences import Fences
 from fencing_sdk._engine.lease_scope import LeaseScope
@@ -98,17 +98,12 @@ class Lock:
         return await self._engine().inspect(self._terms.store_name) is not None
 
     async def _acquire(self, terms: Terms) -> Lease:
-        if terms.wait != 0:
-            self._refuse_own_deadlock()
-        return await self._engine().hold(terms, self._fences)
-
-    def _refuse_own_deadlock(self) -> None:
-        """A task that waits for a lock which it holds itself would wait for ever: the heartbeat renews it."""
-        for lease in map(state_of, held_here()):
-            same = lease.claim.name == self._terms.store_name and lease.keeper is self._engine()
-            if same and lease.held and lease.task is asyncio.current_task():
-                msg = f"this task holds lock {shown(self.name)} already; locks are not reentrant"
-                raise UsageError(msg)
+        engine = self._engine()
+        above = held_above(terms, engine)
+        if above is None:
+            return await engine.hold(terms, self._fences)
+        with warned(terms, above):
+            return await engine.hold(terms, self._fences)
 
     async def __aenter__(self) -> Lease:
         lease = await self._acquire(self._terms)
