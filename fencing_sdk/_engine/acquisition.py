@@ -89,7 +89,7 @@ class Acquisition:
         self._report = AcquisitionReport(observers, clock, terms.name)
         self._terms = terms
         self._limit = terms.timing.call_limit
-        self._started = clock.now()
+        self._started = 0.0
         self._claim = self._new_claim()
         self._place: QueuePlace | None = None
         self._calls: list[asyncio.Task[Any]] = []  # attempts whose outcome is not known
@@ -110,27 +110,25 @@ class Acquisition:
             StaleTokenError: a fence could not be raised with the grant, so there is none.
         """
         self._report.began(self._claim)
+        self._started = self._report.began_at
         try:
-            won = await self._try_until_won()
+            while True:
+                outcome = await self._attempt()
+                if isinstance(outcome, AcquireResult):
+                    break
+                self._check_patience(outcome)
+                if isinstance(outcome, Held):
+                    self._join_line()
+                await self._pause(outcome)
+                if isinstance(outcome, BackendUnavailableError):
+                    _forget_frames(outcome)
         except BaseException as error:
             self._give_up()
             self._report.failed(error, self._undone, closing=self._store_calls.closing)
             raise
         self._leave_line()
         self._calls.clear()
-        return won
-
-    async def _try_until_won(self) -> AcquireResult:
-        while True:
-            outcome = await self._attempt()
-            if isinstance(outcome, AcquireResult):
-                return outcome
-            self._check_patience(outcome)
-            if isinstance(outcome, Held):
-                self._join_line()
-            await self._pause(outcome)
-            if isinstance(outcome, BackendUnavailableError):
-                _forget_frames(outcome)
+        return outcome
 
     def undo(self, won: AcquireResult) -> None:
         """Give back what was *won* after all, because the client was closed meanwhile."""

@@ -52,7 +52,7 @@ class Releases:
         if lease.last_renewal_error and lease.lost_reason is LossReason.EXPIRED:  # silent: the store is not waited for
             self._tell_when_done(lease, returned)
             return
-        cancelled = await self._wait_shielded(returned, _limit(lease))
+        cancelled = None if returned.done() else await self._wait_shielded(returned, _limit(lease))
         self._tell_end(lease, confirmed=_confirmed(returned))
         if cancelled is not None:
             raise cancelled
