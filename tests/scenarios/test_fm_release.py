@@ -251,7 +251,8 @@ async def test_mode_07_a_refusal_that_comes_after_the_release_is_no_loss():
         await lease.release()
         store.apply.set()
         store.answer.set()
-        await asyncio.wait_for(renewing, 20)
+        with pytest.raises(LeaseLostError, match="given back"):
+            await asyncio.wait_for(renewing, 20)
         assert lease.lost_reason is None
     assert kinds(log.events) == ["acquiring", "acquired", "released"]
 
