@@ -1,1 +1,14 @@
-"""What backends of several stores share."""
+"""
+What backends of several stores share, each chore written once.
+
+    waiters               a caller that waits for a lock, and the table of a backend's waiters
+    wakeup                the event that wakes it
+    loss_notices          telling clients of grants that ended behind their holder's back
+    error_translation     from a driver's errors to those of the contract
+    background_task       the task behind the calls
+    unanswered_requests   claims with a request whose outcome is unknown
+    lock_table            the reference semantics, as a table in memory
+
+Which loop and process own something is told by `fencing_sdk._values.ownership`, and `fencing_sdk._values.futures`
+ends tasks that no other task awaits: the engine and the HTTP pool need them too.
+"""

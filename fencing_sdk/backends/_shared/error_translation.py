@@ -1,20 +1,39 @@
-"""From whatever a driver raises to the errors of the contract, around every call of a backend."""
+"""
+From the errors of a driver to the two errors of the contract, around every call of a backend.
+
+`BackendRefusedError` is for what another try will not change *and* what surely granted nothing, because the
+engine then stops without a release. Every other error, known or not, is a `BackendUnavailableError`: the
+outcome of the call is unknown until the store is asked again. A store's `errors` module decides it by class and
+by code. The text of a driver's error may hold a URL or a statement, so it is never repeated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fencing_sdk.errors import BackendError, FencingError
 
-__all__ = ["ErrorTranslation"]
+__all__ = ["ErrorTranslation", "Verdict", "verdict_by_class"]
+
+Verdict = tuple[type[BackendError], str]
+"""The class of the contract's error, and what its text says."""
+
+
+def verdict_by_class(
+    error: BaseException, verdicts: Iterable[tuple[type[BaseException], Verdict]], default: Verdict
+) -> Verdict:
+    """The first of *verdicts* whose class *error* has: put the most specific classes first."""
+    return next((verdict for kind, verdict in verdicts if isinstance(error, kind)), default)
 
 
 class ErrorTranslation:
     """
-    Raises what *translated* makes of a driver's error; ours pass. A generator would cost five times as much.
+    ``with ErrorTranslation(translated, "acquire")``: the errors of a driver leave as errors of the contract.
+
+    The package's own errors pass. This is a class because a generator would cost five times as much.
 
     Args:
-        translated: Makes an error of the contract of an operation and an error.
+        translated: Makes the contract's error of an operation and a driver's error.
 
         operation: What the backend was asked to do.
     """

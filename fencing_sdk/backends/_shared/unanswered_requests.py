@@ -1,4 +1,4 @@
-"""Which claims have a request on its way whose outcome nobody knows."""
+"""Which claims have a request under way whose outcome is unknown."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["UnansweredRequests"]
 
 class UnansweredRequests:
     """
-    Owners with a request that was not clearly answered: it may have been granted, or may still be.
+    Owners with a request that was not clearly answered: the store may have carried it out, or still may.
 
-    Requests of one owner may overlap, so they are counted: the answer to one says nothing of another.
-    Bounded: those that have not asked for the longest time, and so have given up, are forgotten.
+    Requests of one owner may overlap, so they are counted: the answer to one tells nothing about another.
+    The table is bounded: owners that have not asked for the longest time have given up, and are forgotten.
     """
 
     LIMIT = 100_000
@@ -21,23 +21,23 @@ class UnansweredRequests:
         self._owners: OrderedDict[str, int] = OrderedDict()
 
     def begin(self, owner: str) -> bool:
-        """Doubt the next request of *owner* until `answered` or `end`; True when an earlier one is doubted already."""
-        doubted = self._owners.get(owner, 0)
-        self._owners[owner] = doubted + 1
-        if doubted:
+        """Count a request of *owner* until `answered` or `end`; return whether an earlier one is unanswered."""
+        unanswered = self._owners.get(owner, 0)
+        self._owners[owner] = unanswered + 1
+        if unanswered:
             self._owners.move_to_end(owner)
         elif len(self._owners) > self.LIMIT:
             self._owners.popitem(last=False)
-        return doubted > 0
+        return unanswered > 0
 
     def answered(self, owner: str) -> None:
-        """One request of *owner* has its answer."""
-        doubted = self._owners.pop(owner, 0) - 1
-        if doubted > 0:
-            self._owners[owner] = doubted
+        """Take note that one request of *owner* was answered."""
+        unanswered = self._owners.pop(owner, 0) - 1
+        if unanswered > 0:
+            self._owners[owner] = unanswered
 
     def end(self, owner: str) -> None:
-        """Every request of *owner* has its answer."""
+        """Take note that every request of *owner* was answered."""
         self._owners.pop(owner, None)
 
     def has(self, owner: str) -> bool:

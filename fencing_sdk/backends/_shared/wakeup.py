@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+__all__ = ["WakeUp"]
+
 
 class WakeUp(asyncio.Event):
     """
-    An event whose waiter may be in an event loop that was closed: such a waiter cannot be woken.
+    An event that may be set although the loop of its waiter was closed: that waiter cannot be woken.
 
-    An `asyncio.Event` raises then, in the task that wakes it, which has others to serve.
+    `asyncio.Event.set` raises then, in the task that wakes the waiters, which has others to serve.
     """
 
     def set(self) -> None:
-        """Wake the waiter, if it can be woken."""
+        """Wake the waiter, if its loop still runs."""
         with contextlib.suppress(RuntimeError):
             super().set()

@@ -1,0 +1,51 @@
+"""
+Which event loop, of which process, something belongs to: a connection, a socket, a pool, a lease.
+
+An object of a backend lives on when its loop is closed and the next one is opened, and a forked child
+inherits it. What was opened in the earlier loop is of no use in the next one, and what the parent opened
+must not even be closed by the child: they share the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from fencing_sdk._values.process import generation
+
+__all__ = ["ForkDetector", "LoopOwner"]
+
+
+class LoopOwner:
+    """The event loop and the process that made this object."""
+
+    __slots__ = ("_generation", "loop")
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._generation = generation()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the running loop of this process is the owner: only then what it owns may be used."""
+        return self.in_this_process and self.loop is asyncio.get_running_loop()
+
+    @property
+    def in_this_process(self) -> bool:
+        """Whether this process is the owner's. If not, a parent owns it: leave it alone, do not even close it."""
+        return self._generation == generation()
+
+
+class ForkDetector:
+    """Tells a forked child, once, that what it has inherited belongs to its parent."""
+
+    __slots__ = ("_generation",)
+
+    def __init__(self) -> None:
+        self._generation = generation()
+
+    def forked(self) -> bool:
+        """Whether the process was forked since the last call."""
+        if self._generation == generation():
+            return False
+        self._generation = generation()
+        return True

@@ -1,0 +1,249 @@
+"""The chores that all backends share: waiters, loss notices, the background task, error translation."""
+
+import asyncio
+import contextvars
+
+import pytest
+
+from fencing_sdk._values.claim import Claim
+from fencing_sdk.backends._shared.background_task import BackgroundTask
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict, verdict_by_class
+from fencing_sdk.backends._shared.loss_notices import LossNotices
+from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, LossReason
+
+
+def claim(owner: str = "a", name: str = "x") -> Claim:
+    return Claim(name, 15.0, owner)
+
+
+async def returned(waiter: Waiter) -> bool:
+    """Whether `wait` returns at once."""
+    try:
+        async with asyncio.timeout(0.01):
+            await waiter.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+class TestWaiters:
+    async def test_a_wake_up_lets_a_waiter_try_once(self):
+        waiter = Waiter(claim())
+        waiter.wake()
+        assert await returned(waiter)
+        assert not await returned(waiter)
+
+    async def test_a_wake_up_before_the_wait_is_kept(self):
+        table = WaiterTable[Waiter]()
+        waiter = table.add(Waiter(claim(), "t"))
+        table.wake("t")
+        assert await returned(waiter)
+
+    async def test_a_waiter_whose_place_is_lost_raises_the_error_again_and_again(self):
+        waiter = Waiter(claim())
+        waiter.fail(BackendUnavailableError("Store", "queue", "the line has moved"))
+        for _ in range(2):
+            with pytest.raises(BackendUnavailableError, match="moved"):
+                await waiter.wait()
+            waiter.wake()
+
+    def test_the_table_finds_a_waiter_by_claim_and_by_ticket(self):
+        table = WaiterTable[Waiter]()
+        one, other = table.add(Waiter(claim("a"), "1")), table.add(Waiter(claim("b"), "2"))
+        assert [table.find(claim("a")), table.find(claim("b")), table.find(claim("c"))] == [one, other, None]
+        assert [table.find_ticket("1"), table.find_ticket("2"), table.find_ticket("3")] == [one, other, None]
+        assert list(table) == [one, other]
+
+    def test_a_waiter_without_a_ticket_is_found_by_its_claim_alone(self):
+        table = WaiterTable[Waiter]()
+        waiter = table.add(Waiter(claim()))
+        assert table.find(claim()) is waiter
+        assert table.find_ticket("") is None
+
+    async def test_a_ticket_wakes_its_waiter_and_no_other(self):
+        table = WaiterTable[Waiter]()
+        one, other = table.add(Waiter(claim("a"), "1")), table.add(Waiter(claim("b"), "2"))
+        table.wake("2")
+        table.wake("unknown")
+        assert [await returned(one), await returned(other)] == [False, True]
+
+    async def test_all_may_be_woken_at_once(self):
+        table = WaiterTable[Waiter]()
+        waiters = [table.add(Waiter(claim(owner))) for owner in "abc"]
+        table.wake_all()
+        assert [await returned(waiter) for waiter in waiters] == [True, True, True]
+
+    def test_a_waiter_that_was_removed_is_found_no_more(self):
+        table = WaiterTable[Waiter]()
+        waiter = table.add(Waiter(claim(), "1"))
+        table.remove(waiter)
+        table.remove(waiter)
+        assert table.find(claim()) is table.find_ticket("1") is None
+        assert not table
+
+    def test_removing_an_earlier_waiter_leaves_a_later_one_of_the_same_claim(self):
+        table = WaiterTable[Waiter]()
+        earlier, later = Waiter(claim(), "1"), Waiter(claim(), "2")
+        table.add(earlier)
+        table.add(later)
+        table.remove(earlier)
+        assert table.find(claim()) is later
+        assert table.find_ticket("1") is None
+
+    def test_a_waiter_may_leave_while_all_are_woken(self):
+        table = WaiterTable[Waiter]()
+
+        class Leaving(Waiter):
+            def wake(self) -> None:
+                table.clear()
+
+        for owner in "abc":
+            table.add(Leaving(claim(owner)))
+        table.wake_all()
+        assert not table
+
+    def test_a_waiter_of_a_closed_loop_does_not_keep_the_others_from_being_woken(self):
+        table = WaiterTable[Waiter]()
+        loop = asyncio.new_event_loop()
+        asleep = table.add(Waiter(claim("a")))
+        task = loop.create_task(asleep.wait())
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        loop.close()
+
+        async def wake() -> bool:
+            awake = table.add(Waiter(claim("b")))
+            table.wake_all()
+            return await returned(awake)
+
+        assert asyncio.run(wake())
+        task._log_destroy_pending = False
+
+
+class TestLossNotices:
+    def test_every_callback_is_told_until_it_is_taken_back(self):
+        told: list[tuple[str, str, LossReason]] = []
+        notices = LossNotices()
+        assert not notices
+        stop = notices.on_loss(lambda claim, reason: told.append(("one", claim.owner, reason)))
+        notices.on_loss(lambda claim, reason: told.append(("other", claim.owner, reason)))
+        notices.tell(claim("a"), LossReason.REVOKED)
+        stop()
+        stop()
+        notices.tell(claim("b"), LossReason.TAKEN_OVER)
+        assert told == [
+            ("one", "a", LossReason.REVOKED),
+            ("other", "a", LossReason.REVOKED),
+            ("other", "b", LossReason.TAKEN_OVER),
+        ]
+        assert notices
+
+    def test_a_callback_may_take_itself_back_while_it_is_called(self):
+        told: list[str] = []
+        notices = LossNotices()
+        stop = notices.on_loss(lambda *_: (told.append("one"), stop()))
+        notices.on_loss(lambda *_: told.append("other"))
+        notices.tell(claim(), LossReason.REVOKED)
+        notices.tell(claim(), LossReason.REVOKED)
+        assert told == ["one", "other", "other"]
+
+
+class TestBackgroundTask:
+    async def test_work_is_not_begun_twice(self):
+        begun: list[None] = []
+
+        async def work() -> None:
+            begun.append(None)
+            await asyncio.Event().wait()
+
+        task = BackgroundTask()
+        assert not task.running
+        for _ in range(3):
+            task.start(work)
+            await asyncio.sleep(0)
+        assert len(begun) == 1
+        assert task.running
+        await task.aclose()
+        assert not task.running
+        await task.aclose()
+
+    async def test_it_begins_again_when_it_has_ended(self):
+        begun: list[None] = []
+
+        async def work() -> None:
+            begun.append(None)
+
+        task = BackgroundTask()
+        for _ in range(2):
+            task.start(work)
+            await asyncio.sleep(0)
+        assert len(begun) == 2
+
+    async def test_it_sees_no_context_variable_of_the_caller(self):
+        variable = contextvars.ContextVar("variable", default="none")
+        variable.set("the caller's")
+        seen: list[str] = []
+
+        async def work() -> None:
+            seen.append(variable.get())
+
+        task = BackgroundTask()
+        task.start(work)
+        await asyncio.sleep(0)
+        assert seen == ["none"]
+
+    def test_the_next_loop_has_a_task_of_its_own(self):
+        task = BackgroundTask()
+        begun: list[asyncio.AbstractEventLoop] = []
+
+        async def work() -> None:
+            begun.append(asyncio.get_running_loop())
+            await asyncio.Event().wait()
+
+        async def use(*, close: bool) -> bool:
+            running = task.running
+            task.start(work)
+            await asyncio.sleep(0)
+            if close:
+                await task.aclose()
+            return running
+
+        assert [asyncio.run(use(close=False)), asyncio.run(use(close=True))] == [False, False]
+        assert len(set(begun)) == 2
+
+
+class TestErrorTranslation:
+    CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
+        (ConnectionRefusedError, (BackendUnavailableError, "nothing listens")),
+        (PermissionError, (BackendRefusedError, "no permission")),
+        (OSError, (BackendUnavailableError, "no connection")),
+    )
+    UNKNOWN: Verdict = (BackendUnavailableError, "the store failed")
+
+    def translated(self, operation: str, error: Exception) -> BackendError:
+        kind, hint = verdict_by_class(error, self.CLASSES, self.UNKNOWN)
+        return kind("Store", operation, hint)
+
+    @pytest.mark.parametrize(
+        ("error", "kind", "hint"),
+        [
+            (ConnectionRefusedError(), BackendUnavailableError, "nothing listens"),
+            (PermissionError(), BackendRefusedError, "no permission"),
+            (TimeoutError(), BackendUnavailableError, "no connection"),
+            (ValueError("secret"), BackendUnavailableError, "the store failed"),
+        ],
+    )
+    def test_an_error_of_the_driver_leaves_as_one_of_the_contract(self, error, kind, hint):
+        with pytest.raises(kind, match=hint) as caught, ErrorTranslation(self.translated, "acquire"):
+            raise error
+        assert caught.value.__cause__ is error
+        assert "secret" not in str(caught.value)
+
+    def test_errors_of_the_package_and_cancellations_pass(self):
+        ours = BackendRefusedError("Store", "acquire", "because")
+        with pytest.raises(BackendRefusedError) as caught, ErrorTranslation(self.translated, "acquire"):
+            raise ours
+        assert caught.value is ours
+        with pytest.raises(asyncio.CancelledError), ErrorTranslation(self.translated, "acquire"):
+            raise asyncio.CancelledError
