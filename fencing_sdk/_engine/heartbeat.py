@@ -239,7 +239,8 @@ class Heartbeat:
         if late:
             earliest = min(when for _, when in late)
             by = _by(self._blocking_stack(earliest))
-            logger.warning("heartbeat %.3g s late: the event loop was blocked%s", now - earliest, by)
+            cause = f"the event loop was blocked{by}" if by else "the process did not run, or its loop was blocked"
+            logger.warning("heartbeat %.3g s late: %s", now - earliest, cause)
         for lease, when in late:
             self._report.late(lease, now - when, self._blocking_stack(when))
 
