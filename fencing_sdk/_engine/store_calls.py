@@ -32,6 +32,8 @@ _IN_A_ROW = 16
 """Every so manyth answer that came at once gives the loop a turn, so that whoever asks in a loop lets others run."""
 _LEAVING = 2.0
 """Seconds that leaving a line may take, which is as long as a release may hold up the closing of the client."""
+_LAST_TRIES = 2
+"""How often a release is tried in a client that closes: on the open connection, and on another one if that broke."""
 _FIRST_RETRY = 0.02
 _LAST_RETRY = 1.0
 
@@ -176,7 +178,7 @@ class StoreCalls:
 
     async def _release(self, claim: Claim, limit: float) -> bool:
         stop = self._clock.now() + claim.ttl
-        pause = _FIRST_RETRY
+        pause, last_tries = _FIRST_RETRY, _LAST_TRIES
         while True:
             try:
                 await self._bounded("release", lambda: self._backend.release(claim), limit)
@@ -184,7 +186,8 @@ class StoreCalls:
                 logger.warning("release of %s refused, its ttl will free it: %s", shown(claim.name), error)
                 return False
             except Exception as error:  # noqa: BLE001  (whatever a driver raises, the release must be tried again)
-                if self._clock.now() + pause >= stop or self._closing.is_set():
+                last_tries -= self._closing.is_set()
+                if self._clock.now() + pause >= stop or not last_tries:
                     if not isinstance(error, FencingError):
                         logger.warning("release of %s failed", shown(claim.name), exc_info=error)
                     return False

@@ -381,6 +381,18 @@ async def test_closing_stops_the_repetition_of_a_release():
 
 
 @in_virtual_time
+async def test_a_release_that_fails_in_a_client_that_closes_is_tried_once_more():
+    """The connection may have broken under it, and the next one be well."""
+    async with office(UNAVAILABLE) as (errands, store):
+        store.delay = 0.5
+        returned = errands.give_back(Claim("a", 3600), LIMIT)
+        await asyncio.sleep(0.1)
+        await errands.aclose(5.0)
+        assert returned.result() is True
+        assert store.releases == [0.0, 0.5]
+
+
+@in_virtual_time
 async def test_closing_wakes_who_dozes():
     async with office() as (store_calls, _):
         dozing = asyncio.create_task(store_calls.sleep_until_closing(60))

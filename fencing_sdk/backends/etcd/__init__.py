@@ -47,6 +47,8 @@ __all__ = ["EtcdBackend", "from_url"]
 OPTIONS = ("prefix", "user", "password", "ca", "cert", "key", "ssl_context", "connect_timeout", "connections")
 _LEAVING = 2.0
 """Seconds that leaving the line may take; what is left then is deleted with a later keep-alive."""
+_LEAVE_TRIES = 2
+"""One for the connection that is open, and one for the next if that was broken."""
 _POLL_PART = 1 / 4
 """Part of a lease after which one who stands in line tries again, which also keeps its place alive."""
 _LONGEST_POLL = 5.0
@@ -249,8 +251,11 @@ class EtcdBackend:
                 return
         if self._leases.find(self._keys.own(claim)) is not None:
             return
-        with anyio.move_on_after(_LEAVING, shield=True), suppress(BackendError):
-            await self._delete("queue", claim)
+        with anyio.move_on_after(_LEAVING, shield=True):
+            for _ in range(_LEAVE_TRIES):
+                with suppress(BackendError):
+                    await self._delete("queue", claim)
+                    return
 
     async def _leave_for(self, claims: Sequence[Claim]) -> None:
         """Take waiters out of line that cannot leave: a lease that is kept alive for others would keep them there."""
