@@ -52,6 +52,21 @@ def test_a_recording_of_real_clients_passes(tmp_path: Path, capsys: pytest.Captu
     assert "P3 unknown" in said
 
 
+def test_contention_is_no_broken_promise(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = recorded(tmp_path)
+
+    async def contend() -> None:
+        async with LockClient(MemoryBackend(), observers=[Recorder(path, actor="C")]) as locks:
+            async with locks.lock("seats/43"):
+                assert await locks.lock("seats/43").try_acquire() is None
+
+    asyncio.run(contend())
+    assert last(path, "not_acquired")["reason"] == "held"
+    assert run_app(["check", str(path)]) == 0
+    assert "31 acquisitions" in capsys.readouterr().out
+    assert run_app(["timeline", str(path), "--svg", str(tmp_path / "run.svg")]) == 0
+
+
 def test_a_broken_promise_is_told_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = recorded(tmp_path)
     again = last(path, "acquired")

@@ -127,6 +127,19 @@ def test_a_lease_that_is_still_held_reaches_the_end_of_the_recording():
     assert story.handed_on(story.tenures[0]) == 5001
 
 
+def test_each_wait_ends_with_its_own_acquisition():
+    """Two waits of one worker for one lock: the later one gives up first, and the first is served at last."""
+    lines = [
+        event(0, "acquiring", name="a", holder="h1"),
+        event(1, "acquiring", name="a", holder="h2"),
+        event(3, "not_acquired", name="a", holder="h2", reason="timed_out", waited=2.0, unanswered=0),
+        event(7, "acquired", name="a", holder="h1", token=1, ttl=9.0, deadline=5014),
+        event(8, "released", name="a", holder="h1", token=1, held_for=1.0, confirmed=True),
+    ]
+    (story,) = tell(lines)
+    assert [(wait.start - 5000, wait.until - 5000) for wait in story.waits] == [(0, 7), (1, 3)]
+
+
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", '"&quot;]]>', "\x00\x1b[31m\ud800", "é" * 500])
 def test_a_name_cannot_break_the_picture(name: str):
     root = picture(late_write(name=name))

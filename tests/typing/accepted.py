@@ -14,6 +14,8 @@ from fencing_sdk import (
     Lock,
     LockClient,
     LossReason,
+    NotAcquired,
+    NotAcquiredReason,
     Observer,
     Token,
     connect,
@@ -104,6 +106,11 @@ async def a_client_is_a_context_manager_of_itself() -> None:
 
 def watch(event: Event) -> None:
     assert_type(event.kind, str)
+    assert_type(event.holder, str | None)
+    match event:
+        case NotAcquired():
+            assert_type(event.holder, str)  # a client always knows it
+            assert_type(event.reason, NotAcquiredReason)
     assert_type(event.name, str)
 
 
