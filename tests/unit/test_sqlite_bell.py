@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from fencing_sdk._values.claim import Claim, Held
-from fencing_sdk.backends._shared.lock_table import LINE_POLL
-from fencing_sdk.backends.sqlite import SqliteBackend
+from fencing_sdk.backends.sqlite import SqliteBackend, _waiters
 from fencing_sdk.backends.sqlite._bell import Bell, Place, hang_bell, ring
 
 pytestmark = pytest.mark.every_loop
@@ -82,16 +81,19 @@ async def test_words_cannot_be_guessed(bell: Bell):
     assert all(len(word) == 32 for word in words)
 
 
-async def test_without_such_sockets_waiters_stand_in_line_and_poll(tmp_path, monkeypatch: pytest.MonkeyPatch):
+async def test_without_such_sockets_waiters_stand_in_line_and_learn_from_the_timer(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(_waiters, "LINE_POLL", 0.05)
     backend = SqliteBackend(tmp_path / "locks.db")
     holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
     await backend.acquire(holder)
-    async with backend.queue(waiter):
-        assert backend._bell is None
-        assert await backend.acquire(waiter) == Held(LINE_POLL)
+    async with backend.queue(waiter) as turn, asyncio.timeout(20):
+        assert isinstance(await backend.acquire(waiter), Held)
         await backend.release(holder)
         assert isinstance(await backend.acquire(Claim("a", 60.0)), Held), "the line is kept without bells too"
+        await turn.wait()
         assert not isinstance(await backend.acquire(waiter), Held)
     await backend.aclose()
 
@@ -99,9 +101,9 @@ async def test_without_such_sockets_waiters_stand_in_line_and_poll(tmp_path, mon
 async def test_one_socket_serves_every_waiter_of_a_backend_and_closes_with_it(tmp_path):
     backend = SqliteBackend(tmp_path / "locks.db")
     async with backend.queue(Claim("a", 60.0)):
-        bell = backend._bell
+        bell = backend._waiters._bell
         async with backend.queue(Claim("b", 60.0)), backend.queue(Claim("a", 60.0)):
-            assert backend._bell is bell
+            assert backend._waiters._bell is bell
     assert bell is not None
     await backend.aclose()
     assert not ring(Place(bell.name))

@@ -20,6 +20,7 @@ from fencing_sdk.backends.sqlite import SqliteBackend, _file
 from fencing_sdk.backends.sqlite._bell import Place
 from fencing_sdk.backends.sqlite._file import LockFile
 from fencing_sdk.backends.sqlite._rows import LockRows
+from fencing_sdk.backends.sqlite._signs import SignsOfLife
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 # The URL.
@@ -113,7 +114,13 @@ async def test_a_grant_waits_for_the_disk_and_nothing_else_does(tmp_path: Path, 
     def note(call: str) -> None:
         (levels[call],) = file.execute("PRAGMA synchronous").fetchone()
 
-    rows = LockRows(file, next_token=lambda last: (note("grant"), last + 1)[1], boot="boot", network="network")
+    rows = LockRows(
+        file,
+        SignsOfLife(tmp_path / "locks.db"),
+        next_token=lambda last: (note("grant"), last + 1)[1],
+        boot="boot",
+        network="network",
+    )
     claim, waiter = Claim("a", 60.0), Claim("a", 60.0)
     rows.acquire(claim)
     for call, make in {

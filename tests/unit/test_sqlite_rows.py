@@ -13,9 +13,11 @@ import pytest
 from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Renewal
 from fencing_sdk._values.clock import wall_micros
 from fencing_sdk.backends._shared.lock_table import LINE_POLL, LINE_TTL, LockTable, TokenSource, token_source
+from fencing_sdk.backends.sqlite import _file
 from fencing_sdk.backends.sqlite._bell import Place
 from fencing_sdk.backends.sqlite._file import LockFile
 from fencing_sdk.backends.sqlite._rows import LockRows
+from fencing_sdk.backends.sqlite._signs import SignsOfLife
 from fencing_sdk.errors import BackendRefusedError
 
 
@@ -39,7 +41,7 @@ class World:
     def open(self, *, boot: str = "boot", network: str = "network", next_token: TokenSource | None = None) -> LockRows:
         file = LockFile(self.path, synchronous="normal", clock=self.clock)
         source = token_source("hybrid", lambda: self.wall) if next_token is None else next_token
-        rows = LockRows(file, next_token=source, boot=boot, network=network)
+        rows = LockRows(file, SignsOfLife(self.path), next_token=source, boot=boot, network=network)
         self._opened.append(rows)
         return rows
 
@@ -62,17 +64,37 @@ def claim(name: str = "a", ttl: float = 10.0, **kwargs: str) -> Claim:
     return Claim(name, ttl, **kwargs)
 
 
-def granted(rows: LockRows, asked: Claim, place: Place | None = None) -> int:
-    outcome = rows.acquire(asked, place)
+def granted(rows: LockRows, asked: Claim, *, waiting: bool = False) -> int:
+    outcome = rows.acquire(asked, waiting=waiting)
     assert isinstance(outcome, Grant), outcome
     return outcome.token
 
 
-def refused(rows: LockRows, asked: Claim, place: Place | None = None) -> float:
-    outcome = rows.acquire(asked, place)
+def refused(rows: LockRows, asked: Claim, *, waiting: bool = False) -> float:
+    outcome = rows.acquire(asked, waiting=waiting)
     assert isinstance(outcome, Held), outcome
     assert outcome.retry_after is not None
     return outcome.retry_after
+
+
+class Waiter:
+    """One in a process of its own, with a claim of its own."""
+
+    def __init__(self, rows: LockRows, asked: Claim | None = None) -> None:
+        self.rows = rows
+        self.claim = asked or claim()
+        self.place = Place("")
+        rows.join(self.claim, self.place)
+
+    def due(self) -> bool:
+        """Show a sign of life; tell whether it should try."""
+        return bool(self.rows.attend(self.place.station, [(self.claim, self.place)]))
+
+    def granted(self) -> int:
+        return granted(self.rows, self.claim, waiting=True)
+
+    def refused(self) -> float:
+        return refused(self.rows, self.claim, waiting=True)
 
 
 # The reference.
@@ -88,6 +110,7 @@ class Pair:
         self.rows = world.open(next_token=token_source("counter", wall_micros))
         self.claims = [claim(name, ttl) for name in "ab" for ttl in (0.5, 2.0, 7.25)]
         self.seen: dict[str, float] = {}
+        self.places = {asked.owner: Place("") for asked in self.claims}
 
     def step(self) -> tuple[object, object]:
         asked = self.rng.choice(self.claims)
@@ -99,7 +122,12 @@ class Pair:
             return self.table.acquire(asked, self.clock.now()), self.rows.acquire(asked)
         self.seen[asked.owner] = self.clock.now()
         self.table.join(asked, self.clock.now())  # as the memory backend does for one who stands in line
-        return self.table.acquire(asked, self.clock.now()), self.rows.acquire(asked, NOWHERE)
+        self.rows.attend(self.places[asked.owner].station, [(asked, self.places[asked.owner])])
+        expected = self.table.acquire(asked, self.clock.now())
+        answer = self.rows.acquire(asked, waiting=True)
+        if isinstance(expected, Held) and isinstance(answer, Held):
+            return "held", "held"  # the table wants to be asked again at once, because it has no `attend`
+        return expected, answer
 
     def renew(self, asked: Claim) -> tuple[object, object]:
         return [self.table.renew(asked, self.clock.now())], self.rows.renew([asked])
@@ -116,7 +144,7 @@ class Pair:
             del self.seen[asked.owner]
             return self.table.leave(asked), self.rows.leave(asked)
         self.seen[asked.owner] = self.clock.now()
-        return self.table.join(asked, self.clock.now()), self.rows.join(asked, NOWHERE)
+        return self.table.join(asked, self.clock.now()), self.rows.join(asked, self.places[asked.owner])
 
     def wait(self, _: Claim) -> tuple[object, object]:
         self.clock.time += self.rng.choice([0.25, 0.5, 1.0, LINE_TTL])
@@ -241,38 +269,6 @@ def test_a_token_that_would_not_fit_is_refused_and_nothing_is_granted(world: Wor
 # The line.
 
 
-def test_one_who_shows_no_sign_of_life_loses_its_place(world: World):
-    rows = world.open()
-    silent, second = claim(), claim()
-    rows.join(silent, NOWHERE)
-    rows.join(second, NOWHERE)
-    world.clock.time += LINE_TTL - 0.5
-    assert refused(rows, second, NOWHERE) == 0.5, "until the head has been silent for too long"
-    assert refused(rows, claim()) == 0.5
-    world.clock.time += 0.5
-    granted(rows, second, NOWHERE)
-
-
-def test_one_who_was_passed_over_stands_at_the_end_of_the_line_again(world: World):
-    rows = world.open()
-    silent, second, third = claim(), claim(), claim()
-    holder = claim(ttl=100.0)
-    granted(rows, holder)
-    for waiter in (silent, second, third):
-        rows.join(waiter, NOWHERE)
-    for _ in range(4):
-        world.clock.time += LINE_POLL
-        assert refused(rows, second, NOWHERE) == LINE_POLL
-        assert refused(rows, third, NOWHERE) == LINE_POLL
-    refused(rows, silent, NOWHERE)
-    rows.release(holder)
-    for head, later in itertools.pairwise((second, third, silent)):
-        refused(rows, later, NOWHERE)
-        granted(rows, head, NOWHERE)
-        rows.release(head)
-    granted(rows, silent, NOWHERE)
-
-
 class Listener:
     """A socket like the one of a backend in another process."""
 
@@ -297,6 +293,141 @@ def listeners() -> Iterator[list[Listener]]:
     yield made
     for listener in made:
         listener.socket.close()
+
+
+def test_one_who_shows_no_sign_of_life_loses_its_place(world: World):
+    rows = world.open()
+    Waiter(rows)
+    second = Waiter(rows)
+    world.clock.time += LINE_TTL - 0.5
+    assert not second.due()
+    assert second.refused() == 0.5, "until the head has been silent for too long"
+    assert refused(rows, claim()) == 0.5
+    world.clock.time += 0.5
+    assert second.due(), "there is no datagram that could tell"
+    second.granted()
+
+
+def test_a_release_passes_over_one_who_has_been_silent(world: World, listeners: list[Listener]):
+    """It was stopped long ago, so the next one does not have to wait for that to be found out."""
+    rows = world.open()
+    holder = claim(ttl=100.0)
+    granted(rows, holder)
+    rows.join(claim(), listeners[0].place)
+    second = claim()
+    rows.join(second, listeners[1].place)
+    for _ in range(4):
+        world.clock.time += LINE_POLL
+        rows.attend(listeners[1].place.station, [(second, listeners[1].place)])
+    rows.release(holder)
+    assert [len(listener.heard()) for listener in listeners] == [0, 1, 0]
+
+
+def test_one_who_was_passed_over_stands_at_the_end_of_the_line_again(world: World):
+    rows = world.open()
+    holder = claim(ttl=100.0)
+    granted(rows, holder)
+    silent, second, third = Waiter(rows), Waiter(rows), Waiter(rows)
+    for _ in range(4):
+        world.clock.time += LINE_POLL
+        for waiter in (second, third):
+            assert not waiter.due()
+            waiter.refused()
+    rows.release(holder)
+    assert silent.due(), "it learns by a try that it is not its turn any more"
+    for head, later in itertools.pairwise((second, third, silent)):
+        later.refused()
+        head.granted()
+        rows.release(head.claim)
+    silent.granted()
+
+
+def test_one_who_comes_back_before_somebody_was_served_keeps_its_place(world: World):
+    rows = world.open()
+    holder = claim(ttl=100.0)
+    granted(rows, holder)
+    silent, second = Waiter(rows), Waiter(rows)
+    world.clock.time += 2 * LINE_TTL
+    silent.due()
+    second.due()
+    rows.release(holder)
+    second.refused()
+    silent.granted()
+
+
+def test_the_head_tries_when_the_ttl_of_a_dead_holder_is_over_and_the_others_after_it(world: World):
+    rows = world.open()
+    granted(rows, claim(ttl=10.0))
+    head, second = Waiter(rows), Waiter(rows)
+    assert head.refused() == 10.0
+    assert second.refused() > 10.0
+    world.clock.time += 10.0
+    assert (head.due(), second.due()) == (True, False)
+    head.granted()
+
+
+def test_all_waiters_of_a_backend_live_by_one_sign(world: World):
+    rows = world.open()
+    holders = [claim(name, ttl=100.0) for name in "ab"]
+    for holder in holders:
+        granted(rows, holder)
+    first, second = Waiter(rows, claim("a")), claim("b")
+    rows.join(second, first.place)
+    for _ in range(4):
+        world.clock.time += LINE_POLL
+        rows.attend(first.place.station, [(first.claim, first.place), (second, first.place)])
+    for holder in holders:
+        rows.release(holder)
+        refused(rows, claim(holder.name))
+
+
+def test_a_slot_of_one_who_has_left_may_be_taken_and_a_stopped_owner_keeps_no_stranger_alive(world: World):
+    """Slots stay few, and the late sign of one that was passed over is not taken for another's."""
+    rows = world.open()
+    stopped = Waiter(rows)
+    world.clock.time += LINE_TTL
+    granted(rows, claim(ttl=1.0))  # which deletes the row of the one that was silent
+    world.clock.time += 1.0
+    heir = Waiter(rows)
+    assert _slots(world) == [0]
+    world.clock.time += LINE_TTL
+    stopped.due()
+    assert _slots(world) == [0, 1]
+    assert stopped.due()
+    stopped.granted()
+    heir.due()
+    assert heir.refused() > 0
+
+
+def test_waiting_takes_no_write_lock(world: World, monkeypatch: pytest.MonkeyPatch):
+    """Renewals of others need it."""
+    monkeypatch.setattr(_file, "PATIENCE", 0.0)
+    rows = world.open()
+    granted(rows, claim(ttl=100.0))
+    head, second = Waiter(rows), Waiter(rows)
+    hog = sqlite3.connect(world.path, isolation_level=None)
+    hog.execute("BEGIN IMMEDIATE")
+    for _ in range(4):
+        world.clock.time += LINE_POLL
+        for waiter in (head, second):
+            assert not waiter.due()
+            waiter.refused()
+    hog.close()
+
+
+def test_waiting_writes_nothing_into_the_database(world: World):
+    rows = world.open()
+    granted(rows, claim(ttl=100.0))
+    head, second = Waiter(rows), Waiter(rows)
+    log = world.path.with_name("locks.db-wal")
+    before = log.read_bytes()
+    for _ in range(4):
+        world.clock.time += LINE_POLL
+        for waiter in (head, second):
+            assert not waiter.due()
+            waiter.refused()
+    assert log.read_bytes() == before
+    assert before
 
 
 def test_a_release_wakes_the_head_alone(world: World, listeners: list[Listener]):
@@ -358,7 +489,7 @@ def test_a_waiter_in_another_network_namespace_keeps_its_place(world: World, lis
     here.release(holder)
     assert listeners[0].heard() == [], "it is not the turn of the second"
     refused(here, claim())
-    granted(there, waiter, NOWHERE)
+    granted(there, waiter, waiting=True)
 
 
 # Texts that look like SQL.
@@ -373,7 +504,7 @@ def test_names_owners_and_metadata_are_never_read_as_sql(world: World, text: str
     granted(rows, victim)
     hostile = claim(text, owner=text, metadata=text)
     rows.join(hostile, NOWHERE)
-    granted(rows, hostile, NOWHERE)
+    granted(rows, hostile, waiting=True)
     assert rows.renew([claim("victim", owner=text)]) == [Renewal.TAKEN_OVER]
     rows.release(claim("victim", owner=text))
     rows.leave(claim("victim", owner=text))
@@ -389,5 +520,13 @@ def _count(world: World, table: str) -> int:
     connection = sqlite3.connect(world.path)
     try:
         return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+    finally:
+        connection.close()
+
+
+def _slots(world: World) -> list[int]:
+    connection = sqlite3.connect(world.path)
+    try:
+        return [slot for (slot,) in connection.execute("SELECT DISTINCT slot FROM fencing_waiter ORDER BY slot")]
     finally:
         connection.close()

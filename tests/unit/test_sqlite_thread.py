@@ -19,6 +19,7 @@ from fencing_sdk.backends._shared.lock_table import token_source
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.sqlite._file import LockFile
 from fencing_sdk.backends.sqlite._rows import LockRows
+from fencing_sdk.backends.sqlite._signs import SignsOfLife
 from fencing_sdk.backends.sqlite._thread import SqlThread
 
 LIMIT = 20.0
@@ -36,7 +37,13 @@ class Opening:
         self.count += 1
         self.threads.append(threading.current_thread().name)
         file = LockFile(self.path, synchronous="normal", clock=BootClock())
-        return LockRows(file, next_token=token_source("counter", wall_micros), boot="boot", network="network")
+        return LockRows(
+            file,
+            SignsOfLife(self.path),
+            next_token=token_source("counter", wall_micros),
+            boot="boot",
+            network="network",
+        )
 
 
 @pytest.fixture

@@ -9,8 +9,11 @@ file's write lock. Waiters: first come, first served, across processes, woken by
 
     __init__.py   the face in the event loop
     _thread.py    the one thread that touches SQLite
-    _rows.py      what the rows mean
+    _rows.py      what the rows mean: the locks
+    _queue.py     and the waiters, in their order
     _file.py      the open file: schema, transactions, patience
+    _signs.py     the file beside it, in which waiters show that they live
+    _waiters.py   the waiters of this backend
     _bell.py      how a waiter in another process is woken
 """
 
@@ -30,12 +33,13 @@ from fencing_sdk._values.clock import BootClock, boot_identity, wall_micros
 from fencing_sdk.abc import Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import TokenSource, token_source
-from fencing_sdk.backends._shared.wakeup import WakeUp
-from fencing_sdk.backends.sqlite._bell import Bell, Place, hang_bell, network_identity
+from fencing_sdk.backends.sqlite._bell import network_identity
 from fencing_sdk.backends.sqlite._file import SYNCHRONOUS, LockFile
 from fencing_sdk.backends.sqlite._rows import LockRows
+from fencing_sdk.backends.sqlite._signs import SignsOfLife
 from fencing_sdk.backends.sqlite._thread import SqlThread
 from fencing_sdk.backends.sqlite._translation import translated
+from fencing_sdk.backends.sqlite._waiters import Attend, Waiters
 from fencing_sdk.errors import BackendError, ConfigurationError, shown
 
 __all__ = ["SqliteBackend", "from_url"]
@@ -66,8 +70,7 @@ class SqliteBackend:
     def __init__(self, path: str | os.PathLike[str], *, tokens: str = "hybrid", synchronous: str = "full") -> None:
         self._path = _check_path(path)
         self._sql = SqlThread(_Opening(self._path, _check_synchronous(synchronous), token_source(tokens, wall_micros)))
-        self._turns: dict[tuple[str, str], _Turn] = {}  # name and owner of those who stand in line
-        self._bell: Bell | None = None
+        self._waiters: Waiters | None = None
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
@@ -75,9 +78,11 @@ class SqliteBackend:
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
-        turn = self._turns.get((claim.name, claim.owner))
-        place = None if turn is None else turn.place
-        return await self._ask("acquire", lambda rows: rows.acquire(claim, place))
+        waiter = None if self._waiters is None else self._waiters.find(claim)
+        outcome = await self._ask("acquire", lambda rows: rows.acquire(claim, waiting=waiter is not None))
+        if waiter is not None:
+            waiter.served = isinstance(outcome, Grant)
+        return outcome
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """See `fencing_sdk.abc.Backend.renew`."""
@@ -93,9 +98,9 @@ class SqliteBackend:
 
     async def aclose(self) -> None:
         """Close the file after the calls that are under way. Grants stay until they are released or expire."""
-        if self._bell is not None:
-            self._bell.close()
-            self._bell = None
+        if self._waiters is not None:
+            self._waiters.close()
+            self._waiters = None
         closed = self._sql.close()
         if closed is not None:
             await asyncio.wrap_future(closed)
@@ -106,27 +111,23 @@ class SqliteBackend:
 
     @asynccontextmanager
     async def _stand(self, claim: Claim) -> AsyncIterator[Turn]:
-        bell = self._own_bell()
-        turn = self._turns[claim.name, claim.owner] = _Turn("" if bell is None else bell.name)
-        if bell is not None:
-            bell.expect(turn.place.word, turn.wake)
+        waiters = self._own_waiters()
+        waiter = waiters.add(claim)
         try:
-            await self._ask("queue", lambda rows: rows.join(claim, turn.place))
-            yield turn
+            await self._ask("queue", lambda rows: rows.join(claim, waiter.place))
+            yield waiter
         finally:
-            self._turns.pop((claim.name, claim.owner), None)
-            if bell is not None:
-                bell.forget(turn.place.word)
+            waiters.remove(waiter)
             with suppress(BackendError):  # the line drops those who show no sign of life
                 await self._ask("queue", lambda rows: rows.leave(claim), surely=True)
 
-    def _own_bell(self) -> Bell | None:
-        if self._bell is not None and not self._bell.usable:
-            self._bell.close()
-            self._bell = None
-        if self._bell is None:
-            self._bell = hang_bell()
-        return self._bell
+    def _own_waiters(self) -> Waiters:
+        if self._waiters is not None and not self._waiters.usable:
+            self._waiters.close()
+            self._waiters = None
+        if self._waiters is None:
+            self._waiters = Waiters(_attending(self._sql))
+        return self._waiters
 
     async def _ask(
         self, operation: str, do: Callable[[LockRows], T], *, urgent: bool = False, surely: bool = False
@@ -137,19 +138,9 @@ class SqliteBackend:
             raise translated(operation, self._path, error) from error
 
 
-class _Turn:
-    """A place in the line of the file."""
-
-    def __init__(self, bell: str) -> None:
-        self.place = Place(bell)
-        self._woken = WakeUp()
-
-    def wake(self) -> None:
-        self._woken.set()
-
-    async def wait(self) -> None:
-        await self._woken.wait()
-        self._woken.clear()
+def _attending(sql: SqlThread) -> Attend:
+    """How waiters show that they live. Knows no backend, so that one that is dropped can end its thread."""
+    return lambda station, waiters: sql.submit(lambda rows: rows.attend(station, waiters), urgent=True)
 
 
 class _Opening:
@@ -163,7 +154,13 @@ class _Opening:
     def __call__(self) -> LockRows:
         self._path = self._path.absolute()  # once: a later change of the working directory moves nothing
         file = LockFile(self._path, synchronous=self._synchronous, clock=BootClock())
-        rows = LockRows(file, next_token=self._next_token, boot=boot_identity(), network=network_identity())
+        rows = LockRows(
+            file,
+            SignsOfLife(self._path),
+            next_token=self._next_token,
+            boot=boot_identity(),
+            network=network_identity(),
+        )
         rows.sweep()
         return rows
 

@@ -29,9 +29,15 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to wake one who stands in line: the name of a bell, or "" for none, and the word it waits for."""
+    """
+    Where to find one who waits.
+
+    The name of its bell, or "" for none, and the word that it waits for there; and the station that
+    shows that it lives.
+    """
 
     bell: str
+    station: str = field(default_factory=lambda: os.urandom(16).hex())
     word: str = field(default_factory=lambda: os.urandom(16).hex())
 
 
@@ -59,11 +65,6 @@ class Bell:
     def forget(self, word: str) -> None:
         """Expect *word* no more."""
         self._expected.pop(word, None)
-
-    @property
-    def usable(self) -> bool:
-        """Whether the running loop reads this bell: not in a forked child, and not in the next loop."""
-        return self._pid == os.getpid() and self._loop is asyncio.get_running_loop()
 
     def close(self) -> None:
         """Close the socket. A forked child closes only its copy: the loop's registration is the parent's."""

@@ -59,11 +59,24 @@ class LockFile:
         if mode != "wal":
             detail = f"{str(self._path)!a}: no write-ahead log here; use a file on a local disk"
             raise BackendRefusedError(BACKEND, "open", detail)
+        known = {name for _, name, *_ in self._connection.execute("PRAGMA table_info(fencing_waiter)")}
+        if known and "station" not in known:  # of an earlier version; its waiters stand in line again
+            self._patiently(lambda: self._connection.execute("DROP TABLE IF EXISTS fencing_waiter"))
         schema = _SCHEMA.read_text(encoding="utf-8")
         self._patiently(lambda: self._connection.executescript(schema))
 
     @contextmanager
-    def transaction(self, *, durable: bool = False) -> Iterator[int]:
+    def snapshot(self) -> Iterator[int]:
+        """See what is committed, without the write lock; yields the time. What is decided by it may be outdated."""
+        self._connection.execute("BEGIN")
+        try:
+            self._patiently(lambda: self._connection.execute("SELECT last FROM fencing_token"))
+            yield self.now()
+        finally:
+            self._connection.rollback()
+
+    @contextmanager
+    def transaction(self, *, durable: bool = False, patience: float | None = None) -> Iterator[int]:
         """
         Hold the write lock; yields the time, read while it is held, and commits when left cleanly.
 
@@ -73,9 +86,11 @@ class LockFile:
         Only *durable* transactions wait for the disk. The others survive every crash of processes,
         and a power failure ends the boot and with it every grant and every place in a line: only
         the last token must not be forgotten then.
+
+        The write lock is waited for as long as *patience* says, `PATIENCE` by default.
         """
         self._connection.execute(self._durable if durable else _NORMAL)
-        self._patiently(lambda: self._connection.execute("BEGIN IMMEDIATE"))
+        self._patiently(lambda: self._connection.execute("BEGIN IMMEDIATE"), patience)
         try:
             yield self.now()
             self._connection.execute("COMMIT")
@@ -102,8 +117,8 @@ class LockFile:
         """Close the connection."""
         self._connection.close()
 
-    def _patiently(self, attempt: Callable[[], sqlite3.Cursor]) -> sqlite3.Cursor:
-        end = self._clock.now() + PATIENCE
+    def _patiently(self, attempt: Callable[[], sqlite3.Cursor], patience: float | None = None) -> sqlite3.Cursor:
+        end = self._clock.now() + (PATIENCE if patience is None else patience)
         while True:
             try:
                 return attempt()

@@ -2,30 +2,27 @@
 What the rows mean: the rules of `fencing_sdk.backends._shared.lock_table`, as transactions on a file.
 
 Each call is one transaction, begun with the write lock, so that reading, deciding and writing are
-one step for every process. A row is judged in one place, `_living` or `_head`, with the clock
-that was read under the lock.
+one step for every process. A row is judged in one place, `_living` or `WaitQueue.first`, with the
+clock that was read under the lock. A waiter that is told to wait on costs no transaction: it reads
+what is committed, and takes the write lock only to be granted.
 """
 
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
-from fencing_sdk.backends._shared.lock_table import LINE_POLL, LINE_TTL, TokenSource
+from fencing_sdk.backends._shared.lock_table import LINE_POLL, TokenSource
 from fencing_sdk.backends.sqlite._bell import Place, ring
 from fencing_sdk.backends.sqlite._file import LockFile
+from fencing_sdk.backends.sqlite._queue import SECOND, TOLERANCE, WaiterRow, WaitQueue
+from fencing_sdk.backends.sqlite._signs import SignsOfLife
 from fencing_sdk.backends.sqlite._translation import BACKEND
 from fencing_sdk.errors import BackendRefusedError
-
-_SECOND = 1_000_000
-_LINE_TTL = int(LINE_TTL * _SECOND)
-_TOLERANCE = _SECOND
-"""
-A row that was renewed later than this after now is of an earlier boot. Only systems that do not
-name their boots need it, so it may be generous.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,45 +33,47 @@ class _Row:
     metadata: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiter:
-    owner: str
-    seen: int
-    network: str
-    place: Place
-
-
 class LockRows:
     """The locks, the line and the token counter of one open file, as seen from one boot and one network namespace."""
 
-    def __init__(self, file: LockFile, *, next_token: TokenSource, boot: str, network: str) -> None:
+    def __init__(self, file: LockFile, signs: SignsOfLife, *, next_token: TokenSource, boot: str, network: str) -> None:
         self._file = file
+        self._signs = signs
+        self._queue = WaitQueue(file, signs, boot=boot, network=network)
         self._next_token = next_token
         self._boot = boot
         self._network = network
 
-    def acquire(self, claim: Claim, place: Place | None = None) -> Grant | Held:
-        """
-        Grant, repeat an earlier grant to the same owner, or refuse.
+    def acquire(self, claim: Claim, *, waiting: bool = False) -> Grant | Held:
+        """Grant, repeat an earlier grant to the same owner, or refuse; one who is *waiting* stands in line."""
+        held = self._still_held(claim) if waiting else None
+        return self._acquire(claim) if held is None else held
 
-        One who stands in line comes with its *place*: the try is its sign of life, and one who
-        was silent for too long, and passed over, stands at the end of the line again.
-        """
+    def _still_held(self, claim: Claim) -> Held | None:
+        """What a waiter is told without the write lock; None when it may be its turn."""
+        with self._file.snapshot() as now:
+            row = self._living(claim.name, now)
+            first = self._queue.first(claim.name, now)
+            its_turn = first is None or first.owner == claim.owner
+            if row is not None and row.owner != claim.owner:
+                left = row.expires - now
+                return Held(left / SECOND if its_turn else left / SECOND + LINE_POLL)  # the head is to try first
+            if row is not None or first is None or its_turn:
+                return None
+            return Held(min((first.silent_at - now) / SECOND, LINE_POLL))
+
+    def _acquire(self, claim: Claim) -> Grant | Held:
         with self._file.transaction(durable=True) as now:
             row = self._living(claim.name, now)
             if row is not None and row.owner == claim.owner:
                 self._extend(claim, now)
                 return Grant(row.token)
-            if place is not None:
-                self._stand(claim, place, now)
-            ahead = self._head(claim.name, now)
+            ahead = self._queue.head(claim.name, now)
             if row is not None:
-                left = row.expires - now
-            elif ahead is not None and ahead.owner != claim.owner:
-                left = ahead.seen + _LINE_TTL - now
-            else:
-                return self._grant(claim, now)
-            return Held(left / _SECOND if place is None else min(left / _SECOND, LINE_POLL))
+                return Held((row.expires - now) / SECOND)
+            if ahead is not None and ahead.owner != claim.owner:
+                return Held((ahead.silent_at - now) / SECOND)
+            return self._grant(claim, now)
 
     def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """Restart the ttl of the grants that still live."""
@@ -96,19 +95,39 @@ class LockRows:
             row = self._living(name, now)
         if row is None:
             return None
-        return Holder(name, row.token, holder_of(row.owner), (row.expires - now) / _SECOND, row.metadata)
+        return Holder(name, row.token, holder_of(row.owner), (row.expires - now) / SECOND, row.metadata)
 
     def join(self, claim: Claim, place: Place) -> None:
         """Stand at the end of the line, unless in it already; a holder does not wait for itself."""
+        self._join([(claim, place)])
+
+    def _join(self, waiters: Sequence[tuple[Claim, Place]]) -> None:
         with self._file.transaction() as now:
-            row = self._living(claim.name, now)
-            if row is None or row.owner != claim.owner:
-                self._stand(claim, place, now)
+            for claim, place in waiters:
+                row = self._living(claim.name, now)
+                if row is None or row.owner != claim.owner:
+                    self._queue.stand(claim, place, now)
+
+    def attend(self, station: str, waiters: Sequence[tuple[Claim, Place]]) -> list[Claim]:
+        """
+        Show that the *waiters* of a *station* live; return those who should try now.
+
+        It may be their turn without a datagram, or they were silent for too long and passed over:
+        these stand at the end of the line again.
+        """
+        with self._file.snapshot() as now:
+            standing = self._queue.show(station, now)
+            due = {(name, self._due(name, now)) for name in {name for name, _ in standing}}
+        absent = [(claim, place) for claim, place in waiters if (claim.name, claim.owner) not in standing]
+        if absent:
+            self._join(absent)
+        due.update((claim.name, claim.owner) for claim, _ in absent)
+        return [claim for claim, _ in waiters if (claim.name, claim.owner) in due]
 
     def leave(self, claim: Claim) -> None:
         """Leave the line; whoever leaves while it is its turn passes the turn on."""
         with self._file.transaction() as now:
-            waiter = self._next(claim.name, now) if self._drop(claim.name, claim.owner) else None
+            waiter = self._next(claim.name, now) if self._queue.drop(claim.name, claim.owner) else None
         self._wake(claim.name, waiter)
 
     def sweep(self) -> None:
@@ -118,22 +137,28 @@ class LockRows:
                 "DELETE FROM fencing_lock WHERE boot <> :boot OR expires <= :now OR renewed > :now + :tolerance",
                 boot=self._boot,
                 now=now,
-                tolerance=_TOLERANCE,
+                tolerance=TOLERANCE,
             )
-            self._file.execute(
-                "DELETE FROM fencing_waiter WHERE boot <> :boot OR seen <= :now - :ttl",
-                boot=self._boot,
-                now=now,
-                ttl=_LINE_TTL,
-            )
+            self._queue.sweep(now)
 
     def outdated(self) -> bool:
         """Whether these rows are not those that the other processes see."""
         return self._file.moved()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and delete that of the signs if it is of no use any more."""
+        with suppress(sqlite3.Error, OSError):
+            self._tidy()
+        self._signs.close()
         self._file.close()
+
+    def _tidy(self) -> None:
+        if self._signs.exist() and not self._file.moved():
+            with self._file.transaction(
+                patience=0.0
+            ):  # under the write lock, so that there are no new waiters meanwhile
+                if self._queue.empty():
+                    self._signs.remove()
 
     # Inside a transaction.
 
@@ -145,7 +170,7 @@ class LockRows:
             return None
         *row, boot, renewed = found
         held = _Row(*row)
-        return held if boot == self._boot and renewed <= now + _TOLERANCE and now < held.expires else None
+        return held if boot == self._boot and renewed <= now + TOLERANCE and now < held.expires else None
 
     def _grant(self, claim: Claim, now: int) -> Grant:
         (last,) = self._file.execute("SELECT last FROM fencing_token").fetchone()
@@ -164,7 +189,7 @@ class LockRows:
             expires=_expiry(claim, now),
             metadata=claim.metadata,
         )
-        self._drop(claim.name, claim.owner)
+        self._queue.drop(claim.name, claim.owner)
         return Grant(token)
 
     def _renew(self, claim: Claim, now: int) -> Renewal:
@@ -184,58 +209,28 @@ class LockRows:
             expires=_expiry(claim, now),
         )
 
-    def _stand(self, claim: Claim, place: Place, now: int) -> None:
-        self._file.execute(
-            "INSERT INTO fencing_waiter (name, owner, boot, seen, network, bell, word)"
-            " VALUES (:name, :owner, :boot, :now, :network, :bell, :word)"
-            " ON CONFLICT (name, owner) DO UPDATE SET seen = :now",
-            name=claim.name,
-            owner=claim.owner,
-            boot=self._boot,
-            now=now,
-            network=self._network,
-            bell=place.bell,
-            word=place.word,
-        )
+    def _due(self, name: str, now: int) -> str | None:
+        """Whose turn it is to take a lock that is free."""
+        first = None if self._living(name, now) is not None else self._queue.first(name, now)
+        return None if first is None else first.owner
 
-    def _head(self, name: str, now: int) -> _Waiter | None:
-        """Whose turn it is; those who show no sign of life are dropped."""
-        while True:
-            found = self._file.execute(
-                "SELECT owner, boot, seen, network, bell, word FROM fencing_waiter"
-                " WHERE name = :name ORDER BY number LIMIT 1",
-                name=name,
-            ).fetchone()
-            if found is None:
-                return None
-            owner, boot, seen, network, bell, word = found
-            if boot == self._boot and now < seen + _LINE_TTL:
-                return _Waiter(owner, seen, network, Place(bell, word))
-            self._drop(name, owner)
-
-    def _drop(self, name: str, owner: str) -> bool:
-        dropped = self._file.execute(
-            "DELETE FROM fencing_waiter WHERE name = :name AND owner = :owner", name=name, owner=owner
-        )
-        return dropped.rowcount > 0
-
-    def _next(self, name: str, now: int) -> _Waiter | None:
+    def _next(self, name: str, now: int) -> WaiterRow | None:
         """Whom to wake: the head of the line, if the lock is free and it can be reached from here."""
         if self._living(name, now) is not None:
             return None
-        head = self._head(name, now)
+        head = self._queue.head(name, now)
         return head if head is not None and head.network == self._network else None
 
     # After a transaction: a waiter that is woken must find it committed.
 
-    def _wake(self, name: str, waiter: _Waiter | None) -> None:
+    def _wake(self, name: str, waiter: WaiterRow | None) -> None:
         """Wake *waiter*, or whoever comes after it if it is gone."""
         while waiter is not None and not ring(waiter.place):
             with self._file.transaction() as now:
-                self._drop(name, waiter.owner)
+                self._queue.drop(name, waiter.owner)
                 waiter = self._next(name, now)
 
 
 def _expiry(claim: Claim, now: int) -> int:
     """The moment a grant ends, rounded up: the store never frees a lock early."""
-    return now + math.ceil(claim.ttl * _SECOND)
+    return now + math.ceil(claim.ttl * SECOND)
