@@ -74,7 +74,7 @@ class LockClient:
 
         observers: Callables that receive every event, such as `Acquired` and `Lost`.
 
-        drift: How much faster or slower than ours the store's clock may run, as a fraction.
+        drift: How much faster or slower than ours the store's clock may run, as a fraction. 0.01 by default.
 
         clock: The monotonic clock of deadlines. The default goes on while the machine is suspended.
 
@@ -166,7 +166,7 @@ class LockClient:
         Args:
             name: What is protected, such as ``"invoices/42"``: 1 to 512 bytes without control characters.
 
-            ttl: Seconds the store keeps a grant after the last renewal. If this process dies,
+            ttl: Seconds the store keeps a grant after the last renewal, 15 by default. If this process dies,
                 others wait at most this long. From 50 ms to one day; use 1 s or more over a network.
 
             wait: Seconds to wait for another holder. None waits for ever, 0 asks once. A store
@@ -284,7 +284,7 @@ def connect(
 
         observers: Callables that receive every event.
 
-        drift: How much faster or slower than ours the store's clock may run, as a fraction.
+        drift: How much faster or slower than ours the store's clock may run, as a fraction. 0.01 by default.
 
         clock: The monotonic clock of deadlines. The default goes on while the machine is suspended.
 

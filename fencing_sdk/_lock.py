@@ -28,7 +28,7 @@ class Lock:
 
     ``async with lock as lease`` holds it, cancels the body when the lease is lost, and then raises
     `LeaseLostError`. `acquire` gives a plain handle instead, for places where the exit runs in
-    another task than the entry. Made by `LockClient.lock`.
+    another task than the entry. ``async with`` raises what `acquire` raises. Made by `LockClient.lock`.
     """
 
     __slots__ = ("_engine", "_fences", "_scopes", "_terms")

@@ -26,7 +26,7 @@ class Event:
     at: float
     holder: str | None
     """
-    The acquisition: the public digest of its owner id, as in `Lease.holder`, `inspect` and the HTTP header.
+    The acquisition: the public digest of its owner id, as in `Lease.holder`, `LockClient.inspect` and the HTTP header.
     None only in an event of a guard whose token came without it.
     """
 

@@ -57,7 +57,7 @@ class Claim:
     owner: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     """128 random bits. Whoever knows them may release the lock, so they are never shown."""
     metadata: str | None = None
-    """Shown by `inspect` to whoever asks who holds the lock."""
+    """Shown by `LockClient.inspect` to whoever asks who holds the lock."""
 
     @property
     def holder(self) -> str:
@@ -102,7 +102,7 @@ class Renewal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock, as `inspect` shows it."""
+    """Who holds a lock, as `LockClient.inspect` shows it."""
 
     name: str
     token: int

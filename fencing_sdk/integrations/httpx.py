@@ -72,7 +72,7 @@ def fencing_hook(
 
     The client runs it for every hop of a redirect. A request to another origin loses the header,
     also one that you set yourself; to an origin of the list, a header that you set stays. A hook
-    of a sync client sees the lease of the thread's context, as `asyncio.to_thread` passes it on.
+    of a sync client sees the lease of the thread's context, as ``asyncio.to_thread`` passes it on.
 
     Args:
         origins: Scheme, host and port, such as ``"https://seats.example"``, compared exactly.

@@ -30,7 +30,7 @@ class GuardSuite(TokenPromises, FencePromises, RacePromises):
     """
     Every promise of `fencing_sdk.abc.Guard`, and of the write that it is part of.
 
-    A subclass provides the fixture ``guard``, the adapters `write` and `read`, and `reopen`: an
+    A subclass provides the fixture ``guard``, the adapters ``write`` and ``read``, and ``reopen``: an
     async context manager that opens one more guard as another process would. It declares
     ``durable = False`` where a guard that is opened anew knows no fence.
     """

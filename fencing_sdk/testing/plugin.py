@@ -1,6 +1,8 @@
 """
 A pytest plugin for code that uses locks: stop it where it hurts, take its lease away, and look what it does.
 
+Load it in conftest.py and ask for its fixtures::
+
     pytest_plugins = ["fencing_sdk.testing.plugin"]  # in conftest.py
 
     def test_a_worker_that_was_paused_does_not_write(lock_world, pause):

@@ -2,7 +2,7 @@
 A checker for what really happened: recorded JSON lines in, a verdict out.
 
 It judges a recording by promises P1 to P8 and shares no code with what it judges: it knows events
-and numbers, no lock, no lease, no guard. A recording that shows too little is `unknown`.
+and numbers, no lock, no lease, no guard. A recording that shows too little is ``unknown``.
 Recordings come from the simulation, from a harness with real processes and servers, or from
 ``FENCING_RECORD``. ``docs/proof.md`` lists the kinds of lines and which rules need them.
 """

@@ -49,7 +49,7 @@ class Report:
 
     violations: list[Violation] = field(default_factory=list)
     observed: Counter[str] = field(default_factory=Counter)
-    """How often each promise was put to the test, and the counts named in `tally`."""
+    """How often each promise was put to the test, and the counts named in ``tally``."""
 
     def saw(self, what: str, times: int = 1) -> None:
         """Count evidence."""
