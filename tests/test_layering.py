@@ -1,6 +1,7 @@
 """The house keeps its rooms: imports go where the map allows, never in a circle, and some words have one home."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ FRAMEWORKS = {
 HEADER_HOME = {"_values.wire"}
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     found = {}
     for path in PACKAGE.rglob("*.py"):
@@ -61,11 +63,18 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The whole syntax tree of *path*, read once for all tests."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Every fencing_sdk module that *path* imports, in functions and for typing too."""
     known = {f"fencing_sdk.{name}" for name in modules()}
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -158,7 +167,7 @@ def test_nobody_imports_from_the_front_door():
         name
         for name, path in modules().items()
         if room(name) not in EDGES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and node.module == "fencing_sdk"
     ]
     assert not through_the_door
@@ -169,7 +178,7 @@ def test_a_word_stays_in_its_home(word: str):
     used = {
         name
         for name, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if (isinstance(node, ast.Name) and node.id == word)
         or (isinstance(node, ast.Attribute) and node.attr == word)
         or (isinstance(node, ast.alias) and node.name.split(".")[0] == word)
@@ -188,7 +197,7 @@ def test_a_framework_is_imported_in_its_home_only(framework: str):
     users = {
         name
         for name, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if (isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == framework)
         or (isinstance(node, ast.Import) and framework in {alias.name.split(".")[0] for alias in node.names})
     }
@@ -200,7 +209,7 @@ def test_only_the_wire_knows_the_names_of_headers():
     writers = {
         name
         for name, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and str(node.value).lower() in {"fencing-token", "x-fencing-token"}
     }
     assert writers == HEADER_HOME
@@ -216,7 +225,7 @@ def test_only_the_clock_reads_time():
     readers = {
         name
         for name, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.alias) and node.name == "time"
     }
     assert {name for name in readers if room(name) not in EDGES} <= TIME_HOME
@@ -235,7 +244,7 @@ def test_modules_stay_readable():
 def test_functions_stay_short():
     long = []
     for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 if body and (length := body[-1].end_lineno - body[0].lineno + 1) > 50:
