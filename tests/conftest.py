@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -52,8 +54,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_loop: run on asyncio, on asyncio with eager tasks (3.12+), and on uvloop")
-    config.addinivalue_line("markers", "campaign: repeats one thing many times, and many more times with --campaigns")
+    config.addinivalue_line("markers", "server: asks for a program that is installed apart; marked by what it calls")
+    config.addinivalue_line("markers", "campaign(only): is longer with --campaigns, or runs only with it (only=True)")
     campaigns.choose(full=config.getoption("--campaigns"))
+
+
+@functools.cache
+def _asks_for_a_server(function: Callable[..., object]) -> bool:
+    """Whether *function* calls one of the functions that skip a test where a server's program is missing."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and any(name.partition("_")[0] == "require" for name in code.co_names)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs a server, and leave out what is for campaigns alone."""
+    for item in items:
+        if isinstance(item, pytest.Function):
+            fixtures = [one.func for some in item._fixtureinfo.name2fixturedefs.values() for one in some]
+            if any(map(_asks_for_a_server, [item.function, *fixtures])):
+                item.add_marker("server")
+    if not config.getoption("--campaigns"):
+        long = {item for item in items if any(mark.kwargs.get("only") for mark in item.iter_markers("campaign"))}
+        items[:] = [item for item in items if item not in long]
+        config.hook.pytest_deselected(items=list(long))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -1,7 +1,8 @@
 """
 Real processes on real servers, with real faults, judged by the checker of histories.
 
-A short run for every backend; ``python -m tests.fire --minutes 30 --backend redis`` is a long one.
+A short run on one backend; ``pytest --campaigns`` has one on every backend, and
+``python -m tests.fire --minutes 30 --backend redis`` is a long one.
 """
 
 import random
@@ -40,7 +41,11 @@ def test_every_backend_that_is_outside_the_process_goes_through_the_fire():
     assert {name.partition("-")[0] for name in STORES} == modules - {"memory"}
 
 
-@pytest.mark.parametrize("backend", STORES)
+def in_every_run(backend: str) -> list[pytest.MarkDecorator]:
+    return [] if backend == "sqlite" else [pytest.mark.campaign(only=True)]
+
+
+@pytest.mark.parametrize("backend", [pytest.param(name, marks=in_every_run(name)) for name in STORES])
 async def test_promises_hold_under_real_fire(backend: str, tmp_path: Path):
     NEEDS.get(backend, lambda: None)()
     seed = random.SystemRandom().randrange(2**32)
@@ -54,8 +59,8 @@ async def test_promises_hold_under_real_fire(backend: str, tmp_path: Path):
 async def test_a_resource_without_a_guard_is_found_out(tmp_path: Path):
     store = Sqlite(tmp_path, random.Random(1))
     outcome = Outcome()
-    for number in range(4):
-        outcome.add(await play(store, tmp_path / f"{number}", seed=number, seconds=8.0, workers=4, guarded=False))
+    for number in range(8):
+        outcome.add(await play(store, tmp_path / f"{number}", seed=number, seconds=4.0, workers=4, guarded=False))
         if outcome.report.violations:
             break
     assert "P3" in {violation.promise for violation in outcome.report.violations}, shown(outcome, 0)
