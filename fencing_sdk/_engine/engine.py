@@ -24,6 +24,7 @@ from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Claim, Holder
 from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.futures import retrieve
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.process import generation
 from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsLossNotice, SupportsOpen
@@ -70,7 +71,7 @@ class Engine:
         if isinstance(self._backend, SupportsLossNotice):
             self._stop_notices = self._backend.on_loss(self._on_loss)
         self._beating = self._loop.create_task(self._heartbeat.run(), context=Context(), name="fencing-heartbeat")
-        self._beating.add_done_callback(_retrieve, context=Context())
+        self._beating.add_done_callback(retrieve, context=Context())
 
     def check_usable(self) -> None:
         """
@@ -267,9 +268,3 @@ class Engine:
             await self._store_calls.ask("close", self._backend.aclose, _CALL_LIMIT)
         except Exception as error:  # noqa: BLE001  (closing must not replace the error of the user's body)
             logger.warning("closing the backend failed", exc_info=error)
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """Look at the outcome, so that asyncio does not report an error that the engine has handled."""
-    if not task.cancelled():
-        task.exception()

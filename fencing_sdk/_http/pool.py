@@ -6,13 +6,13 @@ Another loop, or a forked child, opens some of its own with its next call.
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
+from fencing_sdk._values.ownership import LoopOwner
 from fencing_sdk._values.process import generation
 
 __all__ = ["Pools", "inherited"]
@@ -44,7 +44,7 @@ class Pools:
     async def session(self) -> aiohttp.ClientSession:
         """The session of this loop and process."""
         pool = self.pool
-        if pool is None or not pool.is_ours():
+        if pool is None or not pool.owner.is_current:
             pool = await self._reopen(pool)
         return pool.session
 
@@ -89,19 +89,15 @@ class _Pool:
     def __init__(self, session: aiohttp.ClientSession, connector: _Connector) -> None:
         self.session = session
         self._connector = connector
-        self._loop = asyncio.get_running_loop()
-        self._generation = generation()
-
-    def is_ours(self) -> bool:
-        """Whether the running loop of this process has opened it."""
-        return self._loop is asyncio.get_running_loop() and self._generation == generation()
+        self.owner = LoopOwner()
 
     async def leave(self) -> None:
         """Close it, or have it closed by its own loop, or, in a forked child, leave it to the parent."""
-        if self._generation != generation():
+        owner = self.owner
+        if not owner.in_this_process:
             self.session.detach()
             inherited.append(self._connector)
-        elif self.is_ours() or self._loop.is_closed():
+        elif owner.is_current or owner.loop.is_closed():
             await self.session.close()
         else:
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.session.close()))
+            owner.loop.call_soon_threadsafe(lambda: owner.loop.create_task(self.session.close()))

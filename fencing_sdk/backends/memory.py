@@ -7,16 +7,16 @@ Clock: the process's own. Waiters: first come, first served, woken directly.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import BootClock, Clock, wall_micros
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LockTable, token_source
-from fencing_sdk.backends._shared.wakeup import WakeUp
+from fencing_sdk.backends._shared.loss_notices import LossNotices
+from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.errors import ConfigurationError, LossReason
 
 
@@ -35,14 +35,14 @@ class MemoryBackend:
     def __init__(self, *, clock: Clock | None = None, tokens: str = "hybrid") -> None:
         self._clock = BootClock() if clock is None else clock
         self._table = LockTable(token_source(tokens, wall_micros))
-        self._woken: dict[tuple[str, str], asyncio.Event] = {}  # name and owner of those who stand in line
-        self._notices: dict[LossNotice, None] = {}
+        self._waiters: WaiterTable[Waiter] = WaiterTable()
+        self._loss_notices = LossNotices()
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
         now = self._clock.now()
-        if (claim.name, claim.owner) in self._woken:
-            self._table.join(claim, now)  # one who was silent for too long, and passed over, stands at the end
+        if self._waiters.find(claim) is not None:
+            self._table.join(claim, now)  # a waiter that was silent for too long was dropped: it joins at the end
         return self._table.acquire(claim, now)
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
@@ -53,7 +53,7 @@ class MemoryBackend:
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
         if self._table.release(claim):
-            self._wake(claim.name)
+            self._wake_next(claim.name)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
@@ -63,48 +63,32 @@ class MemoryBackend:
         """Nothing is open; the grants stay for the other clients of this object."""
 
     def revoke(self, name: str) -> None:
-        """Take the lock away from whoever holds it; the holder loses its lease with `LossReason.REVOKED`."""
+        """Take the lock away from its holder, which loses its lease with `LossReason.REVOKED`."""
         owner = self._table.revoke(name, self._clock.now())
         if owner is not None:
-            for notice in tuple(self._notices):
-                notice(Claim(name, 0.0, owner), LossReason.REVOKED)
-            self._wake(name)
+            self._loss_notices.tell(Claim(name, 0.0, owner), LossReason.REVOKED)
+            self._wake_next(name)
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
-        self._notices[notice] = None
-        return lambda: self._notices.pop(notice, None)
-
-    def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`."""
-        return self._stand(claim)
+        return self._loss_notices.on_loss(notice)
 
     @asynccontextmanager
-    async def _stand(self, claim: Claim) -> AsyncIterator[Turn]:
-        woken = self._woken[claim.name, claim.owner] = WakeUp()
+    async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
+        """See `fencing_sdk.abc.SupportsQueue.queue`."""
+        waiter = self._waiters.add(Waiter(claim))
         self._table.join(claim, self._clock.now())
         try:
-            yield _Turn(woken)
+            yield waiter
         finally:
-            self._woken.pop((claim.name, claim.owner), None)
+            self._waiters.remove(waiter)
             self._table.leave(claim)
-            self._wake(claim.name)  # whoever leaves while it is its turn passes the turn on
+            self._wake_next(claim.name)  # a waiter that leaves when it is its turn passes the turn on
 
-    def _wake(self, name: str) -> None:
+    def _wake_next(self, name: str) -> None:
         owner = self._table.next_in_line(name, self._clock.now())
-        if owner is not None and (woken := self._woken.get((name, owner))) is not None:
-            woken.set()
-
-
-class _Turn:
-    """A place in the line of this process."""
-
-    def __init__(self, woken: asyncio.Event) -> None:
-        self._woken = woken
-
-    async def wait(self) -> None:
-        await self._woken.wait()
-        self._woken.clear()
+        if owner is not None and (waiter := self._waiters.find(Claim(name, 0.0, owner))) is not None:
+            waiter.wake()
 
 
 def from_url(url: str, **options: object) -> MemoryBackend:

@@ -48,7 +48,7 @@ def end_here(lease: LeaseState, reason: LossReason) -> None:
     check_held(lease)
     store, name = _store_of(lease), lease.claim.name
     store._table.revoke(name, store._clock.now())
-    store._wake(name)
+    store._wake_next(name)
     lease.lose(reason)
 
 

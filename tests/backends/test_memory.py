@@ -201,5 +201,5 @@ async def test_nothing_is_left_of_many_waiters_that_come_go_and_are_cancelled():
             with contextlib.suppress(asyncio.CancelledError):
                 await task
     assert len(backend._table) == 0
-    assert not backend._woken
+    assert not backend._waiters
     assert not backend._notices

@@ -3,10 +3,10 @@ The reference semantics of a lock service: a table of grants and lines, without 
 
 Every call takes ``now``. Rules that every backend keeps, in their shortest form:
 
-* a grant ends when its ttl has passed since the last renewal, whether anybody looks or not;
+* a grant ends when its ttl has passed since the last renewal, also if no call looks at it then;
 * a renewal never creates and never revives; a release touches only the owner's grant;
 * a later grant has a higher token, whatever happened in between;
-* while somebody stands in line, only the head of the line is granted, and one who shows no sign
+* while the line has a waiter, only the head of the line is granted, and a waiter that gives no sign
   of life for `LINE_TTL` seconds has left it.
 """
 
@@ -20,10 +20,10 @@ from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, R
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError, shown
 
 LINE_POLL = 1.0
-"""Seconds after which one who stands in line tries again although nobody woke it."""
+"""Seconds after which a waiter in the line tries again although no message has woken it."""
 LINE_TTL = 3 * LINE_POLL
 _SWEEP_FROM = 64
-"""Grants above which those that expired, and that nobody asks about again, are looked for."""
+"""Number of grants from which on the table is searched for expired ones that no call asks about again."""
 
 TokenSource = Callable[[int], int]
 """From the last token granted to the next one."""
@@ -53,13 +53,13 @@ class _Row:
 
 
 class LockTable:
-    """Who holds what, who waits for it, and the last token; one counter serves all names."""
+    """The holder and the waiters of each lock, and the last token; one counter serves all names."""
 
     def __init__(self, next_token: TokenSource) -> None:
         self._next_token = next_token
         self._last_token = 0
         self._rows: dict[str, _Row] = {}
-        self._lines: dict[str, OrderedDict[str, float]] = {}  # name -> owner -> last sign of life, as they came
+        self._lines: dict[str, OrderedDict[str, float]] = {}  # name -> owner -> last sign of life, in order of arrival
         self._sweep_at = _SWEEP_FROM
 
     def acquire(self, claim: Claim, now: float) -> Grant | Held:
@@ -68,15 +68,15 @@ class LockTable:
         if row is not None and row.owner == claim.owner:
             row.expires = now + claim.ttl
             return Grant(row.token)
-        waiting = self._seen(claim, now)
+        in_line = self._note_sign_of_life(claim, now)
         ahead = self.head(claim.name, now)
         if row is not None:
             left = row.expires - now
         elif ahead is not None and ahead != claim.owner:
-            left = self._lines[claim.name][ahead] + LINE_TTL - now  # free, but another's turn unless it is dead
+            left = self._lines[claim.name][ahead] + LINE_TTL - now  # free, but it is another waiter's turn
         else:
             return self._grant(claim, now)
-        return Held(min(left, LINE_POLL) if waiting else left)
+        return Held(min(left, LINE_POLL) if in_line else left)
 
     def _grant(self, claim: Claim, now: float) -> Grant:
         token = self._next_token(self._last_token)
@@ -91,12 +91,12 @@ class LockTable:
         return Grant(token)
 
     def _sweep(self, now: float) -> None:
-        """Forget grants that have ended; names like "report/123" are never asked about again."""
+        """Forget grants that have ended: no call asks about a name like "report/123" again."""
         self._rows = {name: row for name, row in self._rows.items() if row.expires > now}
         self._sweep_at = 2 * len(self._rows) + _SWEEP_FROM
 
     def renew(self, claim: Claim, now: float) -> Renewal:
-        """Restart the ttl of a grant that still lives."""
+        """Restart the ttl of a grant that has not ended."""
         row = self._living(claim.name, now)
         if row is None:
             return Renewal.REFUSED
@@ -114,7 +114,7 @@ class LockTable:
         return True
 
     def revoke(self, name: str, now: float) -> str | None:
-        """End whoever's grant of *name*; return its owner."""
+        """End the grant of *name*, if there is one; return its owner."""
         row = self._living(name, now)
         if row is None:
             return None
@@ -122,20 +122,20 @@ class LockTable:
         return row.owner
 
     def inspect(self, name: str, now: float) -> Holder | None:
-        """Tell who holds *name*."""
+        """Describe the holder of *name*, if there is one."""
         row = self._living(name, now)
         if row is None:
             return None
         return Holder(name, row.token, holder_of(row.owner), row.expires - now, row.metadata)
 
     def join(self, claim: Claim, now: float) -> None:
-        """Stand at the end of the line, unless in it already; a holder does not wait for itself."""
+        """Put the owner at the end of the line, unless it is in the line already, or holds the lock."""
         row = self._living(claim.name, now)
         if row is None or row.owner != claim.owner:
             self._lines.setdefault(claim.name, OrderedDict())[claim.owner] = now
 
     def leave(self, claim: Claim) -> None:
-        """Leave the line; nothing happens to one who is not in it."""
+        """Take the owner out of the line, if it is there."""
         line = self._lines.get(claim.name)
         if line is not None:
             line.pop(claim.owner, None)
@@ -143,7 +143,7 @@ class LockTable:
                 del self._lines[claim.name]
 
     def head(self, name: str, now: float) -> str | None:
-        """The owner whose turn it is; those who show no sign of life are dropped."""
+        """The owner whose turn it is. Owners ahead of it that gave no sign of life are dropped."""
         line = self._lines.get(name)
         while line:
             owner, seen = next(iter(line.items()))
@@ -154,13 +154,13 @@ class LockTable:
         return None
 
     def next_in_line(self, name: str, now: float) -> str | None:
-        """Whom to wake: the head of the line, if the lock is free."""
+        """The owner to wake: the head of the line, if the lock is free."""
         return None if self._living(name, now) is not None else self.head(name, now)
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._lines)
 
-    def _seen(self, claim: Claim, now: float) -> bool:
+    def _note_sign_of_life(self, claim: Claim, now: float) -> bool:
         line = self._lines.get(claim.name)
         if line is None or claim.owner not in line:
             return False

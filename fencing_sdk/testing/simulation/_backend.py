@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.abc import LossNotice, Turn
+from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.errors import BackendUnavailableError, LossReason
 from fencing_sdk.testing._network import Link, Operation
 from fencing_sdk.testing.simulation._service import NAME, Service, Tell
@@ -54,7 +55,7 @@ class SimulatedBackend:
         self._tell = tell
         self._actor = actor
         self._numbers = numbers
-        self._notices: dict[LossNotice, None] = {}
+        self._loss_notices = LossNotices()
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
@@ -87,15 +88,13 @@ class SimulatedBackend:
 
     def on_loss(self, notice: LossNotice) -> Callable[[], object]:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
-        self._notices[notice] = None
-        return lambda: self._notices.pop(notice, None)
+        return self._loss_notices.on_loss(notice)
 
     def _push_notice(self, claim: Claim) -> None:
         self.link.push(NAME, "notice", claim.name, self._noticed, claim)
 
     def _noticed(self, claim: Claim) -> None:
-        for notice in tuple(self._notices):
-            notice(claim, LossReason.REVOKED)
+        self._loss_notices.tell(claim, LossReason.REVOKED)
 
     def _call(self, operation: str, claims: Sequence[Claim]) -> Call:
         call = Call(self._tell, self._actor, next(self._numbers), operation)
