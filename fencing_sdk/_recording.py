@@ -76,7 +76,7 @@ class Recorder:
         self._file.write(text.encode() + b"\n")
 
     def close(self) -> None:
-        """Close the file. Idempotent; a recorder that nobody holds any more closes itself."""
+        """Close the file. Idempotent; a recorder that is garbage-collected closes itself."""
         self._file.close()
 
 

@@ -1,7 +1,7 @@
 """
 The contracts: what a store does for the engine, and what a guard does for a resource.
 
-A store tries exactly once. Waiting, retrying and time live in the engine. "Somebody else has it"
+A store tries exactly once. Waiting, retrying and time live in the engine. "Another holder has it"
 is a value; "the store did not answer" is `BackendUnavailableError`; what another try will not
 change is `BackendRefusedError`. Extra powers are protocols of their own.
 """
@@ -130,7 +130,7 @@ class SupportsQueue(Protocol):
         """
         Join the line for ``claim.name``; leaving the context leaves the line, also when cancelled.
 
-        Entering returns only when a release can no longer be missed. While somebody is in the
+        Entering returns only when a release can no longer be missed. While a waiter is in the
         line, `Backend.acquire` grants to the head of the line alone.
         """
         ...
@@ -184,9 +184,10 @@ class TransactionalGuard(Guard, Protocol):
 
     async def raise_in(self, transaction: Any, resource: str, token: int, *, wait: float) -> None:
         """
-        `Guard.raise_to` as part of an open *transaction* of that database: what becomes of it decides.
+        `Guard.raise_to` as part of an open *transaction* of that database. The fence is raised when it commits.
 
-        Whoever holds the fence is waited for *wait* seconds; then the database's own error is raised.
+        The call waits up to *wait* seconds for a transaction that has locked the fence, and then raises the
+        database's own error.
 
         Raises:
             StaleTokenError: as `Guard.raise_to`. The transaction has to be rolled back.

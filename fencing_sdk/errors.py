@@ -58,7 +58,7 @@ def shown(text: object) -> str:
 
 
 def _rounded(seconds: float) -> str:
-    return f"{seconds:.3g}" if seconds < 100 else f"{seconds:.0f}"  # noqa: PLR2004  (3.6e+03 s is an hour to nobody)
+    return f"{seconds:.3g}" if seconds < 100 else f"{seconds:.0f}"  # noqa: PLR2004  (no reader takes 3.6e+03 s for an hour)
 
 
 @unique
@@ -72,7 +72,7 @@ class LossReason(StrEnum):
     """The store answered that the grant is not ours any more."""
 
     TAKEN_OVER = "taken_over"
-    """The store answered that somebody else holds the lock."""
+    """The store answered that another holder has the lock."""
 
     REVOKED = "revoked"
     """An operator took the grant away; the store told us so."""
@@ -138,7 +138,7 @@ class AcquireError(FencingError):
 
 class LockHeldError(AcquireError):
     """
-    Asked once (``wait=0``), and the lock is held: by somebody else, or by another lease of this program.
+    Asked once (``wait=0``), and the lock is held: by another client, or by another lease of this program.
 
     ``retry_after`` is the number of seconds the holder has left without a renewal, or None where
     the store does not tell.
@@ -164,9 +164,9 @@ class AcquireTimeoutError(AcquireError, TimeoutError):
 _LOSS_TEXT = {
     LossReason.EXPIRED: "its deadline passed",
     LossReason.REFUSED: "the store says the grant is not ours any more",
-    LossReason.TAKEN_OVER: "somebody else holds the lock now",
+    LossReason.TAKEN_OVER: "another holder has the lock now",
     LossReason.REVOKED: "it was taken away by an operator",
-    LossReason.STALLED: "this process did not run until its deadline had passed",
+    LossReason.STALLED: "the process was paused past the lease's deadline",
     LossReason.CLOSED: "it was given back or its client was closed",
 }
 
@@ -200,7 +200,7 @@ class StaleTokenError(FencingError):
 
     ``fence`` is the highest token the resource accepted. With ``conflict`` the number is equal but
     it came from another holder: two grants shared a token, so the token source is broken.
-    Never retry it: the lock has gone to somebody else.
+    Never retry it: the lock has gone to another holder.
     """
 
     def __init__(self, resource: str, token: int, fence: int, *, conflict: bool = False) -> None:

@@ -1,13 +1,18 @@
 """
-Waits for a grant, and undoes itself when it is given up.
+Waits for a grant, and undoes itself when the caller gives up.
 
-What may live here: patience, back-off, and what an attempt without an answer means. A backend
-tries exactly once; this is the one place that tries again.
+Patience, back-off, and the meaning of an attempt without an answer live here. A backend tries exactly
+once; this is the only place that tries again. After each attempt there are four cases:
 
-The owner id is made before the first request and stays the same for every retry, so a retry after
-a lost answer finds its own grant. An attempt without an answer is neither success nor failure: it
-is tried again, and if the acquisition is given up instead, it is released by claim in the
-background, at once and again when the request can no longer arrive.
+1. A grant that can still be used ends the acquisition.
+2. Another holder has the lock: the waiter joins the store's queue, if there is one, and pauses.
+3. The store gave no answer: the outcome is unknown. The owner id is made before the first request and stays
+   the same, so a retry finds a grant whose answer was lost.
+4. The patience is over, or the caller was cancelled: every attempt whose outcome is unknown is released by its
+   claim in the background, at once, and again when the request can no longer arrive.
+
+What wakes a waiter that pauses: the store's queue (`QueuePlace`), the end of its pause (the store's advice where it
+gave one, otherwise the back-off), its patience, or the closing of the client.
 """
 
 from __future__ import annotations
@@ -94,7 +99,7 @@ class Acquisition:
         self._place: QueuePlace | None = None
         self._calls: list[asyncio.Task[Any]] = []  # attempts whose outcome is not known
         self._undone = 0  # such attempts of this owner id, whose release is on its way
-        self._doubtful_since: float | None = None
+        self._unknown_since: float | None = None
         self._silent_since: float | None = None
         self._tries: tenacity.RetryCallState | None = None
 
@@ -103,8 +108,8 @@ class Acquisition:
         Try until there is a grant or the patience is over.
 
         Raises:
-            LockHeldError: asked once, and somebody else holds the lock.
-            AcquireTimeoutError: somebody else still holds it when the patience ends.
+            LockHeldError: asked once, and another holder has the lock.
+            AcquireTimeoutError: another holder still has it when the patience ends.
             BackendUnavailableError: the store did not answer for a ttl, or until the patience ended.
             BackendRefusedError: the store will not grant this, whatever is tried.
             StaleTokenError: a fence could not be raised with the grant, so there is none.
@@ -130,9 +135,9 @@ class Acquisition:
         self._calls.clear()
         return outcome
 
-    def undo(self, won: AcquireResult) -> None:
-        """Give back what was *won* after all, because the client was closed meanwhile."""
-        self._store_calls.undo(won.claim, list(won.unanswered_calls), self._limit)
+    def undo(self, result: AcquireResult) -> None:
+        """Give the grant in *result* back after all, because the client was closed meanwhile."""
+        self._store_calls.undo(result.claim, list(result.unanswered_calls), self._limit)
         self._report.ended(NotAcquiredReason.CLOSED, self._undone)
 
     def _new_claim(self) -> Claim:
@@ -155,7 +160,7 @@ class Acquisition:
         try:
             outcome = await self._store_calls.answer("acquire", call, limit)
         except BackendUnavailableError as error:
-            self._doubtful_since = sent_at if self._doubtful_since is None else self._doubtful_since
+            self._unknown_since = sent_at if self._unknown_since is None else self._unknown_since
             return self._silent(error, sent_at)
         except (BackendRefusedError, StaleTokenError):
             self._calls.remove(call)
@@ -187,8 +192,8 @@ class Acquisition:
         except ConfigurationError as error:
             raise BackendRefusedError(backend_name(self._backend), "acquire", f"it grants less: {error}") from error
         counts_from = sent_at
-        if not grant.restarted and self._doubtful_since is not None:
-            counts_from = self._doubtful_since
+        if not grant.restarted and self._unknown_since is not None:
+            counts_from = self._unknown_since
         now = self._clock.now()
         if now < timing.deadline(counts_from):
             unanswered_calls = tuple(self._calls[:-1])
@@ -202,7 +207,7 @@ class Acquisition:
         """Go on with another owner id, because a release of the first one is on its way."""
         self._report.ended(NotAcquiredReason.TOO_LATE, self._undone)
         self._claim = self._new_claim()
-        self._doubtful_since = None
+        self._unknown_since = None
         self._undone = 0
         self._report.began(self._claim)
 
@@ -252,7 +257,7 @@ class Acquisition:
         return min(nap, _advised(outcome)) if isinstance(outcome, Held) else nap
 
     def _give_up(self) -> None:
-        """Leave the line, and release by claim whatever the attempts without an answer may still achieve."""
+        """Leave the line, and release by claim what the attempts without an answer may still get."""
         self._leave_line()
         calls, self._calls = self._calls, []
         if calls:

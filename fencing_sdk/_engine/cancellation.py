@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from types import TracebackType
 
@@ -40,6 +41,26 @@ def paced_scope(pause: float) -> PacedScope:
     scope = _paced_class()()
     scope.pause = min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
     return scope
+
+
+async def outlast_cancellation(
+    wait: Callable[[], Awaitable[object]], finished: Callable[[], bool]
+) -> asyncio.CancelledError | None:
+    """
+    Await *wait* until *finished*, whatever cancels the caller, by anyio or by asyncio.
+
+    Returns a cancellation that came meanwhile, for the caller to raise.
+    """
+    cancelled = None
+    if finished():  # as most releases are by now: a scope would cost more than the look
+        return cancelled
+    with scope_class()(shield=True):
+        while not finished():
+            try:
+                await wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+    return cancelled
 
 
 @functools.cache

@@ -1,5 +1,5 @@
 """
-The end of a client: once, in a task of its own, however many callers ask for it and whatever cancels them.
+The end of a client: once, in a task of its own, however many callers ask for it and are cancelled.
 
 A caller that is cancelled meanwhile still waits for the end, which is bounded, and raises its
 cancellation afterwards: half a closing would leave the heartbeat, a thread and connections behind.
@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from fencing_sdk._engine.cancellation import scope_class
+from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._engine.lease_state import LeaseState
 
 Unreleased = Mapping[str, LeaseState]
@@ -46,7 +46,9 @@ class Closing:
             self.begun = True  # before the task: an eager one runs observers, and those may close the client too
             loop = asyncio.get_running_loop()
             self._task = loop.create_task(self._run(close), context=Context(), name="fencing-closing")
-        await self._wait_shielded()
+        cancelled = await outlast_cancellation(self._ended.wait, lambda: self.over)
+        if cancelled is not None:
+            raise cancelled
         if self._task is not None and not self._task.cancelled():
             self._task.result()
 
@@ -60,17 +62,6 @@ class Closing:
         finally:
             self.over = True
             self._ended.set()
-
-    async def _wait_shielded(self) -> None:
-        cancelled = None
-        with scope_class()(shield=True):
-            while not self.over:
-                try:
-                    await self._ended.wait()
-                except asyncio.CancelledError as error:
-                    cancelled = error
-        if cancelled is not None:
-            raise cancelled
 
     def look_again(self) -> None:
         """A lease was released, or a body closes the client itself."""

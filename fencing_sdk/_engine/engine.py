@@ -1,5 +1,5 @@
 """
-What a client runs while it is open: one heartbeat, its store_calls, and every lease from grant to release.
+What a client runs while it is open: one heartbeat, the calls to its store, and every lease from grant to release.
 
 An engine belongs to one event loop and is never used again after `aclose`.
 """
@@ -100,13 +100,13 @@ class Engine:
         joint = [fence for fence in named if self._raises_with_the_grant(fence[0])]
         terms = terms._replace(fences=joint)
         acquisition = Acquisition(self._backend, self._clock, self._store_calls, self._observers, terms)
-        won = await acquisition.run()
+        result = await acquisition.run()
         try:
             self.check_usable()
         except UsageError:
-            acquisition.undo(won)
+            acquisition.undo(result)
             raise
-        lease = self._begin(terms, won)
+        lease = self._begin(terms, result)
         try:
             for _, resource in joint:
                 self._report.fence_raised(lease, resource, lease.token)
@@ -119,20 +119,20 @@ class Engine:
     def _raises_with_the_grant(self, guard: Guard) -> bool:
         return isinstance(self._backend, SupportsFence) and self._backend.keeps(guard)
 
-    def _begin(self, terms: Terms, won: AcquireResult) -> LeaseState:
+    def _begin(self, terms: Terms, result: AcquireResult) -> LeaseState:
         lease = LeaseState(
             name=terms.name,
-            claim=won.claim,
-            token=won.grant.token,
-            deadline=won.timing.deadline(won.sent_at),
-            timing=won.timing,
+            claim=result.claim,
+            token=result.grant.token,
+            deadline=result.timing.deadline(result.sent_at),
+            timing=result.timing,
             clock=self._clock,
             keeper=self,
         )
-        lease.unanswered_calls = won.unanswered_calls
+        lease.unanswered_calls = result.unanswered_calls
         self._releases.add(lease)
-        self._heartbeat.add(lease, won.sent_at)
-        self._report.acquired(lease, won.waited)
+        self._heartbeat.add(lease, result.sent_at)
+        self._report.acquired(lease, result.waited)
         return lease
 
     async def _raise_fences(self, lease: LeaseState, fences: Sequence[tuple[Guard, str]]) -> None:
@@ -169,7 +169,7 @@ class Engine:
             await self._releases.finish(lease, returned)
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
-        """A lease ended against our will."""
+        """A lease was lost."""
         self._heartbeat.tell_lost(lease, reason)
 
     def stale(self, lease: LeaseState, error: StaleTokenError) -> None:

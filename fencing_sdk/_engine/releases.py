@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection
 from contextvars import Context
 
-from fencing_sdk._engine.cancellation import scope_class
+from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._engine.lease_report import LeaseReport
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.store_calls import StoreCalls
@@ -52,7 +52,11 @@ class Releases:
         if lease.last_renewal_error and lease.lost_reason is LossReason.EXPIRED:  # silent: the store is not waited for
             self._tell_when_done(lease, returned)
             return
-        cancelled = None if returned.done() else await self._wait_shielded(returned, _limit(lease))
+        end = self._clock.now() + _limit(lease)
+        cancelled = await outlast_cancellation(
+            lambda: self.store_calls.wait_for(returned, end - self._clock.now()),
+            lambda: returned.done() or self._clock.now() >= end,
+        )
         self._tell_end(lease, confirmed=_confirmed(returned))
         if cancelled is not None:
             raise cancelled
@@ -78,18 +82,6 @@ class Releases:
     def _leave_rest(self) -> None:
         self._returning.update(self.held)
         self.held.clear()
-
-    async def _wait_shielded(self, task: asyncio.Task[bool], limit: float) -> asyncio.CancelledError | None:
-        """Wait for *task* against cancellation of both kinds; return one that came, to be raised again."""
-        cancelled = None
-        end = self._clock.now() + limit
-        with scope_class()(shield=True):
-            while not task.done() and (left := end - self._clock.now()) > 0:
-                try:
-                    await self.store_calls.wait_for(task, left)
-                except asyncio.CancelledError as error:
-                    cancelled = error
-        return cancelled
 
     def _tell_when_done(self, lease: LeaseState, returned: asyncio.Task[bool]) -> None:
         if returned.done():

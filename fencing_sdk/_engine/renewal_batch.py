@@ -1,8 +1,8 @@
 """
 Leases that are renewed together, scheduled as one entry.
 
-What may live here: who belongs together, and who of them is still held. When they beat, and what an
-answer means for them, is the heartbeat's.
+A batch knows which leases belong together and which of them are still held. The heartbeat decides when
+they are renewed, and what an answer means for them.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Collection
 
 from fencing_sdk._engine.lease_state import LeaseState
 
-_GATHERING = 1 / 16
-"""Part of an interval for which new leases join those that came before them."""
+_OPEN_FOR = 1 / 16
+"""Part of an interval for which a new lease joins the batch of those that began before it."""
 
 
 class RenewalBatch:
     """Leases that are due together."""
 
-    __slots__ = ("in_flight", "members")
+    __slots__ = ("members", "sent")
 
-    def __init__(self, members: Collection[LeaseState], *, in_flight: bool = False) -> None:
+    def __init__(self, members: Collection[LeaseState], *, sent: bool = False) -> None:
         self.members = members
-        self.in_flight = in_flight
+        self.sent = sent
         """Whether their renewal is on its way, so that only their end is waited for meanwhile."""
 
     def living(self, now: float) -> list[LeaseState]:
@@ -31,7 +31,7 @@ class RenewalBatch:
 
 
 class OpenBatch(RenewalBatch):
-    """Leases of one interval that began almost together; most are gone before their first beat."""
+    """Leases of one interval that began almost together. Most of them are released before their first renewal."""
 
     __slots__ = ("by_owner", "interval", "when")
 
@@ -42,5 +42,5 @@ class OpenBatch(RenewalBatch):
         super().__init__(self.by_owner.values())
 
     def takes(self, when: float) -> bool:
-        """Whether a lease that is due at *when* may beat with these."""
-        return 0 <= when - self.when <= self.interval * _GATHERING
+        """Whether a lease that is due at *when* may be renewed with these."""
+        return 0 <= when - self.when <= self.interval * _OPEN_FOR

@@ -1,10 +1,10 @@
 """
-Calls to the store that may outlive whoever asked for them.
+Calls to the store that may outlive the caller that asked for them.
 
 Every request runs in a task that the client owns, in an empty context, so that cancelling the
 caller never aborts a request half way: "sent, answer unknown" is how locks leak. Each call is
 cancelled at its limit, and again after growing pauses, because some drivers swallow one
-cancellation; a driver that ignores them all is left behind, and nobody waits for it.
+cancellation; a call whose driver ignores them all is left behind, and no caller waits for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _GRACE = 0.05
 """Seconds beyond its limit after which a call that does not react to cancellation is left behind."""
 _IN_A_ROW = 16
-"""Every so manyth answer that came at once gives the loop a turn, so that whoever asks in a loop lets others run."""
+"""Of so many answers that came at once, one gives the loop a turn: a task that asks in a loop lets others run."""
 _LEAVING = 2.0
 """Seconds that leaving a line may take, which is as long as a release may hold up the closing of the client."""
 _LAST_TRIES = 2
@@ -129,7 +129,7 @@ class StoreCalls:
         """Return when *task* is done, or after *seconds*. Cancelling the caller leaves the task alone."""
         end = self._loop.time() + seconds
         while not task.done() and (left := end - self._loop.time()) > 0:
-            if task in self._waiters:  # whoever waits already is woken alone
+            if task in self._waiters:  # the timer wakes one waiter of a task; others wait by themselves
                 await asyncio.wait((task,), timeout=left)
                 continue
             waiter = self._waiters[task] = self._loop.create_future()
@@ -141,7 +141,7 @@ class StoreCalls:
                 self._waiters.pop(task, None)
 
     def _wake(self, task: asyncio.Task[Any]) -> None:
-        """Let whoever waits for *task* look at it again."""
+        """Let the caller that waits for *task* look at it again."""
         if (waiter := self._waiters.get(task)) is not None:
             _wake(waiter)
 
@@ -236,7 +236,7 @@ class StoreCalls:
         end = self._clock.now() + limit
         while self._tasks and (left := end - self._clock.now()) > 0:
             await asyncio.wait(tuple(self._tasks), timeout=left)
-            await asyncio.sleep(0)  # whoever waited for one of these may have a lock to give back now
+            await asyncio.sleep(0)  # a caller that waited for one of these may have a lock to give back now
         leftover = tuple(self._tasks)
         for task in leftover:
             task.cancel()

@@ -1,7 +1,7 @@
 """
-Limits: what happens to a call that does not end in time.
+Timeouts of calls to the store.
 
-One timer of the event loop serves all calls of a client, because nearly every limit is lifted before it is reached.
+One timer of the event loop serves all calls of a client, because nearly every call ends before its timeout.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ class TimerQueue:
     """
     Calls to be made at a moment, by one timer of the event loop for all of them.
 
-    Nearly every alarm is dropped before it rings, and putting and dropping one costs a tenth of a
-    timer of its own. The timer is not moved when the earliest alarm is dropped: it rings for nothing then.
+    Nearly every entry is dropped before it is due, and putting and dropping one costs a tenth of a
+    timer of its own. The timer is not moved when the earliest entry is dropped: it fires for nothing then.
     """
 
-    __slots__ = ("_due", "_ending", "_rings_at", "_timer", "loop")
+    __slots__ = ("_due", "_ending", "_fires_at", "_timer", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._due: dict[Any, tuple[float, Callable[[Any], None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._rings_at = math.inf
+        self._fires_at = math.inf
         self._ending = False
 
     def put(self, key: K, seconds: float, call: Callable[[K], None]) -> None:
         """Make ``call(key)`` in *seconds*, unless *key* is dropped before."""
         when = self.loop.time() + seconds
         self._due[key] = (when, call)
-        if when < self._rings_at:
+        if when < self._fires_at:
             self._set_timer(when)
 
     def drop(self, key: Hashable) -> None:
@@ -50,17 +50,17 @@ class TimerQueue:
             self._set_timer(math.inf)
 
     def end(self) -> None:
-        """Leave no timer behind once the last alarm is dropped; what is put later still rings."""
+        """Leave no timer behind once the last alarm is dropped; what is put later is still called."""
         self._ending = True
         self.drop(None)
 
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_at = when
-        self._timer = None if math.isinf(when) else self.loop.call_at(when, self._ring, context=Context())
+        self._fires_at = when
+        self._timer = None if math.isinf(when) else self.loop.call_at(when, self._fire, context=Context())
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         now = self.loop.time()
         due = [(key, call) for key, (when, call) in self._due.items() if when <= now]
         try:

@@ -69,7 +69,7 @@ SITE = Site(
 )
 
 ANSWER_LIMIT = 30.0
-"""Seconds after which nobody waits for an answer any more. The engine's limits are far shorter."""
+"""Seconds after which no caller waits for an answer any more. The engine's limits are far shorter."""
 MEMBER_LIMIT = 3.0
 """Seconds after which the next member is asked, where there is one: longer than an election at etcd's defaults."""
 

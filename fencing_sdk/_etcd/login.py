@@ -15,7 +15,7 @@ _LIMIT = 30.0
 
 
 class Credentials(NamedTuple):
-    """Who asks. Shown to nobody."""
+    """The user of etcd's login. Never shown."""
 
     user: str
     password: str

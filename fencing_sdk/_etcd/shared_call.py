@@ -53,7 +53,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 
 async def ended(task: asyncio.Task[Any]) -> None:
-    """Cancel *task* of this loop and see it end; its outcome is nobody's concern."""
+    """Cancel *task* of this loop and see it end; its outcome is not looked at."""
     task.cancel()
     await asyncio.wait((task,))
     _retrieve(task)

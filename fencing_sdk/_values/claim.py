@@ -55,9 +55,9 @@ class Claim:
     name: str
     ttl: float
     owner: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
-    """128 random bits. Whoever knows them may release the lock, so they are never shown."""
+    """128 random bits, never shown: they are enough to release the lock."""
     metadata: str | None = None
-    """Shown by `LockClient.inspect` to whoever asks who holds the lock."""
+    """Shown by `LockClient.inspect` to other clients."""
 
     @property
     def holder(self) -> str:
@@ -81,10 +81,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The store's no: somebody else has it, or is ahead in the line."""
+    """The store's no: another holder has the lock, or another waiter comes first."""
 
     retry_after: float | None = None
-    """Seconds after which another try may succeed even if nobody wakes us. None: not known."""
+    """Seconds after which another try may succeed even if the store does not wake the waiter. None: not known."""
 
 
 @unique
@@ -95,7 +95,7 @@ class Renewal(Enum):
     REFUSED = auto()
     """The grant is not ours any more: expired, released, or unknown to the store."""
     TAKEN_OVER = auto()
-    """The same, and somebody else holds the lock."""
+    """The same, and another holder has the lock."""
     UNKNOWN = auto()
     """No answer for this claim (its shard is down). Neither success nor loss."""
 

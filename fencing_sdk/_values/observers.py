@@ -44,7 +44,7 @@ class Observers:
         return bool(self._observers)
 
     def emit(self, event: Event) -> None:
-        """Tell everybody; an observer that raises is logged and passed over."""
+        """Tell every observer; one that raises is logged and passed over."""
         for observer in self._observers:
             try:
                 observer(event)

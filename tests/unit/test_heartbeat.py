@@ -589,7 +589,7 @@ async def test_a_lease_that_was_renewed_by_hand_at_the_last_moment_goes_on_being
 @in_virtual_time
 async def test_an_observer_that_raises_stops_no_heartbeat():
     async with Bench() as bench:
-        bench.heartbeat._observers = Observers([lambda _: 1 // 0])
+        bench.heartbeat._report._observers = Observers([lambda _: 1 // 0])
         lease = bench.lease()
         bench.store.failure = BackendUnavailableError("Store", "renew")
         await asyncio.sleep(INTERVAL + 0.5)
@@ -604,14 +604,14 @@ async def test_leases_that_begin_together_are_one_entry_until_they_are_gone():
     async with Bench() as bench:
         leases = [bench.lease(f"seats/{number}") for number in range(100)]
         assert len(bench.heartbeat._schedule) == 1
-        assert len(bench.heartbeat._newcomers) == 100
+        assert len(bench.heartbeat._batch_of) == 100
         for lease in leases[1:]:
             await bench.release(lease)
-        assert len(bench.heartbeat._newcomers) == 1
+        assert len(bench.heartbeat._batch_of) == 1
         await asyncio.sleep(INTERVAL + 0.01)
         assert bench.store.calls == [(INTERVAL, ("seats/0",))]
-        assert not bench.heartbeat._newcomers
-        assert not bench.heartbeat._gathering
+        assert not bench.heartbeat._batch_of
+        assert not bench.heartbeat._open_batches
         await bench.release(leases[0])
 
 
@@ -695,7 +695,7 @@ async def test_leases_that_are_gone_leave_few_entries_although_each_has_an_inter
         for number in range(1000):
             await bench.release(bench.lease(f"seats/{number}", ttl=TTL + 1 + number / 100))
         assert len(bench.heartbeat._schedule) < 100
-        assert len(bench.heartbeat._gathering) < 100
+        assert len(bench.heartbeat._open_batches) < 100
         await asyncio.sleep(INTERVAL + 0.1)
         assert sorted(name for _, names in bench.store.calls for name in names) == [lease.name for lease in stays]
         for lease in stays:
