@@ -202,4 +202,4 @@ async def test_nothing_is_left_of_many_waiters_that_come_go_and_are_cancelled():
                 await task
     assert len(backend._table) == 0
     assert not backend._waiters
-    assert not backend._notices
+    assert not backend._loss_notices
