@@ -73,11 +73,20 @@ class StallWatch:
 
     def _sample(self) -> str | None:
         frame = sys._current_frames().get(self._watched)  # noqa: SLF001  (documented, and the only way)
-        stack = traceback.extract_stack(frame) if frame is not None else []
-        if not stack or _of_the_loop(stack[-1]):
+        if frame is None or _of_the_loop(frame.f_code.co_filename):
             return None  # it is not blocked now: the whole process stood still, or the loop has just come back
-        return "".join(traceback.format_list([entry for entry in stack if not _of_the_loop(entry)][-_DEPTH:]))
+        calls: list[traceback.FrameSummary] = []
+        # Nothing in this loop waits: while this thread reads a source line the watched thread would run and leave these
+        # frames, and CPython 3.11 has crashed on a frame of another thread that went on.
+        while frame is not None and len(calls) < _DEPTH:
+            code = frame.f_code
+            if not _of_the_loop(code.co_filename):
+                calls.insert(
+                    0, traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False)
+                )
+            frame = frame.f_back
+        return "".join(traceback.format_list(calls))
 
 
-def _of_the_loop(entry: traceback.FrameSummary) -> bool:
-    return any(part in entry.filename.replace("\\", "/") for part in _LOOP_FILES)
+def _of_the_loop(filename: str) -> bool:
+    return any(part in filename.replace("\\", "/") for part in _LOOP_FILES)
