@@ -296,10 +296,10 @@ async def test_mode_13_a_long_line_is_served_in_order_though_a_third_of_it_leave
         for number in range(WAITERS):
             line.append(asyncio.create_task(stand(number)))
             await ticks(1)
-        await until(lambda: len(store._woken) == WAITERS)
+        await until(lambda: len(store._waiters) == WAITERS)
         for waiter in line[::3]:
             waiter.cancel()
-        await until(lambda: len(store._woken) == WAITERS - len(line[::3]))
+        await until(lambda: len(store._waiters) == WAITERS - len(line[::3]))
         asked, began = len(store.entries), CLOCK.now()
         await holder.release()
         async with asyncio.timeout(20):
@@ -323,9 +323,9 @@ async def test_mode_13_the_head_of_the_line_that_is_cancelled_at_its_turn_passes
         for turn in range(15):
             holder = await lock.acquire()
             first, second = asyncio.create_task(lock.acquire()), None
-            await until(lambda: len(store._woken) == 1)
+            await until(lambda: len(store._waiters) == 1)
             second = asyncio.create_task(lock.acquire())
-            await until(lambda: len(store._woken) == 2)
+            await until(lambda: len(store._waiters) == 2)
             releasing = asyncio.create_task(holder.release())
             await ticks(turn)
             first.cancel()
