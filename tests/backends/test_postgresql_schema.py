@@ -58,10 +58,13 @@ async def test_a_grant_is_durable_whatever_the_database_says(postgresql_server):
     await postgresql_server.execute(f"ALTER DATABASE {postgresql_server.database} SET synchronous_commit = off")
     async with postgresql_server.connected() as connection, connection.transaction():
         assert await connection.fetchval("SHOW synchronous_commit") == "off"
-        await connection.fetchrow(backend._calls.acquire, *backend._calls.acquisition(Claim("a", 30.0), None, None))
+        await connection.fetchrow(
+            backend._requests.acquire, *backend._requests.acquire_arguments(Claim("a", 30.0), None, None)
+        )
         assert await connection.fetchval("SHOW synchronous_commit") == "on"
     async with postgresql_server.connected() as connection, connection.transaction():
-        await connection.fetchrow(backend._calls.renew, *backend._calls.renewal([Claim("a", 30.0)], 0))
+        arguments = backend._requests.renew_arguments([Claim("a", 30.0)], 0)
+        await connection.fetchrow(backend._requests.renew, *arguments)
         assert await connection.fetchval("SHOW synchronous_commit") == "on"
     await backend.aclose()
 
@@ -123,16 +126,16 @@ async def test_whoever_joins_waits_for_a_release_that_is_under_way(postgresql_se
     backend = PostgresqlBackend(postgresql_server.url)
     holder, waiter = Claim("a", 30.0), Claim("a", 30.0)
     await backend.acquire(holder)
-    join = backend._calls.join, (waiter.name, waiter.owner, "channel", "1")
+    join = backend._requests.join, (waiter.name, waiter.owner, "channel", "1")
     async with postgresql_server.connected() as connection:
         transaction = connection.transaction()
         await transaction.start()
         assert await connection.fetchval("SELECT fencing.fencing_release_v1($1, $2)", holder.name, holder.owner)
-        asked = asyncio.create_task(backend._link.ask(*join))
+        asked = asyncio.create_task(backend._connection.ask(*join))
         await blocked(postgresql_server, asked)
         await transaction.commit()
     await asyncio.wait([asked])
-    await backend._link.ask(*join)
+    await backend._connection.ask(*join)
     assert isinstance(await backend.acquire(waiter), Grant)
     await backend.aclose()
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 
 from fencing_sdk._values.claim import TOKEN_LIMIT
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends.postgresql._translation import CLASSES, CODES, LinkError, translated
+from fencing_sdk.backends.postgresql.errors import CLASSES, CODES, ConnectionAbandonedError, translated
 from fencing_sdk.errors import BackendError
 
 VALUES = st.one_of(
@@ -46,7 +46,7 @@ ERRORS = st.one_of(
     st.builds(server_error, st.sampled_from([*CODES, "XX000", "00000", ""]), st.sampled_from(["", CLAIM.owner, "\n"])),
     st.sampled_from([kind for kind, _ in CLASSES if kind is not asyncio.IncompleteReadError]).map(lambda kind: kind()),
     st.builds(asyncpg.InterfaceError, st.text(max_size=3)),
-    st.builds(LinkError),
+    st.builds(ConnectionAbandonedError),
     st.builds(ValueError, st.just(CLAIM.owner)),
 )
 
@@ -72,7 +72,7 @@ def test_whatever_postgresql_answers_is_an_outcome_or_an_error_of_the_contract(a
 
     ask.calls = 0
     backend = from_url("postgresql://localhost")
-    backend._link.ask = ask
+    backend._connection.ask = ask
     with asyncio.Runner() as runner:
         runner.run(ask_everything(backend))
 

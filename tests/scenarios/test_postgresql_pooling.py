@@ -79,13 +79,15 @@ async def test_waiters_poll_and_get_their_turn_in_order(pgbouncer, postgresql_se
 
 
 async def test_waiters_who_hear_nothing_are_told_to_try_four_times_as_often(pgbouncer, postgresql_server, monkeypatch):
-    monkeypatch.setattr("fencing_sdk.backends.postgresql._ears.ECHO_PATIENCE", PATIENCE)  # a slow machine is not deaf
+    monkeypatch.setattr(
+        "fencing_sdk.backends.postgresql.connection.listener.ECHO_PATIENCE", PATIENCE
+    )  # a slow machine is not deaf
     backends = [PostgresqlBackend(url) for url in (postgresql_server.url, pgbouncer.url)]
     hearing, deaf = backends
     await hearing.acquire(Claim("a", 60.0))
     first, second = Claim("a", 60.0), Claim("a", 60.0)
     async with hearing.queue(first), deaf.queue(second):
-        await until(lambda: not hearing._line.deaf)
+        await until(lambda: hearing._waiters.listening)
         assert await hearing.acquire(first) == Held(1.0)
         assert await deaf.acquire(second) == Held(0.25)
     for backend in backends:
@@ -113,7 +115,7 @@ async def test_what_another_client_has_prepared_behind_the_proxy_is_never_run_in
         async with in_transaction(pgbouncer):
             await one.release(Claim("other", 60.0))  # prepared on the second connection
             await second_is_busy.enter_async_context(in_transaction(pgbouncer))
-        await other._link.ask(other._calls.leave, ("other", "nobody"))  # prepared on the first one
+        await other._connection.ask(other._requests.leave, ("other", "nobody"))  # prepared on the first one
         assert not one._dialer.pooled, "the proxy was noticed earlier, and nothing is proved"
         await one.release(held)  # on the first one
     assert await direct.inspect("a") is None

@@ -125,7 +125,7 @@ async def test_a_role_that_may_only_read_is_told_why(postgresql_server):
 
 
 async def test_a_holder_and_a_waiter_follow_when_their_server_becomes_read_only(postgresql_group, monkeypatch):
-    monkeypatch.setattr("fencing_sdk.backends.postgresql._ears._CHECK_EVERY", 1.0)
+    monkeypatch.setattr("fencing_sdk.backends.postgresql.connection.listener._CHECK_EVERY", 1.0)
     group = postgresql_group
     async with slower(group) as url, opened(url) as (locks, log), opened(url) as (others, _):
         async with staying(locks.lock("a", **LONG | {"ttl": 40.0})) as stay:
@@ -161,7 +161,7 @@ async def test_a_call_that_a_server_refuses_to_write_is_unavailable_and_applied_
         "renew": lambda: backend.renew([held]),
         "release": lambda: backend.release(held),
     }
-    await backend._link.ask("SET default_transaction_read_only = on", ())  # as a reload does to this session
+    await backend._connection.ask("SET default_transaction_read_only = on", ())  # as a reload does to this session
     before = await server.fetch(ROWS)
     with pytest.raises(BackendUnavailableError, match=WHY):
         await ask[call]()
@@ -178,7 +178,7 @@ async def test_what_a_server_that_became_read_only_remembers_is_no_answer(call, 
     backend = PostgresqlBackend(postgresql_server.url)
     await backend.acquire(Claim("a", 30.0))
     ask = {"acquire": lambda: backend.acquire(Claim("a", 30.0)), "inspect": lambda: backend.inspect("a")}
-    await backend._link.ask("SET default_transaction_read_only = on", ())
+    await backend._connection.ask("SET default_transaction_read_only = on", ())
     with pytest.raises(BackendUnavailableError, match=WHY):
         await ask[call]()
     answer = await ask[call]()

@@ -137,7 +137,7 @@ async def test_locks_work_whatever_the_role_prefers(setting, postgresql_server):
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 async def test_a_release_sees_who_joins_at_the_same_moment(isolation, postgresql_server, monkeypatch):
     """With a snapshot from before it had the row, it would see an empty line and wake nobody."""
-    monkeypatch.setattr("fencing_sdk.backends.postgresql._calls.LINE_POLL", 240.0)
+    monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.LINE_POLL", 240.0)
     monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
     server = postgresql_server
     url = await role(server, f"default_transaction_isolation = '{isolation}'")

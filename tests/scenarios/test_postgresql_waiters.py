@@ -14,7 +14,7 @@ from postgresql_stage import nothing_left, sessions, terminate, use_in_turn, wai
 from redis_stage import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import AcquireTimeoutError
-from fencing_sdk.backends.postgresql import _schema
+from fencing_sdk.backends.postgresql import schema
 
 pytest_plugins = ["postgresql_fixtures"]
 
@@ -154,13 +154,13 @@ async def test_many_clients_that_fight_for_one_lock_enter_one_by_one(postgresql_
 @pytest.fixture
 def nobody_polls(monkeypatch):
     """Nobody tries again for a minute, unless woken; and nobody is passed over because of that."""
-    monkeypatch.setattr("fencing_sdk.backends.postgresql._calls.LINE_POLL", 240.0)
+    monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.LINE_POLL", 240.0)
     monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
-    text = _schema._TEXT
+    text = schema._TEXT
     for found, longer in (("v_now) + 3;", "v_now) + 240;"), ("seconds_left <= 6", "seconds_left <= 480")):
         assert text.count(found) == 1
         text = text.replace(found, longer)
-    monkeypatch.setattr(_schema, "_TEXT", text)
+    monkeypatch.setattr(schema, "_TEXT", text)
 
 
 @pytest.mark.every_loop
@@ -193,11 +193,11 @@ async def test_whoever_missed_a_message_tries_when_it_listens_again(postgresql_s
         async with staying(others.lock("a", ttl=60)) as stay:
             waiter = Stay(locks.lock("a", ttl=60), work=0)
             await waiting(server, 1)
-            await until(lambda: not locks._backend._line.deaf)
+            await until(lambda: locks._backend._waiters.listening)
             await locks.inspect("other")  # the try that was made with an ear at the channel is answered
             proxy.refuse()
             proxy.cut()
-            await until(lambda: locks._backend._line.deaf)
+            await until(lambda: not locks._backend._waiters.listening)
             await stay.end()
         proxy.heal()
         await waiter.over()
@@ -237,7 +237,7 @@ async def test_a_head_that_leaves_while_it_is_its_turn_wakes_the_next(
             await waiting(server, 1)
             following = Stay(others.lock("a", ttl=60), work=0)
             await waiting(server, 2)
-            await until(lambda: not locks._backend._line.deaf and not others._backend._line.deaf)
+            await until(lambda: locks._backend._waiters.listening and others._backend._waiters.listening)
             await locks.inspect("other")  # the tries that were made with an ear at the channel are answered
             await others.inspect("other")
             proxy.half_open()  # the head is not reached by the message, but can say that it leaves

@@ -2,24 +2,26 @@
 Locks in PostgreSQL, beside the data that they protect.
 
     connect("postgresql://user:password@localhost:5432/app")
-    connect("postgresql://db1,db2,db3/app?sslmode=verify-full")   # the one that takes writes
+    connect("postgresql://db1,db2,db3/app?sslmode=verify-full")   # the host that takes writes
 
-Tokens: hybrid by default, kept in the lock's row. Clock: the server's, read under the row's lock. Waiters: first
-come, first served, woken by NOTIFY. One connection for the calls, and one that listens while somebody waits.
+Tokens: hybrid by default, kept in the lock's row. Clock: the server's, read while the row is locked. Waiters: first
+come, first served, woken by NOTIFY. One connection for the requests, and one that listens while a request waits.
 
-    __init__.py       the face in the event loop
-    schema.sql        the tables, and the functions that decide
-    _schema.py        how they are created
-    _calls.py         what the functions are asked, and what they answer
-    _line.py          who waits, and how it is woken
-    _ears.py          the connection that listens
-    _joint.py         a grant and the fences of the same database, in one transaction
-    _link.py          the connection for the calls, and a new one when it breaks
-    _session.py       one open connection
-    _dial.py          from an address to a session with the server that takes writes
-    _settings.py      from a URL to an address and options
-    _translation.py   from the driver's errors to those of the contract
-    _driver.py        asyncpg, with types
+    __init__.py         the backend, as the client calls it
+    requests.py         the requests to the server, and how its answers are read
+    waiters.py          the waiters of one client, and what wakes them
+    fenced_acquire.py   a grant and the fences of the same database, in one transaction
+    sweep.py            deletes rows that are not needed any more
+    schema.sql          the tables, and the functions that decide
+    schema.py           creates them
+    options.py          reads the URL and the options
+    errors.py           translates errors of the driver to those of the contract
+    connection/         opens connections, keeps them, and closes them:
+        request_queue.py    the connection for the requests, and the next one when it breaks
+        listener.py         the connection that listens
+        session.py          one open connection
+        dial.py             opens a session with the server that takes writes
+        driver.py           the part of asyncpg that is used, with types
 """
 
 from __future__ import annotations
@@ -32,25 +34,24 @@ from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.database_identity import database_identity
 from fencing_sdk.abc import Guard, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends.postgresql._calls import (
-    PATIENCE_MS,
+from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
+from fencing_sdk.backends.postgresql.connection.driver import DriverRow
+from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
+from fencing_sdk.backends.postgresql.errors import translating
+from fencing_sdk.backends.postgresql.fenced_acquire import FencedAcquire
+from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS, address_from_url, read_options, with_options
+from fencing_sdk.backends.postgresql.requests import (
+    ROW_PATIENCE_MS,
     Arguments,
-    Calls,
-    holder,
-    outcome,
-    poll,
-    renewable,
-    renewals,
+    PostgresqlRequests,
+    read_holder,
+    read_outcome,
+    read_renewals,
+    storable_names,
 )
-from fencing_sdk.backends.postgresql._dial import Dialer
-from fencing_sdk.backends.postgresql._driver import Row
-from fencing_sdk.backends.postgresql._joint import JointGrant
-from fencing_sdk.backends.postgresql._line import Line
-from fencing_sdk.backends.postgresql._link import Link
-from fencing_sdk.backends.postgresql._schema import DEFAULT_SCHEMA, schema_sql
-from fencing_sdk.backends.postgresql._settings import DRIVER_OPTIONS, address_from_url, read_choices, with_options
-from fencing_sdk.backends.postgresql._sweep import Sweep
-from fencing_sdk.backends.postgresql._translation import our_errors
+from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA, schema_sql
+from fencing_sdk.backends.postgresql.sweep import Sweep
+from fencing_sdk.backends.postgresql.waiters import PostgresqlWaiters
 
 __all__ = ["PostgresqlBackend", "from_url", "schema_sql"]
 
@@ -64,19 +65,19 @@ class PostgresqlBackend:
     A lock service in PostgreSQL, from version 12 on.
 
     Args:
-        url: ``postgresql://user:password@host:port/database``; several hosts are separated by commas, and the one
-            that takes writes is used. Its query has options of libpq, such as ``sslmode``.
+        url: ``postgresql://user:password@host:port/database``; separate several hosts by commas, and the
+            backend uses the one that takes writes. Its query has options of libpq, such as ``sslmode``.
 
-        schema: Where the tables and functions are.
+        schema: The schema of the tables and functions.
 
         tokens: ``"hybrid"``, or ``"counter"`` for 1, 2, 3, which repeat when the server loses the last grants.
 
-        create: Whether the tables and functions are created by the first call that misses them.
+        create: Whether the first call that misses the tables and functions creates them.
 
-        pooled: Whether a proxy gives every transaction to another server process. Noticed without this too;
-            stating it saves the first error in the server's log.
+        pooled: Whether a proxy gives every transaction to another server process. The backend notices this
+            by itself; with ``pooled=True`` it saves the first error in the server's log.
 
-        retention: Seconds after which the row of a free lock may be deleted. Tokens keep growing.
+        retention: Seconds after which the backend may delete the row of a free lock. Tokens keep growing.
 
         connect_timeout: Seconds that the opening of a connection may take.
 
@@ -98,7 +99,7 @@ class PostgresqlBackend:
         connect_timeout: float = 5.0,
         driver: Mapping[str, object] | None = None,
     ) -> None:
-        self._choices = choices = read_choices(
+        self._options = checked = read_options(
             {
                 "schema": schema,
                 "tokens": tokens,
@@ -108,120 +109,128 @@ class PostgresqlBackend:
                 "connect_timeout": connect_timeout,
             }
         )
-        self._dialer = Dialer(address_from_url(url), choices, driver or {})
-        self._calls = Calls(choices.schema, hybrid=choices.hybrid)
-        self._link = Link(self._dialer)
-        self._joint = Link(self._dialer)
-        self._where = None if driver else database_identity(url)  # what else the driver is told may lead elsewhere
-        self._line = Line(self._link, self._dialer, self._calls)
-        self._sweep = Sweep(self._link, self._calls.sweep, choices.retention)
+        self._dialer = PostgresqlDialer(address_from_url(url), checked, driver or {})
+        self._requests = PostgresqlRequests(checked.schema, hybrid=checked.hybrid)
+        self._connection = PostgresqlConnection(self._dialer)
+        self._fenced_connection = PostgresqlConnection(self._dialer)
+        self._waiters = PostgresqlWaiters(self._connection, self._dialer, self._requests)
+        self._sweep = Sweep(self._connection, self._requests.sweep, checked.retention)
+        # An argument of the driver may lead to another database than the URL says.
+        self._database_identity = None if driver else database_identity(url)
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
-        with our_errors("open"):
-            await self._link.open()
+        with translating("open"):
+            await self._connection.open()
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
-        return await self._acquire(claim, lambda arguments: self._link.ask(self._calls.acquire, arguments))
+        return await self._acquire(claim, lambda arguments: self._connection.ask(self._requests.acquire, arguments))
 
     def keeps(self, guard: Guard) -> bool:
         """See `fencing_sdk.abc.SupportsFence.keeps`."""
-        return self._where is not None and isinstance(guard, TransactionalGuard) and guard.database == self._where
+        known = self._database_identity
+        return known is not None and isinstance(guard, TransactionalGuard) and guard.database == known
 
     async def acquire_fenced(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> Grant | Held:
-        """See `fencing_sdk.abc.SupportsFence.acquire_fenced`. On another connection, because fences are waited for."""
-        joint = JointGrant(self._calls.acquire, claim, fences)
-        return await self._acquire(claim, lambda arguments: self._joint.run(joint.with_arguments(arguments)))
+        """See `fencing_sdk.abc.SupportsFence.acquire_fenced`. Another connection waits for locked fences."""
+        fenced = FencedAcquire(self._requests.acquire, claim, fences)
+        return await self._acquire(claim, lambda arguments: self._fenced_connection.run(fenced.request(arguments)))
 
-    async def _acquire(self, claim: Claim, ask: Callable[[Arguments], Awaitable[Row | None]]) -> Grant | Held:
-        place = self._line.place(claim)
-        channel, word = (None, None) if place is None else (place.channel, place.word)
-        arguments = self._calls.acquisition(claim, channel, word)
-        with our_errors("acquire"):
+    async def _acquire(self, claim: Claim, ask: Callable[[Arguments], Awaitable[DriverRow | None]]) -> Grant | Held:
+        waiter = self._waiters.find(claim)
+        channel, ticket = (None, None) if waiter is None else (waiter.channel, waiter.ticket)
+        arguments = self._requests.acquire_arguments(claim, channel, ticket)
+        with translating("acquire"):
             row = await ask(arguments)
-            answer = outcome(row, None if place is None else poll(deaf=self._line.deaf))
-        self._sweep.now_and_then()
-        if place is not None:
-            place.served = isinstance(answer, Grant)
-        return answer
+            outcome = read_outcome(row, None if waiter is None else self._waiters.poll)
+        self._sweep.start_if_due()
+        if waiter is not None:
+            waiter.granted = isinstance(outcome, Grant)
+        return outcome
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
-        """See `fencing_sdk.abc.Backend.renew`."""
+        """
+        See `fencing_sdk.abc.Backend.renew`.
+
+        One statement renews a batch of claims. If the statement of a batch fails, its claims are UNKNOWN, and the
+        other batches keep their outcomes. If all fail, so does the call.
+        """
         outcomes = [Renewal.REFUSED] * len(claims)
-        asked = renewable(claims)
+        asked = storable_names(claims)
         batches = [asked[start : start + _BATCH] for start in range(0, len(asked), _BATCH)]
         failures: list[Exception] = []
         for batch in batches:
             try:
-                found = await self._renew([claims[place] for place in batch])
+                renewed = await self._renew_batch([claims[index] for index in batch])
             except Exception as error:  # noqa: BLE001  (it is raised below, unless another batch has answers)
                 failures.append(error)
-                found = [Renewal.UNKNOWN] * len(batch)
-            for place, renewal in zip(batch, found, strict=True):
-                outcomes[place] = renewal
+                renewed = [Renewal.UNKNOWN] * len(batch)
+            for index, renewal in zip(batch, renewed, strict=True):
+                outcomes[index] = renewal
         if failures and len(failures) == len(batches):
-            with our_errors("renew"):
+            with translating("renew"):
                 raise failures[0]
         return outcomes
 
-    async def _renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Renew in one statement; what somebody keeps locked is asked about once more, alone, with some patience."""
-        found = await self._renewed(claims, 0)
-        locked = [place for place, renewal in enumerate(found) if renewal is Renewal.UNKNOWN]
+    async def _renew_batch(self, claims: Sequence[Claim]) -> list[Renewal]:
+        """Renew without waiting. Then ask once more, and wait briefly, for rows that another transaction has locked."""
+        outcomes = await self._ask_to_renew(claims, patience_ms=0)
+        locked = [index for index, renewal in enumerate(outcomes) if renewal is Renewal.UNKNOWN]
         if locked:
-            again = await self._renewed([claims[place] for place in locked], PATIENCE_MS)
-            for place, renewal in zip(locked, again, strict=True):
-                found[place] = renewal
-        return found
+            again = await self._ask_to_renew([claims[index] for index in locked], patience_ms=ROW_PATIENCE_MS)
+            for index, renewal in zip(locked, again, strict=True):
+                outcomes[index] = renewal
+        return outcomes
 
-    async def _renewed(self, claims: Sequence[Claim], patience: int) -> list[Renewal]:
-        row = await self._link.ask(self._calls.renew, self._calls.renewal(claims, patience), urgent=True)
-        return renewals(row, len(claims))
+    async def _ask_to_renew(self, claims: Sequence[Claim], *, patience_ms: int) -> list[Renewal]:
+        arguments = self._requests.renew_arguments(claims, patience_ms)
+        return read_renewals(await self._connection.ask(self._requests.renew, arguments, urgent=True), len(claims))
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
-        with our_errors("release"):
-            await self._link.ask(self._calls.release, (claim.name, claim.owner), urgent=True, surely=True)
+        with translating("release"):
+            arguments = (claim.name, claim.owner)
+            await self._connection.ask(self._requests.release, arguments, urgent=True, must_run=True)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        with our_errors("inspect"):
-            return holder(name, await self._link.ask(self._calls.inspect, (name,)))
+        with translating("inspect"):
+            return read_holder(name, await self._connection.ask(self._requests.inspect, (name,)))
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
         await self._sweep.aclose()
-        await self._line.aclose()
-        await self._joint.aclose()
-        await self._link.aclose()
+        await self._waiters.aclose()
+        await self._fenced_connection.aclose()
+        await self._connection.aclose()
 
     def schema_sql(self) -> str:
         """See `fencing_sdk.abc.SupportsSchema.schema_sql`."""
-        return schema_sql(self._choices.schema)
+        return schema_sql(self._options.schema)
 
     async def create_schema(self) -> None:
         """See `fencing_sdk.abc.SupportsSchema.create_schema`."""
-        with our_errors("create_schema"):
-            await self._dialer.create()
+        with translating("create_schema"):
+            await self._dialer.create_schema()
 
     def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
         """See `fencing_sdk.abc.SupportsQueue.queue`."""
-        return self._stand(claim)
+        return self._wait_in_queue(claim)
 
     @asynccontextmanager
-    async def _stand(self, claim: Claim) -> AsyncIterator[Turn]:
-        with our_errors("queue"):
-            place = await self._line.stand(claim)
+    async def _wait_in_queue(self, claim: Claim) -> AsyncIterator[Turn]:
+        with translating("queue"):
+            waiter = await self._waiters.join(claim)
         try:
-            yield place
+            yield waiter
         finally:
-            await self._line.leave(place)
+            await self._waiters.leave(waiter)
 
 
 def from_url(url: str, **options: object) -> PostgresqlBackend:
     """
-    Make a backend for a ``postgresql://`` URL; `PostgresqlBackend` explains the options, which may stand in its query.
+    Make a backend for a ``postgresql://`` URL. `PostgresqlBackend` explains the options, which the query may contain.
 
     Raises:
         ConfigurationError: the URL or an option cannot be used.

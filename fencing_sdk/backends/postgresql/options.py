@@ -1,11 +1,11 @@
 """
-From a URL to what a backend connects to. Nothing is opened, and no file is read.
+Reads the URL and the options of the backend. No connection or file is opened.
 
     postgresql://[user[:password]@]host[:port][,host[:port]...]/database[?option=value&...]
 
-The backend's own options are taken out; those of libpq that asyncpg knows go there as they stand. What is unknown is
-refused: asyncpg would take it for a setting of the server, and a typing error must not turn TLS off. No part of a URL
-is ever repeated in a message: a password may have ended up in any of them.
+The backend's own options are removed from the query. The options of libpq that asyncpg knows are passed to it
+unchanged. Any other option is an error: asyncpg would take it for a setting of the server, and a typing error must not
+turn TLS off. Messages never repeat a part of a URL, because any part may contain a password.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from fencing_sdk.backends.postgresql._schema import check_schema
+from fencing_sdk.backends.postgresql.schema import check_schema
 from fencing_sdk.errors import ConfigurationError, shown
 
 SCHEMES = ("postgresql", "postgres")
@@ -39,22 +39,22 @@ DRIVER_OPTIONS = (
     "application_name",
     "options",
 )
-"""Every option of a URL's query, or of `connect`, that is libpq's and not the backend's."""
+"""The options of a URL's query, or of `connect`, that belong to libpq and not to the backend."""
 
 _PORTS = range(1, 65536)
 _LONGEST_PORT = 5
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Address:
-    """Where the database is: one URL for each host, without the options of the backend."""
+class PostgresqlAddress:
+    """The address of the database: one URL for each host, without the options of the backend."""
 
     urls: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """The options of the backend, read and checked."""
+class PostgresqlOptions:
+    """The options of the backend, checked."""
 
     schema: str
     hybrid: bool
@@ -64,7 +64,7 @@ class Choices:
     connect_timeout: float
 
 
-def address_from_url(url: object) -> Address:
+def address_from_url(url: object) -> PostgresqlAddress:
     """
     Read *url*.
 
@@ -82,7 +82,7 @@ def address_from_url(url: object) -> Address:
     rest, _, query = rest.partition("?")
     authority, slash, path = rest.partition("/")
     if "@" in path or authority.count("@") > 1:
-        _refuse("has an '@' or '/' in user or password; percent-encode what is not plain: '@' is %40, '/' is %2F")
+        _refuse("has an '@' or '/' in user or password; percent-encode special characters: '@' is %40, '/' is %2F")
     login, at, hosts = authority.rpartition("@")
     _check_text(rest)
     options = _options(query)
@@ -90,19 +90,19 @@ def address_from_url(url: object) -> Address:
         hosts = _hosts_of(options)
     tail = slash + path + (f"?{urlencode(options, quote_via=quote)}" if options else "")
     _check_hosts(hosts)
-    return Address(tuple(f"{scheme}://{login}{at}{host}{tail}" for host in hosts.split(",")))
+    return PostgresqlAddress(tuple(f"{scheme}://{login}{at}{host}{tail}" for host in hosts.split(",")))
 
 
 def with_options(url: str, options: Mapping[str, object], ours: tuple[str, ...]) -> str:
     """
-    Take the options named *ours* out of the query of *url*, and put the driver's *options* in.
+    Remove the options named *ours* from the query of *url*, and add the driver's *options*.
 
     Raises:
-        ConfigurationError: an option has no value that could stand in a URL.
+        ConfigurationError: the value of an option cannot be written in a URL.
     """
     for name, value in options.items():
         if not isinstance(value, str) or not value:
-            msg = f"{name} must be a text that is not empty"
+            msg = f"{name} must be a str that is not empty"
             raise ConfigurationError(msg)
     rest, _, query = url.partition("?")
     pairs = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in {*ours, *options}]
@@ -115,7 +115,7 @@ def _options(query: str) -> dict[str, str]:
         return {}
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
-    except ValueError:  # it may quote what it could not read
+    except ValueError:  # its message may quote the query
         pairs = []
     if not pairs or not all(name and value for name, value in pairs):
         _refuse("has a query that cannot be read, or an option without a value; write ?option=value&option=value")
@@ -128,7 +128,7 @@ def _options(query: str) -> dict[str, str]:
 
 
 def _hosts_of(options: dict[str, str]) -> str:
-    """Take hosts and ports out of the query, where libpq takes them too."""
+    """Take hosts and ports from the query, as libpq does."""
     hosts, ports = options.pop("host").split(","), options.pop("port", "").split(",")
     if len(ports) == 1:
         ports *= len(hosts)
@@ -157,7 +157,7 @@ def _check_text(text: str) -> None:
     try:
         plain = unquote(text, errors="strict")
         plain.encode()
-    except UnicodeError:  # it quotes what it could not read
+    except UnicodeError:  # its message quotes the text
         plain = "\0"
     if any(char < " " or char == "\x7f" for char in plain):
         _refuse("has a control character, or bytes that are not UTF-8")
@@ -168,14 +168,14 @@ def _refuse(how: str) -> NoReturn:
     raise ConfigurationError(msg)
 
 
-def read_choices(options: Mapping[str, object]) -> Choices:
+def read_options(options: Mapping[str, object]) -> PostgresqlOptions:
     """
-    Read the backend's options; a value from a URL is a text.
+    Read the backend's options. Values from a URL are texts.
 
     Raises:
         ConfigurationError: a value cannot be read.
     """
-    return Choices(
+    return PostgresqlOptions(
         schema=check_schema(options["schema"]),
         hybrid=_tokens(options["tokens"]),
         create=_switch("create", options["create"]),
@@ -196,11 +196,11 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 
 
 def _switch(name: str, value: object) -> bool:
-    word = str(value).lower() if isinstance(value, str | bool) else ""
-    if word not in _SWITCHES:
+    text = str(value).lower() if isinstance(value, str | bool) else ""
+    if text not in _SWITCHES:
         msg = f"{name} must be true or false, got {shown(value)}"
         raise ConfigurationError(msg)
-    return _SWITCHES[word]
+    return _SWITCHES[text]
 
 
 def _seconds(name: str, value: object) -> float:

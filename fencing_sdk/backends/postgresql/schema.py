@@ -1,25 +1,25 @@
-"""The tables and functions of the backend: their text, and how they are created while others do the same."""
+"""The tables and functions of the backend: their text, and how several clients create them at the same time."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fencing_sdk.backends.postgresql._driver import Connection
+from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
 from fencing_sdk.errors import ConfigurationError, shown
 
 DEFAULT_SCHEMA = "fencing"
 _LONGEST = 63
-"""Bytes of an identifier; PostgreSQL would cut what is longer."""
+"""Bytes of an identifier; PostgreSQL would truncate a longer one."""
 
 _TEXT = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
-_PLACE = ':"schema"'
+_SCHEMA_VARIABLE = ':"schema"'
 _KEY = 0x66656E63696E67
-"""Of the advisory lock under which the schema is created: "fencing" in ASCII."""
+"""The key of the advisory lock under which clients create the schema: "fencing" in ASCII."""
 
 
 def check_schema(schema: object) -> str:
     """
-    Return *schema* if it can name a schema. It is quoted wherever it is used, so that nearly every text can.
+    Return *schema* if it can name a schema. Nearly every text can, because statements quote it.
 
     Raises:
         ConfigurationError: it cannot.
@@ -37,15 +37,15 @@ def check_schema(schema: object) -> str:
 
 
 def quoted(name: str) -> str:
-    """Write *name* as an identifier."""
+    """Return *name* as a quoted identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def schema_sql(schema: str = DEFAULT_SCHEMA) -> str:
     """
-    The statements that create what the backend needs, for those who migrate by hand.
+    Return the statements that create the tables and functions, for a migration.
 
-    They may be run again, and then change nothing. Run them in one transaction.
+    Run them in one transaction. They may be run again, and then change nothing.
 
     Raises:
         ConfigurationError: *schema* cannot name a schema.
@@ -54,33 +54,35 @@ def schema_sql(schema: str = DEFAULT_SCHEMA) -> str:
 
 
 def objects_sql(schema: str) -> str:
-    """`schema_sql` for a schema that exists: creating one needs a permission even where it is there already."""
-    return _TEXT.replace(_PLACE, quoted(schema))
+    """Return `schema_sql` without CREATE SCHEMA, which needs a permission even if the schema exists."""
+    return _TEXT.replace(_SCHEMA_VARIABLE, quoted(schema))
 
 
-def mark(schema: str) -> str:
-    """The name of the function that is created last, so that all is there if it is; for ``to_regprocedure``."""
+def newest_function(schema: str) -> str:
+    """Return the function that is created last, for ``to_regprocedure``. If it exists, everything else does."""
     return f"{quoted(schema)}.fencing_sweep_v1(double precision)"
 
 
-async def create(connection: Connection, schema: str) -> None:
+async def create(connection: DriverConnection, schema: str) -> None:
     """
-    Create what is missing, in one transaction. Whoever does the same at the same time waits, and finds it done.
+    Create what is missing, in one transaction. Another client that does the same waits, and finds it done.
 
     Raises:
-        Exception: whatever the driver raises.
+        Exception: the driver's error.
     """
     await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
     try:
-        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # text is the type, and no other
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # "text" is the built-in type
         await connection.execute(f"SELECT pg_catalog.pg_advisory_xact_lock({_KEY})")
         found = await connection.fetchrow(
-            "SELECT to_regprocedure($1) IS NOT NULL, to_regnamespace($2) IS NOT NULL", mark(schema), quoted(schema)
+            "SELECT to_regprocedure($1) IS NOT NULL, to_regnamespace($2) IS NOT NULL",
+            newest_function(schema),
+            quoted(schema),
         )
         assert found is not None
-        complete, there = found[0], found[1]
+        complete, schema_exists = found[0], found[1]
         if not complete:
-            await connection.execute(objects_sql(schema) if there else schema_sql(schema))
+            await connection.execute(objects_sql(schema) if schema_exists else schema_sql(schema))
     except BaseException:
         if not connection.is_closed():
             await connection.execute("ROLLBACK")

@@ -3,8 +3,8 @@
 import pytest
 
 from fencing_sdk.backends.postgresql import from_url, schema_sql
-from fencing_sdk.backends.postgresql._schema import mark, objects_sql
-from fencing_sdk.backends.postgresql._settings import address_from_url
+from fencing_sdk.backends.postgresql.options import address_from_url
+from fencing_sdk.backends.postgresql.schema import newest_function, objects_sql
 from fencing_sdk.errors import ConfigurationError
 
 SECRET = "s3cr3t"
@@ -70,7 +70,7 @@ def test_options_of_the_call_and_of_the_query_reach_the_driver_and_ours_do_not()
 
 def test_no_password_in_the_repr_of_what_knows_it():
     backend = from_url(f"postgresql://u:{SECRET}@h/db")
-    assert SECRET not in f"{backend!r} {backend._dialer!r} {backend._dialer._address!r} {backend._link!r}"
+    assert SECRET not in f"{backend!r} {backend._dialer!r} {backend._dialer._address!r} {backend._connection!r}"
 
 
 def test_a_schema_is_quoted_wherever_it_stands():
@@ -79,4 +79,4 @@ def test_a_schema_is_quoted_wherever_it_stands():
     assert f'CREATE SCHEMA IF NOT EXISTS "{written}";' in schema_sql(hostile)
     assert ':"schema"' not in schema_sql(hostile).split("\n", 6)[-1]
     assert f'"{written}"' not in "".join(objects_sql(hostile).split("AS $fencing$")[1:][0].split("$fencing$;")[0])
-    assert mark(hostile).startswith(f'"{written}".')
+    assert newest_function(hostile).startswith(f'"{written}".')

@@ -1,10 +1,10 @@
 """
-From what PostgreSQL and its driver raise to the two errors of the contract.
+Translates errors of PostgreSQL and its driver to the two errors of the contract.
 
-Refused is what another try will not change *and* what surely granted nothing, because the engine
-then stops without a release. Everything else, known or not, is unavailable: its outcome is
-unknown until somebody asks again. Decided by SQLSTATE and by class; what the server says may
-quote a statement, so it is never repeated.
+`BackendRefusedError` needs both: another try cannot help, *and* nothing was granted, because the engine then stops
+without a release. Every other error, known or not, is `BackendUnavailableError`: the outcome of the request is unknown
+until the next request. SQLSTATE and class decide. The message of the server is never repeated, because it may quote a
+statement.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import ssl
 from functools import partial
 
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
-from fencing_sdk.backends.postgresql import _driver
+from fencing_sdk.backends.postgresql.connection import driver
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 BACKEND = "PostgresqlBackend"
 
-Verdict = tuple[type[BackendError], str]
+Translation = tuple[type[BackendError], str]
+"""An error of the contract, and what it says about the cause."""
 
 
-class LinkError(Exception):
-    """There is no connection, by our own decision; whether the server has run what was asked is not known."""
+class ConnectionAbandonedError(Exception):
+    """The backend itself closed the connection, or gave up opening one. The outcome of the request is unknown."""
 
 
 class StandbyError(Exception):
@@ -31,22 +32,22 @@ class StandbyError(Exception):
 
 
 class ReadOnlyError(Exception):
-    """The server is no standby, and takes no writes from us."""
+    """The server is no standby, and refuses writes in this session."""
 
 
-class UnreadableError(Exception):
-    """What a function of the schema returned is no answer of ours. It says nothing about what was done."""
+class UnreadableRowError(Exception):
+    """A function of the schema returned a row that no function of this version returns. The outcome is unknown."""
 
 
 _GRANTS = "the role lacks a permission: USAGE on the schema, or SELECT, INSERT, UPDATE and DELETE on its tables"
 _ENCODING = "a name or metadata has a character that the database cannot store; its encoding should be UTF8"
 _NOT_OURS = "the schema has tables or functions that are not those of this version; set another schema"
-_READ_ONLY: Verdict = (
+_READ_ONLY: Translation = (
     BackendUnavailableError,
     "no writes are taken, because default_transaction_read_only is on for the server, database, role or session",
 )
 
-CODES: dict[str, Verdict] = {
+CODES: dict[str, Translation] = {
     # Another try may help.
     "25006": _READ_ONLY,
     "40001": (BackendUnavailableError, "the transaction was rolled back again and again"),
@@ -59,7 +60,7 @@ CODES: dict[str, Verdict] = {
     "57P01": (BackendUnavailableError, "the connection was ended by an operator or a shutdown"),
     "57P02": (BackendUnavailableError, "the server crashed"),
     "57P03": (BackendUnavailableError, "the server is starting or shutting down"),
-    # It will not.
+    # Another try cannot help.
     "28000": (BackendRefusedError, "the server does not let this role in; see its pg_hba.conf"),
     "28P01": (BackendRefusedError, "wrong user or password"),
     "3D000": (BackendRefusedError, "the database does not exist"),
@@ -85,13 +86,13 @@ CODES: dict[str, Verdict] = {
     "FS001": (BackendRefusedError, "the next token would not fit into 53 bits; is the server's clock right?"),
 }
 
-CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
-    (StandbyError, (BackendUnavailableError, "the server is a standby; the primary is asked for anew")),
+CLASSES: tuple[tuple[type[BaseException], Translation], ...] = (
+    (StandbyError, (BackendUnavailableError, "the server is a standby; the next call looks for the primary again")),
     (ReadOnlyError, _READ_ONLY),
-    (UnreadableError, (BackendUnavailableError, _NOT_OURS)),
-    (LinkError, (BackendUnavailableError, "the connection was given up, or the backend was closed")),
-    (_driver.TargetNotMatched, (BackendUnavailableError, "no host is what target_session_attrs asks for")),
-    (_driver.Disconnected, (BackendUnavailableError, "the connection broke")),
+    (UnreadableRowError, (BackendUnavailableError, _NOT_OURS)),
+    (ConnectionAbandonedError, (BackendUnavailableError, "the connection was given up, or the backend was closed")),
+    (driver.TargetNotMatched, (BackendUnavailableError, "no host is what target_session_attrs asks for")),
+    (driver.Disconnected, (BackendUnavailableError, "the connection broke")),
     (ssl.SSLCertVerificationError, (BackendRefusedError, "the server's certificate is not trusted")),
     (TimeoutError, (BackendUnavailableError, "the server did not answer while a connection was opened")),
     (asyncio.IncompleteReadError, (BackendUnavailableError, "the connection broke")),
@@ -99,24 +100,18 @@ CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (OSError, (BackendUnavailableError, "no connection to the server")),
 )
 
-_UNKNOWN: Verdict = (BackendUnavailableError, "PostgreSQL failed")
+_UNKNOWN: Translation = (BackendUnavailableError, "PostgreSQL failed")
 
 
 def translated(operation: str, error: Exception) -> BackendError:
-    """Make the error of the contract for *error*, most specific first."""
+    """Return the error of the contract for *error*. A SQLSTATE counts more than a class."""
     if isinstance(error, BackendError):
         return error
-    kind, hint = _verdict(error)
-    word = _driver.code_of(error) or type(error).__name__
-    return kind(BACKEND, operation, f"{hint} ({word})")
+    code = driver.code_of(error)
+    by_class = next((translation for kind, translation in CLASSES if isinstance(error, kind)), _UNKNOWN)
+    kind, hint = CODES.get(code, by_class)
+    return kind(BACKEND, operation, f"{hint} ({code or type(error).__name__})")
 
 
-def _verdict(error: Exception) -> Verdict:
-    code = _driver.code_of(error)
-    if code in CODES:
-        return CODES[code]
-    return next((verdict for kind, verdict in CLASSES if isinstance(error, kind)), _UNKNOWN)
-
-
-our_errors = partial(ErrorTranslation, translated)
-"""``with our_errors("acquire")``: whatever the driver raises comes out as an error of the contract."""
+translating = partial(ErrorTranslation, translated)
+"""``with translating("acquire")``: an error of the driver leaves the block as an error of the contract."""

@@ -1,0 +1,189 @@
+"""
+Opens a session with the server that takes writes.
+
+If the URL names several hosts, the dialer asks all of them at the same time, so that a silent host costs nothing. It
+passes over standbys, and over old primaries that an operator made read-only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from fencing_sdk.backends.postgresql.connection import driver
+from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
+from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
+from fencing_sdk.backends.postgresql.errors import BACKEND, ReadOnlyError, StandbyError, translated
+from fencing_sdk.backends.postgresql.options import PostgresqlAddress, PostgresqlOptions
+from fencing_sdk.backends.postgresql.schema import create, newest_function
+from fencing_sdk.errors import BackendRefusedError, shown
+
+_CREATE_PATIENCE = 30.0
+"""Seconds that the creation of the tables may take; it waits for other clients that create them."""
+_CANCEL_PATIENCE = 0.2
+"""Seconds that the attempts at other hosts have to end once one host was chosen."""
+
+_Preparation = Callable[[DriverConnection], Awaitable[None]]
+"""What happens on a new connection where tables or functions are missing."""
+
+
+class _ConclusiveError(Exception):
+    """An error from the server that takes writes: no other host can give a better answer."""
+
+    def __init__(self, error: BackendRefusedError) -> None:
+        super().__init__()
+        self.error = error
+
+
+class PostgresqlDialer:
+    """
+    Opens sessions.
+
+    Args:
+        address: A URL for each host.
+
+        options: The options of the backend.
+
+        arguments: More arguments of ``asyncpg.connect``.
+    """
+
+    def __init__(self, address: PostgresqlAddress, options: PostgresqlOptions, arguments: Mapping[str, object]) -> None:
+        self._address = address
+        self._options = options
+        self._arguments = {**arguments, "timeout": options.connect_timeout, "statement_cache_size": 0}
+        self.pooled = options.pooled
+        """Whether a proxy pools transactions. A request that notices it sets this for the next sessions."""
+
+    async def dial(self) -> PostgresqlSession:
+        """
+        Connect to the server that takes writes, and create the tables if they are missing.
+
+        Raises:
+            BackendError: there is no such server, or it cannot be used.
+        """
+        return PostgresqlSession(await self._connect_to_any(self._create_or_refuse), pooled=self.pooled)
+
+    async def dial_without_schema(self) -> PostgresqlSession:
+        """Connect to the server that takes writes, and leave the tables alone."""
+        return PostgresqlSession(await self._connect_to_any(None), pooled=self.pooled)
+
+    async def create_schema(self) -> None:
+        """
+        Create the tables and functions that are missing.
+
+        Raises:
+            Exception: it is not permitted, or the connection broke.
+        """
+        connection = await self._connect_to_any(lambda opened: create(opened, self._options.schema))
+        await PostgresqlSession(connection, pooled=self.pooled).aclose()
+
+    async def _connect_to_any(self, prepare: _Preparation | None) -> DriverConnection:
+        """Ask all hosts at once. The first that takes writes is chosen, and the other connections are closed."""
+        tasks = {asyncio.create_task(self._connect_to(url, prepare)) for url in self._address.urls}
+        chosen: DriverConnection | None = None
+        try:
+            chosen = await _first_success(tasks)
+        except _ConclusiveError as conclusive:
+            raise conclusive.error from conclusive.error.__cause__
+        finally:
+            await _close_others(tasks, chosen=chosen)
+        return chosen
+
+    async def _connect_to(self, url: str, prepare: _Preparation | None) -> DriverConnection:
+        connection: DriverConnection | None = None
+        try:
+            async with asyncio.timeout(self._options.connect_timeout):
+                connection = await self._open(url)
+                complete = await self._takes_writes(connection)
+            if prepare is not None and not complete:
+                async with asyncio.timeout(_CREATE_PATIENCE):
+                    await prepare(connection)
+        except BaseException:
+            if connection is not None:
+                connection.terminate()
+            raise
+        return connection
+
+    async def _open(self, url: str) -> DriverConnection:
+        try:
+            return await driver.connect(url, self._arguments)
+        except (driver.ClientConfigurationError, ValueError, TypeError):
+            pass  # its message may quote the URL
+        detail = "the URL or an argument of the driver cannot be used; is every option in the query one of libpq's?"
+        raise BackendRefusedError(BACKEND, "connect", detail)
+
+    async def _takes_writes(self, connection: DriverConnection) -> bool:
+        """
+        Raise unless the server takes writes. Return whether it has the tables and functions.
+
+        Raises:
+            StandbyError, ReadOnlyError: it takes none.
+        """
+        row = await connection.fetchrow(
+            "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only'), "
+            "pg_catalog.to_regprocedure($1) IS NOT NULL",
+            newest_function(self._options.schema),
+        )
+        assert row is not None
+        standby, read_only, complete = row
+        if standby:  # a standby is read-only too, so this comes first
+            raise StandbyError
+        if read_only == "on":
+            raise ReadOnlyError
+        return bool(complete)
+
+    async def _create_or_refuse(self, connection: DriverConnection) -> None:
+        schema = self._options.schema
+        way_out = (
+            "run 'fencing init --url ...' or what schema_sql() returns as a role that may create it; this role then "
+            "needs USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on its tables"
+        )
+        if not self._options.create:
+            detail = f"schema {shown(schema)} lacks the tables or functions of this version; {way_out}"
+            raise _ConclusiveError(BackendRefusedError(BACKEND, "connect", detail))
+        try:
+            await create(connection, schema)
+        except driver.ServerError as error:
+            if driver.code_of(error) != "42501":
+                raise
+            detail = f"the role may not use or create schema {shown(schema)}; {way_out}"
+            refusal = BackendRefusedError(BACKEND, "connect", detail)
+            refusal.__cause__ = error
+            raise _ConclusiveError(refusal) from error
+
+
+async def _first_success(tasks: set[asyncio.Task[DriverConnection]]) -> DriverConnection:
+    """
+    Return the first connection that is open, or raise the most hopeful error of all hosts.
+
+    If one host may still start or be promoted, another attempt may help, although the other hosts refuse.
+    """
+    errors: list[Exception] = []
+    pending = tasks
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            error = task.exception()
+            if error is None:
+                return task.result()
+            if isinstance(error, _ConclusiveError) or not isinstance(error, Exception):
+                raise error
+            errors.append(error)
+    raise next((error for error in errors if not _is_refusal(error)), errors[0])
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(translated("connect", error), BackendRefusedError)
+
+
+async def _close_others(tasks: set[asyncio.Task[DriverConnection]], *, chosen: DriverConnection | None) -> None:
+    """Cancel the other attempts. A connection that one of them opened, or still opens, is closed."""
+
+    def close(task: asyncio.Task[DriverConnection]) -> None:
+        if not task.cancelled() and task.exception() is None and task.result() is not chosen:
+            task.result().terminate()
+
+    for task in tasks:
+        task.cancel()
+        task.add_done_callback(close)
+    await asyncio.wait(tasks, timeout=_CANCEL_PATIENCE)

@@ -1,0 +1,124 @@
+"""One open connection to the server that takes writes, and the statements that were prepared on it."""
+
+from __future__ import annotations
+
+import os
+import uuid
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from fencing_sdk.backends.postgresql.connection.driver import DriverConnection, DriverRow, PreparedStatement
+
+T = TypeVar("T")
+
+_CLOSE_PATIENCE = 0.5
+"""Seconds that the server has to answer when the connection is closed."""
+
+
+class PostgresqlSession:
+    """
+    One open connection. It runs one statement at a time and never cancels one: see `request_queue`.
+
+    Args:
+        connection: An open connection of the driver.
+
+        pooled: Whether a proxy may give every statement to another server process, which does not
+            know what was prepared on this one.
+    """
+
+    __slots__ = ("__weakref__", "_connection", "_prepared", "pooled", "wrapped")
+
+    def __init__(self, connection: DriverConnection, *, pooled: bool) -> None:
+        self._connection = connection
+        self._prepared: dict[str, PreparedStatement] = {}
+        self.pooled = pooled
+        self.wrapped = False
+        """Whether each statement needs its own transaction, because the default isolation is not READ COMMITTED."""
+        _sessions.add(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the driver knows that the connection is closed."""
+        return self._connection.is_closed()
+
+    async def ask(self, statement: str, arguments: tuple[object, ...]) -> DriverRow | None:
+        """
+        Run one statement and return its first row. There are three cases.
+
+        1. The default isolation is another one: run the statement in its own transaction.
+        2. A proxy pools transactions: prepare nothing.
+        3. Otherwise prepare each statement once, because that saves a round trip from then on.
+
+        Raises:
+            Exception: the driver's error.
+        """
+        if self.wrapped:
+            return await self.transact(lambda connection: connection.fetchrow(statement, *arguments))
+        if self.pooled:
+            return await self._connection.fetchrow(statement, *arguments)
+        prepared = self._prepared.get(statement)
+        if prepared is None:
+            # Behind a proxy that was not noticed yet, a random name may be unknown, but never another client's.
+            name = f"fencing_{uuid.uuid4().hex}"
+            prepared = self._prepared[statement] = await self._connection.prepare(statement, name=name)
+        return await prepared.fetchrow(*arguments)
+
+    async def transact(self, work: Callable[[DriverConnection], Awaitable[T]]) -> T:
+        """
+        Run *work* in its own transaction, which is committed unless *work* raises.
+
+        Raises:
+            Exception: the error of the driver or of *work*.
+        """
+        await self._connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+        try:
+            result = await work(self._connection)
+        except BaseException:
+            if not self.closed:
+                await self._connection.execute("ROLLBACK")
+            raise
+        await self._connection.execute("COMMIT")
+        return result
+
+    def forget_statements(self) -> None:
+        """Prepare every statement anew, because the tables or functions have changed."""
+        self._prepared.clear()
+
+    async def listen(self, channel: str, on_notify: Callable[[str], None]) -> None:
+        """Call *on_notify* with the payload of every message on *channel*."""
+        await self._connection.add_listener(channel, lambda _, __, ___, payload: on_notify(payload))
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Call back when the connection ends."""
+        self._connection.add_termination_listener(lambda _: call())
+
+    def drop(self) -> None:
+        """Close the connection at once, even while a statement runs."""
+        self._connection.terminate()
+
+    async def aclose(self) -> None:
+        """Close the connection and tell the server, which has half a second to answer."""
+        try:
+            await self._connection.close(timeout=_CLOSE_PATIENCE)
+        except Exception:  # noqa: BLE001  (the connection must end, whichever error the driver raised)
+            self.drop()
+
+
+_sessions: weakref.WeakSet[PostgresqlSession] = weakref.WeakSet()
+_inherited: list[PostgresqlSession] = []
+
+
+def _after_fork() -> None:
+    """
+    Keep the parent's sessions alive in a child process for ever.
+
+    Parent and child share one epoll object. If the child collected a session, its finalizer would remove the
+    connection from that epoll object, and the parent would never see its data.
+    """
+    _inherited.extend(_sessions)
+    _sessions.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

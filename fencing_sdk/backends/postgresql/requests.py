@@ -1,0 +1,152 @@
+"""
+The requests to the server, and how its answers are read. No I/O happens here.
+
+Each request is one call of a function of `schema.sql`. Numbers there are microseconds; here they are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk.backends.postgresql.connection.driver import DriverRow
+from fencing_sdk.backends.postgresql.errors import BACKEND, UnreadableRowError
+from fencing_sdk.backends.postgresql.schema import quoted
+from fencing_sdk.errors import BackendRefusedError
+
+ROW_PATIENCE_MS = 100
+"""Milliseconds that a renewal waits for rows that another transaction keeps locked."""
+
+_RENEWALS = {"1": Renewal.RENEWED, "0": Renewal.REFUSED, "x": Renewal.TAKEN_OVER}
+_MOST_MICROS = 2**53
+
+Arguments = tuple[object, ...]
+
+
+class PostgresqlRequests:
+    """The statements for one schema, and the arguments of those that need more than a name."""
+
+    def __init__(self, schema: str, *, hybrid: bool) -> None:
+        functions = quoted(schema)
+        self._hybrid = hybrid
+        self.acquire = f"SELECT * FROM {functions}.fencing_acquire_v1($1, $2, $3, $4, $5, $6, $7)"  # noqa: S608
+        self.renew = f"SELECT {functions}.fencing_renew_v1($1, $2, $3, $4)"
+        self.release = f"SELECT {functions}.fencing_release_v1($1, $2)"
+        self.join = f"SELECT {functions}.fencing_join_v1($1, $2, $3, $4)"
+        self.leave = f"SELECT {functions}.fencing_leave_v1($1, $2)"
+        self.sweep = f"SELECT {functions}.fencing_sweep_v1($1)"
+        self.notify = "SELECT pg_catalog.pg_notify($1, $2)"
+        self.inspect = f"SELECT * FROM {functions}.fencing_inspect_v1($1)"  # noqa: S608
+
+    def acquire_arguments(self, claim: Claim, channel: str | None, ticket: str | None) -> Arguments:
+        """
+        Return the arguments of `acquire`. A waiter in the lock's queue gives its *channel* and *ticket*.
+
+        Raises:
+            BackendRefusedError: a text or number of the claim cannot be stored.
+        """
+        if not (_storable(claim.name) and (claim.metadata is None or _storable(claim.metadata))):
+            raise BackendRefusedError(BACKEND, "acquire", "a name or metadata has a NUL or a lone surrogate; escape it")
+        return (claim.name, claim.owner, _micros(claim), claim.metadata, self._hybrid, channel, ticket)
+
+    def renew_arguments(self, claims: Sequence[Claim], patience_ms: int) -> Arguments:
+        """Return the arguments of `renew`, for claims whose names are `storable_names`."""
+        return (
+            [claim.name for claim in claims],
+            [claim.owner for claim in claims],
+            [str(_micros(claim)) for claim in claims],
+            patience_ms,
+        )
+
+
+def storable_names(claims: Sequence[Claim]) -> list[int]:
+    """Return the indexes of the claims whose names can be stored. One other name would fail the whole statement."""
+    return [index for index, claim in enumerate(claims) if _storable(claim.name)]
+
+
+def _storable(text: str) -> bool:
+    """Return whether PostgreSQL can store *text*, as far as that is the same in every encoding."""
+    if text.isascii():
+        return "\0" not in text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def _micros(claim: Claim) -> int:
+    """Round up, because the server may keep a grant for longer than the ttl, but never for less."""
+    if not claim.ttl * 1e6 < _MOST_MICROS:
+        raise BackendRefusedError(BACKEND, "acquire", "the ttl is too large to be stored")
+    return math.ceil(claim.ttl * 1e6)
+
+
+def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Held:
+    """
+    Read the answer to `PostgresqlRequests.acquire`. A waiter tries again after *poll* seconds at the latest.
+
+    Raises:
+        UnreadableRowError: the row is no such answer, so whether the lock was granted is unknown.
+    """
+    token, seconds_left = _columns(row, 2)
+    if token is not None:
+        return Grant(_token(token))
+    retry_after = _seconds(seconds_left)
+    return Held(retry_after if poll is None else min(retry_after, poll))
+
+
+def read_renewals(row: DriverRow | None, count: int) -> list[Renewal]:
+    """
+    Read the answer to `PostgresqlRequests.renew`: one character for each claim.
+
+    Raises:
+        UnreadableRowError: the row is no such answer.
+    """
+    characters = _columns(row, 1)[0] or ""
+    if isinstance(characters, str) and len(characters) == count:
+        return [_RENEWALS.get(character, Renewal.UNKNOWN) for character in characters]
+    msg = f"not {count} characters"
+    raise UnreadableRowError(msg)
+
+
+def read_holder(name: str, row: DriverRow | None) -> Holder | None:
+    """
+    Read the answer to `PostgresqlRequests.inspect`: the holder of *name*, if there is one.
+
+    Raises:
+        UnreadableRowError: the row is no such answer.
+    """
+    if row is None:
+        return None
+    owner, token, seconds_left, metadata = _columns(row, 4)
+    if owner is None:
+        return None
+    if isinstance(owner, str) and isinstance(metadata, str | None):
+        return Holder(name, _token(token), holder_of(owner), max(0.0, _seconds(seconds_left)), metadata)
+    msg = "not a holder"
+    raise UnreadableRowError(msg)
+
+
+def _columns(row: DriverRow | None, count: int) -> Sequence[object]:
+    """Return the columns of an answer. A function with more or fewer belongs to another program."""
+    columns = () if row is None else tuple(row)
+    if len(columns) == count:
+        return columns
+    msg = f"not {count} columns"
+    raise UnreadableRowError(msg)
+
+
+def _token(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_LIMIT:
+        return value
+    msg = "not a token"
+    raise UnreadableRowError(msg)
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, float) and not math.isnan(value):
+        return value
+    msg = "not a number of seconds"
+    raise UnreadableRowError(msg)
