@@ -1,6 +1,7 @@
 """The wheel works without the source tree: everything it needs is inside, and the console script starts."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -59,6 +60,16 @@ def test_the_wheel_has_types_scripts_and_a_licence(installed: Path):
     metadata = next(installed.glob("*.dist-info"))
     assert "fencing = fencing_sdk.cli:main" in (metadata / "entry_points.txt").read_text()
     assert list(metadata.rglob("LICENSE"))
+
+
+def test_a_package_index_shows_a_readme_whose_links_lead_somewhere(installed: Path):
+    (metadata,) = installed.glob("*.dist-info/METADATA")
+    shown = metadata.read_text().partition("\n\n")[2]
+    links = re.findall(r"!?\[[^\[\]]+\]\(([^)]+)\)", shown)
+    assert not [link for link in links if not link.startswith("https://")]
+    assert "Guarantees, what they need" in shown, "the text of a link stays"
+    assert "source archive" in shown
+    assert "locks.lock(name, ttl=15, wait=5, fences=[seats])" in shown, "code looks like links, and stays"
 
 
 def test_drivers_that_are_used_from_the_inside_are_bounded_as_their_errors_say():
