@@ -34,7 +34,7 @@ EDGES = ("integrations", "testing", "cli")
 CHECKER = "testing.history"  # imports nothing but the errors, so that the command line may use it too
 
 ONE_HOME = {
-    "CancelScope": {"_engine.cancellation", "_engine.lease_state", "_engine.sleeps"},
+    "CancelScope": {"_engine.cancellation", "_engine.lease_state", "_engine.timers"},
     "ContextVar": {"_current"},
     "tenacity": {"_engine.acquisition"},
     "secrets": {"_values.claim"},

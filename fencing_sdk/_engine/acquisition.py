@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import tenacity
 
-from fencing_sdk._engine.acquisition_report import AcquisitionReport
 from fencing_sdk._engine.queue_place import QueuePlace
+from fencing_sdk._engine.reports import AcquisitionReport
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held
 from fencing_sdk._values.clock import Clock

@@ -16,16 +16,16 @@ from fencing_sdk._engine.cancellation import scope_class
 from fencing_sdk._engine.closing import Closing
 from fencing_sdk._engine.fences import Fences, raise_fence
 from fencing_sdk._engine.heartbeat import Heartbeat
-from fencing_sdk._engine.lease_report import LeaseReport
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.releases import Releases
-from fencing_sdk._engine.running_loop import running_loop
+from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Claim, Holder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.futures import retrieve
 from fencing_sdk._values.observers import Observers, logger
+from fencing_sdk._values.ownership import running_loop
 from fencing_sdk._values.process import generation
 from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsLossNotice, SupportsOpen
 from fencing_sdk.errors import LossReason, StaleTokenError, UsageError

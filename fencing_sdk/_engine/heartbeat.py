@@ -24,9 +24,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from fencing_sdk._engine.heartbeat_log import SILENT, HeartbeatLog
-from fencing_sdk._engine.lease_report import LeaseReport
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.renewal_batch import OpenBatch, RenewalBatch
+from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.schedule import Schedule
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._values.claim import Claim, Renewal

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from contextvars import Context
 
-from fencing_sdk._engine.lease_report import LeaseReport
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.renewal_batch import RenewalBatch
+from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.stalls import StallWatch
 from fencing_sdk._values.claim import Renewal
 from fencing_sdk._values.clock import Clock

@@ -26,9 +26,9 @@ from typing import Protocol
 
 import anyio
 
-from fencing_sdk._engine.running_loop import running_loop
 from fencing_sdk._values.claim import Claim, Token
 from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.ownership import running_loop
 from fencing_sdk._values.process import generation
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, UsageError, shown

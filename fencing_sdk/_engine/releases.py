@@ -11,8 +11,8 @@ from collections.abc import Collection
 from contextvars import Context
 
 from fencing_sdk._engine.cancellation import outlast_cancellation
-from fencing_sdk._engine.lease_report import LeaseReport
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.clock import Clock
 from fencing_sdk.errors import LossReason

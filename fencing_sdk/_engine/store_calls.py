@@ -16,8 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
-from fencing_sdk._engine.sleeps import SuspendWatch
-from fencing_sdk._engine.timeouts import CallTimeout, TimerQueue
+from fencing_sdk._engine.timers import CallTimeout, SuspendWatch, TimerQueue
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import logger

@@ -11,8 +11,26 @@ from __future__ import annotations
 import asyncio
 
 from fencing_sdk._values.process import generation
+from fencing_sdk.errors import UsageError
 
-__all__ = ["ForkDetector", "LoopOwner"]
+__all__ = ["ForkDetector", "LoopOwner", "running_loop"]
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """
+    Return the running event loop.
+
+    Raises:
+        UsageError: none runs in this thread. Under trio and curio none does.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        msg = (
+            "no asyncio event loop runs here, and fencing_sdk needs one: it works on asyncio and uvloop, not on trio "
+            'or curio (with anyio: backend="asyncio"); from a thread use asyncio.run_coroutine_threadsafe'
+        )
+        raise UsageError(msg) from None
 
 
 class LoopOwner:
