@@ -16,8 +16,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from fencing_sdk._values.claim import Grant, Held, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends._shared.lock_table import LockTable
+from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, LossReason
 from fencing_sdk.testing import BackendSuite
@@ -621,7 +622,7 @@ class ACancelledAcquisitionSticks(Sound):
     "test_fifty_waiters_are_all_served_in_order",
 )
 class WakesNobody(Sound):
-    def _wake(self, name):
+    def _wake_next(self, name):
         pass
 
 
@@ -633,19 +634,19 @@ class WakesOnlyItsOwnWaiters(Sound):
 @caught_by("test_a_release_before_joining_is_not_missed")
 class GrantsOnlyToThoseItWoke(Sound):
     async def acquire(self, claim):
-        woken = self._woken.get((claim.name, claim.owner))
-        if woken is not None and not woken.is_set():
+        waiter = self._waiters.find(claim)
+        if waiter is not None and not waiter._woken.is_set():
             return Held()
         return await super().acquire(claim)
 
 
 @caught_by("test_a_release_between_joining_and_waiting_is_not_missed")
 class AWakeUpIsNotKept(Sound):
-    def _wake(self, name):
+    def _wake_next(self, name):
         owner = self._table.next_in_line(name, self._clock.now())
-        if (woken := self._woken.get((name, owner))) is not None:
-            woken.set()
-            woken.clear()
+        if owner is not None and (waiter := self._waiters.find(Claim(name, 0.0, owner))) is not None:
+            waiter.wake()
+            waiter._woken.clear()
 
 
 @caught_by("test_the_line_is_served_in_order", "test_fifty_waiters_are_all_served_in_order")
@@ -682,21 +683,22 @@ class NewcomersSpin(Sound):
 @caught_by("test_leaving_while_it_is_your_turn_passes_the_turn_on")
 class LeavingTellsNobody(Sound):
     @asynccontextmanager
-    async def _stand(self, claim):
-        async with super()._stand(claim) as turn:
+    async def queue(self, claim):
+        async with super().queue(claim) as turn:
             try:
                 yield turn
             finally:
                 self._table.leave(claim)
-                self._woken, woken = {}, self._woken
-                asyncio.get_running_loop().call_soon(self._woken.update, woken)
+                self._waiters, waiters = WaiterTable(), self._waiters
+                asyncio.get_running_loop().call_soon(setattr, self, "_waiters", waiters)
+                waiters.remove(turn)
 
 
 @caught_by("test_leaving_from_the_middle_of_the_line_keeps_the_order")
 class LeavingReversesTheLine(Sound):
     @asynccontextmanager
-    async def _stand(self, claim):
-        async with super()._stand(claim) as turn:
+    async def queue(self, claim):
+        async with super().queue(claim) as turn:
             yield turn
         line = self._table._lines.get(claim.name, {})
         for owner in list(line)[::-1]:
@@ -706,38 +708,28 @@ class LeavingReversesTheLine(Sound):
 @caught_by("test_a_cancelled_waiter_leaves_nothing_in_the_line", "test_a_cancelled_waiter_leaves_nothing")
 class CancelledWaitersStay(Sound):
     @asynccontextmanager
-    async def _stand(self, claim):
+    async def queue(self, claim):
         self._table.join(claim, self._clock.now())
-        woken = self._woken[claim.name, claim.owner] = asyncio.Event()
-        yield _Place(woken)
+        yield self._waiters.add(Waiter(claim))
         self._table.leave(claim)
-
-
-class _Place:
-    def __init__(self, woken):
-        self._woken = woken
-
-    async def wait(self):
-        await self._woken.wait()
-        self._woken.clear()
 
 
 @caught_by("test_a_waiter_cancelled_while_joining_leaves_nothing_in_the_line")
 class HalfJoinedWaitersStay(Sound):
     @asynccontextmanager
-    async def _stand(self, claim):
+    async def queue(self, claim):
         self._table.join(claim, self._clock.now())
         for _ in range(3):
             await asyncio.sleep(0)
-        async with super()._stand(claim) as turn:
+        async with super().queue(claim) as turn:
             yield turn
 
 
 @caught_by("test_a_holder_that_was_served_is_not_in_the_line_any_more")
 class LeavingTheLineGivesTheLockBack(Sound):
     @asynccontextmanager
-    async def _stand(self, claim):
-        async with super()._stand(claim) as turn:
+    async def queue(self, claim):
+        async with super().queue(claim) as turn:
             yield turn
         self._table.release(claim)
 
@@ -765,8 +757,7 @@ class TellsNobodyOfALoss(Sound):
 class TellsOfEveryRelease(Sound):
     async def release(self, claim):
         await super().release(claim)
-        for notice in self._notices:
-            notice(claim, LossReason.REVOKED)
+        self._loss_notices.tell(claim, LossReason.REVOKED)
 
 
 @caught_by("test_notices_stop_when_nobody_wants_them")
@@ -779,12 +770,10 @@ class TellsForEver(Sound):
 @caught_by("test_notices_stop_when_nobody_wants_them")
 class StoppingTwiceIsAnError(Sound):
     def on_loss(self, notice):
-        self._notices[notice] = None
+        stops = [super().on_loss(notice)]
 
         def stop():
-            if notice not in self._notices:
-                raise RuntimeError("nobody listens")
-            del self._notices[notice]
+            stops.pop()()  # fails when it is called again
 
         return stop
 

@@ -89,7 +89,7 @@ class LedgerBackend(MemoryBackend):
     @property
     def tidy(self) -> bool:
         """Whether no grant and no waiter is left."""
-        return len(self._table) == 0 and not self._woken
+        return len(self._table) == 0 and not self._waiters
 
 
 class Tracks:

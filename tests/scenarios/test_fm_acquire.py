@@ -348,7 +348,7 @@ async def test_mode_13_a_waiter_that_died_in_line_holds_up_nobody_for_long(monke
         for number in range(5):
             store._table.join(Claim("seats/42", 20, owner=f"dead-{number}"), CLOCK.now())
         alive = asyncio.create_task(lock.acquire())
-        await until(lambda: store._woken)
+        await until(lambda: store._waiters)
         await holder.release()
         began = CLOCK.now()
         lease = await asyncio.wait_for(alive, 10)
@@ -397,6 +397,6 @@ async def test_mode_13_patience_ends_in_an_error_and_in_no_entry():
 
             errors = await asyncio.gather(*(wait() for _ in range(20)))
             assert all(0.2 <= error.waited < 5 for error in errors)
-            await until(lambda: not store._woken)
+            await until(lambda: not store._waiters)
         assert len(log.of(Acquired)) == 1
     assert store.tidy
