@@ -1,5 +1,5 @@
 """
-From a URL to a backend, without loading the drivers of the others.
+An adapter for each store. Here: from a URL to its backend, without loading the drivers of the others.
 
 A scheme is looked up among the built-in backends, then among the entry points of the group
 ``fencing_sdk.backends``: each names a callable ``from_url(url, **options) -> Backend``.

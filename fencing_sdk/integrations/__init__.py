@@ -1,5 +1,5 @@
 """
-The edge where frameworks are: each module imports its own, and nobody imports these but you.
+A module for each web framework, HTTP client or message system. Each imports its own framework.
 
     aiohttp     client middleware that sends the token; server middleware that guards; raise_for_stale
     httpx       a request hook for httpx and httpx2, sync and async; raise_for_stale
