@@ -89,6 +89,12 @@ def test_the_wheel_holds_nothing_but_the_package(installed: Path):
     } | {path.name for path in installed.glob("*.dist-info")}
 
 
+def test_the_simulation_and_its_broken_variants_stay_with_the_tests(installed: Path):
+    modules = [path.relative_to(installed).as_posix() for path in installed.rglob("*.py")]
+    assert "fencing_sdk/testing/history/__init__.py" in modules, "the checker is for users"
+    assert not [module for module in modules if "simulation" in module or "broken" in module]
+
+
 def test_the_console_script_starts_from_the_wheel(installed: Path):
     done = python(installed, "-m", "fencing_sdk", "--help")
     assert done.returncode == 0, done.stderr

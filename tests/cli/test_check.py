@@ -13,7 +13,8 @@ from fencing_sdk._recording import Recorder
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.cli._app import run_app
 from fencing_sdk.errors import shown
-from fencing_sdk.testing.simulation import play, write_script
+from tests.simulation.play import play
+from tests.simulation.script import write_script
 
 
 def recorded(folder: Path, *, holders: int = 30) -> Path:

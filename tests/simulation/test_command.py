@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fencing_sdk.testing.simulation import Campaign, Control, Script, all_controls, play
-from fencing_sdk.testing.simulation.__main__ import main
-from fencing_sdk.testing.simulation._campaign import Progress
+from tests.simulation.__main__ import main
+from tests.simulation.campaign import Campaign, Progress
+from tests.simulation.control import Control
+from tests.simulation.controls import all_controls
+from tests.simulation.play import play
+from tests.simulation.script import Script
+
+ROOT = Path(__file__).parents[2]
 
 
 def control(name: str) -> Control:
@@ -61,7 +66,7 @@ def test_a_seed_that_fails_is_named_at_once(capsys: pytest.CaptureFixture[str], 
             said.append(capsys.readouterr().out)
         return Campaign(histories=200, seconds=2.0)
 
-    monkeypatch.setattr("fencing_sdk.testing.simulation.__main__.run_campaign", run)
+    monkeypatch.setattr("tests.simulation.__main__.run_campaign", run)
     main([])
     assert "seed 7 broke overrun, stale_read\n" in said[0]
     assert said[1] == "seed 9 broke overrun, stale_read\n"
@@ -76,8 +81,8 @@ def test_one_history_alone_shows_too_little(capsys: pytest.CaptureFixture[str]):
 
 IN_SMALL_PARTS = """
 import sys
-from fencing_sdk.testing.simulation import __main__, _campaign
-_campaign._PART = 10
+from tests.simulation import __main__, campaign
+campaign._PART = 10
 sys.exit(__main__.main(sys.argv[1:]))
 """
 
@@ -89,6 +94,7 @@ def interrupted(histories: int, on_interrupt: signal.Handlers) -> tuple[int, str
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        cwd=ROOT,
         text=True,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, on_interrupt),  # noqa: PLW1509  (no other thread runs here)
@@ -134,13 +140,13 @@ def test_a_script_that_cannot_be_read_is_wrong_usage(arguments: list[str], capsy
 
 def test_the_controls_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     shown = [control("no guard"), control("the heartbeat never renews")]
-    monkeypatch.setattr("fencing_sdk.testing.simulation.__main__.all_controls", lambda: shown)
+    monkeypatch.setattr("tests.simulation.__main__.all_controls", lambda: shown)
     assert main(["--controls"]) == 0
     assert "2 of 2 broken variants were caught" in capsys.readouterr().out
 
 
 def test_a_control_that_is_missed_is_a_failure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     missed = Control("nothing at all", "P1", frozenset({"overrun"}), Control.nothing, within=2)
-    monkeypatch.setattr("fencing_sdk.testing.simulation.__main__.all_controls", lambda: [missed])
+    monkeypatch.setattr("tests.simulation.__main__.all_controls", lambda: [missed])
     assert main(["--controls"]) == 1
     assert "MISSED" in capsys.readouterr().out

@@ -3,7 +3,11 @@
 import pytest
 
 from fencing_sdk.testing.history import PROMISES
-from fencing_sdk.testing.simulation import Control, Script, all_controls, play, shrink
+from tests.simulation.control import Control
+from tests.simulation.controls import all_controls
+from tests.simulation.play import play
+from tests.simulation.script import Script
+from tests.simulation.shrink import shrink
 
 CONTROLS = all_controls()
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 from campaigns import amount
@@ -14,22 +15,22 @@ from campaigns import amount
 from fencing_sdk import ConfigurationError, LossReason
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk.testing.history import Report, Verdict
-from fencing_sdk.testing.simulation import Fault, Script, Visit, play, play_seeds, run_campaign, write_script
-from fencing_sdk.testing.simulation._play import History
-from fencing_sdk.testing.simulation._script import THEMES
+from tests.simulation.campaign import play_seeds, run_campaign
+from tests.simulation.play import History, play
+from tests.simulation.script import THEMES, Fault, Script, Visit, write_script
 
 HISTORIES = amount(10_000, short=500)
 PART = amount(1000, short=250)
 PARTS = [range(start, min(start + PART, HISTORIES)) for start in range(0, HISTORIES, PART)]
-MODULE = "fencing_sdk.testing.simulation"
+ROOT = Path(__file__).parents[2]
 
 
 def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
     tracing = {"COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"}  # would make it four times as slow
     environment = {name: value for name, value in os.environ.items() if name not in tracing}
     environment["PYTHONHASHSEED"] = hash_seed
-    run = [sys.executable, "-W", "error", "-m", MODULE, *arguments]
-    return subprocess.run(run, env=environment, capture_output=True, text=True, timeout=580)
+    run = [sys.executable, "-W", "error", "-m", "tests.simulation", *arguments]
+    return subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580)
 
 
 @pytest.mark.campaign
@@ -48,7 +49,7 @@ def test_nothing_is_broken(seeds: range, capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.timeout(300)
 def test_the_outcome_is_the_same_in_any_number_of_processes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fencing_sdk.testing.simulation._campaign._PART", 7)
+    monkeypatch.setattr("tests.simulation.campaign._PART", 7)
     alone, together = run_campaign(300, 40, 1), run_campaign(300, 40, 3)
     assert (together.histories, together.report, together.failed) == (alone.histories, alone.report, alone.failed)
     assert alone.report == play_seeds(range(300, 340)).report

@@ -12,10 +12,10 @@ from typing import Any
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.testing._timeline import never
 from fencing_sdk.testing.history import Report, check
-from fencing_sdk.testing.simulation._mishaps import Mishaps
-from fencing_sdk.testing.simulation._script import Script, Visit
-from fencing_sdk.testing.simulation._stage import Actor, Stage, to_text
-from fencing_sdk.testing.simulation._visits import Visitor
+from tests.simulation.mishaps import Mishaps
+from tests.simulation.script import Script, Visit
+from tests.simulation.stage import Actor, Stage, to_text
+from tests.simulation.visits import Visitor
 
 _SERVE = 12.0
 """Seconds besides two ttls within which everybody is served once nothing goes wrong any more."""
@@ -149,7 +149,7 @@ def _end(stage: Stage) -> list[BaseException]:
         stage.kernel.end()
     except BaseExceptionGroup as group:
         return list(group.exceptions)
-    except Exception as error:  # noqa: BLE001  (whatever it is, it is a finding)
+    except Exception as error:  # every error is a finding
         return [error]
     return []
 

@@ -1,6 +1,6 @@
 """Broken stores and resources: the mistakes that lock services and guards have been found with."""
 
-# ruff: noqa: SLF001, ANN001, ANN202  (each of these stands in for a method of a class, from the inside)
+# Each of these stands in for a method of a class, from the inside.
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from fencing_sdk._values.claim import Grant, Held, Renewal
 from fencing_sdk.backends._shared import lock_table
 from fencing_sdk.backends._shared.lock_table import LockTable
 from fencing_sdk.errors import StaleTokenError
-from fencing_sdk.testing.simulation._backend import SimulatedBackend
-from fencing_sdk.testing.simulation._control import Change, Control
-from fencing_sdk.testing.simulation._script import Fault, Script
-from fencing_sdk.testing.simulation._service import NAME, Service
-from fencing_sdk.testing.simulation._stage import Resource
+from tests.simulation.backend import SimulatedBackend
+from tests.simulation.control import Change, Control
+from tests.simulation.script import Fault, Script
+from tests.simulation.service import NAME, Service
+from tests.simulation.stage import Resource
 
 _grant = LockTable._grant
 _renew = LockTable.renew

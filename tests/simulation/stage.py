@@ -18,9 +18,9 @@ from fencing_sdk.testing._kernel import Kernel
 from fencing_sdk.testing._network import Link, Network
 from fencing_sdk.testing._process import Process, ProcessClock
 from fencing_sdk.testing._timeline import Timeline
-from fencing_sdk.testing.simulation._backend import QueueingBackend, SimulatedBackend, numbers
-from fencing_sdk.testing.simulation._script import Script
-from fencing_sdk.testing.simulation._service import Service, Tell
+from tests.simulation.backend import QueueingBackend, SimulatedBackend, numbers
+from tests.simulation.script import Script
+from tests.simulation.service import Service, Tell
 
 LATENCY = (0.0002, 0.003)
 _UNTOLD = ("at", "stack", "kind", "error")

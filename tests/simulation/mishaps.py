@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fencing_sdk.testing import _network
-from fencing_sdk.testing.simulation._script import Fault
-from fencing_sdk.testing.simulation._stage import Actor, Stage
+from tests.simulation.script import Fault
+from tests.simulation.stage import Actor, Stage
 
 STORE = "locks"
 

@@ -1,6 +1,6 @@
 """Broken clients: what would happen if one line of the engine were not there."""
 
-# ruff: noqa: SLF001, ANN001, ANN202  (each of these stands in for a method of a class, from the inside)
+# Each of these stands in for a method of a class, from the inside.
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fencing_sdk._values import claim, timing
 from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.errors import LeaseLostError, LossReason
-from fencing_sdk.testing.simulation._aims import (
+from tests.simulation.aims import (
     cut_off,
     failing_bodies,
     frozen_over_a_renewal,
@@ -29,8 +29,8 @@ from fencing_sdk.testing.simulation._aims import (
     slow_cancelled,
     slow_then_cut,
 )
-from fencing_sdk.testing.simulation._control import Change, Control
-from fencing_sdk.testing.simulation._stage import ClientClock
+from tests.simulation.control import Change, Control
+from tests.simulation.stage import ClientClock
 
 _judge = Acquisition._judge
 _apply = Heartbeat._apply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fencing_sdk.testing.simulation._script import Fault, Script
+from tests.simulation.script import Fault, Script
 
 
 def slow_then_cut(operation: str, late: float) -> Callable[[Script], Script]:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from fencing_sdk.testing.simulation._script import Script, write_script
+from tests.simulation.script import Script, write_script
 
 Change = tuple[object, str, Any]
 """An owner, the name of one of its attributes, and what replaces it."""

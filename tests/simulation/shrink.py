@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 
-from fencing_sdk.testing.simulation._play import History, play
-from fencing_sdk.testing.simulation._script import Script
+from tests.simulation.play import History, play
+from tests.simulation.script import Script
 
 
 def shrink(script: Script, rules: AbstractSet[str], player: Callable[[Script], History] = play) -> Script:

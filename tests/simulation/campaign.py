@@ -15,8 +15,8 @@ from threading import Event
 
 from fencing_sdk._values.observers import keep_off_console
 from fencing_sdk.testing.history import Report, Verdict
-from fencing_sdk.testing.simulation._play import play
-from fencing_sdk.testing.simulation._script import write_script
+from tests.simulation.play import play
+from tests.simulation.script import write_script
 
 _PART = 100
 """Histories that one process plays before it reports."""

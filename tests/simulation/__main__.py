@@ -1,5 +1,12 @@
 """
-The command: ``python -m fencing_sdk.testing.simulation``.
+Histories of a simulated world, made from seeds: ``python -m tests.simulation``, from a checkout.
+
+The real client runs in processes that freeze and crash, behind a network that loses, delays and
+doubles messages, in front of a store that restarts and forgets. One seed is one history, byte for
+byte. `fencing_sdk.testing.history` judges it, and the command prints each seed that breaks a promise
+with the smallest script that still breaks it.
+
+    python -m tests.simulation --histories 10000
 
 Exit codes: 0 nothing was broken, 1 a promise was, 3 too little was observed, 2 wrong usage,
 130 interrupted before all histories were played, none of which broke a promise.
@@ -19,16 +26,16 @@ from pathlib import Path
 from fencing_sdk._values.observers import keep_off_console
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.testing.history import HEADLINES, PROMISES, Report, Verdict
-from fencing_sdk.testing.simulation._campaign import LEAST, Campaign, run_campaign
-from fencing_sdk.testing.simulation._control import Control
-from fencing_sdk.testing.simulation._controls import all_controls
-from fencing_sdk.testing.simulation._play import History, play
-from fencing_sdk.testing.simulation._script import Script, write_script
-from fencing_sdk.testing.simulation._shrink import shrink
+from tests.simulation.campaign import LEAST, Campaign, run_campaign
+from tests.simulation.control import Control
+from tests.simulation.controls import all_controls
+from tests.simulation.play import History, play
+from tests.simulation.script import Script, write_script
+from tests.simulation.shrink import shrink
 
 _CODES = {Verdict.OK: 0, Verdict.VIOLATED: 1, Verdict.UNKNOWN: 3}
 _INTERRUPTED = 128 + signal.SIGINT
-_MODULE = "fencing_sdk.testing.simulation"
+_MODULE = "tests.simulation"
 _SHOWN = 3
 """Failing seeds that are made small and printed; the others are named."""
 _EVERY = 10.0

@@ -13,7 +13,7 @@ from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.errors import BackendUnavailableError, LossReason
 from fencing_sdk.testing._network import Link, Operation
-from fencing_sdk.testing.simulation._service import NAME, Service, Tell
+from tests.simulation.service import NAME, Service, Tell
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import FencingError, LeaseLostError, StaleTokenError
-from fencing_sdk.testing.simulation._script import Visit
-from fencing_sdk.testing.simulation._stage import Actor, Resource, Stage
+from tests.simulation.script import Visit
+from tests.simulation.stage import Actor, Resource, Stage
 
 _ANSWER_LIMIT = 0.7
 """Seconds for which a body waits until its write is confirmed."""
