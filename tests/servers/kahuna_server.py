@@ -226,7 +226,7 @@ class KahunaServer:
 
     def start(self) -> None:
         """Start, or start again with what was persistent."""
-        command = [sys.executable, "-X", "dev", __file__, json.dumps(asdict(self.settings))]
+        command = [sys.executable, __file__, json.dumps(asdict(self.settings))]
         process = self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdout is not None
         line = process.stdout.readline()
