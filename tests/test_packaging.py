@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from once import once_per_run
 
 from fencing_sdk.backends.redis._dial import REDIS_PY
 from fencing_sdk.backends.zookeeper._driver import KAZOO
@@ -19,13 +20,14 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the unpacked wheel, built from a copy of the tree."""
-    out = tmp_path_factory.mktemp("wheel")
+    return once_per_run(tmp_path_factory, "wheel", unpack_wheel) / "site"
+
+
+def unpack_wheel(out: Path) -> None:
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)], cwd=ROOT, check=True)
     (wheel,) = out.glob("*.whl")
-    target = out / "site"
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(target)
-    return target
+        archive.extractall(out / "site")
 
 
 def python(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

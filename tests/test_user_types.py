@@ -10,6 +10,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from once import once_per_run
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -33,7 +34,10 @@ def required(name: str, seen: set[str]) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> Path:
     """An interpreter with the package and what it needs, and nothing else: links, so there is nothing to install."""
-    home = tmp_path_factory.mktemp("environment")
+    return once_per_run(tmp_path_factory, "user-environment", make_environment) / "bin" / "python"
+
+
+def make_environment(home: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(home)], check=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(home), "platbase": str(home)}))
     (site / "fencing_sdk").symlink_to(ROOT / "fencing_sdk")
@@ -43,7 +47,6 @@ def python(tmp_path_factory) -> Path:
         found = distribution(name)
         for top in {file.parts[0] for file in found.files if file.parts[0] not in {"..", "__pycache__"}}:
             (site / top).symlink_to(found.locate_file(top))
-    return home / "bin" / "python"
 
 
 EVERY_GUARD = """

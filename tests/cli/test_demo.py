@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Fencing, alive, state, until
+from once import once_per_run
 
 from fencing_sdk.cli._demo_worker import BANK, LOCKS
 from fencing_sdk.cli._evidence import Evidence
@@ -27,11 +28,18 @@ from fencing_sdk.cli.demo import open_account
 @pytest.fixture(scope="module")
 def performed(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """The demo, once, with everything it can leave behind."""
-    fencing = Fencing(tmp_path_factory.mktemp("demo"))
+    home = once_per_run(tmp_path_factory, "performed-demo", perform)
+    code, out, err = json.loads((home / "done.json").read_text())
+    return subprocess.CompletedProcess([], code, out, err), home / "demo"
+
+
+def perform(home: Path) -> None:
+    (home / "demo").mkdir()
+    fencing = Fencing(home / "demo")
     fencing.environment |= {"FENCING_RECORD": "run.jsonl", "TMPDIR": str(fencing.folder)}
     process = fencing.start("demo", "--svg", "demo.svg")
     out, err = process.communicate(timeout=150)
-    return subprocess.CompletedProcess([], process.returncode, out, err), fencing.folder
+    (home / "done.json").write_text(json.dumps([process.returncode, out, err]))
 
 
 def recorded(folder: Path) -> list[list[Line]]:
