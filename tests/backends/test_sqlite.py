@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fencing_sdk.abc import Backend
-from fencing_sdk.backends.sqlite import SqliteBackend, _file
+from fencing_sdk.backends.sqlite import SqliteBackend
+from fencing_sdk.backends.sqlite.connection import file as _file
 from fencing_sdk.testing import BackendSuite
 
 

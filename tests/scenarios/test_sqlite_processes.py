@@ -290,12 +290,12 @@ def _forked(command: str, path: Path) -> dict:
     return json.loads(done.stdout)
 
 
-def test_a_forked_child_has_a_connection_and_a_bell_of_its_own(path: Path):
+def test_a_forked_child_has_a_connection_and_a_socket_of_its_own(path: Path):
     told = _forked("idle", path)
     assert told["child"] == {"granted": True, "locks": 1}, (
         "the kernel knows of no lock: SQLite took the parent's for its own"
     )
-    assert told["woken"], "the child took away the parent's bell"
+    assert told["woken"], "the child took away the parent's socket"
     assert told["renewed"] == ["RENEWED"]
     assert intact(path)
 

@@ -16,11 +16,12 @@ from fencing_sdk import ConfigurationError, connect
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends.sqlite import SqliteBackend, _file
-from fencing_sdk.backends.sqlite._bell import Place
-from fencing_sdk.backends.sqlite._file import LockFile
-from fencing_sdk.backends.sqlite._rows import LockRows
-from fencing_sdk.backends.sqlite._signs import SignsOfLife
+from fencing_sdk.backends.sqlite import SqliteBackend
+from fencing_sdk.backends.sqlite.connection import file as _file
+from fencing_sdk.backends.sqlite.connection.file import LockFile
+from fencing_sdk.backends.sqlite.requests import LockRows
+from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
+from fencing_sdk.backends.sqlite.wakeup_socket import WakeupAddress
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 # The URL.
@@ -125,7 +126,7 @@ async def test_a_grant_waits_for_the_disk_and_nothing_else_does(tmp_path: Path, 
     rows.acquire(claim)
     for call, make in {
         "renew": lambda: rows.renew([claim]),
-        "join": lambda: rows.join(waiter, Place("")),
+        "join": lambda: rows.join(waiter, WakeupAddress("")),
         "leave": lambda: rows.leave(waiter),
         "release": lambda: rows.release(claim),
     }.items():

@@ -13,11 +13,11 @@ import pytest
 from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Renewal
 from fencing_sdk._values.clock import wall_micros
 from fencing_sdk.backends._shared.lock_table import LINE_POLL, LINE_TTL, LockTable, TokenSource, token_source
-from fencing_sdk.backends.sqlite import _file
-from fencing_sdk.backends.sqlite._bell import Place
-from fencing_sdk.backends.sqlite._file import LockFile
-from fencing_sdk.backends.sqlite._rows import LockRows
-from fencing_sdk.backends.sqlite._signs import SignsOfLife
+from fencing_sdk.backends.sqlite.connection import file as _file
+from fencing_sdk.backends.sqlite.connection.file import LockFile
+from fencing_sdk.backends.sqlite.requests import LockRows
+from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
+from fencing_sdk.backends.sqlite.wakeup_socket import WakeupAddress
 from fencing_sdk.errors import BackendRefusedError
 
 
@@ -57,7 +57,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-NOWHERE = Place("")
+NOWHERE = WakeupAddress("")
 
 
 def claim(name: str = "a", ttl: float = 10.0, **kwargs: str) -> Claim:
@@ -83,12 +83,12 @@ class Waiter:
     def __init__(self, rows: LockRows, asked: Claim | None = None) -> None:
         self.rows = rows
         self.claim = asked or claim()
-        self.place = Place("")
-        rows.join(self.claim, self.place)
+        self.address = WakeupAddress("")
+        rows.join(self.claim, self.address)
 
     def due(self) -> bool:
         """Show a sign of life; tell whether it should try."""
-        return bool(self.rows.attend(self.place.station, [(self.claim, self.place)]))
+        return bool(self.rows.attend(self.address.group, [(self.claim, self.address)]))
 
     def granted(self) -> int:
         return granted(self.rows, self.claim, waiting=True)
@@ -110,7 +110,7 @@ class Pair:
         self.rows = world.open(next_token=token_source("counter", wall_micros))
         self.claims = [claim(name, ttl) for name in "ab" for ttl in (0.5, 2.0, 7.25)]
         self.seen: dict[str, float] = {}
-        self.places = {asked.owner: Place("") for asked in self.claims}
+        self.addresses = {asked.owner: WakeupAddress("") for asked in self.claims}
 
     def step(self) -> tuple[object, object]:
         asked = self.rng.choice(self.claims)
@@ -122,7 +122,7 @@ class Pair:
             return self.table.acquire(asked, self.clock.now()), self.rows.acquire(asked)
         self.seen[asked.owner] = self.clock.now()
         self.table.join(asked, self.clock.now())  # as the memory backend does for one who stands in line
-        self.rows.attend(self.places[asked.owner].station, [(asked, self.places[asked.owner])])
+        self.rows.attend(self.addresses[asked.owner].group, [(asked, self.addresses[asked.owner])])
         expected = self.table.acquire(asked, self.clock.now())
         answer = self.rows.acquire(asked, waiting=True)
         if isinstance(expected, Held) and isinstance(answer, Held):
@@ -144,7 +144,7 @@ class Pair:
             del self.seen[asked.owner]
             return self.table.leave(asked), self.rows.leave(asked)
         self.seen[asked.owner] = self.clock.now()
-        return self.table.join(asked, self.clock.now()), self.rows.join(asked, self.places[asked.owner])
+        return self.table.join(asked, self.clock.now()), self.rows.join(asked, self.addresses[asked.owner])
 
     def wait(self, _: Claim) -> tuple[object, object]:
         self.clock.time += self.rng.choice([0.25, 0.5, 1.0, LINE_TTL])
@@ -273,9 +273,9 @@ class Listener:
     """A socket like the one of a backend in another process."""
 
     def __init__(self) -> None:
-        self.place = Place(f"listener-{random.getrandbits(64):x}")
+        self.address = WakeupAddress(f"listener-{random.getrandbits(64):x}")
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(b"\0fencing-sdk/" + self.place.bell.encode())
+        self.socket.bind(b"\0fencing-sdk/" + self.address.socket.encode())
         self.socket.setblocking(False)
 
     def heard(self) -> list[bytes]:
@@ -313,12 +313,12 @@ def test_a_release_passes_over_one_who_has_been_silent(world: World, listeners: 
     rows = world.open()
     holder = claim(ttl=100.0)
     granted(rows, holder)
-    rows.join(claim(), listeners[0].place)
+    rows.join(claim(), listeners[0].address)
     second = claim()
-    rows.join(second, listeners[1].place)
+    rows.join(second, listeners[1].address)
     for _ in range(4):
         world.clock.time += LINE_POLL
-        rows.attend(listeners[1].place.station, [(second, listeners[1].place)])
+        rows.attend(listeners[1].address.group, [(second, listeners[1].address)])
     rows.release(holder)
     assert [len(listener.heard()) for listener in listeners] == [0, 1, 0]
 
@@ -372,10 +372,10 @@ def test_all_waiters_of_a_backend_live_by_one_sign(world: World):
     for holder in holders:
         granted(rows, holder)
     first, second = Waiter(rows, claim("a")), claim("b")
-    rows.join(second, first.place)
+    rows.join(second, first.address)
     for _ in range(4):
         world.clock.time += LINE_POLL
-        rows.attend(first.place.station, [(first.claim, first.place), (second, first.place)])
+        rows.attend(first.address.group, [(first.claim, first.address), (second, first.address)])
     for holder in holders:
         rows.release(holder)
         refused(rows, claim(holder.name))
@@ -435,15 +435,15 @@ def test_a_release_wakes_the_head_alone(world: World, listeners: list[Listener])
     holder = claim()
     granted(rows, holder)
     for listener in listeners:
-        rows.join(claim(), listener.place)
+        rows.join(claim(), listener.address)
     rows.release(holder)
-    assert [listener.heard() for listener in listeners] == [[listeners[0].place.word.encode()], [], []]
+    assert [listener.heard() for listener in listeners] == [[listeners[0].address.ticket.encode()], [], []]
 
 
 def test_a_release_by_one_who_does_not_hold_wakes_nobody(world: World, listeners: list[Listener]):
     rows = world.open()
     granted(rows, claim())
-    rows.join(claim(), listeners[0].place)
+    rows.join(claim(), listeners[0].address)
     rows.release(claim())
     assert listeners[0].heard() == []
 
@@ -453,7 +453,7 @@ def test_a_release_passes_over_those_who_are_gone(world: World, listeners: list[
     holder = claim()
     granted(rows, holder)
     for listener in listeners:
-        rows.join(claim(), listener.place)
+        rows.join(claim(), listener.address)
     listeners[0].socket.close()
     listeners[1].socket.close()
     rows.release(holder)
@@ -464,8 +464,8 @@ def test_a_release_passes_over_those_who_are_gone(world: World, listeners: list[
 def test_leaving_as_the_head_of_a_free_lock_wakes_the_next(world: World, listeners: list[Listener]):
     rows = world.open()
     head, second = claim(), claim()
-    rows.join(head, listeners[0].place)
-    rows.join(second, listeners[1].place)
+    rows.join(head, listeners[0].address)
+    rows.join(second, listeners[1].address)
     rows.leave(head)
     assert len(listeners[1].heard()) == 1
 
@@ -474,8 +474,8 @@ def test_leaving_a_held_lock_wakes_nobody(world: World, listeners: list[Listener
     rows = world.open()
     granted(rows, claim())
     head, second = claim(), claim()
-    rows.join(head, listeners[0].place)
-    rows.join(second, listeners[1].place)
+    rows.join(head, listeners[0].address)
+    rows.join(second, listeners[1].address)
     rows.leave(head)
     assert listeners[1].heard() == []
 
@@ -484,8 +484,8 @@ def test_a_waiter_in_another_network_namespace_keeps_its_place(world: World, lis
     here, there = world.open(network="here"), world.open(network="there")
     holder, waiter = claim(), claim()
     granted(here, holder)
-    there.join(waiter, Place("not-to-be-reached-from-here"))
-    here.join(claim(), listeners[0].place)
+    there.join(waiter, WakeupAddress("not-to-be-reached-from-here"))
+    here.join(claim(), listeners[0].address)
     here.release(holder)
     assert listeners[0].heard() == [], "it is not the turn of the second"
     refused(here, claim())

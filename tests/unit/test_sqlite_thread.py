@@ -17,10 +17,10 @@ from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk._values.clock import BootClock, wall_micros
 from fencing_sdk.backends._shared.lock_table import token_source
 from fencing_sdk.backends.sqlite import SqliteBackend
-from fencing_sdk.backends.sqlite._file import LockFile
-from fencing_sdk.backends.sqlite._rows import LockRows
-from fencing_sdk.backends.sqlite._signs import SignsOfLife
-from fencing_sdk.backends.sqlite._thread import SqlThread
+from fencing_sdk.backends.sqlite.connection.file import LockFile
+from fencing_sdk.backends.sqlite.connection.thread import SqlThread
+from fencing_sdk.backends.sqlite.requests import LockRows
+from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
 
 LIMIT = 20.0
 

@@ -12,8 +12,10 @@ import pytest
 
 from fencing_sdk import connect
 from fencing_sdk._values.claim import Claim, Grant, Held
-from fencing_sdk.backends.sqlite import SqliteBackend, _queue, _waiters
-from fencing_sdk.backends.sqlite._signs import SignsOfLife
+from fencing_sdk.backends.sqlite import SqliteBackend
+from fencing_sdk.backends.sqlite import waiter_rows as _queue
+from fencing_sdk.backends.sqlite import waiters as _waiters
+from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
 
 POLL = 0.05
 LIMIT = 20.0
@@ -194,10 +196,10 @@ def test_a_sign_is_what_was_shown_last_in_its_slot(path: Path, signs: SignsOfLif
     path.touch()
     other = SignsOfLife(path)
     assert other.seen(0) == other.seen(7) == 0
-    signs.show(7, 1234)
-    signs.show(0, 2**53)
+    signs.give(7, 1234)
+    signs.give(0, 2**53)
     assert (other.seen(0), other.seen(3), other.seen(7), other.seen(8)) == (2**53, 0, 1234, 0)
-    other.show(7, 1235)
+    other.give(7, 1235)
     assert signs.seen(7) == 1235
     other.close()
 
@@ -207,22 +209,22 @@ def test_who_may_use_the_database_may_use_the_signs(path: Path, signs: SignsOfLi
     """Whatever the umask of the one who comes first is."""
     path.touch()
     path.chmod(mode)
-    signs.show(0, 1)
+    signs.give(0, 1)
     assert stat.S_IMODE(path.with_name("locks.db-waiters").stat().st_mode) == mode
 
 
 def test_a_file_that_was_deleted_or_replaced_is_made_again_and_found_by_all(path: Path, signs: SignsOfLife):
     path.touch()
     other = SignsOfLife(path)
-    signs.show(0, 1)
+    signs.give(0, 1)
     assert other.seen(0) == 1
     path.with_name("locks.db-waiters").unlink()
     assert signs.seen(0) == other.seen(0) == 0
-    other.show(0, 2)
+    other.give(0, 2)
     assert signs.seen(0) == 2
     other.remove()
     other.remove()
-    signs.show(0, 3)
+    signs.give(0, 3)
     assert other.seen(0) == 3
     other.close()
 
@@ -235,13 +237,13 @@ def test_a_link_is_not_followed_and_a_linked_database_has_its_signs_beside_itsel
     (tmp_path / "locks.db-waiters").symlink_to(victim)
     signs = SignsOfLife(database)
     with pytest.raises(OSError, match="symbolic links"):
-        signs.show(0, 1)
+        signs.give(0, 1)
     assert victim.read_bytes() == b"precious"
     (tmp_path / "locks.db-waiters").unlink()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "alias.db").symlink_to(database)
     alias = SignsOfLife(tmp_path / "folder" / "alias.db")
-    alias.show(0, 1)
+    alias.give(0, 1)
     assert signs.seen(0) == 1
     alias.close()
     signs.close()

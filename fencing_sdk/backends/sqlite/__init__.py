@@ -7,40 +7,43 @@ Locks for the processes of one machine, in one SQLite file: no server, and no de
 Tokens: hybrid by default, kept in the file. Clock: the machine's boot clock, read under the
 file's write lock. Waiters: first come, first served, across processes, woken by a datagram.
 
-    __init__.py   the face in the event loop
-    _thread.py    the one thread that touches SQLite
-    _rows.py      what the rows mean: the locks
-    _queue.py     and the waiters, in their order
-    _file.py      the open file: schema, transactions, patience
-    _signs.py     the file beside it, in which waiters show that they live
-    _waiters.py   the waiters of this backend
-    _bell.py      how a waiter in another process is woken
+    __init__.py          the backend
+    requests.py          what is asked of the file: locks and tokens
+    waiter_rows.py       and the waiters, in their order
+    waiters.py           what wakes a waiter, and what keeps its place
+    wakeup_socket.py     the datagram from another process
+    signs_of_life.py     the file beside the database, in which waiters give signs of life
+    errors.py            from SQLite's errors to those of the contract
+    options.py           from a URL and options to arguments
+    connection/thread    the one thread that touches SQLite
+    connection/file      the open file: schema, transactions, patience
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import BootClock, boot_identity, wall_micros
 from fencing_sdk.abc import Turn
 from fencing_sdk.backends import take_options
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.lock_table import TokenSource, token_source
-from fencing_sdk.backends.sqlite._bell import network_identity
-from fencing_sdk.backends.sqlite._file import SYNCHRONOUS, LockFile
-from fencing_sdk.backends.sqlite._rows import LockRows
-from fencing_sdk.backends.sqlite._signs import SignsOfLife
-from fencing_sdk.backends.sqlite._thread import SqlThread
-from fencing_sdk.backends.sqlite._translation import translated
-from fencing_sdk.backends.sqlite._waiters import Attend, Waiters
-from fencing_sdk.errors import BackendError, ConfigurationError, shown
+from fencing_sdk.backends.sqlite.connection.file import LockFile
+from fencing_sdk.backends.sqlite.connection.thread import SqlThread
+from fencing_sdk.backends.sqlite.errors import translated
+from fencing_sdk.backends.sqlite.options import OPTIONS, check_path, check_synchronous, path_of
+from fencing_sdk.backends.sqlite.requests import LockRows
+from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
+from fencing_sdk.backends.sqlite.waiters import Attend, SqliteWaiters
+from fencing_sdk.backends.sqlite.wakeup_socket import network_identity
+from fencing_sdk.errors import BackendError
 
 __all__ = ["SqliteBackend", "from_url"]
 
@@ -68,9 +71,12 @@ class SqliteBackend:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, tokens: str = "hybrid", synchronous: str = "full") -> None:
-        self._path = _check_path(path)
-        self._sql = SqlThread(_Opening(self._path, _check_synchronous(synchronous), token_source(tokens, wall_micros)))
-        self._waiters: Waiters | None = None
+        self._path = check_path(path)
+        self._sql = SqlThread(
+            _RowsOpener(self._path, check_synchronous(synchronous), token_source(tokens, wall_micros))
+        )
+        self._waiters: SqliteWaiters | None = None
+        self._our_errors = partial(ErrorTranslation, partial(translated, self._path))
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
@@ -105,46 +111,41 @@ class SqliteBackend:
         if closed is not None:
             await asyncio.wrap_future(closed)
 
-    def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`."""
-        return self._stand(claim)
-
     @asynccontextmanager
-    async def _stand(self, claim: Claim) -> AsyncIterator[Turn]:
+    async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
+        """See `fencing_sdk.abc.SupportsQueue.queue`."""
         waiters = self._own_waiters()
         waiter = waiters.add(claim)
         try:
-            await self._ask("queue", lambda rows: rows.join(claim, waiter.place))
+            await self._ask("queue", lambda rows: rows.join(claim, waiter.address))
             yield waiter
         finally:
             waiters.remove(waiter)
-            with suppress(BackendError):  # the line drops those who show no sign of life
+            with suppress(BackendError):  # without signs of life, the waiter loses its place anyway
                 await self._ask("queue", lambda rows: rows.leave(claim), surely=True)
 
-    def _own_waiters(self) -> Waiters:
+    def _own_waiters(self) -> SqliteWaiters:
         if self._waiters is not None and not self._waiters.usable:
             self._waiters.close()
             self._waiters = None
         if self._waiters is None:
-            self._waiters = Waiters(_attending(self._sql))
+            self._waiters = SqliteWaiters(_attending(self._sql))
         return self._waiters
 
     async def _ask(
         self, operation: str, do: Callable[[LockRows], T], *, urgent: bool = False, surely: bool = False
     ) -> T:
-        try:
+        with self._our_errors(operation):
             return await asyncio.wrap_future(self._sql.submit(do, urgent=urgent, surely=surely))
-        except (sqlite3.Error, OSError, UnicodeError, OverflowError) as error:
-            raise translated(operation, self._path, error) from error
 
 
 def _attending(sql: SqlThread) -> Attend:
-    """How waiters show that they live. Knows no backend, so that one that is dropped can end its thread."""
-    return lambda station, waiters: sql.submit(lambda rows: rows.attend(station, waiters), urgent=True)
+    """How waiters give signs of life. It refers to no backend, so that a backend that is dropped ends its thread."""
+    return lambda group, waiters: sql.submit(lambda rows: rows.attend(group, waiters), urgent=True)
 
 
-class _Opening:
-    """How the thread opens the file. Knows no backend, so that one that is dropped can end its thread."""
+class _RowsOpener:
+    """How the thread opens the file. It refers to no backend, so that a backend that is dropped ends its thread."""
 
     def __init__(self, path: str, synchronous: str, next_token: TokenSource) -> None:
         self._path = Path(path)
@@ -174,34 +175,5 @@ def from_url(url: str, **options: object) -> SqliteBackend:
     Raises:
         ConfigurationError: the URL names no file, or an option is unknown.
     """
-    chosen = take_options(url, options, ("tokens", "synchronous"))
-    parts = urlsplit(url)
-    if parts.netloc:
-        msg = (
-            "write sqlite:///relative.db or sqlite:////absolute.db; the third slash ends the host, which a file has not"
-        )
-        raise ConfigurationError(msg)
-    path = unquote(parts.path.removeprefix("/"), errors="surrogateescape")
-    return SqliteBackend(path, **{name: str(value) for name, value in chosen.items()})
-
-
-def _check_path(path: object) -> str:
-    if isinstance(path, os.PathLike):
-        path = os.fspath(path)
-    if not isinstance(path, str):
-        msg = f"path must be a str or a pathlib.Path, not {type(path).__name__}"
-        raise ConfigurationError(msg)
-    if path in {"", ":memory:"}:
-        msg = "locks in SQLite need a file, such as sqlite:///locks.db; within one process use memory://"
-        raise ConfigurationError(msg)
-    if "\0" in path:
-        msg = f"path {shown(path)} has a NUL character"
-        raise ConfigurationError(msg)
-    return path
-
-
-def _check_synchronous(synchronous: object) -> str:
-    if not isinstance(synchronous, str) or synchronous not in SYNCHRONOUS:
-        msg = f"synchronous must be 'full' or 'normal', got {shown(synchronous)}"
-        raise ConfigurationError(msg)
-    return synchronous
+    chosen = take_options(url, options, OPTIONS)
+    return SqliteBackend(path_of(url), **{name: str(value) for name, value in chosen.items()})

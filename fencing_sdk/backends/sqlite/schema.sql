@@ -20,20 +20,20 @@ CREATE TABLE IF NOT EXISTS fencing_token (
 );
 INSERT OR IGNORE INTO fencing_token (only, last) VALUES (1, 0);
 
--- Who waits, in order of arrival; how to wake them: see _bell.py; and where they show that they live: see _signs.py.
+-- The waiters, in order of arrival. wakeup_socket.py tells how they are woken, signs_of_life.py what slot is for.
 CREATE TABLE IF NOT EXISTS fencing_waiter (
     number  INTEGER PRIMARY KEY,
     name    TEXT NOT NULL,
     owner   TEXT NOT NULL,
     boot    TEXT NOT NULL,
-    station TEXT NOT NULL,
+    waiter_group TEXT NOT NULL,
     slot    INTEGER NOT NULL,
     network TEXT NOT NULL,
-    bell    TEXT NOT NULL,
-    word    TEXT NOT NULL,
+    socket  TEXT NOT NULL,
+    ticket  TEXT NOT NULL,
     UNIQUE (name, owner)
 );
 CREATE INDEX IF NOT EXISTS fencing_waiter_line ON fencing_waiter (name, number);
-CREATE INDEX IF NOT EXISTS fencing_waiter_station ON fencing_waiter (station);
+CREATE INDEX IF NOT EXISTS fencing_waiter_group ON fencing_waiter (waiter_group);
 
 COMMIT;

@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from fencing_sdk._values.claim import Claim, Grant
-from fencing_sdk.backends.sqlite import SqliteBackend, _thread
+from fencing_sdk.backends.sqlite import SqliteBackend
+from fencing_sdk.backends.sqlite.connection import thread as _thread
 from fencing_sdk.errors import BackendRefusedError
 
 

@@ -1,13 +1,12 @@
 """
 The thread that alone touches SQLite, so that the event loop never waits for a disk.
 
-Work is done one piece after the other, in order of arrival, except that renewals overtake: they
-have a deadline. The thread is a daemon: a disk that hangs must not keep the process from ending.
+It does one request after the other, in order of arrival, except that renewals overtake: they have a deadline. The
+thread is a daemon: a disk that hangs must not keep the process from ending.
 
-A connection must not see a fork. SQLite remembers in the process's memory which file locks it
-holds, a child inherits the memory but not the locks, and every connection it opens then believes
-itself protected when the kernel knows of nothing. So every thread is ended, and its connection
-closed, before a fork; parent and child start anew with their next call.
+A connection must not exist during a fork. SQLite remembers in the process's memory which file locks it holds. A child
+inherits the memory but not the locks, so that its connections would rely on locks that the kernel does not know. So
+every thread ends, and closes its connection, before a fork; parent and child start anew with their next call.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from fencing_sdk.backends.sqlite._rows import LockRows
-from fencing_sdk.backends.sqlite._translation import BACKEND
+from fencing_sdk.backends.sqlite.errors import BACKEND
+from fencing_sdk.backends.sqlite.requests import LockRows
 from fencing_sdk.errors import BackendRefusedError
 
 T = TypeVar("T")
 
-Opening = Callable[[], LockRows]
+Opener = Callable[[], LockRows]
 
 FORK_PATIENCE = 5.0
 """Seconds that a fork waits for a transaction to end."""
@@ -42,7 +41,7 @@ class _Work:
     answer: Future[Any]
 
 
-class _Desk:
+class _WorkQueue:
     """Work that waits for the thread. Nothing here blocks, so it is safe in a finalizer and in the event loop."""
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class _Desk:
         self._arrivals.put(item=True)
 
     def close(self) -> None:
-        """Let the thread end after what has been put before."""
+        """Let the thread end after the work that was put before."""
         self._arrivals.put(item=False)
 
     def take(self) -> _Work | None:
@@ -66,10 +65,10 @@ class _Desk:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shift:
+class _Life:
     """One life of the thread: from the first work to the closing of its connection."""
 
-    desk: _Desk
+    queue: _WorkQueue
     thread: threading.Thread
     closed: Future[None]
     end: weakref.finalize[[], SqlThread]
@@ -78,17 +77,17 @@ class _Shift:
 class SqlThread:
     """A thread that starts with the first work, and again with work that comes after `close`."""
 
-    def __init__(self, opening: Opening) -> None:
-        self._opening = opening
-        self._shift: _Shift | None = None
+    def __init__(self, opener: Opener) -> None:
+        self._opener = opener
+        self._life: _Life | None = None
         _forks.add(self)
 
     def submit(self, do: Callable[[LockRows], T], *, urgent: bool = False, surely: bool = False) -> Future[T]:
         """
-        Do something with the rows in the thread.
+        Run *do* with the rows in the thread.
 
-        Cancelling the future takes back what was not begun, except what is to be done *surely*.
-        What was begun is finished.
+        Cancelling the future takes back work that has not begun, unless it is to be done *surely*. Work that
+        has begun is finished.
 
         Raises:
             BackendRefusedError: this process was forked while a connection could not be closed.
@@ -98,59 +97,59 @@ class SqlThread:
             answer.set_running_or_notify_cancel()
         with _forks.gate:
             _forks.check()
-            if self._shift is None:
-                self._shift = self._start()
-            self._shift.desk.put(_Work(do, answer), urgent=urgent)
+            if self._life is None:
+                self._life = self._start()
+            self._life.queue.put(_Work(do, answer), urgent=urgent)
         return answer
 
     def close(self) -> Future[None] | None:
         """Close the connection after the work that waits; the future ends when that has happened."""
         with _forks.gate:
-            shift, self._shift = self._shift, None
-        if shift is None:
+            life, self._life = self._life, None
+        if life is None:
             return None
-        shift.end()
-        return shift.closed
+        life.end()
+        return life.closed
 
     def ended_before_fork(self) -> bool:
         """Close the connection and wait until the thread is gone; False when it does not end."""
-        shift, self._shift = self._shift, None
-        if shift is None:
+        life, self._life = self._life, None
+        if life is None:
             return True
-        shift.end()
-        shift.thread.join(FORK_PATIENCE)
-        return not shift.thread.is_alive()
+        life.end()
+        life.thread.join(FORK_PATIENCE)
+        return not life.thread.is_alive()
 
-    def _start(self) -> _Shift:
-        desk = _Desk()
+    def _start(self) -> _Life:
+        queue = _WorkQueue()
         closed: Future[None] = Future()
         closed.set_running_or_notify_cancel()
-        thread = threading.Thread(target=_serve, args=(desk, self._opening, closed), name="fencing-sqlite", daemon=True)
+        thread = threading.Thread(target=_serve, args=(queue, self._opener, closed), name="fencing-sqlite", daemon=True)
         thread.start()
-        end = weakref.finalize(self, desk.close)  # a backend that is dropped unclosed ends its thread
-        return _Shift(desk, thread, closed, end)
+        end = weakref.finalize(self, queue.close)  # a backend that is dropped unclosed ends its thread
+        return _Life(queue, thread, closed, end)
 
 
-def _serve(desk: _Desk, opening: Opening, closed: Future[None]) -> None:
-    """The thread. Nobody outside this frame knows the connection."""
+def _serve(queue: _WorkQueue, opener: Opener, closed: Future[None]) -> None:
+    """Run the thread. The connection is known inside this frame alone."""
     rows: LockRows | None = None
-    for work in iter(desk.take, None):
+    for work in iter(queue.take, None):
         if work.answer.running() or work.answer.set_running_or_notify_cancel():
-            rows = _do(work, rows, opening)
+            rows = _do(work, rows, opener)
         del work
     _close(rows)
     closed.set_result(None)
 
 
-def _do(work: _Work, rows: LockRows | None, opening: Opening) -> LockRows | None:
-    """Do one piece of work; return the rows for the next one, or None if they are not to be trusted any more."""
+def _do(work: _Work, rows: LockRows | None, opener: Opener) -> LockRows | None:
+    """Do one piece of work; return the rows for the next one, or None if they must be opened anew."""
     try:
         if rows is not None and rows.outdated():
             _close(rows)
             rows = None
-        rows = opening() if rows is None else rows
+        rows = opener() if rows is None else rows
         done = work.do(rows)
-    except BaseException as error:  # noqa: BLE001  (it is raised where it is waited for)
+    except BaseException as error:  # noqa: BLE001  (it is raised where the answer is awaited)
         _close(rows)
         work.answer.set_exception(error)
         return None

@@ -1,26 +1,19 @@
-"""
-From SQLite's error codes to the two errors of the contract.
-
-Refused is what another try will not change *and* what surely granted nothing, because the engine
-then stops without a release. Everything else, known or not, is unavailable: its outcome is
-unknown until somebody asks again.
-"""
+"""From SQLite's error codes to the two errors of the contract: see `fencing_sdk.backends._shared.error_translation`."""
 
 from __future__ import annotations
 
 import sqlite3
 
+from fencing_sdk.backends._shared.error_translation import Verdict
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 BACKEND = "SqliteBackend"
-
-Verdict = tuple[type[BackendError], str]
 
 _UNKNOWN: Verdict = (BackendUnavailableError, "SQLite failed")
 _UNSTORABLE: Verdict = (BackendRefusedError, "a text or number of the claim cannot be stored")
 
 VERDICTS: dict[int, Verdict] = {
-    # Another try may help: somebody is busy, or somebody can make room. A lease is worth the wait.
+    # Another try may help: the file is busy, or an operator can make room. A lease is worth the wait.
     sqlite3.SQLITE_BUSY: (BackendUnavailableError, "another process keeps the file's write lock"),
     sqlite3.SQLITE_LOCKED: (BackendUnavailableError, "another process keeps the file's write lock"),
     sqlite3.SQLITE_PROTOCOL: (BackendUnavailableError, "too many processes open the file at once"),
@@ -29,7 +22,7 @@ VERDICTS: dict[int, Verdict] = {
     sqlite3.SQLITE_NOMEM: (BackendUnavailableError, "no memory is left"),
     sqlite3.SQLITE_CANTOPEN: (BackendUnavailableError, "the file cannot be opened; are too many files open?"),
     sqlite3.SQLITE_READONLY_DBMOVED: (BackendUnavailableError, "the file was moved or deleted"),
-    # It will not: the file is not ours to use.
+    # Another try will not help: this process cannot use the file.
     sqlite3.SQLITE_READONLY: (BackendRefusedError, "the file or its folder is read-only"),
     sqlite3.SQLITE_PERM: (BackendRefusedError, "no permission to use the file"),
     sqlite3.SQLITE_AUTH: (BackendRefusedError, "no permission to use the file"),
@@ -44,7 +37,7 @@ VERDICTS: dict[int, Verdict] = {
 }
 
 
-def translated(operation: str, path: object, error: Exception) -> BackendError:
+def translated(path: object, operation: str, error: Exception) -> BackendError:
     """Make the error of the contract for *error*, by its class and code, most specific first."""
     kind, hint = _verdict(error)
     word = getattr(error, "sqlite_errorname", type(error).__name__)
@@ -59,5 +52,5 @@ def _verdict(error: Exception) -> Verdict:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether somebody else has the lock that SQLite wanted, in any of its variants."""
+    """Whether another process has the lock that SQLite wanted, in any of its variants."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY

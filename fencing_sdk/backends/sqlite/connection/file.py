@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from fencing_sdk._values.clock import Clock
-from fencing_sdk.backends.sqlite._translation import BACKEND, is_busy
+from fencing_sdk.backends.sqlite.errors import BACKEND, is_busy
 from fencing_sdk.errors import BackendRefusedError
 
 PATIENCE = 4.0
@@ -33,7 +33,7 @@ _NORMAL = "PRAGMA synchronous = NORMAL"
 SYNCHRONOUS = {"full": _FULL, "normal": _NORMAL}
 """What makes a transaction with a grant durable. All others are never waited for: see `LockFile.transaction`."""
 
-_SCHEMA = resources.files(__package__).joinpath("schema.sql")
+_SCHEMA = resources.files("fencing_sdk.backends.sqlite").joinpath("schema.sql")
 
 
 class LockFile:
@@ -60,14 +60,14 @@ class LockFile:
             detail = f"{str(self._path)!a}: no write-ahead log here; use a file on a local disk"
             raise BackendRefusedError(BACKEND, "open", detail)
         known = {name for _, name, *_ in self._connection.execute("PRAGMA table_info(fencing_waiter)")}
-        if known and "station" not in known:  # of an earlier version; its waiters stand in line again
+        if known and "waiter_group" not in known:  # of an earlier version; its waiters join again
             self._patiently(lambda: self._connection.execute("DROP TABLE IF EXISTS fencing_waiter"))
         schema = _SCHEMA.read_text(encoding="utf-8")
         self._patiently(lambda: self._connection.executescript(schema))
 
     @contextmanager
     def snapshot(self) -> Iterator[int]:
-        """See what is committed, without the write lock; yields the time. What is decided by it may be outdated."""
+        """See what is committed, without the write lock; yields the time. Another process may change it meanwhile."""
         self._connection.execute("BEGIN")
         try:
             self._patiently(lambda: self._connection.execute("SELECT last FROM fencing_token"))
@@ -107,7 +107,7 @@ class LockFile:
         return int(self._clock.now() * 1_000_000)
 
     def moved(self) -> bool:
-        """Whether the path leads to another file by now, or to none: a lock in this one excludes nobody."""
+        """Whether the path leads to another file by now, or to none: a lock in this one excludes no other process."""
         try:
             return _identity(self._path) != self._identity
         except FileNotFoundError:
@@ -137,7 +137,7 @@ def _check_openable(path: Path) -> None:
     """Refuse what no retry will change; SQLite itself says "unable to open" to all of it."""
     folder, file = str(path.parent), str(path)
     if not path.parent.is_dir():
-        problem = f"the folder {folder!a} does not exist; create it (a mistyped path would exclude nobody)"
+        problem = f"the folder {folder!a} does not exist; create it (a mistyped path would be a second lock service)"
     elif path.exists() and not path.is_file():
         problem = f"{file!a} is not a file; name a file in a folder"
     elif not os.access(folder, os.W_OK | os.X_OK):

@@ -1,8 +1,8 @@
 """
-Who waits for which lock, in order of arrival: the table `fencing_waiter`, and the signs of life beside it.
+The waiters of each lock, in order of arrival: the table `fencing_waiter`, and the signs of life beside it.
 
-A waiter that has shown no sign for `LINE_TTL` has lost its place, whether its row is deleted or not. All waiters of one
-backend share a station, and with it one slot for their signs.
+A waiter that gave no sign for `LINE_TTL` has lost its place, whether its row is deleted or not. All waiters of one
+backend object are one group, and share one slot for their signs.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from dataclasses import dataclass
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends._shared.lock_table import LINE_TTL
-from fencing_sdk.backends.sqlite._bell import Place
-from fencing_sdk.backends.sqlite._file import LockFile
-from fencing_sdk.backends.sqlite._signs import SignsOfLife
+from fencing_sdk.backends.sqlite.connection.file import LockFile
+from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
+from fencing_sdk.backends.sqlite.wakeup_socket import WakeupAddress
 
 SECOND = 1_000_000
 TOLERANCE = SECOND
 """
-What was written later than this after now is of an earlier boot. Only systems that do not name their boots need it, so
-it may be generous.
+A moment later than this after now was written in an earlier boot. Only systems that do not name their boots need it,
+so it may be generous.
 """
 _TTL = int(LINE_TTL * SECOND)
 
 
 @dataclass(frozen=True, slots=True)
-class WaiterRow:
-    """One who waits and lives."""
+class LivingWaiter:
+    """A waiter that has not lost its place."""
 
     owner: str
     network: str
-    place: Place
+    address: WakeupAddress
     silent_at: int
     """When it loses its place, without another sign."""
 
 
-class WaitQueue:
+class WaiterRows:
     """The waiters of one open file, as seen from one boot and one network namespace. Called inside a transaction."""
 
     def __init__(self, file: LockFile, signs: SignsOfLife, *, boot: str, network: str) -> None:
@@ -44,66 +44,66 @@ class WaitQueue:
         self._boot = boot
         self._network = network
 
-    def stand(self, claim: Claim, place: Place, now: int) -> None:
-        """Put a waiter at the end, unless it is in the queue already."""
-        slot = self._slot(place.station)
-        self._signs.show(slot, now)
+    def join(self, claim: Claim, address: WakeupAddress, now: int) -> None:
+        """Put a waiter at the end of the line, unless it is in the line already."""
+        slot = self._slot(address.group)
+        self._signs.give(slot, now)
         self._file.execute(
-            "INSERT INTO fencing_waiter (name, owner, boot, station, slot, network, bell, word)"
-            " VALUES (:name, :owner, :boot, :station, :slot, :network, :bell, :word)"
+            "INSERT INTO fencing_waiter (name, owner, boot, waiter_group, slot, network, socket, ticket)"
+            " VALUES (:name, :owner, :boot, :group, :slot, :network, :socket, :ticket)"
             " ON CONFLICT (name, owner) DO NOTHING",
             name=claim.name,
             owner=claim.owner,
             boot=self._boot,
-            station=place.station,
+            group=address.group,
             slot=slot,
             network=self._network,
-            bell=place.bell,
-            word=place.word,
+            socket=address.socket,
+            ticket=address.ticket,
         )
 
-    def first(self, name: str, now: int) -> WaiterRow | None:
-        """Whose turn it is: the first that lives. Nothing is written."""
+    def first(self, name: str, now: int) -> LivingWaiter | None:
+        """The waiter whose turn it is: the first that lives. Writes nothing."""
         return self._first(name, now)[0]
 
-    def head(self, name: str, now: int) -> WaiterRow | None:
-        """As `first`, and those before it, who have lost their place, are deleted."""
+    def head(self, name: str, now: int) -> LivingWaiter | None:
+        """As `first`, and delete those before it, which have lost their places."""
         head, passed_over = self._first(name, now)
         for number in passed_over:
             self._file.execute("DELETE FROM fencing_waiter WHERE number = :number", number=number)
         return head
 
-    def _first(self, name: str, now: int) -> tuple[WaiterRow | None, list[int]]:
+    def _first(self, name: str, now: int) -> tuple[LivingWaiter | None, list[int]]:
         passed_over: list[int] = []
-        for number, owner, boot, station, slot, network, bell, word in self._file.execute(
-            "SELECT number, owner, boot, station, slot, network, bell, word FROM fencing_waiter"
+        for number, owner, boot, waiter_group, slot, network, socket, ticket in self._file.execute(
+            "SELECT number, owner, boot, waiter_group, slot, network, socket, ticket FROM fencing_waiter"
             " WHERE name = :name ORDER BY number",
             name=name,
         ):
             silent_at = self._silent_at(boot, slot, now)
             if now < silent_at:
-                return WaiterRow(owner, network, Place(bell, station, word), silent_at), passed_over
+                return LivingWaiter(owner, network, WakeupAddress(socket, waiter_group, ticket), silent_at), passed_over
             passed_over.append(number)
         return None, passed_over
 
     def drop(self, name: str, owner: str) -> bool:
-        """Delete one waiter; False if it was not in the queue."""
+        """Delete one waiter; False if it was not in the line."""
         dropped = self._file.execute(
             "DELETE FROM fencing_waiter WHERE name = :name AND owner = :owner", name=name, owner=owner
         )
         return dropped.rowcount > 0
 
-    def show(self, station: str, now: int) -> set[tuple[str, str]]:
-        """Show that the waiters of *station* live; return their names and owners."""
+    def give_sign(self, group: str, now: int) -> set[tuple[str, str]]:
+        """Give a sign of life for the waiters of *group*; return their names and owners."""
         standing = self._file.execute(
-            "SELECT name, owner, slot FROM fencing_waiter WHERE station = :station", station=station
+            "SELECT name, owner, slot FROM fencing_waiter WHERE waiter_group = :group", group=group
         ).fetchall()
         for slot in {slot for _, _, slot in standing}:
-            self._signs.show(slot, now)
+            self._signs.give(slot, now)
         return {(name, owner) for name, owner, _ in standing}
 
     def sweep(self, now: int) -> None:
-        """Delete all who have lost their place."""
+        """Delete the waiters that have lost their places."""
         for number, boot, slot in self._file.execute("SELECT number, boot, slot FROM fencing_waiter").fetchall():
             if self._silent_at(boot, slot, now) <= now:
                 self._file.execute("DELETE FROM fencing_waiter WHERE number = :number", number=number)
@@ -118,12 +118,12 @@ class WaitQueue:
         sign = self._signs.seen(slot)
         return sign + _TTL if sign <= now + TOLERANCE else 0
 
-    def _slot(self, station: str) -> int:
-        """The slot of *station*: the one that it has, or the first that is free."""
+    def _slot(self, group: str) -> int:
+        """The slot of *group*: the one that it has, or the first that is free."""
         (slot,) = self._file.execute(
-            "SELECT coalesce((SELECT slot FROM fencing_waiter WHERE station = :station),"
+            "SELECT coalesce((SELECT slot FROM fencing_waiter WHERE waiter_group = :group),"
             " (SELECT min(free.slot) FROM (SELECT 0 AS slot UNION SELECT slot + 1 FROM fencing_waiter) AS free"
             " WHERE free.slot NOT IN (SELECT slot FROM fencing_waiter)))",
-            station=station,
+            group=group,
         ).fetchone()
         return int(slot)

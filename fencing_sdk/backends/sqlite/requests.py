@@ -1,10 +1,10 @@
 """
-What the rows mean: the rules of `fencing_sdk.backends._shared.lock_table`, as transactions on a file.
+What is asked of the file: the rules of `fencing_sdk.backends._shared.lock_table`, as transactions.
 
-Each call is one transaction, begun with the write lock, so that reading, deciding and writing are
-one step for every process. A row is judged in one place, `_living` or `WaitQueue.first`, with the
-clock that was read under the lock. A waiter that is told to wait on costs no transaction: it reads
-what is committed, and takes the write lock only to be granted.
+Each call is one transaction that begins with the write lock, so that reading, deciding and writing are one step for
+every process. A row is judged in one place, `_living` or `WaiterRows.first`, by the clock that was read under the
+lock. A waiter that has to wait on costs no transaction: it reads what is committed, and takes the write lock only
+when it may be granted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
 from fencing_sdk.backends._shared.lock_table import LINE_POLL, TokenSource
-from fencing_sdk.backends.sqlite._bell import Place, ring
-from fencing_sdk.backends.sqlite._file import LockFile
-from fencing_sdk.backends.sqlite._queue import SECOND, TOLERANCE, WaiterRow, WaitQueue
-from fencing_sdk.backends.sqlite._signs import SignsOfLife
-from fencing_sdk.backends.sqlite._translation import BACKEND
+from fencing_sdk.backends.sqlite.connection.file import LockFile
+from fencing_sdk.backends.sqlite.errors import BACKEND
+from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
+from fencing_sdk.backends.sqlite.waiter_rows import SECOND, TOLERANCE, LivingWaiter, WaiterRows
+from fencing_sdk.backends.sqlite.wakeup_socket import WakeupAddress, send_wakeup
 from fencing_sdk.errors import BackendRefusedError
 
 
@@ -39,21 +39,21 @@ class LockRows:
     def __init__(self, file: LockFile, signs: SignsOfLife, *, next_token: TokenSource, boot: str, network: str) -> None:
         self._file = file
         self._signs = signs
-        self._queue = WaitQueue(file, signs, boot=boot, network=network)
+        self._waiters = WaiterRows(file, signs, boot=boot, network=network)
         self._next_token = next_token
         self._boot = boot
         self._network = network
 
     def acquire(self, claim: Claim, *, waiting: bool = False) -> Grant | Held:
-        """Grant, repeat an earlier grant to the same owner, or refuse; one who is *waiting* stands in line."""
+        """Grant, repeat an earlier grant to the same owner, or refuse. *waiting*: the claim has a waiter."""
         held = self._still_held(claim) if waiting else None
         return self._acquire(claim) if held is None else held
 
     def _still_held(self, claim: Claim) -> Held | None:
-        """What a waiter is told without the write lock; None when it may be its turn."""
+        """The answer to a waiter, found without the write lock; None when it may be its turn."""
         with self._file.snapshot() as now:
             row = self._living(claim.name, now)
-            first = self._queue.first(claim.name, now)
+            first = self._waiters.first(claim.name, now)
             its_turn = first is None or first.owner == claim.owner
             if row is not None and row.owner != claim.owner:
                 left = row.expires - now
@@ -68,7 +68,7 @@ class LockRows:
             if row is not None and row.owner == claim.owner:
                 self._extend(claim, now)
                 return Grant(row.token)
-            ahead = self._queue.head(claim.name, now)
+            ahead = self._waiters.head(claim.name, now)
             if row is not None:
                 return Held((row.expires - now) / SECOND)
             if ahead is not None and ahead.owner != claim.owner:
@@ -76,7 +76,7 @@ class LockRows:
             return self._grant(claim, now)
 
     def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Restart the ttl of the grants that still live."""
+        """Restart the ttl of the grants that have not ended."""
         with self._file.transaction() as now:
             return [self._renew(claim, now) for claim in claims]
 
@@ -90,48 +90,48 @@ class LockRows:
         self._wake(claim.name, waiter)
 
     def inspect(self, name: str) -> Holder | None:
-        """Tell who holds *name*."""
+        """Describe the holder of *name*, if there is one."""
         with self._file.transaction() as now:
             row = self._living(name, now)
         if row is None:
             return None
         return Holder(name, row.token, holder_of(row.owner), (row.expires - now) / SECOND, row.metadata)
 
-    def join(self, claim: Claim, place: Place) -> None:
-        """Stand at the end of the line, unless in it already; a holder does not wait for itself."""
-        self._join([(claim, place)])
+    def join(self, claim: Claim, address: WakeupAddress) -> None:
+        """Put a waiter at the end of the line, unless it is in the line already, or its owner holds the lock."""
+        self._join([(claim, address)])
 
-    def _join(self, waiters: Sequence[tuple[Claim, Place]]) -> None:
+    def _join(self, waiters: Sequence[tuple[Claim, WakeupAddress]]) -> None:
         with self._file.transaction() as now:
-            for claim, place in waiters:
+            for claim, address in waiters:
                 row = self._living(claim.name, now)
                 if row is None or row.owner != claim.owner:
-                    self._queue.stand(claim, place, now)
+                    self._waiters.join(claim, address, now)
 
-    def attend(self, station: str, waiters: Sequence[tuple[Claim, Place]]) -> list[Claim]:
+    def attend(self, group: str, waiters: Sequence[tuple[Claim, WakeupAddress]]) -> list[Claim]:
         """
-        Show that the *waiters* of a *station* live; return those who should try now.
+        Give a sign of life for the *waiters* of a *group*; return the claims that should try now.
 
-        It may be their turn without a datagram, or they were silent for too long and passed over:
-        these stand at the end of the line again.
+        It may be their turn although no datagram came. Or they were silent for too long and have lost their places:
+        these join at the end of the line again.
         """
         with self._file.snapshot() as now:
-            standing = self._queue.show(station, now)
+            standing = self._waiters.give_sign(group, now)
             due = {(name, self._due(name, now)) for name in {name for name, _ in standing}}
-        absent = [(claim, place) for claim, place in waiters if (claim.name, claim.owner) not in standing]
+        absent = [(claim, address) for claim, address in waiters if (claim.name, claim.owner) not in standing]
         if absent:
             self._join(absent)
         due.update((claim.name, claim.owner) for claim, _ in absent)
         return [claim for claim, _ in waiters if (claim.name, claim.owner) in due]
 
     def leave(self, claim: Claim) -> None:
-        """Leave the line; whoever leaves while it is its turn passes the turn on."""
+        """Take a waiter out of the line. If it was its turn, wake the next."""
         with self._file.transaction() as now:
-            waiter = self._next(claim.name, now) if self._queue.drop(claim.name, claim.owner) else None
+            waiter = self._next(claim.name, now) if self._waiters.drop(claim.name, claim.owner) else None
         self._wake(claim.name, waiter)
 
     def sweep(self) -> None:
-        """Delete what has ended and nobody asks about again. The token counter is a row apart and stays."""
+        """Delete what has ended: no call may ask about it again. The token counter is a row apart and stays."""
         with self._file.transaction() as now:
             self._file.execute(
                 "DELETE FROM fencing_lock WHERE boot <> :boot OR expires <= :now OR renewed > :now + :tolerance",
@@ -139,14 +139,14 @@ class LockRows:
                 now=now,
                 tolerance=TOLERANCE,
             )
-            self._queue.sweep(now)
+            self._waiters.sweep(now)
 
     def outdated(self) -> bool:
-        """Whether these rows are not those that the other processes see."""
+        """Whether the other processes use another file by now."""
         return self._file.moved()
 
     def close(self) -> None:
-        """Close the file, and delete that of the signs if it is of no use any more."""
+        """Close the file, and delete the file of the signs if there are no waiters any more."""
         with suppress(sqlite3.Error, OSError):
             self._tidy()
         self._signs.close()
@@ -154,10 +154,8 @@ class LockRows:
 
     def _tidy(self) -> None:
         if self._signs.exist() and not self._file.moved():
-            with self._file.transaction(
-                patience=0.0
-            ):  # under the write lock, so that there are no new waiters meanwhile
-                if self._queue.empty():
+            with self._file.transaction(patience=0.0):  # so that no waiter joins meanwhile
+                if self._waiters.empty():
                     self._signs.remove()
 
     # Inside a transaction.
@@ -189,7 +187,7 @@ class LockRows:
             expires=_expiry(claim, now),
             metadata=claim.metadata,
         )
-        self._queue.drop(claim.name, claim.owner)
+        self._waiters.drop(claim.name, claim.owner)
         return Grant(token)
 
     def _renew(self, claim: Claim, now: int) -> Renewal:
@@ -210,24 +208,24 @@ class LockRows:
         )
 
     def _due(self, name: str, now: int) -> str | None:
-        """Whose turn it is to take a lock that is free."""
-        first = None if self._living(name, now) is not None else self._queue.first(name, now)
+        """The owner whose turn it is to take the lock, if it is free."""
+        first = None if self._living(name, now) is not None else self._waiters.first(name, now)
         return None if first is None else first.owner
 
-    def _next(self, name: str, now: int) -> WaiterRow | None:
-        """Whom to wake: the head of the line, if the lock is free and it can be reached from here."""
+    def _next(self, name: str, now: int) -> LivingWaiter | None:
+        """The waiter to wake: the head of the line, if the lock is free and the waiter can be reached from here."""
         if self._living(name, now) is not None:
             return None
-        head = self._queue.head(name, now)
+        head = self._waiters.head(name, now)
         return head if head is not None and head.network == self._network else None
 
     # After a transaction: a waiter that is woken must find it committed.
 
-    def _wake(self, name: str, waiter: WaiterRow | None) -> None:
-        """Wake *waiter*, or whoever comes after it if it is gone."""
-        while waiter is not None and not ring(waiter.place):
+    def _wake(self, name: str, waiter: LivingWaiter | None) -> None:
+        """Wake *waiter*, or the next in the line if it is gone."""
+        while waiter is not None and not send_wakeup(waiter.address):
             with self._file.transaction() as now:
-                self._queue.drop(name, waiter.owner)
+                self._waiters.drop(name, waiter.owner)
                 waiter = self._next(name, now)
 
 

@@ -1,10 +1,10 @@
 """
-Signs of life of those who wait, in a small file beside the database: `locks.db-waiters`.
+Signs of life of the waiters, in a small file beside the database: `locks.db-waiters`.
 
-A waiter shows every second that it lives. That need not survive a crash, so it must not cost what a transaction costs:
+A waiter gives a sign of life every second. It need not survive a crash, so it must not cost what a transaction costs:
 the write lock, which renewals need, and sooner or later an fsync. Here it is eight bytes that the kernel keeps in
-memory and writes to the disk when it likes. Each backend that has waiters owns a slot, which the database assigns; the
-slot holds the moment of the last sign, in microseconds of the boot clock.
+memory and writes to the disk when it likes. Each backend object that has waiters owns a slot, which the database
+assigns; the slot holds the moment of the last sign, in microseconds of the boot clock.
 
 The file may vanish at any time: it is made again by the next sign. What is not in it counts as never seen.
 """
@@ -27,13 +27,13 @@ class SignsOfLife:
     """The file with the signs for one database. Used by the thread that made it, and by no other."""
 
     def __init__(self, database: Path) -> None:
-        self._database = Path(os.path.realpath(database))  # all who name it by another link meet beside it
+        self._database = Path(os.path.realpath(database))  # processes that use other links to it share the file
         self._path = self._database.with_name(self._database.name + SUFFIX)
         self._file: int | None = None
 
-    def show(self, slot: int, now: int) -> None:
+    def give(self, slot: int, now: int) -> None:
         """
-        Note that the owner of *slot* lives.
+        Note a sign of life for *slot*.
 
         Raises:
             OSError: it cannot be written.
@@ -44,7 +44,7 @@ class SignsOfLife:
         os.pwrite(self._file, _SIGN.pack(now), slot * _SIGN.size)
 
     def seen(self, slot: int) -> int:
-        """When the owner of *slot* showed its last sign; 0 for never."""
+        """The moment of the last sign for *slot*; 0 for never."""
         if not self._found() and not self._open():
             return 0
         assert self._file is not None
@@ -67,7 +67,7 @@ class SignsOfLife:
             self._file = None
 
     def _found(self) -> bool:
-        """Whether the file is open, and still the one that the others see."""
+        """Whether the file is open, and still the one that the other processes see."""
         if self._file is None:
             return False
         try:
