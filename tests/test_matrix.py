@@ -7,7 +7,7 @@ import pytest
 
 import fencing_sdk
 from fencing_sdk.backends import BUILTIN
-from fencing_sdk.testing.backend_promises.stage import Stage
+from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(fencing_sdk.__file__).parent
@@ -24,7 +24,7 @@ LACKS = {
 """What a backend may declare as False although the suite expects it. A new entry is a decision, not a skip."""
 
 POWERS = {"queues", "notices", "processes", "breakable", "survives_restart", "tells_taken_over"}
-EXPECTED = {power for power in POWERS if getattr(Stage, power)}
+EXPECTED = {power for power in POWERS if getattr(BackendUnderTest, power)}
 
 
 def subjects(room: str) -> list[str]:

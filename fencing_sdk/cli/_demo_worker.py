@@ -1,5 +1,5 @@
 """
-A clerk of ``fencing demo``: takes the lock, reads the balance, thinks, and writes the new balance.
+A worker of ``fencing demo``: takes the lock, reads the balance, thinks, and writes the new balance.
 
     python -m fencing_sdk.cli._demo_worker ACTOR AMOUNT FOLDER TTL guarded|unguarded
 
@@ -36,7 +36,7 @@ def url_of(file: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Clerk:
+class DemoWorker:
     """Somebody who adds an amount to the account."""
 
     folder: Path
@@ -81,13 +81,13 @@ class Clerk:
 
 
 def main(actor: str, amount: str, folder: str, ttl: str, guarded: str) -> None:
-    """Play one clerk."""
+    """Play one worker."""
     room = Path(folder)
     guard = SqlGuard(url_of(room / BANK)) if guarded == GUARDED else None
-    clerk = Clerk(room, int(amount), guard, Recorder(room / RECORDING, actor=actor))
-    clerk.recorder.record("ready")
+    worker = DemoWorker(room, int(amount), guard, Recorder(room / RECORDING, actor=actor))
+    worker.recorder.record("ready")
     sys.stdin.readline()
-    asyncio.run(clerk.work(float(ttl)))
+    asyncio.run(worker.work(float(ttl)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from fencing_sdk.cli._signs import (
     draw_sign,
     sign_of,
 )
-from fencing_sdk.cli._story import Access, Span, Story, Tenure
+from fencing_sdk.cli._story import DrawnAccess, DrawnLease, Span, Story
 from fencing_sdk.cli._svg import (
     FAINT,
     INK,
@@ -68,7 +68,7 @@ def draw(stories: Sequence[Story]) -> str:
 
 
 @dataclass(slots=True)
-class _Row:
+class _TextRow:
     """Keeps the texts of one row apart."""
 
     taken: list[tuple[float, float]] = field(default_factory=list)
@@ -85,7 +85,7 @@ class _Row:
 class _Caption:
     """What is said about one access, and where."""
 
-    access: Access
+    access: DrawnAccess
     lines: tuple[str, str]
     x: float
     row: int
@@ -97,7 +97,7 @@ class _Panel:
     def __init__(self, story: Story, scale: float) -> None:
         self._story = story
         self._scale = scale
-        tokens = sorted({tenure.token for tenure in story.tenures})
+        tokens = sorted({lease.token for lease in story.leases})
         self._colours = {token: TOKENS[index % len(TOKENS)] for index, token in enumerate(tokens)}
         self._captions = {resource: self._arrange(resource) for resource in story.resources}
         self._middle: dict[Lane, float] = {}
@@ -117,15 +117,15 @@ class _Panel:
         self._draw_axis(panel)
         for wait in self._story.waits:
             self._draw_wait(panel, wait)
-        for tenure in self._story.tenures:
-            self._draw_grant(panel, tenure)
-            self._draw_tenure(panel, tenure)
+        for lease in self._story.leases:
+            self._draw_grant(panel, lease)
+            self._draw_lease(panel, lease)
         for freeze in self._story.freezes:
             self._draw_freeze(panel, freeze)
         for access in self._story.accesses:
             self._draw_arrow(panel, access)
-        for tenure in self._story.tenures:
-            self._draw_loss(panel, tenure)
+        for lease in self._story.leases:
+            self._draw_loss(panel, lease)
         for resource in self._story.resources:
             self._draw_storage(panel, resource)
 
@@ -141,12 +141,12 @@ class _Panel:
 
     def _arrange(self, resource: str) -> list[_Caption]:
         """Find a row for each caption; what must not be missing comes first, what has no room is left out."""
-        rows = [_Row() for _ in range(_MOST_ROWS)]
+        rows = [_TextRow() for _ in range(_MOST_ROWS)]
         accesses = [access for access in self._story.accesses if access.resource == resource]
         placed = [self._place(access, rows) for access in sorted(accesses, key=lambda one: (not _telling(one), one.at))]
         return [caption for caption in placed if caption is not None]
 
-    def _place(self, access: Access, rows: Sequence[_Row]) -> _Caption | None:
+    def _place(self, access: DrawnAccess, rows: Sequence[_TextRow]) -> _Caption | None:
         lines = _words(access)
         x, half = self._x(access.at), max(width_of(line) for line in lines) / 2 + 1
         right, left = x + half - 8, x - half + 8
@@ -176,23 +176,23 @@ class _Panel:
             add(panel, "line", x1=x, x2=x, y1=self._top, y2=self._bottom + 5, stroke=RULE)
             text(panel, x, self._bottom + 20, f"{index * step:g} s", fill=FAINT, anchor="middle")
 
-    def _draw_grant(self, panel: Element, tenure: Tenure) -> None:
+    def _draw_grant(self, panel: Element, lease: DrawnLease) -> None:
         """The store's view: who has the lock, until it hands it on."""
-        lane, span = ("lock", tenure.lock), (tenure.start, self._story.handed_on(tenure))
-        tip = f"{tenure.lock}: token {tenure.token}, granted at {self._seconds(tenure.start)}"
-        self._bar(panel, lane, span, self._colours[tenure.token], tip)
-        self._bar_text(panel, lane, span, f"token {tenure.token}")
+        lane, span = ("lock", lease.lock), (lease.start, self._story.handed_on(lease))
+        tip = f"{lease.lock}: token {lease.token}, granted at {self._seconds(lease.start)}"
+        self._bar(panel, lane, span, self._colours[lease.token], tip)
+        self._bar_text(panel, lane, span, f"token {lease.token}")
 
-    def _draw_tenure(self, panel: Element, tenure: Tenure) -> None:
+    def _draw_lease(self, panel: Element, lease: DrawnLease) -> None:
         """The holder's view: until its own deadline, which lies before the store's expiry."""
-        lane, span = ("holder", tenure.lane), (tenure.start, tenure.used_until)
-        tip = f"{tenure.lane} may work until {self._seconds(span[1])}: {tenure.lock}, token {tenure.token}"
-        self._bar(panel, lane, span, self._colours[tenure.token], tip)
-        for renewal in tenure.renewals:
+        lane, span = ("holder", lease.lane), (lease.start, lease.used_until)
+        tip = f"{lease.lane} may work until {self._seconds(span[1])}: {lease.lock}, token {lease.token}"
+        self._bar(panel, lane, span, self._colours[lease.token], tip)
+        for renewal in lease.renewals:
             notch = draw_renewal(panel, self._x(renewal), self._middle[lane] + _BAR / 2)
             title(notch, f"renewed at {self._seconds(renewal)}")
-        self._bar_text(panel, lane, span, f"holds, token {tenure.token}")
-        if (band := self._story.safety_of(tenure)) is not None:
+        self._bar_text(panel, lane, span, f"holds, token {lease.token}")
+        if (band := self._story.safety_of(lease)) is not None:
             stops, hands_on = (self._seconds(moment) for moment in band)
             self._bar(
                 panel, lane, band, AMBER, f"safety: the holder stops at {stops}, the store hands on at {hands_on}"
@@ -221,19 +221,19 @@ class _Panel:
             add(panel, "rect", x=x - half, y=y - 10, width=2 * half, height=20, rx=4, fill=PAPER, stroke=INK)
             text(panel, x, y + 4.5, words, weight=600, anchor="middle")
 
-    def _draw_loss(self, panel: Element, tenure: Tenure) -> None:
-        if tenure.lost is None:
+    def _draw_loss(self, panel: Element, lease: DrawnLease) -> None:
+        if lease.lost is None:
             return
-        x, y = self._x(tenure.lost), self._middle["holder", tenure.lane]
+        x, y = self._x(lease.lost), self._middle["holder", lease.lane]
         mark = add(panel, "line", x1=x, x2=x, y1=y - 19, y2=y + 19, stroke=RED, stroke_width=3)
-        title(mark, f"lease lost at {self._seconds(tenure.lost)}: {tenure.reason}")
-        words = "LeaseLostError" + (f": {tenure.reason}" if tenure.reason else "")
+        title(mark, f"lease lost at {self._seconds(lease.lost)}: {lease.reason}")
+        words = "LeaseLostError" + (f": {lease.reason}" if lease.reason else "")
         if x + 10 + width_of(words) < WIDTH - 14:
             text(panel, x + 10, y + 4.5, words, fill=RED, weight=600)
         else:
             text(panel, x - 8, y - 21, words, fill=RED, weight=600, anchor="end")
 
-    def _draw_arrow(self, panel: Element, access: Access) -> None:
+    def _draw_arrow(self, panel: Element, access: DrawnAccess) -> None:
         """From the holder down to the storage."""
         if access.kind == "fence":
             return
@@ -268,12 +268,12 @@ class _Panel:
             text(panel, left + 8, self._middle[lane] + 3.5, words, fill=PAPER, weight=600)
 
 
-def _telling(access: Access) -> bool:
+def _telling(access: DrawnAccess) -> bool:
     """Whether the picture is about this access."""
     return sign_of(access) in {"refused", "stale"}
 
 
-def _words(access: Access) -> tuple[str, str]:
+def _words(access: DrawnAccess) -> tuple[str, str]:
     """What is said about *access*, in two short lines."""
     if access.kind == "fence":
         return "fence raised", f"to {access.token}"

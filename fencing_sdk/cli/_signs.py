@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fencing_sdk.cli._story import Access, Story
+from fencing_sdk.cli._story import DrawnAccess, Story
 from fencing_sdk.cli._svg import FAINT, INK, PAPER, RULE, Element, add, group, text, width_of
 
 AMBER, GREEN, RED = "#f4b740", "#15803d", "#c81e1e"
@@ -25,12 +25,12 @@ _MEANINGS = {
 _SHAPES = {"accepted": "M-4.5 0.5l3 3.5l6 -7", "refused": "M-4 -4l8 8M4 -4l-8 8", "stale": "M0 -5.5v6M0 4.2v1"}
 
 
-def sign_of(access: Access) -> str:
+def sign_of(access: DrawnAccess) -> str:
     """The name of the sign for *access*."""
     return "stale" if access.stale else access.kind
 
 
-def colour_of(access: Access) -> str:
+def colour_of(access: DrawnAccess) -> str:
     """The colour of what is said about *access*."""
     return {"accepted": GREEN, "read": FAINT, "fence": INK}.get(sign_of(access), RED)
 
@@ -71,11 +71,11 @@ def draw_legend(parent: Element, stories: Sequence[Story], width: int) -> float:
 
 
 def _appearing(stories: Sequence[Story]) -> set[str]:
-    tenures = [tenure for story in stories for tenure in story.tenures]
+    leases = [lease for story in stories for lease in story.leases]
     shown = {
-        "lease": bool(tenures),
-        "renewal": any(tenure.renewals for tenure in tenures),
-        "safety": any(story.safety_of(tenure) is not None for story in stories for tenure in story.tenures),
+        "lease": bool(leases),
+        "renewal": any(lease.renewals for lease in leases),
+        "safety": any(story.safety_of(lease) is not None for story in stories for lease in story.leases),
         "frozen": any(story.freezes for story in stories),
     }
     return {name for name, appears in shown.items() if appears} | {

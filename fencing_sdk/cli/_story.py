@@ -17,7 +17,7 @@ _BY_THE_CLOCK = {LossReason.EXPIRED, LossReason.STALLED}
 
 
 @dataclass(slots=True)
-class Tenure:
+class DrawnLease:
     """One lease, as its holder and as the store saw it."""
 
     lane: str
@@ -68,7 +68,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class DrawnAccess:
     """A read or a write of the resource, or its fence being raised."""
 
     kind: str
@@ -93,26 +93,26 @@ class Story:
     lanes: list[str] = field(default_factory=list)
     locks: list[str] = field(default_factory=list)
     resources: list[str] = field(default_factory=list)
-    tenures: list[Tenure] = field(default_factory=list)
+    leases: list[DrawnLease] = field(default_factory=list)
     waits: list[Span] = field(default_factory=list)
     freezes: list[Span] = field(default_factory=list)
-    accesses: list[Access] = field(default_factory=list)
+    accesses: list[DrawnAccess] = field(default_factory=list)
 
     @property
     def duration(self) -> float:
         """Seconds from the first event to the last."""
         return max(0.0, self.end - self.start)
 
-    def handed_on(self, tenure: Tenure) -> float:
-        """The moment the store's grant behind *tenure* ended."""
-        later = [other.start for other in self.tenures if other.lock == tenure.lock and other.start > tenure.start]
-        return min([tenure.expires, *tenure.ends, *later] if tenure.known_to_store else [tenure.expires, *later])
+    def handed_on(self, lease: DrawnLease) -> float:
+        """The moment the store's grant behind *lease* ended."""
+        later = [other.start for other in self.leases if other.lock == lease.lock and other.start > lease.start]
+        return min([lease.expires, *lease.ends, *later] if lease.known_to_store else [lease.expires, *later])
 
-    def safety_of(self, tenure: Tenure) -> tuple[float, float] | None:
+    def safety_of(self, lease: DrawnLease) -> tuple[float, float] | None:
         """From the holder's own deadline to the moment the store hands on, where the lease came to that."""
-        end = self.handed_on(tenure)
-        reached = tenure.used_until >= tenure.deadline and (tenure.lost is not None or tenure.released is None)
-        return (tenure.deadline, end) if reached and end > tenure.deadline else None
+        end = self.handed_on(lease)
+        reached = lease.used_until >= lease.deadline and (lease.lost is not None or lease.released is None)
+        return (lease.deadline, end) if reached and end > lease.deadline else None
 
 
 def tell(lines: Iterable[Line]) -> list[Story]:
@@ -122,20 +122,20 @@ def tell(lines: Iterable[Line]) -> list[Story]:
     Raises:
         ConfigurationError: an event lacks a number that its kind always has.
     """
-    tellers = [_Teller()]
+    tellers = [_StoryTeller()]
     for line in lines:
         if line["kind"] == "run":
-            tellers.append(_Teller())
+            tellers.append(_StoryTeller())
         tellers[-1].add(line)
     return [teller.finish() for teller in tellers if teller.told]
 
 
-class _Teller:
+class _StoryTeller:
     """Puts one story together, event by event."""
 
     def __init__(self) -> None:
         self._story = Story()
-        self._tenures: dict[tuple[str, str, int], Tenure] = {}
+        self._leases: dict[tuple[str, str, int], DrawnLease] = {}
         self._written: dict[str, int] = {}  # the highest token of an accepted write, by resource
         self.told = False
 
@@ -152,11 +152,11 @@ class _Teller:
         story = self._story
         for span in (*story.waits, *story.freezes):
             span.end = story.end if span.end is None else span.end
-        for tenure in story.tenures:
-            if tenure.released is None and tenure.lost is None:
-                tenure.deadline = min(tenure.deadline, story.end)
-                tenure.expires = min(tenure.expires, story.end)
-        story.end = max([story.end, *(story.handed_on(tenure) for tenure in story.tenures)])
+        for lease in story.leases:
+            if lease.released is None and lease.lost is None:
+                lease.deadline = min(lease.deadline, story.end)
+                lease.expires = min(lease.expires, story.end)
+        story.end = max([story.end, *(story.handed_on(lease) for lease in story.leases)])
         return story
 
     def _at(self, line: Line, lane: str) -> float:
@@ -187,26 +187,26 @@ class _Teller:
         token, ttl = read_token(line, "token"), read_seconds(line, "ttl")
         _note(self._story.locks, lock)
         self._end_wait(line, lane, at)
-        tenure = Tenure(lane, lock, token, at, ttl, deadline=read_seconds(line, "deadline"), expires=at + ttl)
-        self._story.tenures.append(tenure)
-        self._tenures[lane, lock, token] = tenure
+        lease = DrawnLease(lane, lock, token, at, ttl, deadline=read_seconds(line, "deadline"), expires=at + ttl)
+        self._story.leases.append(lease)
+        self._leases[lane, lock, token] = lease
 
     def _on_renewed(self, line: Line, lane: str) -> None:
-        at, tenure = self._at(line, lane), self._tenure(line, lane)
-        if tenure is not None:
-            tenure.renewals.append(at)
-            tenure.deadline = read_seconds(line, "deadline")
-            tenure.expires = at + tenure.ttl
+        at, lease = self._at(line, lane), self._lease(line, lane)
+        if lease is not None:
+            lease.renewals.append(at)
+            lease.deadline = read_seconds(line, "deadline")
+            lease.expires = at + lease.ttl
 
     def _on_lost(self, line: Line, lane: str) -> None:
-        at, tenure = self._at(line, lane), self._tenure(line, lane)
-        if tenure is not None:
-            tenure.lost, tenure.reason = at, str(line.get("reason", ""))
+        at, lease = self._at(line, lane), self._lease(line, lane)
+        if lease is not None:
+            lease.lost, lease.reason = at, str(line.get("reason", ""))
 
     def _on_released(self, line: Line, lane: str) -> None:
-        at, tenure = self._at(line, lane), self._tenure(line, lane)
-        if tenure is not None:
-            tenure.released = at
+        at, lease = self._at(line, lane), self._lease(line, lane)
+        if lease is not None:
+            lease.released = at
 
     def _on_frozen(self, line: Line, lane: str) -> None:
         self._story.freezes.append(Span(lane, self._at(line, lane)))
@@ -239,12 +239,12 @@ class _Teller:
     def _access(self, line: Line, lane: str, kind: str, *, stale: bool = False, fence: int | None = None) -> None:
         resource, token = str(line["resource"]), read_token(line, "token")
         _note(self._story.resources, resource)
-        access = Access(kind, lane, resource, self._at(line, lane), token, fence, str(line.get("text", "")), stale)
+        access = DrawnAccess(kind, lane, resource, self._at(line, lane), token, fence, str(line.get("text", "")), stale)
         self._story.accesses.append(access)
 
-    def _tenure(self, line: Line, lane: str) -> Tenure | None:
+    def _lease(self, line: Line, lane: str) -> DrawnLease | None:
         """The lease *line* is about; None when the recording began after its grant."""
-        return self._tenures.get((lane, str(line["name"]), read_token(line, "token")))
+        return self._leases.get((lane, str(line["name"]), read_token(line, "token")))
 
     def _end_wait(self, line: Line, lane: str, at: float) -> None:
         ended = (lane, str(line["name"]), str(line.get("holder", "")), None)

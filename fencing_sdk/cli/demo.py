@@ -22,11 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fencing_sdk._values.wire import ENV_RECORD
+from fencing_sdk.cli._demo_run import DemoRun, DemoRunError, TooBusyError
 from fencing_sdk.cli._demo_worker import ACCOUNT, BANK, RECORDING
 from fencing_sdk.cli._evidence import BEFORE, BY_A, BY_B, A, B, Evidence
 from fencing_sdk.cli._lines import Line
 from fencing_sdk.cli._output import check_output
-from fencing_sdk.cli._stage import Stage, StageError, TooBusyError
 from fencing_sdk.cli.timeline import draw_recordings
 from fencing_sdk.errors import ConfigurationError, shown
 
@@ -54,7 +54,7 @@ def show(console: Console, svg: Path | None) -> int:
         recording = Path(folder) / RECORDING
         try:
             found = [_half(console, recording, guarded=guarded) for guarded in (False, True)]
-        except StageError as error:
+        except DemoRunError as error:
             console.print(f"The demo failed: {error}.", style="red", markup=False, highlight=False)
             return 1
         code = _conclude(console, found)
@@ -74,42 +74,42 @@ def _half(console: Console, recording: Path, *, guarded: bool) -> Evidence:
         room = recording.parent / f"{'guarded' if guarded else 'unguarded'}-{ttl:g}"
         room.mkdir()
         try:
-            evidence = _play(room, _Teller(console).tell, ttl=ttl, guarded=guarded)
+            evidence = _play(room, _EventPrinter(console).tell, ttl=ttl, guarded=guarded)
         except TooBusyError:
             console.print(f"This machine is too busy for leases of {ttl:g} s. Once more.", highlight=False)
         else:
             _append(room / RECORDING, recording)
             return evidence
     msg = "the machine is too busy to renew a lease"
-    raise StageError(msg)
+    raise DemoRunError(msg)
 
 
 def _play(room: Path, tell: Callable[[Line], None], *, ttl: float, guarded: bool) -> Evidence:
     open_account(room / BANK)
-    with Stage(room, ttl=ttl, guarded=guarded, show=tell) as stage:
-        stage.record("run", title=_TITLES[guarded])
-        stage.start(A, amount=BY_A)
-        stage.start(B, amount=BY_B)
-        stage.wait_for(A, "ready")
-        stage.wait_for(B, "ready")
-        stage.tell(A)  # to ask for the lock
-        stage.wait_for(A, "read")
-        stage.tell(B)
-        stage.wait_for(B, "acquiring")
-        stage.wait_for(A, "renewed", count=2)
-        stage.freeze(A)
-        stage.tell(A)  # to write; it will hear that when it is resumed
-        stage.wait_for(B, "renewed", count=2)
-        stage.tell(B)  # to write
-        stage.wait_for(B, "write_accepted")
-        stage.wait_for(B, "renewed", count=3)
-        stage.resume(A)
-        stage.tell(A)  # to leave, in case its thread is faster than the cancellation
-        stage.wait_for_end(A)
-        stage.tell(B)  # to leave
-        stage.wait_for_end(B)
-        evidence = Evidence(guarded, tuple(stage.lines), stage.balance())
-        stage.record("outcome", text=evidence.outcome)
+    with DemoRun(room, ttl=ttl, guarded=guarded, show=tell) as run:
+        run.record("run", title=_TITLES[guarded])
+        run.start(A, amount=BY_A)
+        run.start(B, amount=BY_B)
+        run.wait_for(A, "ready")
+        run.wait_for(B, "ready")
+        run.tell(A)  # to ask for the lock
+        run.wait_for(A, "read")
+        run.tell(B)
+        run.wait_for(B, "acquiring")
+        run.wait_for(A, "renewed", count=2)
+        run.freeze(A)
+        run.tell(A)  # to write; it will hear that when it is resumed
+        run.wait_for(B, "renewed", count=2)
+        run.tell(B)  # to write
+        run.wait_for(B, "write_accepted")
+        run.wait_for(B, "renewed", count=3)
+        run.resume(A)
+        run.tell(A)  # to leave, in case its thread is faster than the cancellation
+        run.wait_for_end(A)
+        run.tell(B)  # to leave
+        run.wait_for_end(B)
+        evidence = Evidence(guarded, tuple(run.lines), run.balance())
+        run.record("outcome", text=evidence.outcome)
     return evidence
 
 
@@ -120,7 +120,7 @@ def open_account(bank: Path) -> None:
         connection.execute("INSERT INTO account VALUES (?, ?)", (ACCOUNT, BEFORE))
 
 
-class _Teller:
+class _EventPrinter:
     """Prints recorded events as sentences, with the seconds since the first one."""
 
     def __init__(self, console: Console) -> None:

@@ -26,7 +26,7 @@ class _Url(Protocol):
     def port(self) -> int | None: ...
 
 
-class Request(Protocol):
+class HttpxRequest(Protocol):
     """The part of a request of httpx or httpx2 that is used here."""
 
     @property
@@ -36,7 +36,7 @@ class Request(Protocol):
     def headers(self) -> Headers: ...
 
 
-class Response(Protocol):
+class HttpxResponse(Protocol):
     """The part of a response of httpx or httpx2 that is used here."""
 
     @property
@@ -49,7 +49,7 @@ class Response(Protocol):
     def content(self) -> bytes: ...
 
     @property
-    def request(self) -> Request: ...
+    def request(self) -> HttpxRequest: ...
 
 
 class _Done:
@@ -66,7 +66,7 @@ _DONE = _Done()
 
 def fencing_hook(
     origins: Iterable[str], *, name: str | None = None, required: bool = False
-) -> Callable[[Request], Awaitable[None]]:
+) -> Callable[[HttpxRequest], Awaitable[None]]:
     """
     Make a request hook that sends the token of the current lease to *origins*, and to nobody else.
 
@@ -88,14 +88,14 @@ def fencing_hook(
     """
     outgoing = Outgoing(origins, name=name, required=required)
 
-    def hook(request: Request) -> Awaitable[None]:
+    def hook(request: HttpxRequest) -> Awaitable[None]:
         outgoing.carry(_origin(request), request.headers)
         return _DONE
 
     return hook
 
 
-def raise_for_stale(response: Response) -> None:
+def raise_for_stale(response: HttpxResponse) -> None:
     """
     Raise `StaleTokenError` if *response*, whose body was read, is the refusal of a guarded service.
 
@@ -111,5 +111,5 @@ def raise_for_stale(response: Response) -> None:
         raise error
 
 
-def _origin(request: Request) -> Origin:
+def _origin(request: HttpxRequest) -> Origin:
     return Origin.of(request.url.scheme, request.url.raw_host.decode("ascii"), request.url.port)

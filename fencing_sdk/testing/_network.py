@@ -30,7 +30,7 @@ class NoAnswer(Exception):  # noqa: N818  (not an error of anybody: the request 
 
 
 @dataclass(slots=True, eq=False)
-class Fault:
+class LinkFault:
     """What happens to messages of one kind; None matches every kind."""
 
     operation: str | None
@@ -60,7 +60,7 @@ class Link:
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network
         self._process = process
-        self._faults: list[Fault] = []
+        self._faults: list[LinkFault] = []
 
     def delay(
         self,
@@ -86,7 +86,7 @@ class Link:
         Raises:
             ConfigurationError: an argument is none of these.
         """
-        self.add(Fault(operation, way, delay=seconds(seconds_later, "delay"), times=times))
+        self.add(LinkFault(operation, way, delay=seconds(seconds_later, "delay"), times=times))
 
     def drop(self, operation: Operation | None = None, *, way: Way | None = None, times: int | None = None) -> None:
         """
@@ -98,7 +98,7 @@ class Link:
         Raises:
             ConfigurationError: an argument is none of these.
         """
-        self.add(Fault(operation, way, lose=True, times=times))
+        self.add(LinkFault(operation, way, lose=True, times=times))
 
     def duplicate(
         self,
@@ -119,18 +119,18 @@ class Link:
         Raises:
             ConfigurationError: an argument is none of these.
         """
-        self.add(Fault(operation, way, again=seconds(seconds_later, "duplicate"), times=times))
+        self.add(LinkFault(operation, way, again=seconds(seconds_later, "duplicate"), times=times))
 
     def heal(self) -> None:
         """Deliver messages that are sent from now on as usual."""
         self._faults.clear()
 
-    def lift(self, fault: Fault) -> None:
+    def lift(self, fault: LinkFault) -> None:
         """End one fault. Idempotent."""
         if fault in self._faults:
             self._faults.remove(fault)
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: LinkFault) -> None:
         """Set a fault, for messages that are sent from now on."""
         for value, kinds, parameter in ((fault.operation, Operation, "operation"), (fault.way, Way, "way")):
             if value not in {None, *get_args(kinds)}:

@@ -54,6 +54,6 @@ class BackendSuite(
 
     A subclass provides the fixtures ``backend`` (on a fresh, empty store) and ``reopen`` (a
     callable that makes another backend object on that store, which the tests close), and declares
-    what its store is: see the attributes and hooks of ``Stage``. What it declares to lack is not
+    what its store is: see the attributes and hooks of `BackendUnderTest`. What it declares to lack is not
     collected; everything else has to pass.
     """

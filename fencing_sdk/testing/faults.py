@@ -27,7 +27,7 @@ _OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 
 @dataclass(slots=True)
-class _Fault:
+class _CallFault:
     """Something that happens to the next calls of one operation."""
 
     before: float = 0.0
@@ -52,39 +52,39 @@ class FaultyBackend:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._faults: dict[Operation, list[_Fault]] = {operation: [] for operation in _OPERATIONS}
+        self._faults: dict[Operation, list[_CallFault]] = {operation: [] for operation in _OPERATIONS}
         self._stragglers: set[asyncio.Task[None]] = set()
         self.calls: list[tuple[Operation, tuple[str, ...]]] = []
 
     def delay(self, operation: Operation, seconds: float, *, times: int | None = None) -> None:
         """Deliver the requests *seconds* later."""
-        self._add(operation, _Fault(before=seconds, times=times))
+        self._add(operation, _CallFault(before=seconds, times=times))
 
     def fail(self, operation: Operation, error: Exception | None = None, *, times: int | None = None) -> None:
         """Lose the requests: nothing is applied, and *error* (by default "unavailable") comes back."""
-        self._add(operation, _Fault(lost=True, error=error, times=times))
+        self._add(operation, _CallFault(lost=True, error=error, times=times))
 
     def drop(self, operation: Operation, *, times: int | None = None) -> None:
         """Lose the requests without a word: nothing is applied, and the caller waits until it gives up."""
-        self._add(operation, _Fault(lost=True, silent=True, times=times))
+        self._add(operation, _CallFault(lost=True, silent=True, times=times))
 
     def lose_reply(self, operation: Operation, *, times: int | None = None, silent: bool = False) -> None:
         """Apply the requests and lose the answers: "unavailable" comes back, or with *silent* nothing ever."""
-        self._add(operation, _Fault(lose_reply=True, silent=silent, times=times))
+        self._add(operation, _CallFault(lose_reply=True, silent=silent, times=times))
 
     def duplicate(self, operation: Operation, seconds: float = 0.0, *, times: int | None = None) -> None:
         """Answer the requests as usual, and apply each of them once more *seconds* later."""
-        self._add(operation, _Fault(again=seconds, times=times))
+        self._add(operation, _CallFault(again=seconds, times=times))
 
     def straggle(self, operation: Operation, seconds: float, *, times: int | None = None) -> None:
         """Say "unavailable" at once, and apply the requests *seconds* later, when nobody expects them any more."""
-        self._add(operation, _Fault(straggle=seconds, times=times))
+        self._add(operation, _CallFault(straggle=seconds, times=times))
 
     def hang(
         self, operation: Operation, seconds: float = 3600.0, *, times: int | None = None, stubborn: bool = False
     ) -> None:
         """Do nothing for *seconds*, then apply; a *stubborn* call does not even react to its cancellation."""
-        self._add(operation, _Fault(hang=seconds, heeds_cancellation=not stubborn, times=times))
+        self._add(operation, _CallFault(hang=seconds, heeds_cancellation=not stubborn, times=times))
 
     def heal(self, operation: Operation | None = None) -> None:
         """Remove every fault, or those of one *operation*."""
@@ -117,7 +117,7 @@ class FaultyBackend:
         """Close the backend behind. What straggles is on its way already and still arrives."""
         await self._backend.aclose()
 
-    def _add(self, operation: Operation, fault: _Fault) -> None:
+    def _add(self, operation: Operation, fault: _CallFault) -> None:
         if fault.times is not None and fault.times < 1:
             msg = f"times must be at least 1, or None for every call, got {shown(fault.times)}"
             raise ConfigurationError(msg)
@@ -160,7 +160,7 @@ class FaultyBackend:
         if not straggler.cancelled():
             straggler.exception()  # looked at: nobody waits for the answer, so its error is nobody's
 
-    def _next_fault(self, operation: Operation) -> _Fault | None:
+    def _next_fault(self, operation: Operation) -> _CallFault | None:
         faults = self._faults[operation]
         if not faults:
             return None

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from fencing_sdk.testing.guard_promises.fences import FencePromises
 from fencing_sdk.testing.guard_promises.races import RacePromises
-from fencing_sdk.testing.guard_promises.tokens import TokenPromises
+from fencing_sdk.testing.guard_promises.tokens import GuardTokenPromises
 
 
-class GuardSuite(TokenPromises, FencePromises, RacePromises):
+class GuardSuite(GuardTokenPromises, FencePromises, RacePromises):
     """
     Every promise of `fencing_sdk.abc.Guard`, and of the write that it is part of.
 

@@ -12,7 +12,7 @@ from etcd_server import EtcdCluster
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.testing import BackendSuite
-from fencing_sdk.testing.backend_promises.stage import Reopen
+from fencing_sdk.testing.backend_promises.backend_under_test import Reopen
 
 pytest_plugins = ["etcd_fixtures"]
 

@@ -12,7 +12,7 @@ from fencing_sdk.abc import Backend, Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing import BackendSuite
-from fencing_sdk.testing.backend_promises.stage import Reopen
+from fencing_sdk.testing.backend_promises.backend_under_test import Reopen
 
 T = TypeVar("T")
 

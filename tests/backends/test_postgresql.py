@@ -12,7 +12,7 @@ from postgresql_server import PostgresqlServer
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.postgresql import PostgresqlBackend, from_url
 from fencing_sdk.testing import BackendSuite
-from fencing_sdk.testing.backend_promises.stage import Reopen
+from fencing_sdk.testing.backend_promises.backend_under_test import Reopen
 
 pytest_plugins = ["postgresql_fixtures"]
 

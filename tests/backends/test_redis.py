@@ -14,7 +14,7 @@ from fencing_sdk.abc import Backend
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.errors import BackendRefusedError
 from fencing_sdk.testing import BackendSuite
-from fencing_sdk.testing.backend_promises.stage import Reopen
+from fencing_sdk.testing.backend_promises.backend_under_test import Reopen
 
 pytest_plugins = ["redis_fixtures"]
 

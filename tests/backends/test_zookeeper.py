@@ -12,7 +12,7 @@ from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.testing import BackendSuite
-from fencing_sdk.testing.backend_promises.stage import Reopen
+from fencing_sdk.testing.backend_promises.backend_under_test import Reopen
 
 pytest_plugins = ["zookeeper_fixtures"]
 

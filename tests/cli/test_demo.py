@@ -17,10 +17,10 @@ import pytest
 from command_line import Fencing, alive, state, until
 from once import once_per_run
 
+from fencing_sdk.cli._demo_run import DemoRun, TooBusyError
 from fencing_sdk.cli._demo_worker import BANK, LOCKS
 from fencing_sdk.cli._evidence import Evidence
 from fencing_sdk.cli._lines import Line, read_recording
-from fencing_sdk.cli._stage import Stage, TooBusyError
 from fencing_sdk.cli._story import tell
 from fencing_sdk.cli.demo import open_account
 
@@ -62,14 +62,14 @@ def test_the_demo_ends_well_and_leaves_only_what_was_asked_for(performed):
 def test_a_late_write_wins_without_a_guard_and_is_refused_with_one(performed):
     _, folder = performed
     without, guarded = tell(read_recording([folder / "run.jsonl"]))
-    assert [tenure.token for tenure in (*without.tenures, *guarded.tenures)] == [1, 2, 1, 2]
+    assert [lease.token for lease in (*without.leases, *guarded.leases)] == [1, 2, 1, 2]
     late, refused = without.accesses[-1], guarded.accesses[-1]
     assert (late.kind, late.stale, late.token, late.fence) == ("accepted", True, 1, 2)
     assert (refused.kind, refused.token, refused.fence) == ("refused", 1, 2)
     for story in (without, guarded):
         (freeze,) = story.freezes
-        assert freeze.start < story.tenures[0].deadline < story.tenures[1].start < freeze.until
-        assert story.tenures[0].reason == "stalled"
+        assert freeze.start < story.leases[0].deadline < story.leases[1].start < freeze.until
+        assert story.leases[0].reason == "stalled"
 
 
 def test_the_sdk_in_the_frozen_worker_noticed_too(performed):
@@ -164,36 +164,36 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def run(tmp_path: Path) -> Iterator[DemoRun]:
     open_account(tmp_path / BANK)
-    with Stage(tmp_path, ttl=2, guarded=False, show=lambda _: None) as opened:
+    with DemoRun(tmp_path, ttl=2, guarded=False, show=lambda _: None) as opened:
         opened.start("worker A", amount=10)
         opened.tell("worker A")
         opened.wait_for("worker A", "read")
         yield opened
 
 
-def test_a_worker_is_frozen_between_two_renewals_and_not_in_one(stage: Stage, tmp_path: Path):
-    worker = stage._workers["worker A"].pid
-    freezer = threading.Thread(target=stage.freeze, args=("worker A",))
-    with closing(sqlite3.connect(tmp_path / LOCKS, isolation_level=None, timeout=5)) as somebody:
-        somebody.execute("BEGIN IMMEDIATE")
+def test_a_worker_is_frozen_between_two_renewals_and_not_in_one(run: DemoRun, tmp_path: Path):
+    worker = run._workers["worker A"].pid
+    freezer = threading.Thread(target=run.freeze, args=("worker A",))
+    with closing(sqlite3.connect(tmp_path / LOCKS, isolation_level=None, timeout=5)) as another:
+        another.execute("BEGIN IMMEDIATE")
         freezer.start()
         until(lambda: state(worker) == "T", "the first try")
         until(lambda: state(worker) != "T", "the worker to go on")
-        somebody.execute("ROLLBACK")
+        another.execute("ROLLBACK")
     freezer.join()
     assert state(worker) == "T"
-    assert stage.count("worker A", "renewed") == 1
+    assert run.count("worker A", "renewed") == 1
 
 
-def test_a_machine_too_busy_to_renew_is_no_evidence(stage: Stage):
-    worker = stage._workers["worker A"].pid
-    os.kill(worker, signal.SIGSTOP)  # by somebody else, for longer than the lease
+def test_a_machine_too_busy_to_renew_is_no_evidence(run: DemoRun):
+    worker = run._workers["worker A"].pid
+    os.kill(worker, signal.SIGSTOP)  # by another process, for longer than the lease
     time.sleep(2)
     os.kill(worker, signal.SIGCONT)
     with pytest.raises(TooBusyError, match="worker A lost its lease without being frozen"):
-        stage.wait_for("worker A", "renewed", count=99)
+        run.wait_for("worker A", "renewed", count=99)
 
 
 @pytest.mark.parametrize(

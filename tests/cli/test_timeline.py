@@ -88,7 +88,7 @@ def test_both_runs_are_in_one_picture():
 
 def test_the_freeze_the_loss_and_the_safety_band_are_shown_where_they_were():
     (story,) = tell(late_write())
-    first, second = story.tenures
+    first, second = story.leases
     assert story.safety_of(first) == (pytest.approx(5002.38), pytest.approx(5002.8))  # own deadline, handed on
     assert story.safety_of(second) is None
     root = picture(late_write())
@@ -106,8 +106,8 @@ def test_a_lease_that_was_taken_away_ends_where_the_holder_learnt_it():
         event(3, "acquiring", name="a"),
     ]
     (story,) = tell(lines)
-    assert story.tenures[0].used_until == story.handed_on(story.tenures[0]) == 5001
-    assert story.safety_of(story.tenures[0]) is None
+    assert story.leases[0].used_until == story.handed_on(story.leases[0]) == 5001
+    assert story.safety_of(story.leases[0]) is None
 
 
 def test_the_safety_band_of_the_last_lease_is_not_cut_off():
@@ -116,15 +116,15 @@ def test_the_safety_band_of_the_last_lease_is_not_cut_off():
         event(1.6, "lost", name="a", token=1, reason="expired"),
     ]
     (story,) = tell(lines)
-    assert story.safety_of(story.tenures[0]) == (5001.6, 5002)
+    assert story.safety_of(story.leases[0]) == (5001.6, 5002)
     assert story.end == 5002
 
 
 def test_a_lease_that_is_still_held_reaches_the_end_of_the_recording():
     lines = [event(0, "acquired", name="a", token=1, ttl=9.0, deadline=5007), event(1, "acquiring", B, name="a")]
     (story,) = tell(lines)
-    assert story.tenures[0].used_until == 5001
-    assert story.handed_on(story.tenures[0]) == 5001
+    assert story.leases[0].used_until == 5001
+    assert story.handed_on(story.leases[0]) == 5001
 
 
 def test_each_wait_ends_with_its_own_acquisition():
@@ -203,12 +203,15 @@ def test_recordings_of_several_processes_are_put_on_one_axis(tmp_path: Path):
         ('{"t": 1, "kind": "something of its own"}\n', "nothing to draw"),
     ],
 )
-def test_what_is_no_recording_is_refused_with_its_place(tmp_path: Path, text: str, message: str):
-    recording = tmp_path / "run.jsonl"
+def test_what_is_no_recording_is_refused_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+):
+    monkeypatch.chdir(tmp_path)  # errors cut long paths
+    recording, svg = Path("run.jsonl"), Path("out.svg")
     recording.write_text(text)
     with pytest.raises(ConfigurationError, match=message):
-        draw_recordings([recording], tmp_path / "out.svg")
-    assert not (tmp_path / "out.svg").exists()
+        draw_recordings([recording], svg)
+    assert not svg.exists()
 
 
 @pytest.mark.parametrize(
@@ -233,9 +236,10 @@ def test_a_picture_that_may_not_be_written_is_told_before_anything_is_read(
         draw_recordings([tmp_path / "missing.jsonl"], svg)
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match=r"cannot read .*missing"):
-        draw_recordings([tmp_path / "missing.jsonl"], tmp_path / "out.svg")
+def test_files_that_cannot_be_used_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # errors cut long paths
+    with pytest.raises(ConfigurationError, match=r"cannot read 'missing.jsonl'"):
+        draw_recordings([Path("missing.jsonl")], Path("out.svg"))
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="not UTF-8"):
         draw_recordings([tmp_path / "binary.jsonl"], tmp_path / "out.svg")

@@ -15,7 +15,7 @@ def about(holder: str) -> dict[str, Any]:
     return {"name": "a", "token": {"h1": 1, "h2": 2}[holder], "holder": holder}
 
 
-def tenure(actor: str, holder: str, at: float) -> Lines:
+def held_once(actor: str, holder: str, at: float) -> Lines:
     """One holder's stay of three seconds, with everything that can be recorded about it."""
     mine = about(holder)
     call = {"name": "a", "holder": holder, "ttl": 10.0}
@@ -46,8 +46,8 @@ def good() -> Lines:
     """Two holders one after the other; then a third asks when faults have ended."""
     return [
         line(0.0, "run", "test", title="two holders", declared=True),
-        *tenure("A", "h1", 1.0),
-        *tenure("B", "h2", 6.0),
+        *held_once("A", "h1", 1.0),
+        *held_once("B", "h2", 6.0),
         line(20.0, "healed", "test", within=5.0),
         line(20.0, "acquiring", "C", name="b", holder="h3"),
         line(21.0, "acquired", "C", name="b", token=3, holder="h3", waited=1.0, ttl=10.0, deadline=28.9),

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from recordings import find, good, line, tenure, without_store
+from recordings import find, good, held_once, line, without_store
 
 from fencing_sdk import ConfigurationError
 from fencing_sdk.testing.history import PROMISES, Report, Verdict, check
@@ -50,7 +50,7 @@ def test_an_empty_recording_is_unknown():
 
 
 def test_a_lock_that_was_never_handed_on_is_unknown():
-    lines = [line(0.0, "run", "test", declared=True), *tenure("A", "h1", 1.0)]
+    lines = [line(0.0, "run", "test", declared=True), *held_once("A", "h1", 1.0)]
     assert check(lines).verdict(least=1, require=()) is Verdict.UNKNOWN
 
 
@@ -67,7 +67,7 @@ def test_reports_of_many_runs_add_up():
     for _ in range(2):
         whole.add(check(good()))
     assert whole.observed["acquisitions"] == 6
-    whole.add(check([*tenure("A", "h1", 1.0)[:-2], line(9.0, "end", "test", held=["a"])]))
+    whole.add(check([*held_once("A", "h1", 1.0)[:-2], line(9.0, "end", "test", held=["a"])]))
     assert whole.verdict(least=1) is Verdict.VIOLATED
 
 

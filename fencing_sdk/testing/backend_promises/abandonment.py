@@ -10,13 +10,13 @@ from typing import Any
 from fencing_sdk._values.claim import Claim, Grant, Holder, Renewal
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendUnavailableError
-from fencing_sdk.testing.backend_promises.stage import Stage
+from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest
 
 _YIELDS = (0, 1, 2, 3, 5, 8, 13, 21, 34)
 """Turns of the event loop after which a call is cancelled: before, during and after its way to the store."""
 
 
-class AbandonmentPromises(Stage):
+class AbandonmentPromises(BackendUnderTest):
     """Cancelled calls and answers that nobody read."""
 
     async def test_a_claim_is_enough_to_free_a_grant_that_nobody_read(self, backend: Backend) -> None:

@@ -13,7 +13,7 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._values.wire import ENV_URL
 from fencing_sdk.abc import Backend
 from fencing_sdk.testing import counting
-from fencing_sdk.testing.backend_promises.stage import Reopen, Stage, needs
+from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest, Reopen, needs
 from fencing_sdk.testing.counting import Counter
 
 _ROUNDS = 8
@@ -22,7 +22,7 @@ _TASKS = 8
 _FICKLE = 30
 
 
-class CounterPromises(Stage):
+class CounterPromises(BackendUnderTest):
     """Exclusion and rising tokens, under load."""
 
     async def test_many_tasks_count_exactly(self, backend: Backend, reopen: Reopen, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from contextlib import aclosing
 from fencing_sdk._values.claim import Grant, Renewal
 from fencing_sdk._values.timing import MIN_TTL
 from fencing_sdk.abc import Backend
-from fencing_sdk.testing.backend_promises.stage import NAME, Reopen, Stage
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen
 
 
-class ExpiryPromises(Stage):
+class ExpiryPromises(BackendUnderTest):
     """Not before the ttl, and not long after it."""
 
     async def test_a_grant_lasts_its_ttl_and_not_longer(self, backend: Backend, reopen: Reopen) -> None:

@@ -20,8 +20,8 @@ from fencing_sdk.errors import (
     LossReason,
 )
 from fencing_sdk.events import Event, Renewed
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen
 from fencing_sdk.testing.backend_promises.names import ODD_NAMES
-from fencing_sdk.testing.backend_promises.stage import NAME, Reopen, Stage
 from fencing_sdk.testing.faults import FaultyBackend
 
 _NO_NUMBERS = (-1, -0.001, math.nan, math.inf, -math.inf, 10**400, True, False, "5", b"5", [5], 5j)
@@ -36,7 +36,7 @@ _ODD_METADATA: tuple[object, ...] = ("x" * 1025, "a\0b", "\ud800", b"text", 42, 
 _ODD_NAMES = ("", "a\0b", "a\nb", "a\r", "\x7f", "\ud800", "x" * 513, "\N{LOCK}" * 129, None, 42, b"a", True)
 
 
-class FrontDoorPromises(Stage):
+class FrontDoorPromises(BackendUnderTest):
     """From ``async with`` to the store and back."""
 
     async def test_async_with_holds_the_lock_and_gives_it_back(self, backend: Backend) -> None:

@@ -7,10 +7,10 @@ from contextlib import aclosing
 
 from fencing_sdk._values.claim import Grant, Renewal
 from fencing_sdk.abc import Backend, SupportsLossNotice, SupportsQueue
-from fencing_sdk.testing.backend_promises.stage import Reopen, Stage
+from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest, Reopen
 
 
-class GrantPromises(Stage):
+class GrantPromises(BackendUnderTest):
     """Lifecycle, contention, ownership, idempotence."""
 
     async def test_the_declared_powers_are_the_real_ones(self, backend: Backend) -> None:

@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack, aclosing
 
 from fencing_sdk._values.claim import Claim, Grant, Held
 from fencing_sdk.abc import Backend, SupportsQueue, Turn
-from fencing_sdk.testing.backend_promises.stage import QueueingBackend, Reopen, Stage, needs
+from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest, QueueingBackend, Reopen, needs
 
 _WAITERS = 50
 _YIELDS = range(8)
 
 
-class LinePromises(Stage):
+class LinePromises(BackendUnderTest):
     """Order, wake-ups, and leaving. For backends that declare ``queues``."""
 
     @needs("queues")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fencing_sdk.abc import Backend
-from fencing_sdk.testing.backend_promises.stage import Stage
+from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest
 
 ODD_NAMES = (
     "a",
@@ -101,7 +101,7 @@ ODD_TEXTS = (
 )
 
 
-class NamePromises(Stage):
+class NamePromises(BackendUnderTest):
     """Every valid name is a lock of its own."""
 
     async def test_no_two_names_are_the_same_lock(self, backend: Backend) -> None:

@@ -9,10 +9,10 @@ import pytest
 from fencing_sdk._client import LockClient
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.errors import LeaseLostError, LossReason
-from fencing_sdk.testing.backend_promises.stage import NAME, NoticingBackend, Stage, needs
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, NoticingBackend, needs
 
 
-class NoticePromises(Stage):
+class NoticePromises(BackendUnderTest):
     """For backends that declare ``notices``."""
 
     @needs("notices")

@@ -12,7 +12,7 @@ from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.events import Event
-from fencing_sdk.testing.backend_promises.stage import NAME, Stage, needs
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, needs
 
 _CALLS: dict[str, Callable[[Backend, Claim], Awaitable[object]]] = {
     "acquire": lambda backend, claim: backend.acquire(claim),
@@ -22,7 +22,7 @@ _CALLS: dict[str, Callable[[Backend, Claim], Awaitable[object]]] = {
 }
 
 
-class OutagePromises(Stage):
+class OutagePromises(BackendUnderTest):
     """Error translation and recovery. For backends that declare ``breakable``."""
 
     @needs("breakable")

@@ -7,12 +7,12 @@ from contextlib import aclosing
 
 from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.abc import Backend
-from fencing_sdk.testing.backend_promises.stage import NAME, Reopen, Stage
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen
 
 _TRIES = 5
 
 
-class RenewalPromises(Stage):
+class RenewalPromises(BackendUnderTest):
     """Renewal of one and of many."""
 
     async def test_a_renewal_restarts_the_ttl(self, backend: Backend) -> None:

@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack, aclosing
 
 from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.abc import Backend
-from fencing_sdk.testing.backend_promises.stage import NAME, Reopen, Stage, needs
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen, needs
 
 
-class TokenPromises(Stage):
+class TokenPromises(BackendUnderTest):
     """Growth, for ever."""
 
     async def test_tokens_grow_after_a_release(self, backend: Backend) -> None:

@@ -11,7 +11,7 @@ from fencing_sdk._values.claim import Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import ConfigurationError, StaleTokenError
-from fencing_sdk.testing.guard_promises.stage import CONFLICTING, NEW, OLD, RESOURCE, Stage
+from fencing_sdk.testing.guard_promises.guard_under_test import CONFLICTING, NEW, OLD, RESOURCE, GuardUnderTest
 
 ODD_RESOURCES = (
     "a",
@@ -58,7 +58,7 @@ ODD_RESOURCES = (
 NO_RESOURCES = ("", "a\n", "\0", "\ud800", "x" * 513, "\N{LOCK}" * 129, None, 7, b"a")
 
 
-class FencePromises(Stage):
+class FencePromises(GuardUnderTest):
     """`raise_to` and `highest`, zombies, and untrusted names."""
 
     def test_a_guard_can_stand_in_fences(self, guard: object) -> None:

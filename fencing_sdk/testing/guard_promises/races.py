@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from fencing_sdk._values.claim import Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import StaleTokenError
-from fencing_sdk.testing.guard_promises.stage import RESOURCE, Stage
+from fencing_sdk.testing.guard_promises.guard_under_test import RESOURCE, GuardUnderTest
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class _Accepted:
     answered: int
 
 
-class RacePromises(Stage):
+class RacePromises(GuardUnderTest):
     """No interleaving lets a lower token win."""
 
     async def test_of_the_holders_of_one_number_exactly_one_gets_in(self, guard: Guard) -> None:

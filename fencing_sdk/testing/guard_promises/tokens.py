@@ -10,12 +10,12 @@ import pytest
 from fencing_sdk._values.claim import TOKEN_LIMIT, Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.testing.guard_promises.stage import CONFLICTING, NEW, OLD, RESOURCE, Stage
+from fencing_sdk.testing.guard_promises.guard_under_test import CONFLICTING, NEW, OLD, RESOURCE, GuardUnderTest
 
 NO_TOKENS = (True, -1, TOKEN_LIMIT, 10**30, 1.0, float("nan"), "1", "", b"1", None, [34])
 
 
-class TokenPromises(Stage):
+class GuardTokenPromises(GuardUnderTest):
     """Lower is refused, equal is accepted from one holder, higher is remembered."""
 
     async def test_a_resource_without_a_fence_accepts_any_token(self, guard: Guard) -> None:

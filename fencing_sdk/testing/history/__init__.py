@@ -47,11 +47,11 @@ def check(lines: Iterable[Line]) -> Report:
 
 def _count(facts: Facts, report: Report) -> None:
     report.saw("runs")
-    report.saw("acquisitions", len(facts.tenures))
-    report.saw("losses", sum(tenure.lost is not None for tenure in facts.tenures))
+    report.saw("acquisitions", len(facts.leases))
+    report.saw("losses", sum(lease.lost is not None for lease in facts.leases))
     report.saw("writes", sum(access.write for access in facts.accesses))
     report.saw("refusals", sum(not access.accepted for access in facts.accesses))
     report.saw("troubles", len(facts.troubles))
     for name in facts.names:
-        holders = [tenure.holder for tenure in facts.of(name)]
+        holders = [lease.holder for lease in facts.of(name)]
         report.saw("hand-overs", sum(one != other for one, other in itertools.pairwise(holders)))

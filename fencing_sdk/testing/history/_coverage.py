@@ -7,65 +7,65 @@ holder's acquisition: whoever read a token or renewed after it was too late.
 
 from __future__ import annotations
 
-from fencing_sdk.testing.history._facts import EXACT, Facts, StoreGrant, Tenure
+from fencing_sdk.testing.history._facts import EXACT, Facts, RecordedLease, StoreGrant
 from fencing_sdk.testing.history._verdict import Report
 
 
 def check_coverage(facts: Facts, report: Report) -> None:
-    """Judge every tenure by the store's grants, or by its successor."""
+    """Judge every lease by the store's grants, or by its successor."""
     grants = {(grant.name, grant.holder, grant.token): grant for grant in facts.grants}
     for at, old in facts.revived:
         report.found(
             "P1", "store_revived", at, f"the store extended {old.name} (token {old.token}), over since {old.end:.6f}"
         )
-    for tenure in facts.tenures:
-        if tenure.revived is not None:
-            text = f"{tenure.actor} took a renewal of {tenure.name} (token {tenure.token}) after its deadline"
-            report.found("P2", "revived", tenure.revived, text)
-        grant = grants.get((tenure.name, tenure.holder, tenure.token))
+    for lease in facts.leases:
+        if lease.revived is not None:
+            text = f"{lease.actor} took a renewal of {lease.name} (token {lease.token}) after its deadline"
+            report.found("P2", "revived", lease.revived, text)
+        grant = grants.get((lease.name, lease.holder, lease.token))
         if grant is not None:
-            _within(facts, report, tenure, grant)
+            _within(facts, report, lease, grant)
         elif not facts.grants:
-            _before_successor(facts, report, tenure)
+            _before_successor(facts, report, lease)
         else:
-            text = f"{tenure.actor} holds {tenure.name} with token {tenure.token}, and the store never granted it"
-            report.found("P1", "held_without_grant", tenure.acquired, text)
+            text = f"{lease.actor} holds {lease.name} with token {lease.token}, and the store never granted it"
+            report.found("P1", "held_without_grant", lease.acquired, text)
     _one_at_a_time(facts, report)
 
 
-def _within(facts: Facts, report: Report, tenure: Tenure, grant: StoreGrant) -> None:
+def _within(facts: Facts, report: Report, lease: RecordedLease, grant: StoreGrant) -> None:
     if grant.excused:
         return
-    report.saw("P2", len(tenure.reads))
-    late = [read for read in tenure.reads if not grant.start - EXACT <= read <= grant.end + EXACT]
+    report.saw("P2", len(lease.reads))
+    late = [read for read in lease.reads if not grant.start - EXACT <= read <= grant.end + EXACT]
     if late:
-        text = f"{tenure.actor} read token {tenure.token} of {tenure.name}; the grant ended at {grant.end:.6f}"
+        text = f"{lease.actor} read token {lease.token} of {lease.name}; the grant ended at {grant.end:.6f}"
         report.found("P2", "stale_read", late[0], text)
-    ended = tenure.body_ended
-    if ended is not None and not facts.troubled(tenure.actor, grant.start, ended):
+    ended = lease.body_ended
+    if ended is not None and not facts.troubled(lease.actor, grant.start, ended):
         report.saw("P1")
         if ended > grant.end + EXACT:
-            text = f"{tenure.actor} worked under token {tenure.token} of {tenure.name} after {grant.end:.6f}"
+            text = f"{lease.actor} worked under token {lease.token} of {lease.name} after {grant.end:.6f}"
             report.found("P1", "overrun", ended, text)
 
 
-def _before_successor(facts: Facts, report: Report, tenure: Tenure) -> None:
-    later = [other.acquired for other in facts.of(tenure.name) if other.token > tenure.token]
+def _before_successor(facts: Facts, report: Report, lease: RecordedLease) -> None:
+    later = [other.acquired for other in facts.of(lease.name) if other.token > lease.token]
     taken = min(later, default=None)
     if taken is None or any(trouble.what in {"forgot", "stepped", "revoked"} for trouble in facts.troubles):
         return
-    report.saw("P2", len(tenure.reads))
-    for read in tenure.reads:
+    report.saw("P2", len(lease.reads))
+    for read in lease.reads:
         if read > taken + EXACT:
-            text = f"{tenure.actor} read token {tenure.token} of {tenure.name}, held by another since {taken:.6f}"
+            text = f"{lease.actor} read token {lease.token} of {lease.name}, held by another since {taken:.6f}"
             report.found("P2", "stale_read", read, text)
             break
-    if facts.troubled(tenure.actor, tenure.acquired, tenure.body_ended or taken):
+    if facts.troubled(lease.actor, lease.acquired, lease.body_ended or taken):
         return
     report.saw("P1")
-    work = [*tenure.renewals, *([] if tenure.body_ended is None else [tenure.body_ended])]
+    work = [*lease.renewals, *([] if lease.body_ended is None else [lease.body_ended])]
     if any(moment > taken + EXACT for moment in work):
-        text = f"{tenure.actor} went on with token {tenure.token} of {tenure.name}, held by another since {taken:.6f}"
+        text = f"{lease.actor} went on with token {lease.token} of {lease.name}, held by another since {taken:.6f}"
         report.found("P1", "overrun", max(work), text)
 
 

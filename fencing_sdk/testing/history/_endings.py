@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from fencing_sdk.testing.history._facts import Call, Facts, StoreGrant, Tenure
+from fencing_sdk.testing.history._facts import Facts, RecordedCall, RecordedLease, StoreGrant
 from fencing_sdk.testing.history._verdict import Report
 
 _SLACK = 1.0
@@ -17,22 +17,22 @@ _SILENT = (*_LOST, "late")
 
 def check_endings(facts: Facts, report: Report) -> None:
     """Judge releases, grants that nobody came to hold, and errors."""
-    calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
+    calls: dict[tuple[str, str], list[RecordedCall]] = defaultdict(list)
     for call in facts.calls:
         calls[call.name, call.holder].append(call)
-    held = {(tenure.name, tenure.holder, tenure.token): tenure for tenure in facts.tenures}
+    held = {(lease.name, lease.holder, lease.token): lease for lease in facts.leases}
     for grant in facts.grants:
         asked = calls[grant.name, grant.holder]
         _by_its_owner(grant, report)
-        tenure = held.get((grant.name, grant.holder, grant.token))
-        if tenure is not None:
-            _given_back(facts, grant, tenure, report)
+        lease = held.get((grant.name, grant.holder, grant.token))
+        if lease is not None:
+            _given_back(facts, grant, lease, report)
         elif asked:
             _given_up(facts, grant, asked, report)
-    for tenure in facts.tenures:
-        _no_renewal_after_release(tenure, calls[tenure.name, tenure.holder], report)
-        if tenure.left:
-            _right_error(tenure, report)
+    for lease in facts.leases:
+        _no_renewal_after_release(lease, calls[lease.name, lease.holder], report)
+        if lease.left:
+            _right_error(lease, report)
     if facts.left_behind is not None:
         report.saw("P5")
         for name in facts.left_behind:
@@ -48,18 +48,18 @@ def _by_its_owner(grant: StoreGrant, report: Report) -> None:
         report.found("P5", "foreign_release", grant.ended, text)
 
 
-def _given_back(facts: Facts, grant: StoreGrant, tenure: Tenure, report: Report) -> None:
+def _given_back(facts: Facts, grant: StoreGrant, lease: RecordedLease, report: Report) -> None:
     """What was released is free at once, not at its ttl."""
-    released = tenure.released
-    if released is None or grant.excused or facts.troubled(tenure.actor, released - _SLACK, released + _SLACK, _SILENT):
+    released = lease.released
+    if released is None or grant.excused or facts.troubled(lease.actor, released - _SLACK, released + _SLACK, _SILENT):
         return
     report.saw("P5")
     if grant.end > released + _SLACK:
-        text = f"{tenure.actor} released {grant.name} (token {grant.token}) at {released:.6f}; the store kept it"
+        text = f"{lease.actor} released {grant.name} (token {grant.token}) at {released:.6f}; the store kept it"
         report.found("P5", "kept_after_release", grant.end, text)
 
 
-def _given_up(facts: Facts, grant: StoreGrant, calls: list[Call], report: Report) -> None:
+def _given_up(facts: Facts, grant: StoreGrant, calls: list[RecordedCall], report: Report) -> None:
     """A grant that nobody came to hold: it has to be given back as soon as it was made, not at its ttl."""
     actor = calls[0].actor
     if grant.excused or any(call.repeated for call in calls):
@@ -82,31 +82,31 @@ def _given_up(facts: Facts, grant: StoreGrant, calls: list[Call], report: Report
         report.found("P5", "leaked_grant", grant.end, text)
 
 
-def _no_renewal_after_release(tenure: Tenure, calls: list[Call], report: Report) -> None:
-    released = tenure.released
+def _no_renewal_after_release(lease: RecordedLease, calls: list[RecordedCall], report: Report) -> None:
+    released = lease.released
     if released is None:
         return
     for call in calls:
         if call.operation == "renew" and call.asked > released:
-            text = f"{tenure.actor} renewed {tenure.name} (token {tenure.token}), released at {released:.6f}"
+            text = f"{lease.actor} renewed {lease.name} (token {lease.token}), released at {released:.6f}"
             report.found("P5", "renewed_after_release", call.asked, text)
             return
 
 
-def _right_error(tenure: Tenure, report: Report) -> None:
-    ended = math.inf if tenure.body_ended is None else tenure.body_ended
-    lost = tenure.lost is not None  # told at the end of the turn in which the body ended too late
-    expected = {tenure.how}
-    if tenure.how == "clean":
+def _right_error(lease: RecordedLease, report: Report) -> None:
+    ended = math.inf if lease.body_ended is None else lease.body_ended
+    lost = lease.lost is not None  # told at the end of the turn in which the body ended too late
+    expected = {lease.how}
+    if lease.how == "clean":
         expected = {"LeaseLostError"} if lost else {"None"}
-    elif tenure.how == "cancelled":
-        expected = {"CancelledError"} if tenure.outer else {"LeaseLostError"}
-    if tenure.outer:
+    elif lease.how == "cancelled":
+        expected = {"CancelledError"} if lease.outer else {"LeaseLostError"}
+    if lease.outer:
         expected.add("CancelledError")  # it may come while the lock is given back, and it wins
     report.saw("P7")
-    if str(tenure.error) not in expected:
-        text = f"the body of {tenure.actor} ended {tenure.how}, and {tenure.error} left (lost: {tenure.reason or 'no'})"
+    if str(lease.error) not in expected:
+        text = f"the body of {lease.actor} ended {lease.how}, and {lease.error} left (lost: {lease.reason or 'no'})"
         report.found("P7", "wrong_error", ended, text)
-    elif lost and tenure.how not in {"clean", "cancelled", "LeaseLostError"} and not tenure.noted and not tenure.outer:
-        text = f"{tenure.error} left the body of {tenure.actor} without a note that the lease was lost too"
+    elif lost and lease.how not in {"clean", "cancelled", "LeaseLostError"} and not lease.noted and not lease.outer:
+        text = f"{lease.error} left the body of {lease.actor} without a note that the lease was lost too"
         report.found("P7", "loss_not_noted", ended, text)

@@ -1,5 +1,5 @@
 """
-What a recording says, put together: tenures, the store's grants, writes, disturbances.
+What a recording says, put together: leases, the store's grants, writes, disturbances.
 
 Nothing is judged here, and nothing of the engine, the backends or the guards is imported: a mistake
 there must not be repeated here.
@@ -20,7 +20,7 @@ Line = Mapping[str, Any]
 
 
 @dataclass(slots=True)
-class Tenure:
+class RecordedLease:
     """One lease as its holder saw it. Times are seconds on the axis of the recording."""
 
     actor: str
@@ -80,7 +80,7 @@ class StoreGrant:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class RecordedAccess:
     """A write, or a fence being raised. It took effect between ``low`` and ``high``."""
 
     resource: str
@@ -95,7 +95,7 @@ class Access:
 
 
 @dataclass(slots=True)
-class Call:
+class RecordedCall:
     """A request to the store as its sender saw it. ``answered`` is infinite without an answer."""
 
     number: str
@@ -123,7 +123,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RecordedWait:
     """One who asks for a lock from ``start`` on. ``end`` is None while it has neither got it nor given up."""
 
     actor: str
@@ -169,12 +169,12 @@ class Facts:
     rhythm: Rhythm | None = None
     start: float = math.inf
     end: float = -math.inf
-    tenures: list[Tenure] = field(default_factory=list)
+    leases: list[RecordedLease] = field(default_factory=list)
     grants: list[StoreGrant] = field(default_factory=list)
-    accesses: list[Access] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    accesses: list[RecordedAccess] = field(default_factory=list)
+    calls: list[RecordedCall] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
+    waits: list[RecordedWait] = field(default_factory=list)
     revived: list[tuple[float, StoreGrant]] = field(default_factory=list)
     """Grants that the store extended when they were over already, and when."""
     healed: tuple[float, float] | None = None
@@ -192,11 +192,11 @@ class Facts:
             for trouble in self.troubles
         )
 
-    def of(self, name: str) -> list[Tenure]:
-        """The tenures of one lock, as they were acquired."""
-        return [tenure for tenure in self.tenures if tenure.name == name]
+    def of(self, name: str) -> list[RecordedLease]:
+        """The leases of one lock, as they were acquired."""
+        return [lease for lease in self.leases if lease.name == name]
 
     @property
     def names(self) -> list[str]:
         """Every lock that was held, in order of appearance."""
-        return list(dict.fromkeys(tenure.name for tenure in self.tenures))
+        return list(dict.fromkeys(lease.name for lease in self.leases))

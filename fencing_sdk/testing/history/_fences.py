@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from fencing_sdk.testing.history._facts import Access, Facts
+from fencing_sdk.testing.history._facts import Facts, RecordedAccess
 from fencing_sdk.testing.history._verdict import Report
 
 
 def check_fences(facts: Facts, report: Report) -> None:
     """Judge every write, accepted or refused, of every resource."""
-    by_resource: dict[str, list[Access]] = defaultdict(list)
+    by_resource: dict[str, list[RecordedAccess]] = defaultdict(list)
     for access in facts.accesses:
         by_resource[access.resource].append(access)
     for resource, accesses in by_resource.items():
@@ -20,11 +20,11 @@ def check_fences(facts: Facts, report: Report) -> None:
         _newest_admitted(facts, resource, accesses, report)
 
 
-def _never_back(resource: str, accepted: list[Access], report: Report) -> None:
+def _never_back(resource: str, accepted: list[RecordedAccess], report: Report) -> None:
     """Compare each write with the highest that had surely taken effect before it was sent."""
     place = {id(access): number for number, access in enumerate(accepted)}
     finished = sorted(accepted, key=lambda access: (access.high, place[id(access)]))
-    best: Access | None = None
+    best: RecordedAccess | None = None
     passed = 0
     for write in sorted(accepted, key=lambda access: (access.low, place[id(access)])):
         while passed < len(finished) and _before(finished[passed], write, place):
@@ -43,28 +43,28 @@ def _never_back(resource: str, accepted: list[Access], report: Report) -> None:
             return
 
 
-def _before(one: Access, other: Access, place: dict[int, int]) -> bool:
+def _before(one: RecordedAccess, other: RecordedAccess, place: dict[int, int]) -> bool:
     if one.high != other.low:
         return one.high < other.low
     return one.low == one.high and other.low == other.high and place[id(one)] < place[id(other)]
 
 
-def _raised_at_entry(facts: Facts, resource: str, accesses: list[Access], report: Report) -> None:
+def _raised_at_entry(facts: Facts, resource: str, accesses: list[RecordedAccess], report: Report) -> None:
     """With ``fences`` the old holder is refused from the moment the new one enters, before its first write."""
-    entries = [tenure for tenure in facts.tenures if tenure.entered is not None and resource in tenure.fences]
+    entries = [lease for lease in facts.leases if lease.entered is not None and resource in lease.fences]
     for write in accesses:
         if not (write.accepted and write.write):
             continue
-        for tenure in entries:
-            if tenure.entered is not None and tenure.entered < write.low and write.token < tenure.token:
-                text = f"{resource} accepted token {write.token} after {tenure.actor} had entered with {tenure.token}"
+        for lease in entries:
+            if lease.entered is not None and lease.entered < write.low and write.token < lease.token:
+                text = f"{resource} accepted token {write.token} after {lease.actor} had entered with {lease.token}"
                 report.found("P3", "fence_not_raised", write.high, text)
                 return
 
 
-def _newest_admitted(facts: Facts, resource: str, accesses: list[Access], report: Report) -> None:
+def _newest_admitted(facts: Facts, resource: str, accesses: list[RecordedAccess], report: Report) -> None:
     """A refusal needs a reason: a higher token, or the same from somebody else, that was granted by then."""
-    given = [(tenure.token, tenure.holder, tenure.asked) for tenure in facts.tenures]
+    given = [(lease.token, lease.holder, lease.asked) for lease in facts.leases]
     given += [(grant.token, grant.holder, grant.start) for grant in facts.grants]
     for write in accesses:
         if write.accepted or not write.write:

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.testing.history._facts import (
-    Access,
-    Call,
     Facts,
     Line,
-    Request,
+    RecordedAccess,
+    RecordedCall,
+    RecordedLease,
+    RecordedWait,
     Rhythm,
     StoreGrant,
-    Tenure,
     Trouble,
 )
 
@@ -40,7 +40,7 @@ def gather(lines: Iterable[Line]) -> list[Facts]:
     return [gatherer.finish() for gatherer in gatherers if gatherer.told]
 
 
-class Asking(NamedTuple):
+class PendingAcquisition(NamedTuple):
     """An acquisition that has not ended."""
 
     start: float
@@ -52,12 +52,12 @@ class _Gatherer:
     def __init__(self) -> None:
         self.facts = Facts()
         self.told = False
-        self._tenures: dict[tuple[str, str, int], Tenure] = {}
-        self._by_holder: dict[tuple[str, str], Tenure] = {}
+        self._leases: dict[tuple[str, str, int], RecordedLease] = {}
+        self._by_holder: dict[tuple[str, str], RecordedLease] = {}
         self._grants: dict[tuple[str, str], StoreGrant] = {}
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, RecordedCall] = {}
         self._frozen: dict[str, float] = {}
-        self._asking: dict[tuple[str, str, str], Asking] = {}
+        self._pending: dict[tuple[str, str, str], PendingAcquisition] = {}
         self._going_on: dict[tuple[str, str], float] = {}  # since when, of those whose grant came too late
 
     def add(self, line: Line) -> None:
@@ -79,8 +79,9 @@ class _Gatherer:
     def finish(self) -> Facts:
         facts = self.facts
         facts.troubles += [Trouble("frozen", since, math.inf, actor) for actor, since in self._frozen.items()]
-        facts.requests += [
-            Request(actor, name, asking.first, None, granted=False) for (actor, name, _), asking in self._asking.items()
+        facts.waits += [
+            RecordedWait(actor, name, pending.first, None, granted=False)
+            for (actor, name, _), pending in self._pending.items()
         ]
         for grant in facts.grants:
             broken = (t for t in facts.troubles if t.what in {"forgot", "stepped"})
@@ -98,13 +99,13 @@ class _Gatherer:
 
     def _on_acquiring(self, line: Line, at: float, actor: str) -> None:
         name, holder = str(line["name"]), str(line["holder"])
-        self._asking[actor, name, holder] = Asking(at, self._going_on.pop((actor, name), at))
+        self._pending[actor, name, holder] = PendingAcquisition(at, self._going_on.pop((actor, name), at))
 
     def _on_not_acquired(self, line: Line, at: float, actor: str) -> None:
         name, holder = str(line["name"]), str(line["holder"])
         if str(line["reason"]) == "too_late":  # the caller goes on with another holder id
-            asking = self._asking.pop((actor, name, holder), Asking(at, at))
-            self._going_on[actor, name] = asking.first
+            pending = self._pending.pop((actor, name, holder), PendingAcquisition(at, at))
+            self._going_on[actor, name] = pending.first
         else:
             self._answer((actor, name, holder), at - float(line["waited"]), at, granted=False)
 
@@ -114,25 +115,25 @@ class _Gatherer:
         asked = self._answer((actor, name, holder), at - float(line.get("waited", 0.0)), at, granted=True)
         deadline, ttl = float(line["deadline"]), float(line["ttl"])
         max_hold = line.get("max_hold")
-        tenure = Tenure(actor, name, token, holder, asked, at, ttl, deadline)
-        tenure.max_hold = None if max_hold is None else float(max_hold)
-        self.facts.tenures.append(tenure)
-        self._tenures[actor, name, token] = self._by_holder[name, holder] = tenure
+        lease = RecordedLease(actor, name, token, holder, asked, at, ttl, deadline)
+        lease.max_hold = None if max_hold is None else float(max_hold)
+        self.facts.leases.append(lease)
+        self._leases[actor, name, token] = self._by_holder[name, holder] = lease
 
     def _on_renewed(self, line: Line, at: float, actor: str) -> None:
-        if (tenure := self._tenure(line, actor)) is not None:
-            if at > tenure.deadline:
-                tenure.revived = at
-            tenure.deadline = float(line["deadline"])
-            tenure.renewals.append(at)
+        if (lease := self._lease(line, actor)) is not None:
+            if at > lease.deadline:
+                lease.revived = at
+            lease.deadline = float(line["deadline"])
+            lease.renewals.append(at)
 
     def _on_lost(self, line: Line, at: float, actor: str) -> None:
-        if (tenure := self._tenure(line, actor)) is not None:
-            tenure.lost, tenure.reason = at, str(line.get("reason", ""))
+        if (lease := self._lease(line, actor)) is not None:
+            lease.lost, lease.reason = at, str(line.get("reason", ""))
 
     def _on_released(self, line: Line, at: float, actor: str) -> None:
-        if (tenure := self._tenure(line, actor)) is not None:
-            tenure.released = at
+        if (lease := self._lease(line, actor)) is not None:
+            lease.released = at
 
     def _on_fence_raised(self, line: Line, at: float, actor: str) -> None:
         self._access(line, at, actor, accepted=True, write=False)
@@ -140,27 +141,27 @@ class _Gatherer:
     # What workers, resources and harnesses record.
 
     def _on_entered(self, line: Line, at: float, actor: str) -> None:
-        if (tenure := self._tenure(line, actor)) is not None:
-            tenure.entered, tenure.fences = at, tuple(map(str, line.get("fences", ())))
+        if (lease := self._lease(line, actor)) is not None:
+            lease.entered, lease.fences = at, tuple(map(str, line.get("fences", ())))
 
     def _on_read(self, line: Line, at: float, actor: str) -> None:
         key = str(line.get("name", line.get("resource"))), str(line.get("holder", ""))
-        tenure = self._by_holder.get(key)
-        if tenure is None:
-            mine = [t for t in self.facts.tenures if t.actor == actor and t.token == int(line["token"])]
-            tenure = mine[-1] if mine else None
-        if tenure is not None:
-            tenure.reads.append(at)
+        lease = self._by_holder.get(key)
+        if lease is None:
+            mine = [t for t in self.facts.leases if t.actor == actor and t.token == int(line["token"])]
+            lease = mine[-1] if mine else None
+        if lease is not None:
+            lease.reads.append(at)
 
     def _on_body_ended(self, line: Line, at: float, actor: str) -> None:
-        if (tenure := self._tenure(line, actor)) is not None:
-            tenure.body_ended, tenure.how = at, str(line["how"])
+        if (lease := self._lease(line, actor)) is not None:
+            lease.body_ended, lease.how = at, str(line["how"])
 
     def _on_left(self, line: Line, _at: float, actor: str) -> None:
-        if (tenure := self._tenure(line, actor)) is not None:
+        if (lease := self._lease(line, actor)) is not None:
             error = line.get("error")
-            tenure.left, tenure.error = True, None if error is None else str(error)
-            tenure.noted, tenure.outer = bool(line.get("noted", False)), bool(line.get("outer", False))
+            lease.left, lease.error = True, None if error is None else str(error)
+            lease.noted, lease.outer = bool(line.get("noted", False)), bool(line.get("outer", False))
 
     def _on_write_accepted(self, line: Line, at: float, actor: str) -> None:
         self._access(line, at, actor, accepted=True)
@@ -170,7 +171,7 @@ class _Gatherer:
 
     def _access(self, line: Line, at: float, actor: str, *, accepted: bool, write: bool = True) -> None:
         holder, fence = line.get("holder"), line.get("fence")
-        access = Access(
+        access = RecordedAccess(
             resource=str(line["resource"]),
             token=int(line["token"]),
             holder=None if holder is None else str(holder),
@@ -207,7 +208,7 @@ class _Gatherer:
     def _on_asked(self, line: Line, at: float, actor: str) -> None:
         name, holder = str(line["name"]), str(line["holder"])
         number, operation = str(line["call"]), str(line["operation"])
-        call = Call(number, operation, name, holder, actor, float(line["ttl"]), at)
+        call = RecordedCall(number, operation, name, holder, actor, float(line["ttl"]), at)
         self.facts.calls.append(call)
         self._calls[number] = call
 
@@ -242,15 +243,15 @@ class _Gatherer:
     def _on_end(self, line: Line, _at: float, _actor: str) -> None:
         self.facts.left_behind = [str(name) for name in line["held"]]
 
-    def _tenure(self, line: Line, actor: str) -> Tenure | None:
+    def _lease(self, line: Line, actor: str) -> RecordedLease | None:
         """The lease *line* is about; None when the recording began after its grant."""
-        return self._tenures.get((actor, str(line["name"]), int(line["token"])))
+        return self._leases.get((actor, str(line["name"]), int(line["token"])))
 
     def _answer(self, key: tuple[str, str, str], since: float, at: float, *, granted: bool) -> float:
         """Note that an acquisition ended; return when it began, which is *since* where that was not recorded."""
-        asking = self._asking.pop(key, Asking(since, since))
-        self.facts.requests.append(Request(key[0], key[1], asking.first, at, granted))
-        return asking.start
+        pending = self._pending.pop(key, PendingAcquisition(since, since))
+        self.facts.waits.append(RecordedWait(key[0], key[1], pending.first, at, granted))
+        return pending.start
 
 
 def _wrong(error: Exception) -> str:

@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from typing import NamedTuple
 
-from fencing_sdk.testing.history._facts import Call, Facts
+from fencing_sdk.testing.history._facts import Facts, RecordedCall
 from fencing_sdk.testing.history._verdict import Report
 
 _LARGEST = 40
@@ -38,7 +38,7 @@ def check_order(facts: Facts, report: Report) -> None:
     """Look for an order of the calls about each lock of a small history."""
     if any(trouble.what in {"forgot", "stepped", "revoked"} for trouble in facts.troubles):
         return
-    by_name: dict[str, list[Call]] = defaultdict(list)
+    by_name: dict[str, list[RecordedCall]] = defaultdict(list)
     for call in facts.calls:
         by_name[call.name].append(call)
     for name, calls in by_name.items():
@@ -51,7 +51,7 @@ def check_order(facts: Facts, report: Report) -> None:
             report.found("P1", "no_order", calls[0].asked, f"no order explains the {len(calls)} calls about {name}")
 
 
-def _orderable(calls: list[Call]) -> bool | None:
+def _orderable(calls: list[RecordedCall]) -> bool | None:
     """Whether an order exists; None when the search was given up."""
     everything = (1 << len(calls)) - 1
     sure = sum(1 << number for number, call in enumerate(calls) if call.answered < math.inf)
@@ -75,7 +75,7 @@ def _orderable(calls: list[Call]) -> bool | None:
     return None
 
 
-def _outcomes(call: Call, state: _State) -> list[_State]:
+def _outcomes(call: RecordedCall, state: _State) -> list[_State]:
     """The states in which the lock may be after *call*; none when its answer does not fit."""
     may_be_free = not state.holder or call.answered >= state.touched + state.ttl * (1 - _DRIFT)
     mine = state.holder == call.holder
@@ -90,7 +90,7 @@ def _outcomes(call: Call, state: _State) -> list[_State]:
     return [state]
 
 
-def _acquired(call: Call, state: _State, *, mine: bool, may_be_free: bool) -> list[_State]:
+def _acquired(call: RecordedCall, state: _State, *, mine: bool, may_be_free: bool) -> list[_State]:
     granted = []
     known = call.token is not None and call.token == state.token
     if mine and (call.token is None or known or (state.token < 0 and call.token > state.last)):
@@ -103,7 +103,7 @@ def _acquired(call: Call, state: _State, *, mine: bool, may_be_free: bool) -> li
     return _answered(call, "granted", granted, refused)
 
 
-def _answered(call: Call, yes: str, if_yes: list[_State], if_no: list[_State]) -> list[_State]:
+def _answered(call: RecordedCall, yes: str, if_yes: list[_State], if_no: list[_State]) -> list[_State]:
     if call.answered == math.inf or call.outcome in {"unknown", ""}:
         return [*if_yes, *if_no]
     return if_yes if call.outcome == yes else if_no

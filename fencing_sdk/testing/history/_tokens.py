@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencing_sdk.testing.history._facts import Facts, Tenure
+from fencing_sdk.testing.history._facts import Facts, RecordedLease
 from fencing_sdk.testing.history._verdict import Report
 
 
@@ -14,9 +14,9 @@ def check_tokens(facts: Facts, report: Report) -> None:
     that overlap nothing is promised, except that they differ.
     """
     for name in facts.names:
-        tenures = facts.of(name)
-        _unlike(name, tenures, report)
-        _growing(name, tenures, report)
+        leases = facts.of(name)
+        _unlike(name, leases, report)
+        _growing(name, leases, report)
     highest: dict[str, int] = {}
     for grant in sorted(facts.grants, key=lambda grant: grant.start):
         before = highest.get(grant.name)
@@ -26,27 +26,27 @@ def check_tokens(facts: Facts, report: Report) -> None:
         highest[grant.name] = max(grant.token, before or grant.token)
 
 
-def _unlike(name: str, tenures: list[Tenure], report: Report) -> None:
-    seen: dict[int, Tenure] = {}
-    for tenure in tenures:
-        other = seen.setdefault(tenure.token, tenure)
-        if other.holder != tenure.holder:
-            text = f"{other.actor} and {tenure.actor} were both given token {tenure.token} of {name}"
-            report.found("P4", "shared_token", tenure.acquired, text)
+def _unlike(name: str, leases: list[RecordedLease], report: Report) -> None:
+    seen: dict[int, RecordedLease] = {}
+    for lease in leases:
+        other = seen.setdefault(lease.token, lease)
+        if other.holder != lease.holder:
+            text = f"{other.actor} and {lease.actor} were both given token {lease.token} of {name}"
+            report.found("P4", "shared_token", lease.acquired, text)
 
 
-def _growing(name: str, tenures: list[Tenure], report: Report) -> None:
-    answered = sorted(tenures, key=lambda tenure: tenure.acquired)
-    best: Tenure | None = None
+def _growing(name: str, leases: list[RecordedLease], report: Report) -> None:
+    answered = sorted(leases, key=lambda lease: lease.acquired)
+    best: RecordedLease | None = None
     passed = 0
-    for tenure in sorted(tenures, key=lambda tenure: tenure.asked):
-        while passed < len(answered) and answered[passed].acquired < tenure.asked:
+    for lease in sorted(leases, key=lambda lease: lease.asked):
+        while passed < len(answered) and answered[passed].acquired < lease.asked:
             if best is None or answered[passed].token > best.token:
                 best = answered[passed]
             passed += 1
         if best is None:
             continue
         report.saw("P4")
-        if tenure.token <= best.token and tenure.holder != best.holder:
-            text = f"{tenure.actor} was given token {tenure.token} of {name} after {best.actor} had {best.token}"
-            report.found("P4", "token_fell", tenure.acquired, text)
+        if lease.token <= best.token and lease.holder != best.holder:
+            text = f"{lease.actor} was given token {lease.token} of {name} after {best.actor} had {best.token}"
+            report.found("P4", "token_fell", lease.acquired, text)

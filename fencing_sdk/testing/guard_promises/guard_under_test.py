@@ -18,7 +18,7 @@ CONFLICTING = Token(34, "cccccccc")
 """The same number, given to another holder."""
 
 
-class Stage:
+class GuardUnderTest:
     """
     What `fencing_sdk.testing.GuardSuite` knows about the guard under test.
 

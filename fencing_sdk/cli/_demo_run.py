@@ -30,15 +30,15 @@ _POLL = 0.01
 _MODULE = "fencing_sdk.cli._demo_worker"
 
 
-class StageError(Exception):
+class DemoRunError(Exception):
     """A run that cannot go on: a worker died, or what had to happen did not."""
 
 
-class TooBusyError(StageError):
+class TooBusyError(DemoRunError):
     """A worker that was not frozen lost its lease: the machine did not let it renew in time."""
 
 
-class Stage:
+class DemoRun:
     """
     A folder, a recording, and some workers.
 
@@ -60,7 +60,7 @@ class Stage:
         self._show = show
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._recorder = Recorder(room / RECORDING, actor="demo")
-        self._tape = (room / RECORDING).open("rb")
+        self._recording = (room / RECORDING).open("rb")
         self._unfinished = b""
 
     def __enter__(self) -> Self:
@@ -74,7 +74,7 @@ class Stage:
         for worker in self._workers.values():
             with worker:  # closes its pipe and waits for it
                 pass
-        self._tape.close()
+        self._recording.close()
         self._recorder.close()
 
     def record(self, kind: str, **fields: object) -> None:
@@ -168,14 +168,14 @@ class Stage:
             self._check_leases()
             if time.monotonic() >= end:
                 msg = f"waited {PATIENCE:g} s in vain for {what}"
-                raise StageError(msg)
+                raise DemoRunError(msg)
             time.sleep(_POLL)
 
     def _check_alive(self) -> None:
         for actor, worker in self._workers.items():
             if worker.poll() not in {None, 0}:
                 msg = f"{actor} failed with exit code {worker.returncode}"
-                raise StageError(msg)
+                raise DemoRunError(msg)
 
     def _check_leases(self) -> None:
         frozen = set()
@@ -187,7 +187,7 @@ class Stage:
                 raise TooBusyError(msg)
 
     def _read(self) -> None:
-        *finished, self._unfinished = (self._unfinished + self._tape.read()).split(b"\n")
+        *finished, self._unfinished = (self._unfinished + self._recording.read()).split(b"\n")
         for raw in finished:
             line = parse_line(raw, "the recording")
             self.lines.append(line)

@@ -46,7 +46,7 @@ def needs(power: str) -> Callable[[F], F]:
     return mark
 
 
-class Stage:
+class BackendUnderTest:
     """
     What `fencing_sdk.testing.BackendSuite` knows about the backend under test.
 
