@@ -146,7 +146,7 @@ class PostgresqlBackend:
             outcome = read_outcome(row, None if waiter is None else self._waiters.poll)
         self._sweep.start_if_due()
         if waiter is not None:
-            waiter.granted = isinstance(outcome, Grant)
+            waiter.served = isinstance(outcome, Grant)
         return outcome
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:

@@ -1,10 +1,7 @@
 """
-Translates errors of PostgreSQL and its driver to the two errors of the contract.
+Translates errors of PostgreSQL and its driver to the two errors of the contract: by SQLSTATE, or else by class.
 
-`BackendRefusedError` needs both: another try cannot help, *and* nothing was granted, because the engine then stops
-without a release. Every other error, known or not, is `BackendUnavailableError`: the outcome of the request is unknown
-until the next request. SQLSTATE and class decide. The message of the server is never repeated, because it may quote a
-statement.
+See `fencing_sdk.backends._shared.error_translation` for what makes an error a refusal.
 """
 
 from __future__ import annotations
@@ -13,14 +10,11 @@ import asyncio
 import ssl
 from functools import partial
 
-from fencing_sdk.backends._shared.error_translation import ErrorTranslation
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict, verdict_by_class
 from fencing_sdk.backends.postgresql.connection import driver
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 BACKEND = "PostgresqlBackend"
-
-Translation = tuple[type[BackendError], str]
-"""An error of the contract, and what it says about the cause."""
 
 
 class ConnectionAbandonedError(Exception):
@@ -42,12 +36,12 @@ class UnreadableRowError(Exception):
 _GRANTS = "the role lacks a permission: USAGE on the schema, or SELECT, INSERT, UPDATE and DELETE on its tables"
 _ENCODING = "a name or metadata has a character that the database cannot store; its encoding should be UTF8"
 _NOT_OURS = "the schema has tables or functions that are not those of this version; set another schema"
-_READ_ONLY: Translation = (
+_READ_ONLY: Verdict = (
     BackendUnavailableError,
     "no writes are taken, because default_transaction_read_only is on for the server, database, role or session",
 )
 
-CODES: dict[str, Translation] = {
+CODES: dict[str, Verdict] = {
     # Another try may help.
     "25006": _READ_ONLY,
     "40001": (BackendUnavailableError, "the transaction was rolled back again and again"),
@@ -86,7 +80,7 @@ CODES: dict[str, Translation] = {
     "FS001": (BackendRefusedError, "the next token would not fit into 53 bits; is the server's clock right?"),
 }
 
-CLASSES: tuple[tuple[type[BaseException], Translation], ...] = (
+CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (StandbyError, (BackendUnavailableError, "the server is a standby; the next call looks for the primary again")),
     (ReadOnlyError, _READ_ONLY),
     (UnreadableRowError, (BackendUnavailableError, _NOT_OURS)),
@@ -100,7 +94,7 @@ CLASSES: tuple[tuple[type[BaseException], Translation], ...] = (
     (OSError, (BackendUnavailableError, "no connection to the server")),
 )
 
-_UNKNOWN: Translation = (BackendUnavailableError, "PostgreSQL failed")
+_UNKNOWN: Verdict = (BackendUnavailableError, "PostgreSQL failed")
 
 
 def translated(operation: str, error: Exception) -> BackendError:
@@ -108,8 +102,7 @@ def translated(operation: str, error: Exception) -> BackendError:
     if isinstance(error, BackendError):
         return error
     code = driver.code_of(error)
-    by_class = next((translation for kind, translation in CLASSES if isinstance(error, kind)), _UNKNOWN)
-    kind, hint = CODES.get(code, by_class)
+    kind, hint = CODES.get(code) or verdict_by_class(error, CLASSES, _UNKNOWN)
     return kind(BACKEND, operation, f"{hint} ({code or type(error).__name__})")
 
 

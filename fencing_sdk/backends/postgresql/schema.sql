@@ -1,11 +1,12 @@
--- Tables and functions of the PostgreSQL backend; :"schema" is where they live.
+-- Tables and functions of the PostgreSQL backend, in the schema :"schema".
 --
--- Every decision is made here, by statements that take their snapshots one after the other: a function first locks
--- the lock's row and only then looks at its line, so that a release and whoever joins meanwhile see one another.
--- Always in this order: the lock's row, then the line. Times are clock_timestamp(), read after the row was locked.
+-- These functions make every decision. Each statement in them takes its own snapshot: a function first locks the row
+-- of the lock and then reads its queue of waiters, so that a release and a waiter that joins meanwhile see each other.
+-- The order is always the same: the lock's row, then the queue. Functions read clock_timestamp() after they have locked
+-- the row.
 --
--- Bodies name no schema: each function has a search_path of its own, in which nothing of the caller's counts.
--- A function that changes gets a new number, so that an older client finds the one that it knows.
+-- Bodies name no schema: each function has its own search_path, which the caller's settings cannot change.
+-- A function that changes gets a new number, so that an older client finds the function that it knows.
 
 -- One row for each lock. It stays when the lock is free, because its token is the last one granted.
 CREATE TABLE IF NOT EXISTS :"schema".fencing_lock (
@@ -16,7 +17,7 @@ CREATE TABLE IF NOT EXISTS :"schema".fencing_lock (
     metadata   text
 ) WITH (fillfactor = 50);                     -- room for the next version of a row in its own page
 
--- The highest token of all rows that were deleted, under which no new row may begin; and how far the sweep has come.
+-- The floor: the highest token of all deleted rows, because a new row must begin above it. And how far the sweep got.
 CREATE TABLE IF NOT EXISTS :"schema".fencing_floor (
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one),
     token    bigint NOT NULL,
@@ -25,21 +26,21 @@ CREATE TABLE IF NOT EXISTS :"schema".fencing_floor (
 );
 INSERT INTO :"schema".fencing_floor (token, swept_to, swept_at) VALUES (0, '', '-infinity') ON CONFLICT DO NOTHING;
 
--- Who stands in line, in the order of arrival, and how to wake it. A crash of the server empties it; whoever still
--- waits joins again with its next try.
+-- The queue of each lock: its waiters in the order of arrival, and how to wake them. A crash of the server empties the
+-- table; a waiter joins again with its next try.
 CREATE UNLOGGED TABLE IF NOT EXISTS :"schema".fencing_waiter (
-    number  bigint NOT NULL,                  -- no sequence: that of an unlogged table breaks in a failover
+    number  bigint NOT NULL,                  -- no sequence: a failover breaks a sequence of an unlogged table
     name    text COLLATE "C" NOT NULL,
     owner   text NOT NULL,
     seen    timestamptz NOT NULL,             -- last sign of life
-    channel text NOT NULL,
-    word    text NOT NULL,
+    channel text NOT NULL,                    -- of the waiter's client
+    word    text NOT NULL,                    -- the waiter's ticket, which NOTIFY sends
     PRIMARY KEY (name, number),
     UNIQUE (name, owner)
 ) WITH (fillfactor = 50);
 
--- Snapshots that last for a whole transaction would look at the line as it was before the row was locked. And a server
--- that takes no writes any more must not tell what it remembers: the locks may be another server's by now.
+-- A snapshot of a whole transaction would show the queue as it was before the row was locked. And a server that takes
+-- no writes any more must not answer from what it remembers, because another server may have granted locks since.
 CREATE OR REPLACE FUNCTION :"schema".fencing_check_v1() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
 BEGIN
@@ -51,15 +52,16 @@ BEGIN
     END IF;
 END $fencing$;
 
--- What was granted or renewed must be on disk before anybody hears of it, whatever the role or the database says.
+-- A grant or renewal must be on disk before the client gets the answer, even if the role or the database is set up
+-- with a weaker synchronous_commit.
 CREATE OR REPLACE FUNCTION :"schema".fencing_durable_v1(p_before text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
 BEGIN
     PERFORM set_config('synchronous_commit', CASE p_before WHEN 'remote_apply' THEN p_before ELSE 'on' END, true);
 END $fencing$;
 
--- The row of a lock, locked; made if there is none. What is read after the insertion, and not before, is the floor:
--- the insertion waits for a sweep that is just deleting the row.
+-- Lock the row of a lock, and insert it first if it is missing. Read the floor after the insertion, not before: the
+-- insertion waits for a sweep that is deleting the row, and that sweep raises the floor.
 CREATE OR REPLACE FUNCTION :"schema".fencing_row_v1(
     p_name text, OUT owner text, OUT token bigint, OUT expires_at timestamptz
 )
@@ -78,8 +80,9 @@ BEGIN
     END IF;
 END $fencing$;
 
--- Whose turn it is; those who gave no sign of life for three seconds are dropped. A sign from a future further away
--- was given by a clock that was set back. The caller has locked the lock's row.
+-- The waiter at the head of the queue. Waiters without a sign of life for three seconds are removed. So are waiters
+-- whose sign of life is more than three seconds in the future: the clock was set back since. The calling function has
+-- locked the lock's row.
 CREATE OR REPLACE FUNCTION :"schema".fencing_head_v1(
     p_name text, OUT owner text, OUT channel text, OUT word text, OUT seconds_left double precision
 )
@@ -99,6 +102,7 @@ BEGIN
     END LOOP;
 END $fencing$;
 
+-- Notify the waiter at the head of the queue. Return whether there is one.
 CREATE OR REPLACE FUNCTION :"schema".fencing_wake_v1(p_name text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
 DECLARE
@@ -111,8 +115,8 @@ BEGIN
 END $fencing$;
 
 -- Grant, repeat an earlier grant to the same owner, or refuse: then the token is NULL.
--- A channel is given by one who stands in line: the try is its sign of life, and one who was silent for too long,
--- and passed over, stands at the end of the line again.
+-- A waiter gives its channel. The try is its sign of life. If the waiter was removed because it was silent for too
+-- long, it joins the end of the queue again.
 CREATE OR REPLACE FUNCTION :"schema".fencing_acquire_v1(
     p_name text, p_owner text, p_micros bigint, p_metadata text, p_hybrid boolean, p_channel text, p_word text,
     OUT granted bigint, OUT seconds_left double precision
@@ -127,7 +131,7 @@ DECLARE
 BEGIN
     PERFORM fencing_check_v1();
 
-    -- A look without a lock, and without a write, for the many who come while somebody holds it.
+    -- While another owner holds the lock, most calls end here: without locking the row, and without waiting for disk.
     SELECT l.owner, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name;
     v_now := clock_timestamp();
     IF v_row.owner <> p_owner AND v_row.expires_at > v_now THEN
@@ -178,9 +182,9 @@ BEGIN
      WHERE name = p_name;
 END $fencing$;
 
--- Restart the ttl of every grant that still lives; one character each, in order: '1' renewed, '0' gone,
--- 'x' somebody else's, '?' somebody keeps the row locked. Never creates, never revives.
--- Rows that are locked are passed over; with patience (milliseconds, for all of them together) they are waited for.
+-- Restart the ttl of every grant that has not expired. Return one character for each claim, in order: '1' renewed,
+-- '0' gone, 'x' granted to another owner, '?' another transaction keeps the row locked. This never creates or revives
+-- a grant. Locked rows are skipped, unless there is patience: that many milliseconds to wait for all of them together.
 CREATE OR REPLACE FUNCTION :"schema".fencing_renew_v1(
     p_names text[], p_owners text[], p_micros text[], p_patience integer
 ) RETURNS text
@@ -232,8 +236,9 @@ BEGIN
     );
 END $fencing$;
 
--- End the owner's grant and wake the head of the line. As durable as the database is set up, unless somebody was
--- woken: then the release gets to disk with the grant that follows at once. One that a crash undoes costs a ttl.
+-- End the owner's grant and wake the head of the queue. If a waiter was woken, the release does not wait for disk: it
+-- gets there with the grant that follows at once. Otherwise it is as durable as the database is set up, because a
+-- release that a crash undoes blocks the lock for a ttl.
 CREATE OR REPLACE FUNCTION :"schema".fencing_release_v1(p_name text, p_owner text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
@@ -246,7 +251,7 @@ BEGIN
     RETURN true;
 END $fencing$;
 
--- Who holds a lock; NULL when nobody does.
+-- The holder of a lock, or NULL if it is free.
 CREATE OR REPLACE FUNCTION :"schema".fencing_inspect_v1(
     p_name text, OUT owner text, OUT token bigint, OUT seconds_left double precision, OUT metadata text
 )
@@ -258,7 +263,8 @@ BEGIN
       FROM fencing_lock l WHERE l.name = p_name AND l.owner IS NOT NULL AND l.expires_at > clock_timestamp();
 END $fencing$;
 
--- Stand at the end of the line, unless in it already; a holder does not wait for itself.
+-- Join the end of the queue, unless the owner holds the lock. An owner that waits already keeps its place and gets the
+-- new channel and ticket.
 CREATE OR REPLACE FUNCTION :"schema".fencing_join_v1(p_name text, p_owner text, p_channel text, p_word text)
 RETURNS boolean LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
@@ -277,7 +283,7 @@ BEGIN
     RETURN true;
 END $fencing$;
 
--- Leave the line; whoever leaves while it is its turn passes the turn on.
+-- Leave the queue. If the lock is free, wake the head of the queue, because it may have been the leaving waiter's turn.
 CREATE OR REPLACE FUNCTION :"schema".fencing_leave_v1(p_name text, p_owner text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
@@ -293,8 +299,9 @@ BEGIN
     RETURN true;
 END $fencing$;
 
--- Delete rows of locks that nobody has held for p_seconds, and waiters that are long gone. The highest token that goes
--- with them becomes the floor, in the same transaction. Some rows at a time, once a minute, whoever asks.
+-- Delete the rows of locks that have been free for p_seconds, and waiters without a sign of life for a minute. The
+-- highest deleted token becomes the floor, in the same transaction. Each sweep looks at up to 10,000 rows, and at most
+-- one sweep runs in a minute for all clients together.
 CREATE OR REPLACE FUNCTION :"schema".fencing_sweep_v1(p_seconds double precision) RETURNS integer
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
-from contextvars import Context
 
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
 
 _EVERY = 600.0
@@ -33,13 +32,13 @@ class Sweep:
         self._statement = statement
         self._retention = retention
         self._due = _CLOCK.now() + _EVERY * random.uniform(0.05, 1.0)
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask()
 
     def start_if_due(self) -> None:
         """Start a sweep if one is due."""
         if _CLOCK.now() >= self._due:
             self._due = _CLOCK.now() + _EVERY * random.uniform(0.5, 1.0)
-            self._task = asyncio.get_running_loop().create_task(self._run(), context=Context())
+            self._task.start(self._run)
 
     async def _run(self) -> None:
         with contextlib.suppress(Exception):  # a later sweep deletes the same rows
@@ -47,7 +46,4 @@ class Sweep:
 
     async def aclose(self) -> None:
         """Cancel a sweep that is under way."""
-        task, self._task = self._task, None
-        if task is not None and task.get_loop() is asyncio.get_running_loop():
-            task.cancel()
-            await asyncio.wait((task,))
+        await self._task.aclose()

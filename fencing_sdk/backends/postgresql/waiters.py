@@ -22,7 +22,7 @@ import itertools
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
-from fencing_sdk.backends._shared.wakeup import WakeUp
+from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.listener import NotifyListener
 from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
@@ -35,27 +35,14 @@ _LEAVE_TRIES = 2
 """One try on the open connection, and one on the next if that was broken."""
 
 
-class PostgresqlWaiter:
-    """A request that waits for one lock, in the lock's queue."""
+class PostgresqlWaiter(Waiter):
+    """A waiter, and the channel of its client."""
 
-    __slots__ = ("_woken", "channel", "claim", "granted", "ticket")
+    __slots__ = ("channel",)
 
     def __init__(self, claim: Claim, ticket: str) -> None:
-        self.claim = claim
+        super().__init__(claim, ticket)
         self.channel = ""
-        self.ticket = ticket
-        self.granted = False
-        """The server has granted the lock, and removed the waiter from the queue."""
-        self._woken = WakeUp()
-
-    def wake(self) -> None:
-        """Another try may succeed."""
-        self._woken.set()
-
-    async def wait(self) -> None:
-        """See `fencing_sdk.abc.Turn.wait`."""
-        await self._woken.wait()
-        self._woken.clear()
 
 
 class PostgresqlWaiters:
@@ -68,13 +55,12 @@ class PostgresqlWaiters:
         self._requests = requests
         self._listener = NotifyListener(dialer, self._notify, self)
         self._tickets = itertools.count(1)
-        self._by_claim: dict[tuple[str, str], PostgresqlWaiter] = {}
-        self._by_ticket: dict[str, PostgresqlWaiter] = {}
+        self._table: WaiterTable[PostgresqlWaiter] = WaiterTable()
 
     @property
     def has_waiters(self) -> bool:
         """See `NotifyReceiver`."""
-        return bool(self._by_claim)
+        return len(self._table) > 0
 
     @property
     def listening(self) -> bool:
@@ -88,12 +74,11 @@ class PostgresqlWaiters:
 
     def find(self, claim: Claim) -> PostgresqlWaiter | None:
         """Return the waiter of *claim*, if it waits in a queue."""
-        return self._by_claim.get((claim.name, claim.owner)) if self._by_claim else None
+        return self._table.find(claim)
 
     async def join(self, claim: Claim) -> PostgresqlWaiter:
         """Join the queue of a lock. Return once the client listens, or after a second without."""
-        waiter = PostgresqlWaiter(claim, str(next(self._tickets)))
-        self._by_claim[claim.name, claim.owner] = self._by_ticket[waiter.ticket] = waiter
+        waiter = self._table.add(PostgresqlWaiter(claim, str(next(self._tickets))))
         try:
             self._listener.open()
             waiter.channel = self._listener.channel
@@ -109,15 +94,14 @@ class PostgresqlWaiters:
 
     async def leave(self, waiter: PostgresqlWaiter) -> None:
         """
-        Leave the queue, unless the lock was granted.
+        Leave the queue, unless the lock was granted: then the server has removed the waiter.
 
         Raises no error: an error would replace the cancellation that ends the wait. If the request fails, the server
         removes the waiter for lack of a sign of life.
         """
         claim = waiter.claim
-        self._by_claim.pop((claim.name, claim.owner), None)
-        self._by_ticket.pop(waiter.ticket, None)
-        for _ in range(0 if waiter.granted else _LEAVE_TRIES):
+        self._table.remove(waiter)
+        for _ in range(0 if waiter.served else _LEAVE_TRIES):
             with contextlib.suppress(Exception):
                 # Not urgent: it must not overtake a try of the same waiter, which would join the queue again.
                 await self._connection.ask(self._requests.leave, (claim.name, claim.owner), must_run=True)
@@ -125,13 +109,11 @@ class PostgresqlWaiters:
 
     def on_notify(self, payload: str) -> None:
         """Wake the waiter whose ticket arrived."""
-        if (waiter := self._by_ticket.get(payload)) is not None:
-            waiter.wake()
+        self._table.wake(payload)
 
     def wake_all(self) -> None:
         """Wake every waiter, because its notification may have been missed."""
-        for waiter in tuple(self._by_claim.values()):
-            waiter.wake()
+        self._table.wake_all()
 
     async def _notify(self, channel: str, payload: str) -> object:
         return await self._connection.ask(self._requests.notify, (channel, payload))

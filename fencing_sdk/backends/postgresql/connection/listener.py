@@ -13,10 +13,10 @@ import random
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from contextvars import Context
 from typing import Protocol
 
-from fencing_sdk._values.process import generation
+from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
 
@@ -67,9 +67,8 @@ class NotifyListener:
         self._dialer = dialer
         self._notify = notify
         self._receiver = receiver
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._generation = generation()
-        self._task: asyncio.Task[None] | None = None
+        self._owner: LoopOwner | None = None
+        self._task = BackgroundTask()
         self._tried = asyncio.Event()
         self._echo_arrived = asyncio.Event()
         self.channel = ""
@@ -79,17 +78,13 @@ class NotifyListener:
 
     def open(self) -> None:
         """Begin to listen, unless listening already."""
-        if not self._is_ours():
-            self._loop, self._generation = asyncio.get_running_loop(), generation()
-            self._task = None
+        if self._owner is None or not self._owner.is_current:
+            self._owner, self._task = LoopOwner(), BackgroundTask()
             self.channel = f"fencing_{uuid.uuid4().hex}"
-        if self._task is None or self._task.done():
+        if not self._task.running:
             self.listening = False
             self._tried = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(self._listen_while_needed(), context=Context())
-
-    def _is_ours(self) -> bool:
-        return self._loop is asyncio.get_running_loop() and self._generation == generation()
+            self._task.start(self._listen_while_needed)
 
     async def tried(self) -> None:
         """Return when the connection listens, or when the attempt has failed."""
@@ -152,9 +147,6 @@ class NotifyListener:
 
     async def aclose(self) -> None:
         """Stop listening within a bounded time."""
-        task, self._task = self._task, None
         self.listening = False
-        if task is None or not self._is_ours():
-            return
-        task.cancel()
-        await asyncio.wait((task,), timeout=_CLOSING_PATIENCE)
+        if self._owner is not None and self._owner.is_current:
+            await self._task.aclose(limit=_CLOSING_PATIENCE)

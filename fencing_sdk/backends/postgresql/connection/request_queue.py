@@ -19,7 +19,7 @@ from contextvars import Context
 from dataclasses import dataclass
 
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.process import generation
+from fencing_sdk._values.ownership import LoopOwner
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.driver import DriverRow, OutdatedStatement, code_of
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
@@ -88,7 +88,7 @@ class PostgresqlConnection:
         Raises:
             Exception: the error of *body*.
         """
-        if self._queue is None or not self._queue.is_ours():
+        if self._queue is None or not self._queue.owner.is_current:
             self._queue = RequestQueue(self._dialer)
         request = self._queue.put(body, urgent=urgent, must_run=must_run)
         try:
@@ -105,7 +105,7 @@ class PostgresqlConnection:
     async def aclose(self) -> None:
         """Close the connection within a bounded time. The next request opens another."""
         queue, self._queue = self._queue, None
-        if queue is not None and queue.is_ours():
+        if queue is not None and queue.owner.is_current:
             await queue.aclose()
 
 
@@ -113,8 +113,7 @@ class RequestQueue:
     """Requests that wait for the connection, and the task that runs them, in one event loop of one process."""
 
     def __init__(self, dialer: PostgresqlDialer) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._generation = generation()
+        self.owner = LoopOwner()
         self._dialer = dialer
         self._urgent: deque[_QueuedRequest] = deque()
         self._others: deque[_QueuedRequest] = deque()
@@ -129,17 +128,13 @@ class RequestQueue:
         """How many connections in a row were closed without an answer."""
         self._closed = False
 
-    def is_ours(self) -> bool:
-        """Whether this loop and process own it. A child process must not even close its parent's connection."""
-        return self._loop is asyncio.get_running_loop() and self._generation == generation()
-
     def put(self, body: RequestBody, *, urgent: bool, must_run: bool) -> _QueuedRequest:
         """Add a request, and start the task that runs requests unless it runs already."""
-        request = _QueuedRequest(body, self._loop.create_future(), must_run)
+        request = _QueuedRequest(body, self.owner.loop.create_future(), must_run)
         (self._urgent if urgent else self._others).append(request)
         if not self._running:
             self._running = True
-            self._runner = self._loop.create_task(self._run_requests(), context=Context())
+            self._runner = self.owner.loop.create_task(self._run_requests(), context=Context())
         return request
 
     async def _run_requests(self) -> None:
@@ -212,7 +207,7 @@ class RequestQueue:
         if self._closed:
             msg = "the backend was closed meanwhile"
             raise ConnectionAbandonedError(msg)
-        dialing = self._dialing = self._loop.create_task(self._dialer.dial(), context=Context())
+        dialing = self._dialing = self.owner.loop.create_task(self._dialer.dial(), context=Context())
         self._since = _CLOCK.now()
         try:
             await asyncio.wait((dialing,))
