@@ -1,9 +1,9 @@
 """
-Which database a ``postgresql://`` URL means, as far as that is known without asking.
+The identity of the database that a ``postgresql://`` URL names, read without I/O.
 
-asyncpg reads the URL again and fills in what is missing; here the same is read for two ends only: a
-URL that asyncpg would stumble over is refused without being shown (it has a password in it, and
-asyncpg quotes what it cannot read), and two parties learn whether they mean the same database.
+A backend and a guard compare identities to learn whether they use the same database. Reading the URL also refuses one
+that asyncpg could not read: asyncpg would quote it in its error, with the password. Otherwise asyncpg reads the URL
+itself, and takes missing parts from the same environment variables.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from fencing_sdk.errors import ConfigurationError
 _HOST = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(:(?P<port>[0-9]{1,5}))?", re.ASCII)
 
 _ELSEWHERE = {"service", "options", "search_path"}
-"""Options of a URL that lead to a database, or to a schema, that the rest of it does not name."""
+"""Options of a URL that may lead to a database or schema that the rest of the URL does not name."""
 
 
 def database_identity(url: str) -> str | None:
     """
-    Return ``user@host:port,host:port/database``, each part percent-encoded; None when one of them is not known.
+    Return ``user@host:port,host:port/database``, each part percent-encoded, or None if a part is unknown.
 
     Raises:
         ConfigurationError: *url* cannot be read.
     """
-    with suppress(ValueError):  # which may quote the url, so not even in the chain
+    with suppress(ValueError):  # it may quote the URL, so it must not even be the context of the error below
         parts = urlsplit(url)
         if parts.netloc.count("@") <= 1 and not parts.fragment:
             options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-            return _place(parts.netloc, unquote(parts.path.removeprefix("/")), options)
+            return _identity(parts.netloc, unquote(parts.path.removeprefix("/")), options)
     msg = (
         "url must be like postgresql://user:password@host:5432/database?option=value, "
-        "with %40 for @, %2F for / and so on inside of a name or a password"
+        "with %40 for @, %2F for / and so on inside a name or a password"
     )
     raise ConfigurationError(msg)
 
 
-def _place(netloc: str, path: str, options: dict[str, str]) -> str | None:
+def _identity(netloc: str, path: str, options: dict[str, str]) -> str | None:
     credentials, _, hosts = netloc.rpartition("@")
     user = unquote(credentials.partition(":")[0]) or options.get("user") or os.environ.get("PGUSER") or _login()
     database = path or options.get("dbname") or options.get("database") or os.environ.get("PGDATABASE") or user
     ports = options.get("port") or os.environ.get("PGPORT") or "5432"
-    where = _hosts(unquote(hosts) or options.get("host") or os.environ.get("PGHOST") or "", ports)
-    if options.keys() & _ELSEWHERE or "PGSERVICE" in os.environ or not (user and database and where):
+    servers = _hosts(unquote(hosts) or options.get("host") or os.environ.get("PGHOST") or "", ports)
+    if options.keys() & _ELSEWHERE or "PGSERVICE" in os.environ or not (user and database and servers):
         return None
-    return f"{quote(user, safe='')}@{where}/{quote(database, safe='')}"
+    return f"{quote(user, safe='')}@{servers}/{quote(database, safe='')}"
 
 
 def _hosts(text: str, ports: str) -> str:
-    """The hosts in *text* with a port each, as given or from *ports*, which is one for all or one for each."""
+    """Return the hosts in *text*, each with its own port or one from *ports*: one for all hosts, or one for each."""
     hosts = text.split(",") if text else []
     each = ports.split(",") if "," in ports else [ports] * len(hosts)
     if hosts and len(each) != len(hosts):
@@ -62,7 +62,7 @@ def _hosts(text: str, ports: str) -> str:
 
 
 def _host(text: str, port: str) -> str:
-    if text.startswith("/"):  # the folder of a Unix socket
+    if text.startswith("/"):  # the directory of a Unix socket
         return f"{quote(text, safe='')}:{int(port)}"
     match = _HOST.fullmatch(text)
     if match is None or not match["host"]:

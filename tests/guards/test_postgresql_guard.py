@@ -251,7 +251,7 @@ def test_a_driver_that_nobody_knows_is_refused():
         connection=SimpleNamespace(driver_connection=object(), dbapi_connection=object()),
         exec_driver_sql=None,
     )
-    with pytest.raises(UnsupportedError, match="asyncpg and psycopg; what builtins commits it cannot see"):
+    with pytest.raises(UnsupportedError, match="asyncpg and psycopg; it cannot see what builtins commits"):
         SqlGuard().admit_sync(strange, "a", NEW)
 
 

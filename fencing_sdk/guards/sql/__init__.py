@@ -9,7 +9,7 @@ A guard inside the caller's own SQL transaction: fence and data are committed to
     FenceColumn   for a fence that is a column of your table, and a write that checks it by itself
 
 For SQLite 3.35 or newer, through `sqlite3` or SQLAlchemy, and for PostgreSQL, through asyncpg,
-psycopg 3 or SQLAlchemy. None of them is imported here unless a URL asks for it.
+psycopg 3 or SQLAlchemy. This module imports none of them unless a URL needs it.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports
-from fencing_sdk.guards.sql import _postgresql, _sqlite
-from fencing_sdk.guards.sql._accepted import AlchemyAsyncEngine, AsyncTransaction, SyncTransaction
-from fencing_sdk.guards.sql._column import FenceColumn
-from fencing_sdk.guards.sql._database import PATIENCE, database
-from fencing_sdk.guards.sql._names import POSTGRESQL, SQLITE, check_identifier
+from fencing_sdk.guards.sql._fence_column import FenceColumn
+from fencing_sdk.guards.sql._identifiers import POSTGRESQL, SQLITE, check_identifier
+from fencing_sdk.guards.sql._own_database import WRITER_PATIENCE, own_database
+from fencing_sdk.guards.sql._postgresql import PostgresqlFences
+from fencing_sdk.guards.sql._protocols import AlchemyAsyncEngine, AsyncTransaction, SyncTransaction
+from fencing_sdk.guards.sql._sqlite import SqliteFences
 from fencing_sdk.guards.sql._steps import Steps
 from fencing_sdk.guards.sql._transaction import Transaction, perform, perform_sync
 
 __all__ = ["FenceColumn", "SqlGuard"]
 
 
-class _Fences(Protocol):
-    """The fences in one table, in the words of one kind of database."""
+class _FenceTable(Protocol):
+    """The fences in one table, in one dialect."""
 
     def ddl(self) -> str: ...
 
     def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]: ...
 
     def raise_fence(
-        self, transaction: Transaction, resource: str, token: Token, wait: float, *, at_home: bool = False
+        self, transaction: Transaction, resource: str, token: Token, wait: float, *, own: bool = False
     ) -> Steps[None]: ...
 
     def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]: ...
@@ -54,25 +55,25 @@ class SqlGuard:
     Keeps fences in a table of the database that holds the data: SQLite or PostgreSQL.
 
     Admit as the *first* statement of a transaction. On SQLite it takes the write lock, on PostgreSQL
-    the lock of this resource's fence, so nobody can come between the check and the commit. A
-    transaction that has read before may be refused by the database, because what it read is
+    the lock of this resource's fence, so no other writer can come between the check and the commit.
+    If a transaction has read before, the database may refuse it, because what it read is
     outdated: "database is locked" on SQLite, SQLSTATE 40001 at PostgreSQL's levels REPEATABLE READ
-    and SERIALIZABLE. Roll back and try again. Rolling back takes the fence back, too, also to a
-    savepoint that was made before.
+    and SERIALIZABLE. Roll back and try again. A rollback also undoes the fence, and so does a
+    rollback to an earlier savepoint.
 
-    Errors of the database leave as they are. Not promised: anything about writes to this data
+    The guard raises errors of the database unchanged. Not promised: anything about writes to this data
     that do not admit, or that go to another database than *connect*.
 
     Args:
-        connect: Where `raise_to` and `highest` open a short transaction of their own: the path of
-            an SQLite file, a URL such as ``"sqlite:///app.db"`` or ``"postgresql://host/app"``, or
-            SQLAlchemy's AsyncEngine. Without it the guard can `admit`, in the transactions of
-            either database, and cannot stand in ``fences=[...]``.
+        connect: The database in which `raise_to` and `highest` run short transactions of their own: the
+            path of an SQLite file, a URL such as ``"sqlite:///app.db"`` or ``"postgresql://host/app"``, or
+            SQLAlchemy's AsyncEngine. Without it the guard can `admit`, in transactions of either
+            dialect, but cannot be used in ``fences=[...]``.
 
         table: The table, ``"name"`` or ``"schema.name"``. Without a schema PostgreSQL looks for it
             along the ``search_path`` of each connection: name it where those differ.
 
-        create: Create the table when it is missing. If not, run `ddl` in a migration.
+        create: Whether to create the table if it is missing. If not, run `ddl` in a migration.
 
         observers: Callables that receive `StaleRejected` for every refusal and `FenceRaised` for
             every successful `raise_to`.
@@ -90,29 +91,29 @@ class SqlGuard:
         observers: Sequence[Observer] = (),
     ) -> None:
         table = check_identifier(table, parameter="table", schema=True)
-        self._database = database(connect)
-        self._fences: dict[str, _Fences] = {
-            SQLITE: _sqlite.Fences(table, create=create),
-            POSTGRESQL: _postgresql.Fences(table, create=create),
+        self._database = own_database(connect)
+        self._fences: dict[str, _FenceTable] = {
+            SQLITE: SqliteFences(table, create=create),
+            POSTGRESQL: PostgresqlFences(table, create=create),
         }
         self._reports = Reports(observers)
 
     @property
     def database(self) -> str | None:
         """
-        The PostgreSQL database that the guard's own URL means, and as who: ``user@host:5432/name``, never a password.
+        The PostgreSQL database of the guard's own URL, with the user: ``user@host:5432/name``, without a password.
 
-        None when there is no such URL, or it leaves open which one: then nothing is known.
+        None if there is no such URL, or if the URL does not determine the database.
         """
-        return self._database.place
+        return self._database.identity
 
     def ddl(self, dialect: str | None = None) -> str:
         """
-        The statement that creates the table, for those who migrate by hand.
+        Return the statement that creates the table, for a migration.
 
         Args:
-            dialect: ``"sqlite"`` or ``"postgresql"``; without it that of the guard's own database,
-                or of SQLite if it has none.
+            dialect: ``"sqlite"`` or ``"postgresql"``. The default is the dialect of the guard's own
+                database, or SQLite if it has none.
 
         Raises:
             ConfigurationError: *dialect* is another one.
@@ -125,15 +126,15 @@ class SqlGuard:
 
     async def admit(self, transaction: AsyncTransaction | SyncTransaction, resource: str, token: int) -> None:
         """
-        Check *token* and remember it, in the caller's *transaction*. Your writes follow in the same one.
+        Check *token* and write it as the fence, in your *transaction*. Your writes follow in the same one.
 
-        Which database it is in is seen from the transaction. One that blocks is used in this very
-        thread; in a worker thread, call `admit_sync`.
+        The guard recognises the database by the transaction. With a driver that blocks, this method blocks the
+        event loop; call `admit_sync` in a worker thread instead.
 
         Raises:
             StaleTokenError: the resource has seen a later token. Roll back; nothing was changed.
-            UsageError: the connection commits every statement by itself, or is none, or leads to other
-                fences than those that this guard has raised.
+            UsageError: *transaction* is no connection or session, or it commits every statement by itself,
+                or it uses another table of fences than the one in which this guard has raised fences.
             UnsupportedError: the database is neither SQLite nor PostgreSQL.
             ConfigurationError: *resource* or *token* is not one.
         """
@@ -143,7 +144,7 @@ class SqlGuard:
 
     def admit_sync(self, transaction: SyncTransaction, resource: str, token: int) -> None:
         """
-        `admit` for code without an event loop: sqlite3, psycopg, or a sync Connection or Session of SQLAlchemy.
+        Do the same as `admit` without an event loop, for sqlite3, psycopg, or a Connection or Session of SQLAlchemy.
 
         Raises:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit`.
@@ -163,7 +164,7 @@ class SqlGuard:
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         with self._reports.of_refusals(checked):
             await self._database.run(
-                lambda opened: self._of(opened).raise_fence(opened, resource, checked, PATIENCE, at_home=True)
+                lambda opened: self._of(opened).raise_fence(opened, resource, checked, WRITER_PATIENCE, own=True)
             )
         self._reports.raised(resource, checked)
 
@@ -171,21 +172,21 @@ class SqlGuard:
         self, transaction: AsyncTransaction | SyncTransaction, resource: str, token: int, *, wait: float = 5.0
     ) -> None:
         """
-        Raise the fence in a *transaction* of yours: it stands once that is committed.
+        Raise the fence in your *transaction*: it counts once you commit.
 
-        Unlike `admit` it bounds its waiting, and makes the commit one that survives a crash of the
-        server: on PostgreSQL ``lock_timeout`` and ``synchronous_commit`` are set until the
-        transaction ends. `FenceRaised` is not reported, because nothing is raised yet.
+        Unlike `admit` it waits for a bounded time, and makes the commit survive a crash of the server: on
+        PostgreSQL it sets ``lock_timeout`` and ``synchronous_commit`` until the transaction ends. It does not
+        report `FenceRaised`, because the fence is not raised before the commit.
 
         Args:
             transaction: Yours, as for `admit`.
 
-            resource: What is guarded.
+            resource: The guarded resource.
 
             token: The token to raise its fence to.
 
-            wait: Seconds to wait for a transaction that holds the fence; then PostgreSQL's error
-                55P03 (lock_not_available). SQLite waits as its connection is set to.
+            wait: Seconds to wait for a transaction that holds the fence. Then PostgreSQL raises
+                55P03 (lock_not_available). On SQLite the timeout of the connection decides.
 
         Raises:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit`.
@@ -204,5 +205,5 @@ class SqlGuard:
         resource = check_name(resource, parameter="resource")
         return await self._database.run(lambda opened: self._of(opened).highest(opened, resource))
 
-    def _of(self, transaction: Transaction) -> _Fences:
+    def _of(self, transaction: Transaction) -> _FenceTable:
         return self._fences[transaction.dialect]

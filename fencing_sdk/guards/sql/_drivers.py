@@ -1,8 +1,8 @@
 """
-asyncpg and psycopg as far as a guard uses them: whether a transaction is open, and rows for a statement.
+Connections of asyncpg and psycopg: how to recognise one, ask whether a transaction is open, and fetch rows.
 
-Neither is imported: their connections are known by what they can do. Both keep the state of the
-transaction from the server's last answer, so asking for it sends nothing.
+No driver is imported: a guard recognises connections by their methods. Both drivers know the state of the transaction
+from the server's last answer, so asking for it sends nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol, TypeGuard, cast
 
-from fencing_sdk.guards.sql._accepted import AsyncpgConnection
+from fencing_sdk.guards.sql._protocols import AsyncpgConnection
 from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row
 
 _IDLE = 0
-"""`TransactionStatus.IDLE` of psycopg: connected, and in no transaction."""
+"""psycopg's `TransactionStatus.IDLE`: connected, and no transaction is open."""
 
 
 class _Info(Protocol):
@@ -42,7 +42,7 @@ class _AsyncCursor(Protocol):
 
 
 class _PsycopgConnection(Protocol):
-    """What `psycopg.Connection` and `psycopg.AsyncConnection` have in common."""
+    """The part that `psycopg.Connection` and `psycopg.AsyncConnection` have in common."""
 
     @property
     def autocommit(self) -> bool: ...
@@ -63,17 +63,17 @@ class _AwaitedConnection(Protocol):
 
 
 def is_asyncpg(connection: object) -> TypeGuard[AsyncpgConnection]:
-    """Whether this is a connection of asyncpg. A pool is none: it would take another one for every statement."""
+    """Return whether this is a connection of asyncpg. A pool is none: it may run each statement on another one."""
     return hasattr(connection, "is_in_transaction") and hasattr(connection, "fetch")
 
 
 def is_psycopg(connection: object) -> TypeGuard[_PsycopgConnection]:
-    """Whether this is a connection of psycopg 3, blocking or asynchronous."""
+    """Return whether this is a connection of psycopg 3, blocking or asynchronous."""
     return tells_status(connection) and hasattr(connection, "pgconn")
 
 
 def tells_status(connection: object) -> TypeGuard[_PsycopgConnection]:
-    """Whether this is a connection of psycopg 3 or psycopg2. SQLAlchemy's has an ``info`` too, another one."""
+    """Return whether this is a connection of psycopg 3 or psycopg2. SQLAlchemy's ``info`` is something else."""
     return (
         not hasattr(connection, "exec_driver_sql")
         and hasattr(connection, "cursor")
@@ -82,19 +82,19 @@ def tells_status(connection: object) -> TypeGuard[_PsycopgConnection]:
 
 
 def own_connection(connection: AsyncpgConnection) -> object:
-    """The connection itself where this is a pool's proxy, which is a new one each time."""
+    """Return the connection behind a pool's proxy. The pool makes a new proxy each time it hands one out."""
     return getattr(connection, "_con", connection)
 
 
 def begun_by(connection: AsyncpgConnection | _PsycopgConnection) -> Callable[[], bool]:
-    """What tells whether *connection*, of either driver, is in a transaction."""
+    """Return a callable that tells whether *connection*, of either driver, is in a transaction."""
     if is_asyncpg(connection):
         return connection.is_in_transaction
     return lambda: cast("_PsycopgConnection", connection).info.transaction_status != _IDLE
 
 
 def fetch_from_asyncpg(connection: AsyncpgConnection) -> AsyncFetch:
-    """Fetch rows through *connection*."""
+    """Return a callable that fetches rows through *connection*."""
 
     def fetch(statement: str, parameters: Parameters) -> Awaitable[Sequence[Row]]:
         return connection.fetch(statement, *parameters)
@@ -103,7 +103,7 @@ def fetch_from_asyncpg(connection: AsyncpgConnection) -> AsyncFetch:
 
 
 def fetch_from_psycopg(connection: object) -> Fetch:
-    """Fetch rows through a blocking *connection*, as tuples, whatever its own rows are."""
+    """Do the same for a blocking *connection*. Rows are tuples, also where its own row factory makes others."""
 
     def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
         with cast("_BlockingConnection", connection).cursor(row_factory=_tuples) as cursor:
@@ -114,7 +114,7 @@ def fetch_from_psycopg(connection: object) -> Fetch:
 
 
 def fetch_from_psycopg_awaiting(connection: object) -> AsyncFetch:
-    """The same through an asynchronous *connection*."""
+    """Do the same for an asynchronous *connection*."""
 
     async def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
         async with cast("_AwaitedConnection", connection).cursor(row_factory=_tuples) as cursor:

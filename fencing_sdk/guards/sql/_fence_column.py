@@ -1,5 +1,5 @@
 """
-The fence as a column of the caller's own table: check and write are one statement, and there is no other table.
+The fence as a column of your own table: one statement checks the token and writes, and there is no other table.
 
     seats = FenceColumn("seats", key="seat")
 
@@ -7,7 +7,7 @@ The fence as a column of the caller's own table: check and write are one stateme
     done = await session.execute(statement)
     if not await seats.written(session, 42, token, done): ...   # there is no such seat
 
-PostgreSQL and SQLite alike.
+The same on PostgreSQL and SQLite.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, refusal
-from fencing_sdk.guards.sql._names import POSTGRESQL, check_identifier, quoted
+from fencing_sdk.guards.sql._identifiers import POSTGRESQL, check_identifier, quoted
 from fencing_sdk.guards.sql._steps import Steps
 from fencing_sdk.guards.sql._transaction import Transaction, perform, perform_sync
 from fencing_sdk.guards.sql._width import refuse_narrow, type_of_column
@@ -28,34 +28,34 @@ from fencing_sdk.guards.sql._width import refuse_narrow, type_of_column
 
 @runtime_checkable
 class HasRowCount(Protocol):
-    """A cursor of any driver, or SQLAlchemy's result."""
+    """A cursor of any driver, or a result of SQLAlchemy."""
 
     @property
     def rowcount(self) -> int: ...
 
 
 Outcome: TypeAlias = "HasRowCount | int | str | Sequence[object]"
-"""What a driver returns for an UPDATE: a cursor or result, a count, asyncpg's "UPDATE 1", or the rows RETURNING."""
+"""What a driver returns for an UPDATE: a cursor or result, a count, asyncpg's "UPDATE 1", or rows of RETURNING."""
 
 
 class FenceColumn:
     """
-    Tells what became of a write that carries its own check: ``SET ..., fence = :token WHERE ... AND fence <= :token``.
+    Tells the outcome of a write that checks by itself: ``SET ..., fence = :token WHERE ... AND fence <= :token``.
 
     The column is BIGINT NOT NULL DEFAULT 0 (SQLAlchemy: ``mapped_column(BigInteger, server_default="0")``).
-    Both halves have to be in the statement: without the condition a stale write gets in, without the
-    assignment the next one does.
+    The statement needs both parts: without the condition a stale write gets in, and without the
+    assignment the next stale write does.
 
-    Not promised: that two holders of one number are told apart (the column keeps no holder), and that
-    an old holder is refused before the new one's first write; write the token alone, before you read:
+    Not promised: that it distinguishes two holders of the same token (the column keeps no holder), and that
+    it refuses an old holder before the new one's first write. For that, write the token alone before you read:
     ``UPDATE seats SET fence = :token WHERE seat = :seat AND fence <= :token``.
 
     Args:
-        table: The table, ``"name"`` or ``"schema.name"``, as it is spelled in the database.
+        table: The table, ``"name"`` or ``"schema.name"``, as the database spells it.
 
-        key: The column that names a row.
+        key: The column that identifies a row.
 
-        column: The column with the fence.
+        column: The column that stores the fence.
 
         observers: Callables that receive `StaleRejected` for every refusal.
 
@@ -74,15 +74,15 @@ class FenceColumn:
 
     async def written(self, transaction: object, key: object, token: int, outcome: Outcome) -> bool:
         """
-        Return whether the statement with this *outcome* has changed the row. Ask in the same *transaction*.
+        Return whether the statement with this *outcome* changed the row. Call it in the same *transaction*.
 
-        False is for a row that is not there, or that another condition of yours has left out. The first
-        call on PostgreSQL also does what `check` does.
+        False means that the row is missing, or that another condition of your statement excluded it. On
+        PostgreSQL the first call also does what `check` does.
 
         Raises:
             StaleTokenError: nothing was changed, because the row has seen a later token.
-            UsageError: *transaction* or *outcome* is none, the fence of the row is NULL, or its column
-                is too narrow for a token.
+            UsageError: *transaction* is no transaction, *outcome* is no outcome, the fence of the row is NULL,
+                or its column is too narrow for a token.
             UnsupportedError: the database is neither SQLite nor PostgreSQL.
             ConfigurationError: *token* is not one.
         """
@@ -94,7 +94,7 @@ class FenceColumn:
 
     def written_sync(self, transaction: object, key: object, token: int, outcome: Outcome) -> bool:
         """
-        `written` for code without an event loop.
+        Do the same as `written` without an event loop.
 
         Raises:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `written`.
@@ -107,20 +107,20 @@ class FenceColumn:
 
     async def check(self, transaction: object) -> None:
         """
-        Look whether the column can keep every token: once, when a program starts, before the first write.
+        Check that the column can store every token. Call it once, when a program starts, before the first write.
 
-        An UPDATE with a token that is too large fails by itself, with the driver's error, which names
-        neither the column nor what to do.
+        Without it, an UPDATE with a token that is too large raises the driver's error, which names neither
+        the column nor the fix.
 
         Raises:
-            UsageError: the column is too narrow, such as PostgreSQL's INTEGER; or *transaction* is none.
+            UsageError: the column is too narrow, such as PostgreSQL's INTEGER, or *transaction* is no transaction.
             UnsupportedError: the database is neither SQLite nor PostgreSQL.
         """
         await perform(transaction, self._check)
 
     def check_sync(self, transaction: object) -> None:
         """
-        `check` for code without an event loop.
+        Do the same as `check` without an event loop.
 
         Raises:
             UsageError, UnsupportedError: as `check`.
@@ -140,10 +140,10 @@ class FenceColumn:
 
     def _why(self, transaction: Transaction, key: object, token: Token) -> Steps[bool]:
         """
-        Tell why no row was changed. Fences never go down, so one that stood in the way is still to be seen.
+        Find out why no row was changed. A fence never goes down, so one that refused the write is still there.
 
         Raises:
-            StaleTokenError: because of the fence.
+            StaleTokenError: the fence has refused it.
         """
         rows = yield self._select + transaction.placeholder, (key,)
         for (fence,) in rows:
@@ -158,10 +158,10 @@ class FenceColumn:
 
 def _count(outcome: object) -> int:
     """
-    The number of rows in *outcome*.
+    Return the number of rows in *outcome*.
 
     Raises:
-        UsageError: it tells no number.
+        UsageError: it has no number.
     """
     count: object = outcome
     if isinstance(outcome, HasRowCount):

@@ -1,10 +1,9 @@
 """
-Where a SqlGuard opens short transactions of its own: to raise a fence, and to tell it.
+The database in which a SqlGuard runs its own short transactions: to raise a fence, and to read it.
 
-No connection of ours is kept. A file is opened anew in a worker thread, and a server is connected to
-anew, for each of them: there is nothing to close, nothing that belongs to one event loop, nothing
-that a restart of the server breaks. A fence is raised once for an acquisition, not for every write;
-who wants a pool for that passes an engine that has one.
+A guard keeps no connection. For each of these transactions it opens the file in a worker thread, or connects to the
+server. So there is nothing to close, nothing belongs to one event loop, and a restart of the server breaks nothing.
+A fence is raised once for an acquisition, not for every write. For a pool of connections, pass an engine that has one.
 """
 
 from __future__ import annotations
@@ -20,45 +19,51 @@ from urllib.parse import unquote, urlsplit
 import anyio
 import anyio.to_thread
 
+from fencing_sdk._values.futures import retrieve
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
-from fencing_sdk.guards.sql._accepted import AlchemyAsyncEngine
-from fencing_sdk.guards.sql._names import POSTGRESQL, SQLITE
-from fencing_sdk.guards.sql._server import LEAVING, Server
+from fencing_sdk.guards.sql._identifiers import POSTGRESQL, SQLITE
+from fencing_sdk.guards.sql._own_server import CLOSE_PATIENCE, PostgresqlDatabase
+from fencing_sdk.guards.sql._protocols import AlchemyAsyncEngine
 from fencing_sdk.guards.sql._steps import Steps
 from fencing_sdk.guards.sql._transaction import Transaction, perform_sync
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
-"""Seconds that a transaction of ours waits for another writer. A caller that is cancelled does not wait for that."""
+WRITER_PATIENCE = 30.0
+"""Seconds that a transaction of the guard waits for another writer. A caller that is cancelled stops waiting."""
 
 Work = Callable[[Transaction], Steps[T]]
 
 
-class Database(Protocol):
-    """Runs some work in a transaction of its own, committed unless it raises."""
+class OwnDatabase(Protocol):
+    """Runs work in a transaction of its own, which is committed unless the work raises."""
 
     @property
     def dialect(self) -> str:
-        """SQLAlchemy's name of the database's kind."""
+        """SQLAlchemy's name of the dialect."""
         ...
 
     @property
-    def place(self) -> str | None:
-        """Who connects to which database of which servers, where that is known for certain."""
+    def identity(self) -> str | None:
+        """See `SqlGuard.database`."""
         ...
 
     async def run(self, work: Work[T]) -> T: ...
 
 
-class Nowhere:
-    """A guard that was given no database: it lives in its callers' transactions alone."""
+class NoDatabase:
+    """A guard without a database of its own. It works in the transactions of its callers only."""
 
     dialect = SQLITE
-    place = None
+    identity = None
 
-    async def run(self, work: Work[T]) -> T:  # noqa: ARG002  (there is no transaction to do it in)
-        """Raise: there is no place for a transaction."""
+    async def run(self, work: Work[T]) -> T:  # noqa: ARG002  (there is no transaction to run it in)
+        """
+        Raise, because there is no database.
+
+        Raises:
+            UnsupportedError: always.
+        """
         msg = (
             "SqlGuard() has no database of its own; pass SqlGuard('sqlite:///app.db'), "
             "SqlGuard('postgresql://host/app') or SqlGuard(async_engine)"
@@ -66,22 +71,22 @@ class Nowhere:
         raise UnsupportedError(msg)
 
 
-class File:
+class SqliteDatabase:
     """An SQLite file, through the standard library."""
 
     dialect = SQLITE
-    place = None
+    identity = None
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     async def run(self, work: Work[T]) -> T:
-        """Run *work* in a worker thread. A caller that is cancelled leaves the thread to finish."""
+        """Run *work* in a worker thread. If the caller is cancelled, the thread goes on to its end."""
         return await anyio.to_thread.run_sync(self._run, work, abandon_on_cancel=True)
 
     def _run(self, work: Work[T]) -> T:
-        with closing(sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None)) as connection:
-            connection.execute("BEGIN")  # the work's first statement takes the lock it needs, and waits for it
+        with closing(sqlite3.connect(self._path, timeout=WRITER_PATIENCE, isolation_level=None)) as connection:
+            connection.execute("BEGIN")  # the first statement of the work waits for the lock that it needs
             result = perform_sync(connection, work)
             connection.execute("COMMIT")  # after an error, closing rolls back
             return result
@@ -91,11 +96,11 @@ class _SyncConnection(Protocol):
     def exec_driver_sql(self, statement: str, /) -> object: ...
 
 
-class Engine:
-    """An AsyncEngine of SQLAlchemy."""
+class EngineDatabase:
+    """The database of SQLAlchemy's AsyncEngine."""
 
-    place = None
-    """Not known: what an engine was told besides its URL may lead elsewhere, and is not to be seen."""
+    identity = None
+    """Unknown: an argument of the engine that cannot be read here may lead to another database than its URL."""
 
     def __init__(self, engine: AlchemyAsyncEngine) -> None:
         self._engine = engine
@@ -105,7 +110,7 @@ class Engine:
         """Run *work* on a connection of the engine's pool."""
         if self.dialect != POSTGRESQL:
             return await self._run(perform_sync, work)
-        return await _cancelled_once(self._run(_at_read_committed, work))
+        return await _run_to_end(self._run(_at_read_committed, work))
 
     async def _run(self, perform: Callable[[object, Work[T]], T], work: Work[T]) -> T:
         async with self._engine.begin() as connection:
@@ -114,44 +119,46 @@ class Engine:
 
 
 def _at_read_committed(connection: object, work: Work[T]) -> T:
-    """The engine may be set to a level at which a change that was committed meanwhile is an error."""
+    """At other levels, to which the engine may be set, PostgreSQL refuses a fence that was raised meanwhile."""
     cast("_SyncConnection", connection).exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
     return perform_sync(connection, work)
 
 
-async def _cancelled_once(work: Coroutine[object, object, T]) -> T:
+async def _run_to_end(work: Coroutine[object, object, T]) -> T:
     """
-    Await *work*, in a task of its own, and when this is cancelled, see it to its end.
+    Run *work* in a task of its own. If the caller is cancelled, cancel the task once and wait for its end.
 
-    A cancel scope cancels again and again until it is left. SQLAlchemy takes that for a reason to cut
-    the connection, and the statement would wait on at the server, in a transaction that nobody ends.
+    A cancel scope cancels again and again until its body ends. SQLAlchemy cuts the connection then, without cancelling
+    the statement at the server, which would go on waiting in a transaction that no client ends.
     """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         task.cancel()
-        with anyio.move_on_after(LEAVING, shield=True):
+        with anyio.move_on_after(CLOSE_PATIENCE, shield=True):
             await asyncio.wait([task])
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks for it any more
+        task.add_done_callback(retrieve)
         raise
 
 
-def database(connect: object) -> Database:
+def own_database(connect: object) -> OwnDatabase:
     """
-    Choose by what *connect* is: None, a path, a URL or an AsyncEngine.
+    Make the database for *connect*: None, a path, a URL or an AsyncEngine.
 
     Raises:
         ConfigurationError: it is none of these, or names no file.
     """
     if connect is None:
-        return Nowhere()
+        return NoDatabase()
     if isinstance(connect, os.PathLike):
         connect = os.fspath(connect)
     if isinstance(connect, str):
-        return Server(connect) if connect.partition("://")[0] in _SERVERS else File(_path(connect))
+        return (
+            PostgresqlDatabase(connect) if connect.partition("://")[0] in _SERVERS else SqliteDatabase(_path(connect))
+        )
     if hasattr(connect, "sync_engine") and hasattr(connect, "begin"):
-        return Engine(cast("AlchemyAsyncEngine", connect))
+        return EngineDatabase(cast("AlchemyAsyncEngine", connect))
     msg = (
         "connect must be a path, a URL such as 'sqlite:///app.db' or 'postgresql://host/app', or SQLAlchemy's "
         f"AsyncEngine, not {type(connect).__name__}"
@@ -165,7 +172,7 @@ _SERVERS = {"postgresql", "postgres"}
 def _path(text: str) -> str:
     path = _path_of_url(text) if "://" in text else text
     if path in {"", ":memory:"} or "\0" in path:
-        msg = "SqlGuard needs a file, such as sqlite:///app.db: a database in memory is seen by one connection alone"
+        msg = "SqlGuard needs a file, such as sqlite:///app.db: only one connection can see a database in memory"
         raise ConfigurationError(msg)
     return path
 

@@ -1,17 +1,17 @@
 """
-What SqlGuard says to PostgreSQL.
+A table of fences in PostgreSQL: its statements, and the steps that run them.
 
-The condition stands in the statement that writes. Its upsert takes the lock of the fence's row and
-keeps it until the transaction ends, so the transactions of one resource follow one another, and the
-tokens along them never go down. What happens when another transaction has changed the row meanwhile:
+One statement checks the token and writes the fence. Its upsert locks the row of the fence until the transaction ends,
+so the transactions of one resource run one after the other, and their tokens never go down. If another transaction
+changed the row meanwhile:
 
-    READ COMMITTED       the condition is looked at again, with the row as it is now
+    READ COMMITTED       PostgreSQL checks the condition again, on the row as it is now
     REPEATABLE READ      PostgreSQL refuses the statement with 40001 (serialization_failure): the
-    SERIALIZABLE         transaction is to be tried again, and is judged by the new fence then
+    SERIALIZABLE         caller tries the transaction again, and the new fence decides then
 
-PostgreSQL spoils a whole transaction for one failed statement. So a missing table is asked for before
-it could fail, once for each connection. The answer tells also where the table is: a transaction whose
-``search_path`` leads to another one than the guard's own must not pass by the fences that were raised.
+A failed statement fails the whole transaction in PostgreSQL. So the guard looks for the table before it uses it, once
+for each connection. The answer also says in which schema the table is. If the ``search_path`` of a transaction leads to
+another table than the one in which the guard raises fences, the transaction would miss those fences, and is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.guards._verdict import refusal
-from fencing_sdk.guards.sql._names import quoted
+from fencing_sdk.guards.sql._identifiers import quoted
 from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
 from fencing_sdk.guards.sql._width import refuse_narrow, type_of_column
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from fencing_sdk.guards.sql._transaction import Transaction
 
 UNDEFINED_TABLE = "42P01"
-"""The SQLSTATE of a statement about a table that is not there."""
+"""The SQLSTATE of a statement on a table that is missing."""
 _UNDEFINED_SCHEMA = "3F000"
 _NOT_PERMITTED = "42501"
 
-# COLLATE "C": equality is that of the bytes, and an update of the system's locales cannot break the index, which
-# would let a second fence for one resource in. A fence is rewritten often: fillfactor leaves room to do so in place.
+# COLLATE "C" compares bytes, so an update of the system's locales cannot break the index; a broken index would allow a
+# second fence for one resource. fillfactor leaves room in the page, because fences are rewritten often.
 _DDL = """\
 CREATE TABLE IF NOT EXISTS {table} (
     resource text COLLATE "C" NOT NULL PRIMARY KEY,
@@ -46,8 +46,8 @@ CREATE TABLE IF NOT EXISTS {table} (
     holder text
 ) WITH (fillfactor = 50)"""
 
-# CREATE TABLE IF NOT EXISTS is no protection against others who do the same now: the second one waits until the first
-# has committed, and fails then, on a unique index of the catalogs. A block with a handler is a savepoint by itself.
+# If two transactions run CREATE TABLE IF NOT EXISTS, the second waits until the first has committed, and then fails on
+# a unique index of the catalogs. A block with an exception handler is a savepoint.
 _CREATE = """\
 DO $fencing$
 BEGIN
@@ -57,9 +57,9 @@ EXCEPTION WHEN unique_violation OR duplicate_table OR duplicate_object THEN
 END
 $fencing$"""
 
-# Whether the table is there, in which transaction that is asked, in which database and schema it is, or will be, and of
-# which type its tokens are.
-_WHERE = """\
+# Whether the table exists; the current transaction; the database and schema in which the table is, or would be created;
+# and the type of its tokens.
+_LOOK_FOR_TABLE = """\
 SELECT there.oid IS NOT NULL, txid_current_if_assigned(), current_database()::text,
     coalesce(there.relnamespace::regnamespace::text, current_schema()::text),
     ({kind})
@@ -80,8 +80,8 @@ RETURNING fence.token"""
 
 _ADMITTED_ROW = "VALUES ({p[0]}, {p[1]}, {p[2]})"
 
-# A fence that was raised is told to the holder, who relies on it: it has to survive a crash of the server. The settings
-# end with the transaction. The condition is looked at before there is a row to insert, and so before the wait for it.
+# The holder relies on a fence that was raised, so it must survive a crash of the server. The settings end with the
+# transaction. PostgreSQL evaluates the WHERE before it inserts the row, and so before it waits for a locked one.
 _RAISED_ROW = """\
 SELECT {p[0]}::text, {p[1]}::bigint, {p[2]}::text
 WHERE set_config('lock_timeout', {p[3]}, TRUE) IS NOT NULL
@@ -95,19 +95,19 @@ _FORMATTED = ("%s",) * 4
 
 
 @dataclass(frozen=True, slots=True)
-class Statements:
-    """The statements about one table of fences, for drivers of one way to write parameters."""
+class PostgresqlFenceStatements:
+    """The statements on one table of fences, for drivers that write parameters the same way."""
 
     admit: str
-    """Parameters: resource, token, holder. One row when the token is admitted, none when it is refused."""
+    """Parameters: resource, token, holder. One row if the token is admitted, none if it is refused."""
     raise_fence: str
-    """The same; a fourth parameter is how long to wait for the row, as PostgreSQL writes it."""
+    """The same, and a fourth parameter: how long to wait for the row, in PostgreSQL's notation."""
     fence: str
-    """Parameter: resource. The token and the holder of the fence, if there is one."""
+    """Parameter: resource. Token and holder of the fence, if there is one."""
 
     @classmethod
-    def about(cls, table: str, placeholders: Sequence[str]) -> Statements:
-        """Fill in a *table* that is quoted."""
+    def for_table(cls, table: str, placeholders: Sequence[str]) -> PostgresqlFenceStatements:
+        """Write the statements for a *table* that is quoted."""
 
         def filled(text: str) -> str:
             return text.format(table=table, p=placeholders)
@@ -119,60 +119,60 @@ class Statements:
         )
 
 
-class Fences:
-    """The fences in one table, as steps in a transaction of PostgreSQL."""
+class PostgresqlFences:
+    """The fences in one table of PostgreSQL."""
 
     def __init__(self, table: str, *, create: bool) -> None:
         name = quoted(table)
-        self._numbered = Statements.about(name, _NUMBERED)
-        self._formatted = Statements.about(name, _FORMATTED)
+        self._numbered = PostgresqlFenceStatements.for_table(name, _NUMBERED)
+        self._formatted = PostgresqlFenceStatements.for_table(name, _FORMATTED)
         self._ddl = _DDL.format(table=name)
-        self._where = _WHERE.format(table=name, kind=type_of_column(table, "token"))
+        self._look_for_table = _LOOK_FOR_TABLE.format(table=name, kind=type_of_column(table, "token"))
         self._table = table
         self._create = create
-        self._home: tuple[object, object] | None = None
-        """The database and the schema where the guard's own transactions have found the table."""
-        self._settled: WeakKeyDictionary[object, object] = WeakKeyDictionary()
-        """Connections that have seen the table: True, or the transaction that has created it and may be rolled back."""
+        self._own_schema: tuple[object, object] | None = None
+        """The database and schema where the guard's own transactions found the table."""
+        self._seen_by: WeakKeyDictionary[object, object] = WeakKeyDictionary()
+        """Connections that found the table: True, or the transaction that created it and may still be rolled back."""
 
     def ddl(self) -> str:
-        """The statement that creates the table."""
+        """Return the statement that creates the table."""
         return self._ddl
 
     def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]:
         """
-        Check *token* and remember it, holding the fence until the transaction ends.
+        Check *token* and write it as the fence, whose row stays locked until the transaction ends.
 
         Raises:
             StaleTokenError: the resource has seen a later token.
             UsageError: the connection commits every statement by itself.
         """
-        if not (transaction.begun() and self._settled.get(transaction.driver) is True):
-            yield from self._settle(transaction, at_home=False)
+        if not (transaction.begun() and self._seen_by.get(transaction.driver) is True):
+            yield from self._ensure_table(transaction, own=False)
         statement = self._statements(transaction).admit
         yield from self._admit(transaction, resource, token, statement, (resource, int(token), token.holder))
 
     def raise_fence(
-        self, transaction: Transaction, resource: str, token: Token, wait: float, *, at_home: bool = False
+        self, transaction: Transaction, resource: str, token: Token, wait: float, *, own: bool = False
     ) -> Steps[None]:
         """
-        As `admit`, waiting at most *wait* seconds for whoever holds the fence, and safe from a crash once committed.
+        Do the same as `admit`, but wait at most *wait* seconds for a locked fence, and make the commit durable.
 
-        *at_home*: the transaction is the guard's own.
+        *own*: the transaction is the guard's own.
 
         Raises:
             StaleTokenError: the resource has seen a later token.
             UsageError: the connection commits every statement by itself.
         """
         statement = self._statements(transaction).raise_fence
-        patience = f"{max(1, round(wait * 1000))}ms"  # 0 would be for ever
-        yield from self._settle(transaction, at_home=at_home)
+        patience = f"{max(1, round(wait * 1000))}ms"  # 0 would mean no limit
+        yield from self._ensure_table(transaction, own=own)
         yield from self._admit(transaction, resource, token, statement, (resource, int(token), token.holder, patience))
 
     def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
-        """The fence of *resource*, if it has one. Nothing is created: this may be a standby."""
-        ((there, *_),) = yield self._where, ()
-        if self._create and not there:
+        """Return the fence of *resource*, if it has one. Create no table, because the server may be a standby."""
+        ((exists, *_),) = yield self._look_for_table, ()
+        if self._create and not exists:
             return None
         return (yield from self._fence(transaction, resource))
 
@@ -181,10 +181,10 @@ class Fences:
     ) -> Steps[None]:
         admitted = yield from self._fetch(transaction, statement, parameters)
         if not transaction.begun():
-            raise UsageError(_AUTOCOMMIT)  # a driver that hides its mode has committed it
+            raise UsageError(_AUTOCOMMIT)  # the driver hides its mode, and has committed the statement
         if not admitted:
             fence = yield from self._fence(transaction, resource)
-            assert fence is not None  # it refused, and its row is locked
+            assert fence is not None  # it has just refused the token, and its row is locked
             raise refusal(resource, token, fence)
 
     def _fence(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
@@ -198,7 +198,7 @@ class Fences:
         except Exception as error:
             state = _sqlstate(error)
             if state == UNDEFINED_TABLE:
-                self._settled.pop(transaction.driver, None)  # it was there: dropped, or the search_path has changed
+                self._seen_by.pop(transaction.driver, None)  # it was dropped, or the search_path has changed
                 error.add_note(
                     f"fencing_sdk: SqlGuard's table {self._table} is missing; run the statement of ddl('postgresql')"
                 )
@@ -209,9 +209,9 @@ class Fences:
                 )
             raise
 
-    def _settle(self, transaction: Transaction, *, at_home: bool) -> Steps[None]:
+    def _ensure_table(self, transaction: Transaction, *, own: bool) -> Steps[None]:
         """
-        Make sure of a transaction, and of the table before a statement that would fail without.
+        Ensure a transaction, and ensure the table before a statement that would fail without it.
 
         Raises:
             UsageError: there is no transaction, or it would use another table than the guard does, or the
@@ -219,28 +219,36 @@ class Fences:
         """
         if not (transaction.begun() or transaction.begins):
             raise UsageError(_AUTOCOMMIT)
-        known = self._settled.get(transaction.driver)
-        if known is True and not (at_home and self._home is None):
+        known = self._seen_by.get(transaction.driver)
+        if known is True and not (own and self._own_schema is None):
             return
-        ((there, asking, *place, kind),) = yield self._where, ()
-        self._check_place(place, at_home=at_home)
-        if there:
+        ((exists, current, *schema, kind),) = yield self._look_for_table, ()
+        self._check_schema(schema, own=own)
+        if exists:
             refuse_narrow(self._table, "token", kind)
-            if known is None or known != asking:
-                self._settled[transaction.driver] = True
+            if known is None or known != current:
+                self._seen_by[transaction.driver] = True
         elif self._create:
             yield from self._create_table()
-            ((_, creating, *_),) = yield self._where, ()
-            self._settled[transaction.driver] = creating
+            ((_, creating, *_),) = yield self._look_for_table, ()
+            self._seen_by[transaction.driver] = creating
 
-    def _check_place(self, place: Sequence[object], *, at_home: bool) -> None:
-        database, schema = place
-        if at_home:
-            self._home = database, schema
-        elif self._home and self._home != (database, schema) and not ("." in self._table and self._home[0] == database):
+    def _check_schema(self, found: Sequence[object], *, own: bool) -> None:
+        """
+        Note where the guard's own transactions found the table, and refuse a transaction that uses another table.
+
+        Raises:
+            UsageError: it would use another.
+        """
+        database, schema = found
+        if own:
+            self._own_schema = database, schema
+        own_database, own_schema = self._own_schema or (database, schema)
+        names_schema = "." in self._table  # then only the database can differ
+        if own_database != database or (own_schema != schema and not names_schema):
             msg = (
                 f"the fences of this transaction would be in schema {shown(schema)} of database {shown(database)}, "
-                f"and SqlGuard raises them in {shown(self._home[1])} of {shown(self._home[0])}; "
+                f"and SqlGuard raises them in {shown(own_schema)} of {shown(own_database)}; "
                 "pass it the database of your transactions, and name the schema: table='schema.fencing_fence'"
             )
             raise UsageError(msg)
@@ -257,12 +265,12 @@ class Fences:
             error.add_note(f"fencing_sdk: SqlGuard cannot create its table {self._table}; {advice}")
             raise
 
-    def _statements(self, transaction: Transaction) -> Statements:
+    def _statements(self, transaction: Transaction) -> PostgresqlFenceStatements:
         return self._numbered if transaction.placeholder in _NUMBERED else self._formatted
 
 
 def _sqlstate(error: Exception) -> str | None:
-    """The SQLSTATE of *error*, PostgreSQL's own or SQLAlchemy's around it."""
+    """Return the SQLSTATE of *error*, of a driver or of SQLAlchemy around it."""
     original = getattr(error, "orig", error)
     return cast("str | None", getattr(original, "sqlstate", None) or getattr(original, "pgcode", None))
 

@@ -1,8 +1,8 @@
 """
-What is taken as a transaction, said by what it must have.
+The objects that a guard takes as a transaction, as protocols of what it uses of them.
 
-No driver is named here: a type checker on a machine without one would not know what `SqlGuard.admit` takes, and
-would complain about every use of it.
+They import no driver. Otherwise a type checker could not resolve the parameters of `SqlGuard.admit` where a driver is
+not installed, and would report every call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 
 class AsyncpgConnection(Protocol):
-    """The part of `asyncpg.Connection` that is used here; a pool's proxy has it, too."""
+    """The part of `asyncpg.Connection` that a guard uses. The proxy that a pool hands out has it, too."""
 
     def is_in_transaction(self) -> bool: ...
 
@@ -22,7 +22,7 @@ class AsyncpgConnection(Protocol):
 
 
 class AsyncpgProxy(Protocol):
-    """What a pool of asyncpg hands out. It gets the methods of a connection at run time, unseen by a type checker."""
+    """The proxy that asyncpg's pool hands out. A type checker cannot see its methods, which it gets at run time."""
 
     _con: Any
     _holder: Any
@@ -49,7 +49,7 @@ class PsycopgAsyncConnection(_Psycopg, Protocol):
 
 
 class AlchemyResult(Protocol):
-    """The part of `sqlalchemy.CursorResult` that is used here."""
+    """The part of `sqlalchemy.CursorResult` that a guard uses."""
 
     @property
     def returns_rows(self) -> bool: ...
@@ -58,7 +58,7 @@ class AlchemyResult(Protocol):
 
 
 class AlchemyDialect(Protocol):
-    """The part of `sqlalchemy.Dialect` that is used here."""
+    """The part of `sqlalchemy.Dialect` that a guard uses."""
 
     @property
     def name(self) -> str: ...
@@ -90,7 +90,7 @@ class AlchemyConnection(Protocol):
 
 
 class AlchemySession(Protocol):
-    """A `sqlalchemy.orm.Session`, or the registry of them."""
+    """A `sqlalchemy.orm.Session` or `scoped_session`."""
 
     def flush(self) -> None: ...
 
@@ -105,7 +105,7 @@ class AlchemyAsync(Protocol):
 
 
 class AlchemyAsyncEngine(Protocol):
-    """The part of `sqlalchemy.ext.asyncio.AsyncEngine` that is used here."""
+    """The part of `sqlalchemy.ext.asyncio.AsyncEngine` that a guard uses."""
 
     @property
     def sync_engine(self) -> object: ...

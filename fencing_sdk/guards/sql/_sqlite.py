@@ -1,8 +1,8 @@
 """
-What SqlGuard says to SQLite. Everything that another database would need in other words is here.
+A table of fences in SQLite: its statements, and the steps that run them.
 
-The condition stands in the statement that writes, so the check and the new fence are one step, and
-that statement takes the database's write lock: whatever follows in the transaction is part of it.
+One statement checks the token and writes the fence, so no other writer comes between. It also takes the write lock of
+the database, so the caller's writes that follow in the transaction are covered too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import UsageError
 from fencing_sdk.guards._verdict import refusal
-from fencing_sdk.guards.sql._names import quoted
+from fencing_sdk.guards.sql._identifiers import quoted
 from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fencing_sdk.guards.sql._transaction import Transaction
 
 _LEGACY_TRANSACTION_CONTROL = -1
-"""`sqlite3.LEGACY_TRANSACTION_CONTROL`, which Python has since 3.12: the driver begins by itself."""
+"""`sqlite3.LEGACY_TRANSACTION_CONTROL`, which Python has since 3.12: the driver begins transactions by itself."""
 
 _DDL = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -47,47 +47,47 @@ _FENCE = "SELECT token, holder FROM {table} WHERE resource = ?"
 
 
 @dataclass(frozen=True, slots=True)
-class Statements:
-    """The statements about one table of fences."""
+class SqliteFenceStatements:
+    """The statements on one table of fences."""
 
     ddl: str
     admit: str
-    """Parameters: resource, token, holder. One row when the token is admitted, none when it is refused."""
+    """Parameters: resource, token, holder. One row if the token is admitted, none if it is refused."""
     fence: str
-    """Parameter: resource. The token and the holder of the fence, if there is one."""
+    """Parameter: resource. Token and holder of the fence, if there is one."""
 
     @classmethod
-    def about(cls, table: str) -> Statements:
-        """Fill in a *table* whose name was checked."""
+    def for_table(cls, table: str) -> SqliteFenceStatements:
+        """Write the statements for a *table* whose name was checked."""
         return cls(*(text.format(table=quoted(table)) for text in (_DDL, _ADMIT, _FENCE)))
 
 
-class Fences:
-    """The fences in one table, as steps in a transaction of SQLite."""
+class SqliteFences:
+    """The fences in one table of SQLite."""
 
     def __init__(self, table: str, *, create: bool) -> None:
-        self._statements = Statements.about(table)
+        self._statements = SqliteFenceStatements.for_table(table)
         self._create = create
 
     def ddl(self) -> str:
-        """The statement that creates the table."""
+        """Return the statement that creates the table."""
         return self._statements.ddl
 
     def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]:
         """
-        Check *token* and remember it.
+        Check *token* and write it as the fence.
 
         Raises:
             StaleTokenError: the resource has seen a later token.
             UsageError: the connection commits every statement by itself.
         """
-        driver = cast("Driver", transaction.driver)
+        driver = cast("SqliteDriverConnection", transaction.driver)
         refuse_autocommit(driver)
         admitted = yield from self._fetch(self._statements.admit, (resource, int(token), token.holder))
         refuse_committed(driver)
         if not admitted:
             fence = yield from self.highest(transaction, resource)
-            assert fence is not None  # it refused, in this very transaction
+            assert fence is not None  # it has just refused the token in this transaction
             raise refusal(resource, token, fence)
 
     def raise_fence(
@@ -97,19 +97,19 @@ class Fences:
         token: Token,
         wait: float,  # noqa: ARG002
         *,
-        at_home: bool = False,  # noqa: ARG002
+        own: bool = False,  # noqa: ARG002
     ) -> Steps[None]:
-        """As `admit`; how long SQLite waits for another writer is set with the connection."""
+        """Do the same as `admit`. The timeout of the connection decides how long SQLite waits for another writer."""
         return self.admit(transaction, resource, token)
 
     def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:  # noqa: ARG002
-        """The fence of *resource*, if it has one."""
+        """Return the fence of *resource*, if it has one."""
         for token, holder in (yield from self._fetch(self._statements.fence, (resource,))):
             return Token(cast("int", token), cast("str | None", holder))
         return None
 
     def _fetch(self, statement: str, parameters: Parameters) -> Steps[Sequence[Row]]:
-        """Fetch rows, and once more after the table was created, if it was missing."""
+        """Fetch rows. If the table is missing, create it and fetch again."""
         try:
             return (yield statement, parameters)
         except Exception as error:
@@ -118,13 +118,13 @@ class Fences:
             if not self._create:
                 error.add_note("fencing_sdk: create the table of SqlGuard with the statement of ddl()")
                 raise
-        # Only now: asking for the table first would be a read, and the write after it might find that outdated.
+        # Not before the first try: a read that looks for the table may make the write after it fail as outdated.
         yield self._statements.ddl, ()
         return (yield statement, parameters)
 
 
-class Driver(Protocol):
-    """What `sqlite3.Connection` and `aiosqlite.Connection` tell about themselves, from any thread."""
+class SqliteDriverConnection(Protocol):
+    """The state that `sqlite3.Connection` and `aiosqlite.Connection` tell in any thread."""
 
     @property
     def in_transaction(self) -> bool: ...
@@ -133,9 +133,9 @@ class Driver(Protocol):
     def isolation_level(self) -> str | None: ...
 
 
-def refuse_autocommit(driver: Driver) -> None:
+def refuse_autocommit(driver: SqliteDriverConnection) -> None:
     """
-    Raise unless the next statement that writes is part of a transaction.
+    Raise unless the next write will be part of a transaction.
 
     Raises:
         UsageError: each statement would be a transaction of its own.
@@ -147,12 +147,12 @@ def refuse_autocommit(driver: Driver) -> None:
         raise UsageError(_AUTOCOMMIT)
 
 
-def refuse_committed(driver: Driver) -> None:
+def refuse_committed(driver: SqliteDriverConnection) -> None:
     """
-    Raise if the statement that was just made is not part of an open transaction.
+    Raise if the statement before was not part of an open transaction.
 
     Raises:
-        UsageError: a driver that hides its mode has committed it.
+        UsageError: the driver hides its mode, and has committed the statement.
     """
     if not driver.in_transaction:
         raise UsageError(_AUTOCOMMIT)
@@ -165,6 +165,6 @@ _AUTOCOMMIT = (
 
 
 def lacks_a_table(error: Exception) -> bool:
-    """Whether *error*, SQLite's own or SQLAlchemy's around it, may come from a missing table."""
+    """Return whether *error*, of SQLite or of SQLAlchemy around it, may come from a missing table."""
     original = getattr(error, "orig", error)
     return isinstance(original, sqlite3.OperationalError) and original.sqlite_errorcode == sqlite3.SQLITE_ERROR

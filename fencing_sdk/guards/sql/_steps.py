@@ -1,9 +1,8 @@
 """
-A guard's work as steps: what it says next to the database, given the answers so far.
+A guard's work as steps, so that the same code runs on drivers that block and on drivers that are awaited.
 
-Pure, so that one text is walked by drivers that block and by drivers that are awaited. A step is a
-statement with its parameters; its answer is the rows, or the driver's error, thrown in where it was
-asked.
+`Steps` is a generator without I/O. It yields a step, a statement with its parameters, and receives the rows. If the
+driver raises an error, the generator receives it at the same place.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ Fetch: TypeAlias = Callable[[str, Parameters], Sequence[Row]]
 AsyncFetch: TypeAlias = Callable[[str, Parameters], Awaitable[Sequence[Row]]]
 
 
-def walk(steps: Steps[T], fetch: Fetch) -> T:
-    """Take *steps* to their end, and return what they come to."""
+def run_steps(steps: Steps[T], fetch: Fetch) -> T:
+    """Run *steps* on a driver that blocks, and return their result."""
     try:
         step = next(steps)
         while True:
             try:
                 rows = fetch(*step)
-            except Exception as error:  # noqa: BLE001  (the steps decide which errors they can go on from)
+            except Exception as error:  # noqa: BLE001  (the steps decide after which errors they go on)
                 step = steps.throw(error)
             else:
                 step = steps.send(rows)
@@ -35,8 +34,8 @@ def walk(steps: Steps[T], fetch: Fetch) -> T:
         return _result(end)
 
 
-async def walk_awaiting(steps: Steps[T], fetch: AsyncFetch) -> T:
-    """The same with a driver that is awaited. A cancellation is no answer and leaves at once."""
+async def run_steps_async(steps: Steps[T], fetch: AsyncFetch) -> T:
+    """Run *steps* on a driver that is awaited. A cancellation ends them at once."""
     try:
         step = next(steps)
         while True:

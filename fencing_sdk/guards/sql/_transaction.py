@@ -1,8 +1,8 @@
 """
-The caller's own transaction, whatever it was made with.
+The caller's own transaction, made with any of the drivers or with SQLAlchemy.
 
-Drivers and SQLAlchemy are recognised by what their objects can do, so that nobody who does not use
-one has to install it. Statements go to the driver as they are: the ORM's unit of work is not involved.
+A guard recognises their objects by their methods, so that callers install only the driver that they use. Statements
+go to the driver directly, past the ORM's unit of work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeGuard, TypeVar, cast
 
 from fencing_sdk.errors import UnsupportedError, UsageError
-from fencing_sdk.guards.sql._accepted import AlchemyAsync, AlchemyConnection, AlchemySession
 from fencing_sdk.guards.sql._drivers import (
     begun_by,
     fetch_from_asyncpg,
@@ -24,38 +23,39 @@ from fencing_sdk.guards.sql._drivers import (
     own_connection,
     tells_status,
 )
-from fencing_sdk.guards.sql._names import POSTGRESQL, SQLITE
-from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row, Steps, walk, walk_awaiting
+from fencing_sdk.guards.sql._identifiers import POSTGRESQL, SQLITE
+from fencing_sdk.guards.sql._protocols import AlchemyAsync, AlchemyConnection, AlchemySession
+from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row, Steps, run_steps, run_steps_async
 
 T = TypeVar("T")
 
 
 class Transaction:
-    """An open transaction of the caller. Nothing here begins, commits or rolls back."""
+    """A transaction of the caller. This class never begins, commits or rolls back."""
 
     __slots__ = ("awaiting", "begins", "begun", "dialect", "driver", "fetching", "placeholder")
 
     dialect: str
-    """SQLAlchemy's name of the database's kind."""
+    """SQLAlchemy's name of the dialect."""
     driver: object
     """The driver's own connection."""
     fetching: Fetch | None
     awaiting: AsyncFetch | None
-    """One of these two executes a statement to its end and returns its rows."""
+    """One of `fetching` and `awaiting` is set; it runs a statement and returns its rows."""
     placeholder: str
-    """How the first parameter is written: $1, %s or ?."""
+    """How a statement writes its first parameter: $1, %s or ?."""
     begins: bool
-    """The driver begins a transaction by itself with the first statement."""
+    """Whether the driver begins a transaction by itself, with the first statement."""
     begun: Callable[[], bool]
-    """Whether a transaction is open now, as PostgreSQL has told the driver. For SQLite, its driver is asked."""
+    """Tells whether a transaction is open now, as PostgreSQL has told the driver. Not set for SQLite."""
 
     def __init__(self, transaction: object) -> None:
         """
         Recognise *transaction*.
 
         Raises:
-            UsageError: it is no connection or session, or an asynchronous one of SQLAlchemy.
-            UnsupportedError: its database, or its driver, is not one that is known here.
+            UsageError: it is no connection or session, or it is an asynchronous one of SQLAlchemy.
+            UnsupportedError: SqlGuard does not support its database or its driver.
         """
         self.fetching, self.awaiting, self.placeholder = None, None, "%s"
         if is_asyncpg(transaction):
@@ -73,12 +73,12 @@ class Transaction:
             else:
                 self.fetching = fetch_from_psycopg(transaction)
         else:
-            self._recognise(_alchemy_connection(transaction))
+            self._recognise_alchemy(_alchemy_connection(transaction))
 
-    def _recognise(self, alchemy: AlchemyConnection) -> None:
+    def _recognise_alchemy(self, alchemy: AlchemyConnection) -> None:
         self.dialect = alchemy.dialect.name
         if self.dialect not in {SQLITE, POSTGRESQL}:
-            msg = f"SqlGuard speaks SQLite and PostgreSQL, not {self.dialect}"
+            msg = f"SqlGuard supports SQLite and PostgreSQL, not {self.dialect}"
             raise UnsupportedError(msg)
         pooled = alchemy.connection
         self.driver = pooled.driver_connection
@@ -87,7 +87,7 @@ class Transaction:
             self.placeholder, self.begins = "?", True
             return
         if not (is_asyncpg(self.driver) or tells_status(self.driver)):
-            msg = f"SqlGuard knows asyncpg and psycopg; what {type(self.driver).__module__} commits it cannot see"
+            msg = f"SqlGuard supports asyncpg and psycopg; it cannot see what {type(self.driver).__module__} commits"
             raise UnsupportedError(msg)
         self.begins = not getattr(pooled.dbapi_connection, "autocommit", False)
         self.begun = begun_by(self.driver)
@@ -97,7 +97,7 @@ class Transaction:
 
 async def perform(transaction: object, work: Callable[[Transaction], Steps[T]]) -> T:
     """
-    Do some *work* in a *transaction* of any kind.
+    Run *work* in a *transaction* of any kind.
 
     Raises:
         UsageError, UnsupportedError: as `Transaction`.
@@ -107,27 +107,27 @@ async def perform(transaction: object, work: Callable[[Transaction], Steps[T]]) 
         return result
     opened = Transaction(transaction)
     if opened.awaiting is not None:
-        return await walk_awaiting(work(opened), opened.awaiting)
+        return await run_steps_async(work(opened), opened.awaiting)
     assert opened.fetching is not None
-    return walk(work(opened), opened.fetching)
+    return run_steps(work(opened), opened.fetching)
 
 
 def perform_sync(transaction: object, work: Callable[[Transaction], Steps[T]]) -> T:
     """
-    Do some *work* in a *transaction* of a kind that blocks.
+    Run *work* in a *transaction* of a driver that blocks.
 
     Raises:
-        UsageError, UnsupportedError: as `Transaction`; an asynchronous one is a UsageError.
+        UsageError, UnsupportedError: as `Transaction`. An asynchronous transaction is a UsageError.
     """
     opened = None if _is_alchemy_async(transaction) else Transaction(transaction)
     if opened is None or opened.fetching is None:
         msg = f"{type(transaction).__name__} is asynchronous: await guard.admit(...) instead of admit_sync"
         raise UsageError(msg)
-    return walk(work(opened), opened.fetching)
+    return run_steps(work(opened), opened.fetching)
 
 
 def _is_alchemy_async(transaction: object) -> TypeGuard[AlchemyAsync]:
-    """Whether *transaction* is an AsyncSession or AsyncConnection of SQLAlchemy."""
+    """Return whether *transaction* is an AsyncSession or AsyncConnection of SQLAlchemy."""
     return hasattr(transaction, "run_sync")
 
 

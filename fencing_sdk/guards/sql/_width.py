@@ -1,18 +1,18 @@
 """
-Columns of PostgreSQL that are too narrow for a token.
+Refuses columns of PostgreSQL that are too narrow for a token.
 
-A token is a number below 2**53, and a hybrid one is about 2**50 from the start. ``integer``, which is what
-SQLAlchemy makes of a plain ``int``, ends at 2**31. SQLite's INTEGER has 64 bits, so nothing is asked there.
+A token is below 2**53, and a hybrid token is about 2**50 from the start. PostgreSQL's ``integer``, which SQLAlchemy
+chooses for a plain ``int``, ends at 2**31. SQLite's INTEGER has 64 bits, so there is nothing to check.
 """
 
 from __future__ import annotations
 
 from fencing_sdk.errors import UsageError
-from fencing_sdk.guards.sql._names import quoted
+from fencing_sdk.guards.sql._identifiers import quoted
 
 _NARROW = {"smallint", "integer", "real"}
 
-# A domain counts as the type that it is made of.
+# For a domain, its base type.
 _TYPE = """\
 SELECT format_type(coalesce(nullif(kind.typbasetype, 0), kind.oid), NULL)
 FROM pg_catalog.pg_attribute AS known JOIN pg_catalog.pg_type AS kind ON kind.oid = known.atttypid
@@ -20,16 +20,16 @@ WHERE known.attrelid = to_regclass('{table}') AND known.attname = '{column}'"""
 
 
 def type_of_column(table: str, column: str) -> str:
-    """The query for the type of a *column*, by names that were checked. No row if it is not there."""
+    """Return the query for the type of a *column*. The names were checked. A missing column gives no row."""
     return _TYPE.format(table=quoted(table), column=column)
 
 
 def refuse_narrow(table: str, column: str, found: object) -> None:
     """
-    Raise if *found*, the type of the column, cannot keep every token.
+    Raise if *found*, the type of the column, cannot store every token.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it cannot; the message has the statement that widens the column.
     """
     if found in _NARROW:
         msg = (
