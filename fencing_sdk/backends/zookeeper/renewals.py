@@ -1,5 +1,5 @@
 """
-Renewals: one batch of requests for all claims of a session.
+ZooKeeperRenewals: one batch of requests for all claims of a session.
 
 Nothing in ZooKeeper has to be prolonged lock by lock: any request keeps the session alive, and the
 session keeps its nodes. What a renewal proves is that the leader still knew the session after the
@@ -14,14 +14,14 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from fencing_sdk._values.claim import Claim, Renewal
-from fencing_sdk.backends.zookeeper._nodes import Node, is_of, mark_of
-from fencing_sdk.backends.zookeeper._recipe import Recipe
-from fencing_sdk.backends.zookeeper._session import Session
-from fencing_sdk.backends.zookeeper._sessions import Sessions
-from fencing_sdk.backends.zookeeper._stakes import Key, Stake, Stakes, key_of
-from fencing_sdk.backends.zookeeper._upkeep import Upkeep
+from fencing_sdk.backends.zookeeper.clean_up import CleanUp
+from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
+from fencing_sdk.backends.zookeeper.connection.sessions import ZooKeeperSessions
+from fencing_sdk.backends.zookeeper.nodes import LineNode, is_of, mark_of
+from fencing_sdk.backends.zookeeper.own_nodes import Key, OwnNode, OwnNodes, key_of
+from fencing_sdk.backends.zookeeper.requests import Recipe
 
-__all__ = ["Renewals"]
+__all__ = ["ZooKeeperRenewals"]
 
 _PATIENCE = 1 / 8
 """Part of a ttl after which those that have an answer wait for the others no longer: more than half an interval."""
@@ -29,14 +29,14 @@ _PATIENCE = 1 / 8
 Outcomes = dict[Key, Renewal]
 
 
-class Renewals:
+class ZooKeeperRenewals:
     """One call of `Backend.renew` after the other, or side by side."""
 
-    def __init__(self, recipe: Recipe, sessions: Sessions, stakes: Stakes, upkeep: Upkeep) -> None:
+    def __init__(self, recipe: Recipe, sessions: ZooKeeperSessions, own_nodes: OwnNodes, clean_up: CleanUp) -> None:
         self._recipe = recipe
         self._sessions = sessions
-        self._stakes = stakes
-        self._upkeep = upkeep
+        self._own_nodes = own_nodes
+        self._clean_up = clean_up
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """
@@ -46,10 +46,10 @@ class Renewals:
             Exception: no claim has an answer; it is what the driver raised for the first.
         """
         outcomes: Outcomes = {}
-        groups: dict[Session, dict[Key, Claim]] = {}
+        groups: dict[ZooKeeperSession, dict[Key, Claim]] = {}
         for claim in claims:
-            stake = self._stakes.get(key_of(claim))
-            session = self._sessions.of(claim.ttl) if stake is None else stake.session
+            own_node = self._own_nodes.get(key_of(claim))
+            session = self._sessions.of(claim.ttl) if own_node is None else own_node.session
             groups.setdefault(session, {})[key_of(claim)] = claim
         errors = await _side_by_side(
             [self._renew(session, list(group.values()), outcomes) for session, group in groups.items()],
@@ -60,41 +60,47 @@ class Renewals:
             raise errors[0]
         return [outcomes.get(key_of(claim), Renewal.UNKNOWN) for claim in claims]
 
-    async def _renew(self, session: Session, claims: list[Claim], outcomes: Outcomes) -> None:
-        if session.error is not None:  # it took its nodes along; who has the locks now is asked on the next one
+    async def _renew(self, session: ZooKeeperSession, claims: list[Claim], outcomes: Outcomes) -> None:
+        if session.error is not None:  # its nodes went with it; the next one is asked for the holders
             session = self._sessions.of(claims[0].ttl)
         await session.ready()
-        stakes = {key_of(claim): self._stakes.get(key_of(claim)) for claim in claims}
-        held = [stake for stake in stakes.values() if stake is not None and stake.held and stake.session is session]
+        own_nodes = {key_of(claim): self._own_nodes.get(key_of(claim)) for claim in claims}
+        held = [
+            own_node
+            for own_node in own_nodes.values()
+            if own_node is not None and own_node.held and own_node.session is session
+        ]
         lost = await self._gone(session, held)
-        for stake in held:
-            if stake in lost:
-                self._stakes.drop(stake)
-            elif stake.held:
-                self._upkeep.granted(stake)
-                outcomes[key_of(stake.claim)] = Renewal.RENEWED
+        for own_node in held:
+            if own_node in lost:
+                self._own_nodes.drop(own_node)
+            elif own_node.held:
+                self._clean_up.granted(own_node)
+                outcomes[key_of(own_node.claim)] = Renewal.RENEWED
         rest = [claim for claim in claims if key_of(claim) not in outcomes]
         lines = await self._recipe.look_at_all(session, [claim.name for claim in rest]) if rest else []
         for claim, line in zip(rest, lines, strict=True):
             outcomes[key_of(claim)] = await self._judge(session, claim, line)
 
-    async def _gone(self, session: Session, held: list[Stake]) -> list[Stake]:
+    async def _gone(self, session: ZooKeeperSession, held: list[OwnNode]) -> list[OwnNode]:
         """Those whose node has gone, or is another one. Answered by way of the leader, also if there are none."""
         lost = []
-        asked = [stake for stake in held if not stake.surely_there]
+        asked = [own_node for own_node in held if not own_node.surely_there]
         while True:
-            found = await self._recipe.born(session, [stake.path for stake in asked])
-            lost += [stake for stake, born in zip(asked, found, strict=True) if born != stake.born]
-            held = [stake for stake in held if stake not in asked]
-            asked = [stake for stake in held if not stake.surely_there]  # something was heard of them meanwhile
+            found = await self._recipe.born(session, [own_node.path for own_node in asked])
+            lost += [own_node for own_node, born in zip(asked, found, strict=True) if born != own_node.born]
+            held = [own_node for own_node in held if own_node not in asked]
+            asked = [
+                own_node for own_node in held if not own_node.surely_there
+            ]  # something was heard of them meanwhile
             if not asked:
                 return lost
 
-    async def _judge(self, session: Session, claim: Claim, line: list[Node]) -> Renewal:
+    async def _judge(self, session: ZooKeeperSession, claim: Claim, line: list[LineNode]) -> Renewal:
         """
         What becomes of a claim that has no grant here.
 
-        Its node may be another client's, whose session keeps it alive; whoever has the claim may
+        Its node may be another client's, whose session keeps it alive; a client with the claim may
         renew it, and then has to keep it alive. A node on a session of ours is one that must go.
         """
         if not line:
@@ -102,12 +108,12 @@ class Renewals:
         first = line[0]
         if first.mark != mark_of(claim.owner):
             return Renewal.TAKEN_OVER
-        if is_of(first, session.id) or self._stakes.get(key_of(claim)) is not None:
+        if is_of(first, session.id) or self._own_nodes.get(key_of(claim)) is not None:
             return Renewal.REFUSED
         found = await self._recipe.adopt(session, claim, first)
-        stake = Stake(claim, session, *found)
-        self._stakes.put(stake)
-        self._upkeep.granted(stake)
+        own_node = OwnNode(claim, session, *found)
+        self._own_nodes.put(own_node)
+        self._clean_up.granted(own_node)
         return Renewal.RENEWED
 
 

@@ -1,11 +1,11 @@
 """
-How a lock is written down: one folder for each name, and in it one node for each who holds or waits.
+How a lock is written down: one folder for each name, and in it one node for the holder and one for each waiter.
 
     <root>/<name, percent-encoded>/<mark>-<session>-<number>
     /fencing/invoices%2F42/9f8a01c2...-100001a2b3c0004-0000000007
 
 The mark is a digest of the owner id, so that an owner finds its node again after a lost reply, and
-nobody who reads the node can act in its name. The session is that which keeps the node alive. The
+a client that reads the node cannot act in its name. The session is the one that keeps the node alive. The
 numbers, given by ZooKeeper, are the line: the lowest one holds the lock.
 """
 
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Holder
 from fencing_sdk._values.names import safe_segment
-from fencing_sdk.backends.zookeeper._requests import Stat
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import Stat
 
-__all__ = ["Node", "Paths", "in_line", "is_of", "mark_of", "read_holder", "read_token", "rewritten", "written"]
+__all__ = ["LineNode", "Paths", "in_line", "is_of", "mark_of", "read_holder", "read_token", "rewritten", "written"]
 
 _MARK = 32
 _NODE = re.compile(r"([0-9a-f]{32})-([0-9a-f]{1,16})-(-?[0-9]{9,10})")
@@ -35,8 +35,8 @@ def mark_of(owner: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One who holds or waits."""
+class LineNode:
+    """The node of a holder or a waiter."""
 
     name: str
     mark: str
@@ -44,15 +44,15 @@ class Node:
     number: int
 
 
-def in_line(names: Iterable[str]) -> list[Node]:
+def in_line(names: Iterable[str]) -> list[LineNode]:
     """
-    Sort the nodes of a folder, first come, first served; what is no node of ours is left out.
+    Sort the nodes of a folder, first come, first served; other nodes are left out.
 
     The numbers are signed, 32 bits wide, and wrap round. So they are compared like sequence
     numbers (RFC 1982), which is right as long as no two in one line are 2**31 apart.
     """
     nodes = [
-        Node(match[0], match[1], int(match[2], 16), int(match[3]))
+        LineNode(match[0], match[1], int(match[2], 16), int(match[3]))
         for name in names
         if (match := _NODE.fullmatch(name)) is not None
     ]
@@ -69,16 +69,18 @@ class Paths:
     root: str
 
     def folder(self, name: str) -> str:
+        """The folder of a lock."""
         return f"{self.root}/{safe_segment(name)}"
 
-    def node(self, name: str, node: Node) -> str:
+    def node(self, name: str, node: LineNode) -> str:
+        """The path of a node."""
         return f"{self.folder(name)}/{node.name}"
 
     def stem(self, claim: Claim, session: int) -> str:
         """The path of a node to be, without the number that ZooKeeper gives it."""
         return f"{self.folder(claim.name)}/{mark_of(claim.owner)}-{session % _SESSIONS:x}-"
 
-    def moved(self, claim: Claim, node: Node, session: int) -> str:
+    def moved(self, claim: Claim, node: LineNode, session: int) -> str:
         """The path of *node* at its place in the line, when another session keeps it alive."""
         return f"{self.stem(claim, session)}{node.number:010d}"
 
@@ -88,7 +90,7 @@ class Paths:
         return ["/" + "/".join(parts[: end + 1]) for end in range(len(parts))]
 
 
-def is_of(node: Node, session: int) -> bool:
+def is_of(node: LineNode, session: int) -> bool:
     """Whether *session* keeps *node* alive."""
     return node.session == session % _SESSIONS
 
@@ -109,7 +111,7 @@ def rewritten(data: bytes, claim: Claim, token: int) -> bytes:
 
 
 def _fields(data: bytes) -> dict[str, object]:
-    """Read the data of a node, which may be anybody's."""
+    """Read the data of a node, which any client may have written."""
     try:
         fields: object = json.loads(data)
     except (ValueError, RecursionError):
@@ -124,7 +126,7 @@ def read_token(data: bytes, stat: Stat) -> int:
     return token if moved and isinstance(token, int) else stat.czxid
 
 
-def read_holder(name: str, node: Node, data: bytes, stat: Stat, left: float | None) -> Holder:
+def read_holder(name: str, node: LineNode, data: bytes, stat: Stat, left: float | None) -> Holder:
     """What `inspect` shows; *left* are the seconds that remain, where they are known."""
     fields = _fields(data)
     ttl, metadata = fields.get("ttl"), fields.get("metadata")

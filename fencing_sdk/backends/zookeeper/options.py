@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends.zookeeper._driver import Settings
-from fencing_sdk.backends.zookeeper._requests import ANYBODY, CREATOR, is_acl
+from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY, CREATOR, is_acl
 from fencing_sdk.errors import ConfigurationError, shown
 
 __all__ = ["OPTIONS", "read_settings", "read_url"]
@@ -90,7 +90,7 @@ def read_settings(
     tls: object,
     files: Mapping[str, object],
     connect_timeout: object,
-) -> Settings:
+) -> ZooKeeperSettings:
     """
     Check every argument of the backend.
 
@@ -98,7 +98,7 @@ def read_settings(
         ConfigurationError: naming the argument that cannot work, never with what is secret.
     """
     auth = _login(*login)
-    return Settings(
+    return ZooKeeperSettings(
         hosts=_hosts(hosts),
         root=_root(root),
         connect_timeout=seconds(connect_timeout, "connect_timeout", above=True),

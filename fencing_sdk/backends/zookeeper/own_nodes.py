@@ -1,4 +1,4 @@
-"""What this backend has in the line of each lock: a place of a waiter, or a grant."""
+"""The nodes of this backend object: each is a waiter in the line of a lock, or a grant."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from dataclasses import dataclass, field
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends._shared.wakeup import WakeUp
-from fencing_sdk.backends.zookeeper._session import Session
+from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 
-__all__ = ["Key", "Stake", "Stakes", "key_of"]
+__all__ = ["Key", "OwnNode", "OwnNodes", "key_of"]
 
 Key = tuple[str, str]
-"""Name and owner."""
+"""Name and owner of a claim."""
 
 _CLOCK = BootClock()
 
 
 def key_of(claim: Claim) -> Key:
+    """The key of a claim among the nodes."""
     return claim.name, claim.owner
 
 
 @dataclass(eq=False, slots=True)
-class Stake:
-    """A node of ours, and since when and for how long it counts."""
+class OwnNode:
+    """One node, and how long it counts."""
 
     claim: Claim
-    session: Session
+    session: ZooKeeperSession
     path: str
     token: int
     born: int
     """The transaction that created the node. A node of the same path may be another one."""
     ends_at: float | None = None
-    """When the grant ends if it is not renewed. None while it is a place in the line."""
+    """When the grant ends if it is not renewed. None while the node is a waiter."""
     over: bool = False
     """Released, expired or lost: never to be renewed again, even if the node is still there."""
     woken: WakeUp = field(default_factory=WakeUp)
@@ -47,67 +48,72 @@ class Stake:
 
     @property
     def held(self) -> bool:
-        """Whether this is a grant that counts. One that is past its end counts no more, noticed or not."""
+        """Whether this is a grant that has not ended."""
         return not self.over and self.ends_at is not None and _CLOCK.now() < self.ends_at
 
     @property
     def surely_there(self) -> bool:
         """
-        Whether the node is watched, and nothing was heard.
+        Whether the node is watched, and no event has come.
 
-        ZooKeeper tells of a watched node before it answers what was asked later on that connection.
+        ZooKeeper sends the event of a watched node before it answers any later request on that connection.
         """
         return self.watched_on == self.session.connections
 
     def renew(self) -> None:
-        """Let it last for a whole ttl, from now on."""
+        """Let the grant last for a whole ttl from now on."""
         self.ends_at = _CLOCK.now() + self.claim.ttl
 
     @property
     def left(self) -> float:
-        """Seconds until it ends."""
+        """Seconds until the grant ends."""
         return 0.0 if self.ends_at is None else self.ends_at - _CLOCK.now()
 
     def finish(self) -> None:
-        """Let it never be renewed again."""
+        """End it: it is never renewed again."""
         self.over = True
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
 
-class Stakes:
-    """Every stake of one backend, and the order in which calls about one of them are made."""
+class OwnNodes:
+    """All nodes of one backend object, and the order of the calls about each of them."""
 
     def __init__(self) -> None:
-        self._stakes: dict[Key, Stake] = {}
+        self._nodes: dict[Key, OwnNode] = {}
         self._turns: dict[Key, tuple[asyncio.Lock, list[None]]] = {}
 
-    def get(self, key: Key) -> Stake | None:
-        return self._stakes.get(key)
+    def get(self, key: Key) -> OwnNode | None:
+        """The node of a claim."""
+        return self._nodes.get(key)
 
-    def put(self, stake: Stake) -> None:
-        self._stakes[key_of(stake.claim)] = stake
+    def put(self, own_node: OwnNode) -> None:
+        """Enter *own_node*."""
+        self._nodes[key_of(own_node.claim)] = own_node
 
-    def drop(self, stake: Stake) -> None:
-        """Forget *stake*, unless there is another one of that key meanwhile."""
-        stake.finish()
-        if self._stakes.get(key_of(stake.claim)) is stake:
-            del self._stakes[key_of(stake.claim)]
+    def drop(self, own_node: OwnNode) -> None:
+        """Forget *own_node*, but not a later one of the same claim."""
+        own_node.finish()
+        if self._nodes.get(key_of(own_node.claim)) is own_node:
+            del self._nodes[key_of(own_node.claim)]
 
-    def of(self, session: Session) -> list[Stake]:
-        return [stake for stake in self._stakes.values() if stake.session is session]
+    def of(self, session: ZooKeeperSession) -> list[OwnNode]:
+        """The nodes that *session* keeps alive."""
+        return [own_node for own_node in self._nodes.values() if own_node.session is session]
 
-    def all(self) -> Iterable[Stake]:
-        return list(self._stakes.values())
+    def all(self) -> Iterable[OwnNode]:
+        """All of them."""
+        return list(self._nodes.values())
 
     def clear(self) -> None:
-        self._stakes.clear()
+        """Forget all of them: in a forked child they are the parent's."""
+        self._nodes.clear()
         self._turns.clear()
 
     @asynccontextmanager
     async def turn(self, key: Key) -> AsyncIterator[None]:
-        """One call about a claim at a time: a retry must not meet the first try half way."""
+        """Let one call about a claim run at a time: a retry must not overlap with the first try."""
         lock, users = self._turns.setdefault(key, (asyncio.Lock(), []))
         users.append(None)
         try:

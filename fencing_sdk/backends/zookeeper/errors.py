@@ -1,10 +1,4 @@
-"""
-From what ZooKeeper and its driver raise to the two errors of the contract.
-
-Refused is what another try will not change *and* what surely granted nothing, because the engine
-then stops without a release. Everything else, known or not, is unavailable: its outcome is unknown
-until somebody asks again. Decided by class; the text of a driver's error is never repeated.
-"""
+"""From the errors of kazoo to those of the contract, by class: see `fencing_sdk.backends._shared.error_translation`."""
 
 from __future__ import annotations
 
@@ -13,14 +7,12 @@ from functools import partial
 
 import kazoo.exceptions as driver
 
-from fencing_sdk.backends._shared.error_translation import ErrorTranslation
-from fencing_sdk.backends.zookeeper._driver import BACKEND
-from fencing_sdk.backends.zookeeper._session import UnconnectedError
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict, verdict_by_class
+from fencing_sdk.backends.zookeeper.connection.driver import BACKEND
+from fencing_sdk.backends.zookeeper.connection.session import UnconnectedError
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 __all__ = ["BACKEND", "our_errors", "translated"]
-
-Verdict = tuple[type[BackendError], str]
 
 CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
     (driver.NoAuthError, (BackendRefusedError, "the user may not do this below the root; see its ACL")),
@@ -52,7 +44,7 @@ CERTIFICATE_ALERTS = {
     "UNKNOWN_CA",
     "UNSUPPORTED_CERTIFICATE",
 }
-"""What servers say to a client whose certificate is missing or not trusted. OpenSSL puts a version before each."""
+"""TLS alerts for a client whose certificate is missing or not trusted. OpenSSL puts a version before each."""
 
 _UNTRUSTED: Verdict = (BackendRefusedError, "the server wants another certificate of the client; see certfile")
 _UNKNOWN: Verdict = (BackendUnavailableError, "ZooKeeper failed")
@@ -74,11 +66,11 @@ def translated(operation: str, error: Exception) -> BackendError:
 
 def _verdict(error: Exception) -> Verdict:
     if isinstance(error, ssl.SSLError):
-        told = getattr(error, "reason", None) or ""  # which OpenSSL sets, and nobody else who raises one
+        told = getattr(error, "reason", None) or ""  # only OpenSSL sets it
         if told.rpartition("ALERT_")[2] in CERTIFICATE_ALERTS:
             return _UNTRUSTED
-    return next((verdict for kind, verdict in CLASSES if isinstance(error, kind)), _UNKNOWN)
+    return verdict_by_class(error, CLASSES, _UNKNOWN)
 
 
 our_errors = partial(ErrorTranslation, translated)
-"""``with our_errors("acquire")``: whatever the driver raises comes out as an error of the contract."""
+"""``with our_errors("acquire")``: the errors of the driver leave as errors of the contract."""

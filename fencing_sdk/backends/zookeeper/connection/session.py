@@ -2,7 +2,7 @@
 One ZooKeeper session in the event loop: requests as futures, and what becomes of the connection.
 
 A request is sent only while there is a connection, and fails with it: nothing is kept to be sent
-later behind the caller's back. So few are under way at once that handing them to the driver never
+later without the caller's knowledge. So few are under way at once that handing them to the driver never
 blocks the loop. A connection on which answers are due but do not come is broken off long before
 the driver would notice, so that another server gets its chance.
 """
@@ -20,9 +20,10 @@ from typing import Any
 import anyio
 
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk.backends.zookeeper._driver import Driver, Identity, News, Settings
+from fencing_sdk._values.futures import retrieve
+from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, Identity, KazooDriver, ZooKeeperSettings
 
-__all__ = ["Session", "UnconnectedError"]
+__all__ = ["UnconnectedError", "ZooKeeperSession"]
 
 _WINDOW = 100
 """Requests under way at once. The driver is woken by a byte for each, through a pipe that takes 278 of them."""
@@ -42,7 +43,7 @@ class UnconnectedError(Exception):
     """There is no connection; why, is the cause."""
 
 
-class Session:
+class ZooKeeperSession:
     """
     One session, which may outlive its connection and even its event loop.
 
@@ -58,11 +59,11 @@ class Session:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ZooKeeperSettings,
         ttl: float,
         *,
-        on_resumed: Callable[[Session], None],
-        on_ended: Callable[[Session], None],
+        on_resumed: Callable[[ZooKeeperSession], None],
+        on_ended: Callable[[ZooKeeperSession], None],
     ) -> None:
         self._settings = settings
         self._asked = (math.ceil(1000 * ttl / _GRANTED) + 1.5) / 1000  # the driver rounds down to milliseconds
@@ -70,7 +71,7 @@ class Session:
         self._on_ended = on_ended
         self._identity: Identity | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._driver: Driver | None = None
+        self._driver: KazooDriver | None = None
         self._news = asyncio.Event()
         self._waiting: deque[tuple[object, asyncio.Future[Any]]] = deque()
         self._letters: deque[Callable[[], None]] = deque()
@@ -107,7 +108,7 @@ class Session:
         self._loop = loop
         self._reset()
         self._news = asyncio.Event()
-        driver = self._driver = Driver(self._settings, self._asked, self._identity)
+        driver = self._driver = KazooDriver(self._settings, self._asked, self._identity)
         driver.start(partial(self._post_news, driver))
 
     async def ready(self) -> None:
@@ -137,7 +138,7 @@ class Session:
     def call(self, request: object) -> asyncio.Future[Any]:
         """Send *request*, in the order of the calls; the future has the driver's answer or error."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_look_at)
+        future.add_done_callback(retrieve)  # a caller that fails with the first of several awaits the others no more
         if not self.connected or future.get_loop() is not self._loop:
             future.set_exception(self.error or UnconnectedError())
         else:
@@ -192,13 +193,13 @@ class Session:
 
     # From the driver's thread to the loop, in order
 
-    def _post_news(self, driver: Driver, news: News) -> None:
+    def _post_news(self, driver: KazooDriver, news: ConnectionNews) -> None:
         self._post(driver, partial(self._hear, driver, news))
 
-    def _post_answer(self, driver: Driver, future: asyncio.Future[Any], answer: Any) -> None:
+    def _post_answer(self, driver: KazooDriver, future: asyncio.Future[Any], answer: Any) -> None:
         self._post(driver, partial(self._answer, future, answer))
 
-    def _post(self, driver: Driver | None, letter: Callable[[], None]) -> None:
+    def _post(self, driver: KazooDriver | None, letter: Callable[[], None]) -> None:
         if driver is not self._driver or self._loop is None:
             return
         self._letters.append(letter)
@@ -206,7 +207,7 @@ class Session:
             self._rung = True
             try:
                 self._loop.call_soon_threadsafe(self._open_letters)
-            except RuntimeError:  # the loop was closed, and nobody waits any more
+            except RuntimeError:  # the loop was closed, and no caller waits any more
                 self._rung = False
 
     def _open_letters(self) -> None:
@@ -214,7 +215,7 @@ class Session:
         while self._letters:
             self._letters.popleft()()
 
-    def _hear(self, driver: Driver | None, news: News) -> None:
+    def _hear(self, driver: KazooDriver | None, news: ConnectionNews) -> None:
         if driver is not self._driver or self.error is not None:
             return
         resumed = news.connected and self._identity is not None
@@ -289,9 +290,3 @@ def _fail(futures: Iterable[asyncio.Future[Any]], error: Exception | None) -> No
     for future in futures:
         if not future.done() and not future.get_loop().is_closed():
             future.set_exception(error or UnconnectedError())
-
-
-def _look_at(future: asyncio.Future[Any]) -> None:
-    """Requests are sent side by side, and whoever fails with the first asks the others no more."""
-    if not future.cancelled():
-        future.exception()

@@ -2,7 +2,7 @@
 How the driver reaches a server: connecting with TLS, waiting on sockets, and breaking off.
 
 kazoo's own threads for callbacks are not started: its connection thread hands every answer to
-whoever asked, who passes it on to the event loop. What kazoo leaves to the session's timeout, which
+the caller's callback, which passes it on to the event loop. What kazoo leaves to the session's timeout, which
 may be an hour, is bounded here: connecting, the handshake, and a connection that has gone silent.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["Dial"]
 
 
 class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """Runs everything in the connection's thread, and can break a connection off from another one."""
+    """Runs all callbacks in the connection's thread, and can break a connection off from another thread."""
 
     def __init__(self, *, connect_timeout: float, tls: ssl.SSLContext | None) -> None:
         super().__init__()
@@ -37,9 +37,11 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
         """Nothing was started."""
 
     def dispatch_callback(self, callback: Any) -> None:
+        """Call back at once."""
         callback.func(*callback.args)
 
     def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
+        """Wait for sockets, by poll where there is one, and not longer than the limit for a single one."""
         if len(rlist) + len(wlist) == 1:  # in the middle of a message, or of the handshake: the peer hangs
             timeout = self._limit if timeout is None else min(timeout, self._limit)
         if not hasattr(select, "poll"):
@@ -70,7 +72,7 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
         return link
 
     def _refuse_late(self, link: socket.socket) -> None:
-        """Whoever hung up while the connection was made could not reach it."""
+        """Close a connection that was made while `hang_up` looked for one."""
         if self.refusing:
             link.close()
             raise ConnectionAbortedError

@@ -1,5 +1,5 @@
 """
-What can be asked of ZooKeeper, in the driver's words: requests, the record about a node, who may touch it.
+What can be asked of ZooKeeper, in the driver's words: requests, the record about a node, and the access to it.
 
 One kind of request has no public name in kazoo, and is made up here: creating a container.
 """
@@ -46,10 +46,14 @@ class Stat(Protocol):
     """What is read of ZooKeeper's record about a node."""
 
     @property
-    def czxid(self) -> int: ...
+    def czxid(self) -> int:
+        """The transaction that created the node."""
+        ...
 
     @property
-    def ephemeralOwner(self) -> int: ...  # noqa: N802  (the driver's word)
+    def ephemeralOwner(self) -> int:  # noqa: N802  (the driver's word)
+        """The session that keeps the node alive."""
+        ...
 
 
 class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
@@ -64,10 +68,12 @@ def create_in_line(path: str, data: bytes, acl: Sequence[object]) -> object:
 
 
 def create_container(path: str, acl: Sequence[object]) -> object:
+    """A node that the server removes some time after its last child has gone."""
     return _CreateContainer(path, b"", acl, _CONTAINER)
 
 
 def create_persistent(path: str, acl: Sequence[object]) -> object:
+    """A node that stays."""
     return Create2(path, b"", acl, 0)
 
 
@@ -77,6 +83,7 @@ def replace(old: str, new: str, data: bytes, acl: Sequence[object]) -> object:
 
 
 def delete(path: str) -> object:
+    """Fails with `NoNodeError` if the node is not there."""
     return Delete(path, -1)
 
 
@@ -91,6 +98,7 @@ def exists(path: str) -> object:
 
 
 def children(path: str) -> object:
+    """Answers the names of the nodes in a folder."""
     return GetChildren(path, None)
 
 
@@ -105,6 +113,7 @@ def get(path: str, watch: Callable[[object], None] | None = None) -> object:
 
 
 def is_acl(entry: object) -> bool:
+    """Whether *entry* is an ACL of kazoo."""
     return isinstance(entry, ACL)
 
 

@@ -22,10 +22,10 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
 from fencing_sdk.backends._known_driver import DIFFERS, KnownDriver
-from fencing_sdk.backends.zookeeper._dial import Dial
-from fencing_sdk.backends.zookeeper._requests import ANYBODY
+from fencing_sdk.backends.zookeeper.connection.dial import Dial
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY
 
-__all__ = ["BACKEND", "KAZOO", "Driver", "Identity", "News", "Settings"]
+__all__ = ["BACKEND", "KAZOO", "ConnectionNews", "Identity", "KazooDriver", "ZooKeeperSettings"]
 
 BACKEND = "ZooKeeperBackend"
 KAZOO = KnownDriver("kazoo", ">=2.11,<2.12", backend=BACKEND)
@@ -39,7 +39,7 @@ _LAST_RETRY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ZooKeeperSettings:
     """How to reach the servers. Nothing of it is shown: it holds passwords."""
 
     hosts: str
@@ -51,7 +51,7 @@ class Settings:
     tls: ssl.SSLContext | None = None
 
 
-class News(NamedTuple):
+class ConnectionNews(NamedTuple):
     """What became of the connection."""
 
     connected: bool = False
@@ -68,7 +68,7 @@ def _quiet_logger() -> logging.Logger:
     return logger
 
 
-class Driver:
+class KazooDriver:
     """
     One ZooKeeper session, by way of one kazoo client.
 
@@ -76,8 +76,8 @@ class Driver:
     must not be carried out on the second.
     """
 
-    def __init__(self, settings: Settings, timeout: float, identity: Identity | None) -> None:
-        self._tell: Callable[[News], None] = _ignore
+    def __init__(self, settings: ZooKeeperSettings, timeout: float, identity: Identity | None) -> None:
+        self._tell: Callable[[ConnectionNews], None] = _ignore
         self._identity = identity
         self._refusal: Exception | None = None
         self._broken_logins = 0
@@ -85,7 +85,7 @@ class Driver:
         with KAZOO.known("connect"):
             self._client = self._make_client(settings, timeout, identity)
 
-    def _make_client(self, settings: Settings, timeout: float, identity: Identity | None) -> Any:
+    def _make_client(self, settings: ZooKeeperSettings, timeout: float, identity: Identity | None) -> Any:
         client: Any = KazooClient(
             hosts=settings.hosts,
             timeout=timeout,
@@ -108,7 +108,7 @@ class Driver:
         """Why connecting failed the last time."""
         return self._dial.last_error
 
-    def start(self, tell: Callable[[News], None]) -> None:
+    def start(self, tell: Callable[[ConnectionNews], None]) -> None:
         """Begin to connect; *tell* is called in the driver's thread."""
         self._tell = tell
         self._client.start_async()
@@ -124,10 +124,10 @@ class Driver:
             raise AuthFailedError from error
         if self._identity is not None and identity[0] != self._identity[0]:
             self._dial.refusing = True
-            self._tell(News(ended=True, error=SessionExpiredError()))
+            self._tell(ConnectionNews(ended=True, error=SessionExpiredError()))
         else:
             self._identity = identity
-            self._tell(News(connected=True, identity=identity, timeout=timeout))
+            self._tell(ConnectionNews(connected=True, identity=identity, timeout=timeout))
         return timeouts
 
     def _log_in(self, *address: object) -> Any:
@@ -168,13 +168,13 @@ class Driver:
         """
         Fail what was asked between a loss and the moment in which the loop heard of it.
 
-        kazoo would send it now, long after whoever asked has given it up.
+        kazoo would send it now, long after the caller has given it up.
         """
         queue = self._client._queue  # noqa: SLF001
         goodbyes = []
         while queue:
             request, result = queue.popleft()
-            if result is None:  # kazoo's own, which nobody waits for: it takes leave
+            if result is None:  # kazoo's own, which no caller awaits: it ends the session
                 goodbyes.append((request, result))
             else:
                 result.set_exception(ConnectionLoss())
@@ -185,9 +185,9 @@ class Driver:
             self._dial.refusing = True
             refused = self._client.client_state == "AUTH_FAILED"
             error = self._refusal or (AuthFailedError() if refused else SessionExpiredError())
-            self._tell(News(ended=True, error=error))
+            self._tell(ConnectionNews(ended=True, error=error))
         elif state == KazooState.SUSPENDED:
-            self._tell(News())
+            self._tell(ConnectionNews())
 
     def ask(self, request: object, answer: Callable[[Any], None]) -> None:
         """Send *request*; *answer* is called in the driver's thread, with a kind of future that is done."""
@@ -238,4 +238,4 @@ def _reason(error: Exception) -> Exception:
     return error.__context__ if isinstance(error.__context__, OSError) else error
 
 
-def _ignore(_: News) -> None: ...
+def _ignore(_: ConnectionNews) -> None: ...
