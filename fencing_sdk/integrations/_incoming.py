@@ -40,7 +40,7 @@ def presented(values: Sequence[str], old: Sequence[str] = ()) -> Token | None:
         RequestRefused: a header came twice or is no token, or the two disagree.
     """
     if len(values) == 1 and not old and len(values[0]) <= TEXT_LIMIT and (token := read_token(values[0])) is not None:
-        return token  # nearly always; the rest is for those who err
+        return token  # the usual case; the rest finds the error
     if not (values and old):
         return _only(values or old) if values or old else None
     token, same = _only(values), _only(old)

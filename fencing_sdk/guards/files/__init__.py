@@ -15,7 +15,7 @@ Why no interleaving lets a lower token win:
 
 A process that is killed leaves at most a draft, which the next writer removes; the kernel gives its
 lock back. A process that is *stopped* inside step 2, which takes about one fsync, keeps others waiting; they
-give up after 5 s with `TimeoutError`. Nobody overtakes it, so that is safe.
+give up after 5 s with `TimeoutError`. No other writer can pass it, so that is safe.
 
 For local POSIX file systems with hard links and flock. NFS serves flock from Linux 2.6.12 on, and
 may lose it with its server; then rule 3 is what is left.
@@ -45,7 +45,7 @@ class FileGuard:
     """
     Stores the bytes of each resource, and refuses those of a stale token.
 
-    Shared by all threads and processes that use one *directory*; nobody else may write there.
+    Shared by all threads and processes that use one *directory*; no other program may write there.
     Every write is durable when it returns. Errors of the file system leave as `OSError`.
 
     Not promised: that a cancelled write did not happen. It runs in a worker thread to its end.

@@ -70,7 +70,7 @@ class Shelf:
         Keep every other thread and process from publishing. The kernel lets go when a process dies.
 
         Raises:
-            TimeoutError: somebody else has it for seconds: it was stopped half way.
+            TimeoutError: another process keeps the lock for seconds, because it was stopped half way.
         """
         with _closing(self._open(_LOCK, os.O_RDWR | os.O_CREAT)) as lock:
             _wait_for(lock)
@@ -81,7 +81,7 @@ class Shelf:
 
     @contextmanager
     def draft(self, data: bytes) -> Iterator[str]:
-        """Write *data* to a file that nobody reads, durably; yield its name, and remove it in the end."""
+        """Write *data* durably to a file that no reader opens; yield its name, and remove it at the end."""
         name, handle = self._new_draft()
         with _closing(handle):
             try:
@@ -106,7 +106,7 @@ class Shelf:
         """
         Give the file *source* the name of *generation*, durably. Under the lock only.
 
-        A link and not a rename: an existing generation is never overwritten, whatever went wrong.
+        A link and not a rename: an existing generation is never overwritten, even after a mistake.
         """
         os.link(source, generation.name, src_dir_fd=self._handle, dst_dir_fd=self._handle, follow_symlinks=False)
         os.fsync(self._handle)
