@@ -6,7 +6,7 @@ import contextvars
 import pytest
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk.backends._shared.background_tasks import BackgroundTask
+from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict, verdict_by_class
 from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable

@@ -27,7 +27,7 @@ from contextlib import asynccontextmanager
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.abc import LossNotice, Turn
-from fencing_sdk.backends._shared.background_tasks import BackgroundTasks
+from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends.zookeeper.clean_up import CleanUp
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession

@@ -15,7 +15,7 @@ import asyncio
 import random
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk.backends._shared.background_tasks import BackgroundTasks
+from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.losses import ZooKeeperLossWatcher
 from fencing_sdk.backends.zookeeper.nodes import is_of, mark_of

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from fencing_sdk.abc import LossNotice
-from fencing_sdk.backends._shared.background_tasks import BackgroundTasks
+from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError, get, is_deletion
 from fencing_sdk.backends.zookeeper.nodes import is_of, mark_of
