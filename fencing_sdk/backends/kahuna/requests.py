@@ -1,8 +1,8 @@
 """
 The REST contract of Kahuna: what a request says and what an answer means. No I/O happens here.
 
-An owner is bytes to Kahuna, and `get-info` shows them. So the metadata of a claim travels behind
-its owner id, as one text: for Kahuna it is a part of who holds the lock.
+For Kahuna an owner is a sequence of bytes, which `get-info` shows. So the owner of a request is one text: the
+owner id of the claim, followed by its metadata.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import IntEnum, unique
 
+from fencing_sdk._http.bodies import UnreadableAnswerError, to_json
 from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Holder, holder_of
 
 __all__ = [
@@ -22,10 +23,9 @@ __all__ = [
     "TRY_EXTEND",
     "TRY_LOCK",
     "TRY_UNLOCK",
-    "Answer",
-    "Kind",
-    "UnreadableError",
-    "Wording",
+    "AnswerType",
+    "KahunaAnswer",
+    "RequestWriter",
 ]
 
 TRY_LOCK = "/v1/locks/try-lock"
@@ -34,16 +34,16 @@ TRY_UNLOCK = "/v1/locks/try-unlock"
 GET_INFO = "/v1/locks/get-info"
 
 DURABILITY = {"persistent": 1, "ephemeral": 0}
-"""As numbers. A server that is told nothing takes 0, so this is never left out."""
+"""As numbers. Every request has one, because a server takes 0 where it is left out."""
 
-_LAST_MOMENT = 2**53
-"""Milliseconds since 1970 from which on a moment is no moment any more."""
+_MOMENT_LIMIT = 2**53
+"""Milliseconds since 1970 that no expiry reaches: more is not a moment."""
 _DATE_SPAN = 2.0
-"""Seconds that a server's clock may be ahead of its Date header: cut to whole seconds, and renewed once a second."""
+"""Seconds that a server's clock may be ahead of its Date header, which has whole seconds and is a second old."""
 
 
 @unique
-class Kind(IntEnum):
+class AnswerType(IntEnum):
     """The ``type`` of an answer."""
 
     LOCKED = 0
@@ -60,34 +60,29 @@ class Kind(IntEnum):
     ABORTED = 104
 
 
-_to_json = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps would make one for each call
-_KINDS = {kind.value: kind for kind in Kind}
+_TYPES = {type_.value: type_ for type_ in AnswerType}
 
 
-class UnreadableError(ValueError):
-    """What came back is no answer of Kahuna. It says nothing about what was done."""
-
-
-class Wording:
-    """Writes requests, all of one durability."""
+class RequestWriter:
+    """Writes the bodies of requests, all with one durability."""
 
     def __init__(self, durability: str) -> None:
         self._durability = DURABILITY[durability]
 
     def of_claim(self, claim: Claim) -> bytes:
-        """The body of a request to lock or extend: the ttl is rounded up to whole milliseconds."""
-        return self._written(resource=claim.name, owner=_owner_text(claim), expiresMs=math.ceil(claim.ttl * 1000))
+        """The body of a request to lock or extend, with the ttl rounded up to whole milliseconds."""
+        return self._body(resource=claim.name, owner=_owner_text(claim), expiresMs=math.ceil(claim.ttl * 1000))
 
     def of_release(self, claim: Claim) -> bytes:
         """The body of a request to unlock."""
-        return self._written(resource=claim.name, owner=_owner_text(claim))
+        return self._body(resource=claim.name, owner=_owner_text(claim))
 
     def of_name(self, name: str) -> bytes:
         """The body of a request for information."""
-        return self._written(resource=name)
+        return self._body(resource=name)
 
-    def _written(self, **fields: str | int) -> bytes:
-        return _to_json({**fields, "durability": self._durability}).encode()
+    def _body(self, **fields: str | int) -> bytes:
+        return to_json({**fields, "durability": self._durability})
 
 
 def _owner_text(claim: Claim) -> str:
@@ -96,40 +91,40 @@ def _owner_text(claim: Claim) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A readable answer, and what is known of the way to it."""
+class KahunaAnswer:
+    """An answer that could be read, and what happened to earlier tries of the same call."""
 
-    kind: Kind
+    type: AnswerType
     fields: dict[str, object]
     date: str | None = None
     """The Date header."""
     retried: bool = False
-    """An earlier try of the same call was answered with `Kind.MUST_RETRY`."""
-    after_loss: bool = False
-    """An earlier try of the same call was sent and lost: it may still be carried out."""
+    """An earlier try of the same call was answered with `AnswerType.MUST_RETRY`."""
+    earlier_unknown: bool = False
+    """The outcome of an earlier try of the same call is unknown: it may still be carried out."""
 
     @classmethod
-    def read(cls, body: bytes, date: str | None = None) -> Answer:
+    def read(cls, body: bytes, date: str | None = None) -> KahunaAnswer:
         """
         Read the body of an HTTP 200.
 
         Raises:
-            UnreadableError: it is not JSON, or not what the contract says.
+            UnreadableAnswerError: it is not JSON, or not what the contract says.
         """
         try:
             fields = json.loads(body)
         except (ValueError, RecursionError) as error:
             msg = "the answer is not JSON"
-            raise UnreadableError(msg) from error
+            raise UnreadableAnswerError(msg) from error
         if not isinstance(fields, dict):
             msg = "the answer is not a JSON object"
-            raise UnreadableError(msg)
+            raise UnreadableAnswerError(msg)
         code = fields.get("type")
-        kind = _KINDS.get(code) if isinstance(code, int) and not isinstance(code, bool) else None
-        if kind is None:
+        known = _TYPES.get(code) if isinstance(code, int) and not isinstance(code, bool) else None
+        if known is None:
             msg = "the answer has no known type"
-            raise UnreadableError(msg)
-        return cls(kind, fields, date)
+            raise UnreadableAnswerError(msg)
+        return cls(known, fields, date)
 
     @property
     def token(self) -> int:
@@ -137,30 +132,30 @@ class Answer:
         The fencing token; the first one of a name is 0.
 
         Raises:
-            UnreadableError: there is none.
+            UnreadableAnswerError: the answer has no token.
         """
         token = self.fields.get("fencingToken")
         if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < TOKEN_LIMIT:
             return token
         msg = "the answer has no fencing token from 0 to below 2**53"
-        raise UnreadableError(msg)
+        raise UnreadableAnswerError(msg)
 
     def remaining(self, wall: float) -> float:
         """
-        Seconds until the holder's grant ends; *wall* is our clock, which the server's Date corrects.
+        Seconds until the holder's grant ends; *wall* is this host's clock, which the server's Date corrects.
 
         Raises:
-            UnreadableError: the answer does not tell.
+            UnreadableAnswerError: the answer does not say.
         """
         expires = self.fields.get("expires")
         physical = expires.get("l") if isinstance(expires, dict) else None
-        if isinstance(physical, int) and not isinstance(physical, bool) and 0 <= physical < _LAST_MOMENT:
+        if isinstance(physical, int) and not isinstance(physical, bool) and 0 <= physical < _MOMENT_LIMIT:
             return max(0.0, physical / 1000 - self._server_clock(wall))
         msg = "the answer does not tell when the grant ends"
-        raise UnreadableError(msg)
+        raise UnreadableAnswerError(msg)
 
     def _server_clock(self, wall: float) -> float:
-        """Our clock as long as the server's Date header does not contradict it: that one shows whole seconds only."""
+        """This host's clock, unless the server's Date header contradicts it: the header has whole seconds only."""
         try:
             seen = parsedate_to_datetime(self.date or "").timestamp()
         except (ValueError, OverflowError):
@@ -169,10 +164,10 @@ class Answer:
 
     def holder(self, name: str, wall: float) -> Holder:
         """
-        Who holds *name*, without the owner id.
+        The holder of *name*, without the owner id.
 
         Raises:
-            UnreadableError: the answer does not tell.
+            UnreadableAnswerError: the answer does not say.
         """
         encoded = self.fields.get("owner")
         try:
@@ -181,7 +176,7 @@ class Answer:
             raw = b""
         if not raw:
             msg = "the answer does not tell the owner"
-            raise UnreadableError(msg)
+            raise UnreadableAnswerError(msg)
         owner, metadata = _owner_and_metadata(raw)
         return Holder(name, self.token, holder_of(owner), self.remaining(wall), metadata)
 
@@ -189,7 +184,7 @@ class Answer:
 def _owner_and_metadata(raw: bytes) -> tuple[str, str | None]:
     try:
         text = raw.decode()
-    except UnicodeDecodeError:  # another kind of client, whose owner ids are any bytes
+    except UnicodeDecodeError:  # a client of another kind: its owner ids are any bytes
         return raw.hex(), None
-    owner, behind, metadata = text.partition("\0")
-    return owner, metadata if behind else None
+    owner, separator, metadata = text.partition("\0")
+    return owner, metadata if separator else None

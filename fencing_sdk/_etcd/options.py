@@ -1,4 +1,8 @@
-"""From a URL and options to a gateway. What cannot work is refused here, and no secret is repeated."""
+"""
+From a URL and options to a gateway.
+
+An option that cannot work is refused here. No message repeats a secret.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,25 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from fencing_sdk._etcd.gateway import SITE, Gateway, pools
+import aiohttp
+
+from fencing_sdk._etcd.gateway import RULES, Gateway
 from fencing_sdk._etcd.login import Credentials
 from fencing_sdk._http.endpoints import read_endpoints
 from fencing_sdk._http.options import check_connections
+from fencing_sdk._http.pool import HttpPool
 from fencing_sdk._http.tls import tls_context
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.errors import ConfigurationError
 
-__all__ = ["make_gateway", "parts_of"]
+__all__ = ["make_gateway", "read_url"]
+
+ANSWER_LIMIT = 30.0
+"""Seconds that a request may take, if its caller does not give up earlier. The engine's limits are far shorter."""
 
 
 def make_gateway(
-    who: str,
+    component: str,
     endpoints: object,
     *,
     tls: object = False,
@@ -32,17 +42,21 @@ def make_gateway(
     connections: object = 32,
 ) -> Gateway:
     """
-    Make a gateway to a cluster of etcd. Nothing is sent.
+    Make a gateway to an etcd cluster, for the backend or guard *component*. Nothing is sent.
 
     Raises:
         ConfigurationError: an option cannot work.
     """
     context = tls_context(tls=tls, scheme="etcd+https", ca=ca, cert=cert, key=key, context=ssl_context)
     limit = seconds(connect_timeout, "connect_timeout", above=True)
-    requests, streams = pools(context, connect_timeout=limit, connections=check_connections(connections))
+    answer_limit = aiohttp.ClientTimeout(total=ANSWER_LIMIT, sock_connect=limit)
+    endless = aiohttp.ClientTimeout(total=None, sock_connect=limit)
+    unlimited = 0  # for aiohttp
+    requests = HttpPool(tls=context, connections=check_connections(connections), limits=answer_limit)
+    streams = HttpPool(tls=context, connections=unlimited, limits=endless)
     credentials = _credentials(user, password)
-    members = read_endpoints(endpoints, SITE, tls=bool(tls))
-    return Gateway(who, members, pools=requests, streams=streams, credentials=credentials)
+    members = read_endpoints(endpoints, RULES, tls=bool(tls))
+    return Gateway(component, members, requests=requests, streams=streams, credentials=credentials)
 
 
 def _credentials(user: object, password: object) -> Credentials | None:
@@ -57,12 +71,12 @@ def _credentials(user: object, password: object) -> Credentials | None:
     return None if user is None else Credentials(str(user), str(password))
 
 
-def parts_of(url: str, options: dict[str, Any]) -> tuple[Sequence[str], dict[str, Any]]:
+def read_url(url: str, options: dict[str, Any]) -> tuple[Sequence[str], dict[str, Any]]:
     """
-    The endpoints of a URL, and *options* with what else it says.
+    Split a URL into its endpoints and the options for `make_gateway`: *options*, the login and ``tls``.
 
     Raises:
-        ConfigurationError: it has a path, or says who logs in in a way that can be misread.
+        ConfigurationError: the URL has a path, or a login that can be misread.
     """
     parts = urlsplit(url)
     if parts.path not in {"", "/"}:
@@ -76,5 +90,5 @@ def parts_of(url: str, options: dict[str, Any]) -> tuple[Sequence[str], dict[str
     if at and {"user", "password"} & options.keys():
         msg = "user and password are given twice; pass them in the url or as options"
         raise ConfigurationError(msg)
-    said = {"user": unquote(user), "password": unquote(password)} if at else {}
-    return hosts.split(","), {**options, **said, "tls": parts.scheme == "etcd+https"}
+    from_url = {"user": unquote(user), "password": unquote(password)} if at else {}
+    return hosts.split(","), {**options, **from_url, "tls": parts.scheme == "etcd+https"}

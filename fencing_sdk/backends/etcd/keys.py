@@ -1,10 +1,10 @@
 """
-What is kept for a lock: one key for each of those who hold it or stand in line for it.
+What etcd keeps for a lock: one key for each claim that holds the lock or waits for it.
 
     fencing/invoices%2F42/9f8a01c2...    ->  {"metadata": "batch 7"}
 
-The key ends with a digest of the owner id, so that id itself never leaves the process. Whoever has
-the key that was created first holds the lock, all others wait in the order of their keys.
+The key ends with a digest of the owner id, so that the id itself never leaves the process. The claim whose key
+was created first holds the lock. The others wait in the order in which their keys were created.
 """
 
 from __future__ import annotations
@@ -14,40 +14,41 @@ import json
 import re
 from functools import lru_cache
 
-from fencing_sdk._etcd.json_codec import Entry, UnreadableError
+from fencing_sdk._etcd.json_codec import Entry
+from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._values.claim import Claim, Holder
 from fencing_sdk._values.names import safe_segment
 from fencing_sdk.errors import ConfigurationError, shown
 
-__all__ = ["DEFAULT_PREFIX", "Keys", "check_prefix", "holder", "value_of"]
+__all__ = ["DEFAULT_PREFIX", "EtcdKeys", "check_prefix", "holder_of_key", "value_of"]
 
 DEFAULT_PREFIX = "fencing/"
 _PREFIX = re.compile(r"[!-~]{1,256}")
 _DIGEST = 32
 """Hex digits of the SHA-256 of the owner id: as many bits as that has. The first eight are the public holder."""
 
-_UNTOLD = b'{"metadata":null}'
+_WITHOUT_METADATA = b'{"metadata":null}'
 
 
-class Keys:
+class EtcdKeys:
     """The names of keys below one prefix."""
 
     def __init__(self, prefix: str) -> None:
-        self.prefix = prefix.encode()
+        self._prefix = prefix.encode()
 
     def line(self, name: str) -> tuple[bytes, bytes]:
-        """The first key of a lock, and the first behind its last."""
-        return _line(self.prefix, name)
+        """The range of a lock's keys: its begin, and its end, which is not part of it."""
+        return _line(self._prefix, name)
 
     def own(self, claim: Claim) -> bytes:
-        """The key of one acquisition."""
-        return _line(self.prefix, claim.name)[0] + _digest(claim.owner)
+        """The key of one claim."""
+        return _line(self._prefix, claim.name)[0] + _digest(claim.owner)
 
 
 @lru_cache(maxsize=1024)  # an acquisition and its release need each several times
 def _line(prefix: bytes, name: str) -> tuple[bytes, bytes]:
     folder = prefix + safe_segment(name).encode("ascii")
-    return folder + b"/", folder + b"0"  # the character behind the slash; a segment has neither
+    return folder + b"/", folder + b"0"  # 0 is the character after the slash; a segment contains neither
 
 
 @lru_cache(maxsize=1024)
@@ -64,18 +65,18 @@ def check_prefix(prefix: object) -> str:
 
 
 def value_of(claim: Claim) -> bytes:
-    """What the key of *claim* says; read by people and by `inspect`."""
+    """The value of the claim's key, for `inspect` and for operators."""
     if claim.metadata is None:
-        return _UNTOLD
+        return _WITHOUT_METADATA
     return json.dumps({"metadata": claim.metadata}, separators=(",", ":")).encode()
 
 
-def holder(name: str, entry: Entry, remaining: float) -> Holder:
+def holder_of_key(name: str, entry: Entry, remaining: float) -> Holder:
     """
-    Who holds *name*.
+    The holder of *name*, whose key is *entry*.
 
     Raises:
-        UnreadableError: the key is none of ours.
+        UnreadableAnswerError: another program wrote the key.
     """
     digest = entry.key.rpartition(b"/")[2].decode(errors="replace")
     try:
@@ -84,5 +85,5 @@ def holder(name: str, entry: Entry, remaining: float) -> Holder:
         metadata = b""
     if not (metadata is None or isinstance(metadata, str)):
         msg = "the key of the lock has a value that no lock has; another program writes below the prefix"
-        raise UnreadableError(msg)
+        raise UnreadableAnswerError(msg)
     return Holder(name, entry.created, digest[:8], remaining, metadata)

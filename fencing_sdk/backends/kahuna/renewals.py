@@ -1,4 +1,4 @@
-"""Many renewals: Kahuna takes one claim in a request, so a bounded number of requests run side by side."""
+"""Many renewals. A request to Kahuna renews one claim, so a bounded number of requests run side by side."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fencing_sdk.errors import BackendError
 
 __all__ = ["renew_each"]
 
-_PATIENCE = 1 / 8
-"""Part of a ttl after which those that have an answer wait for the others no longer: more than half an interval."""
+_WAIT_PART = 1 / 8
+"""Part of a ttl after which renewals that are done wait no longer for the others: more than half an interval."""
 
 
 async def renew_each(
     claims: Sequence[Claim], renew: Callable[[Claim], Awaitable[Renewal]], *, width: int
 ) -> Sequence[Renewal]:
     """
-    Renew every claim by *renew*, at most *width* at a time; one that fails stops no other.
+    Renew every claim by *renew*, at most *width* at a time. A renewal that fails stops no other.
 
     Raises:
-        BackendError: no claim has an answer; it is the error of the first one.
+        BackendError: no renewal has an outcome; this is the first error.
     """
     outcomes: dict[Claim, Renewal] = {}
     errors: list[BackendError] = []
@@ -38,8 +38,8 @@ async def renew_each(
     loop = asyncio.get_running_loop()
     workers = [loop.create_task(work(waiting)) for _ in range(min(width, len(distinct)))]
     try:
-        await asyncio.wait(workers, timeout=_PATIENCE * min(claim.ttl for claim in distinct))
-        if not outcomes:  # nothing to be lost by waiting on
+        await asyncio.wait(workers, timeout=_WAIT_PART * min(claim.ttl for claim in distinct))
+        if not outcomes:  # there is no outcome to deliver in time
             await asyncio.wait(workers)
     finally:
         for worker in workers:
