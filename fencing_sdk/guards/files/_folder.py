@@ -1,7 +1,7 @@
 """
 The folder of one resource on disk, opened: listing, locking, publishing, cleaning, reading.
 
-What may live here is the file system alone. Every call is relative to a directory handle that was
+Only file system calls belong here. Every call is relative to a directory handle that was
 opened without following a link, so no name leads outside.
 """
 
@@ -33,8 +33,8 @@ _PATIENCE = 5.0
 _POLL = 0.002
 
 
-class Shelf:
-    """One resource's folder. Made by `opened`; safe in the thread that opened it."""
+class ResourceFolder:
+    """The folder of one resource. Made by `opened`; to be used in the thread that opened it."""
 
     def __init__(self, handle: int, parent: int) -> None:
         self._handle = handle
@@ -67,7 +67,7 @@ class Shelf:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """
-        Keep every other thread and process from publishing. The kernel lets go when a process dies.
+        Keep every other thread and process from publishing. The kernel releases the lock when a process dies.
 
         Raises:
             TimeoutError: another process keeps the lock for seconds, because it was stopped half way.
@@ -100,7 +100,7 @@ class Shelf:
             fcntl.flock(handle, fcntl.LOCK_EX)
             if os.fstat(handle).st_nlink:
                 return name, handle
-            os.close(handle)  # taken for abandoned between its creation and its lock
+            os.close(handle)  # another writer removed it as abandoned before it was locked
 
     def publish(self, source: str, generation: Generation, *, first: bool) -> None:
         """
@@ -117,7 +117,7 @@ class Shelf:
         """
         Remove all but the newest *keep* generations, and the drafts of dead writers. Under the lock only.
 
-        What cannot be removed stays: the write is done. Strictly oldest first: a reader that missed
+        A file that cannot be removed stays, because the write is done. Strictly oldest first: a reader that missed
         the newest name while it listed finds the older one gone, and looks again.
         """
         names = self._names()
@@ -156,7 +156,7 @@ class Shelf:
         yield None
 
     def _last_for_sure(self) -> Generation | None:
-        """While names come and go a listing may show none of them; under the lock they stand still."""
+        """Look again under the lock: while names come and go, a listing may show none of them."""
         with self.locked():
             return self.last()
 
