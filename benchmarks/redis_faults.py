@@ -11,7 +11,7 @@ from redis_peers import TTL, BareConnection
 from redis_table import Row, p50_p99, percentile
 
 from fencing_sdk import LeaseLostError, LockClient, connect
-from fencing_sdk.backends.redis._keys import DEFAULT_PREFIX, Keys, lease_key
+from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, lease_key
 
 _SHORT = 2.0
 _BUFFER = _SHORT / 5
@@ -20,7 +20,7 @@ _PATIENCE = 20.0
 
 
 def _key(name: str) -> str:
-    return lease_key(Keys(DEFAULT_PREFIX).tag(name))
+    return lease_key(RedisKeys(DEFAULT_PREFIX).tag(name))
 
 
 class Body:

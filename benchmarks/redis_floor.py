@@ -10,8 +10,8 @@ from redis_peers import TTL, BareConnection
 
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.redis import RedisBackend, from_url
-from fencing_sdk.backends.redis._calls import Calls
-from fencing_sdk.backends.redis._keys import DEFAULT_PREFIX, Keys
+from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys
+from fencing_sdk.backends.redis.requests import RedisRequests
 
 _NAME = "handed on below"
 _PATIENCE = 20.0
@@ -54,7 +54,7 @@ async def _granted(backend: RedisBackend, claim: Claim, turn: object) -> None:
 
 async def two_scripts(server: OwnServer, times: int) -> list[float]:
     """Seconds for a release that wakes, and the acquisition by the head, one after the other by the bare parser."""
-    calls = Calls(Keys(DEFAULT_PREFIX), tokens="hybrid", fair=True, retention=86400.0, min_replicas=0)
+    calls = RedisRequests(RedisKeys(DEFAULT_PREFIX), tokens="hybrid", fair=True, retention=86400.0, min_replicas=0)
     bare, holder, taken = await BareConnection.open(server.port), Claim(_NAME, TTL), []
     await bare.call(*calls.acquire(holder).by_text())
     await bare.call(*calls.release(Claim("remembers the script", TTL)).by_text())

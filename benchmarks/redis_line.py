@@ -14,10 +14,10 @@ from redis_peers import TTL, BareLock, patient_client
 from redis_table import Row, p50_p99, percentile
 
 from fencing_sdk import LockClient, connect
-from fencing_sdk.backends.redis._keys import DEFAULT_PREFIX, Keys, line_keys
+from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, line_keys
 
 _NAME = "handed on"
-_QUEUE, _ = line_keys(Keys(DEFAULT_PREFIX).tag(_NAME))
+_QUEUE, _ = line_keys(RedisKeys(DEFAULT_PREFIX).tag(_NAME))
 _PATIENCE = 20.0
 
 

@@ -1,7 +1,7 @@
 """
 Requests and answers of etcd in JSON, as its gateway writes them. No I/O happens here.
 
-Keys and values are base64, whole numbers of 64 bits are texts, and fields that are zero or false are left out.
+Keys and values are base64, whole numbers of 64 bits are texts, and what is zero or false is left out.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from fencing_sdk._http.bodies import UnreadableAnswerError
-
 __all__ = [
     "Entry",
     "Json",
+    "UnreadableError",
     "compared",
     "decoded",
     "delete",
@@ -28,7 +27,11 @@ __all__ = [
 ]
 
 Json: TypeAlias = dict[str, Any]
-_NUMBER_LIMIT = 2**63
+_NUMBERS = 2**63
+
+
+class UnreadableError(ValueError):
+    """What came back is no answer of etcd. It says nothing about what was done."""
 
 
 def encoded(key: bytes) -> str:
@@ -40,19 +43,19 @@ def decoded(text: object) -> bytes:
         return b64decode(text if isinstance(text, str) else "", validate=True)
     except ValueError as error:
         msg = "the answer has a key or a value that is not base64"
-        raise UnreadableAnswerError(msg) from error
+        raise UnreadableError(msg) from error
 
 
 def number(fields: Json, name: str) -> int:
-    """A whole number of 64 bits, 0 if the field was left out."""
+    """A whole number of 64 bits, 0 when it was left out."""
     value = fields.get(name, 0)
     try:
         read = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
     except ValueError:
         read = None
-    if read is None or not -_NUMBER_LIMIT <= read < _NUMBER_LIMIT:
+    if read is None or not -_NUMBERS <= read < _NUMBERS:
         msg = f"the answer has no number as {name}"
-        raise UnreadableAnswerError(msg)
+        raise UnreadableError(msg)
     return read
 
 
@@ -73,12 +76,12 @@ class Entry:
         numbers = [number(fields, name) for name in ("create_revision", "mod_revision", "lease")]
         if min(numbers[:2]) <= 0:
             msg = "the answer has a key without its revisions"
-            raise UnreadableAnswerError(msg)
+            raise UnreadableError(msg)
         return cls(decoded(fields.get("key", "")), decoded(fields.get("value", "")), *numbers)
 
 
 def compared(key: bytes, target: str, result: str, value: int | bytes, *, end: bytes | None = None) -> Json:
-    """Compare ``CREATE`` or ``MOD`` with a revision, or ``VALUE`` with bytes, of *key* or of every key up to *end*."""
+    """A comparison: of ``CREATE`` or ``MOD`` with a revision, or of ``VALUE`` with bytes; up to *end*, of every key."""
     field = {"CREATE": "create_revision", "MOD": "mod_revision", "VALUE": "value"}[target]
     wanted = encoded(value) if isinstance(value, bytes) else str(value)
     return {"key": encoded(key), "target": target, "result": result, field: wanted, **_up_to(end)}
@@ -96,11 +99,7 @@ def delete(key: bytes) -> Json:
 def ranged(
     key: bytes, *, end: bytes | None = None, first: int = 0, last: int = 0, before: int = 0, keys_only: bool = False
 ) -> Json:
-    """
-    Read one key; or, of the keys up to *end*, so many of the *first* or the *last* that were created.
-
-    With *before*, only keys that were created before that revision count.
-    """
+    """Read one key; up to *end*, the *first* or the *last* so many by age, of those created *before* a revision."""
     fields: Json = {"key": encoded(key), **_up_to(end)}
     if first or last:
         fields |= {"limit": str(first or last), "sort_target": "CREATE", "sort_order": "ASCEND" if first else "DESCEND"}
@@ -124,7 +123,7 @@ def responses(fields: Json, count: int) -> list[Json]:
     found = fields.get("responses", [])
     if not isinstance(found, list) or len(found) != count or not all(isinstance(each, dict) for each in found):
         msg = f"the answer has not {count} responses"
-        raise UnreadableAnswerError(msg)
+        raise UnreadableError(msg)
     return [next((part for part in each.values() if isinstance(part, dict)), {}) for each in found]
 
 
@@ -133,5 +132,5 @@ def entries(fields: Json) -> list[Entry]:
     found = fields.get("kvs", [])
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         msg = "the answer has no list of keys"
-        raise UnreadableAnswerError(msg)
+        raise UnreadableError(msg)
     return [Entry.read(each) for each in found]

@@ -1,12 +1,13 @@
 """
-Connections belong to the event loop and the process that opened them.
+Connections that belong to the event loop and the process that opened them.
 
-The first request in another loop or in a forked child opens new connections.
+Another loop, or a forked child, opens some of its own with its next call.
 """
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -14,27 +15,17 @@ import aiohttp
 from fencing_sdk._values.ownership import LoopOwner
 from fencing_sdk._values.process import generation
 
-__all__ = ["HttpPool", "inherited"]
+__all__ = ["Pools", "inherited"]
 
 _KEEP_ALIVE = 60.0
 """Seconds that an idle connection is kept: longer than most heartbeats, and half of what servers allow."""
 
-_HEADERS = {
-    "Accept": "application/json",
-    "Accept-Encoding": "identity",
-    "Content-Type": "application/json",
-    "User-Agent": "fencing-sdk",
-}
-
 inherited: list[object] = []
-"""
-Connectors that a forked child has inherited. They share sockets with the parent, so the child must neither use nor
-close them; this list keeps the garbage collector from closing them.
-"""
+"""Pools that a fork brought along. They are the parent's, so they are neither used nor closed, nor collected."""
 
 
-class HttpPool:
-    """The connections of the running loop, opened by the first request."""
+class Pools:
+    """The pool of the running loop, opened by the first request."""
 
     def __init__(
         self,
@@ -42,44 +33,46 @@ class HttpPool:
         tls: ssl.SSLContext | None,
         connections: int,
         limits: aiohttp.ClientTimeout,
+        headers: Mapping[str, str],
     ) -> None:
         self.tls = tls
         self.connections = connections
         self.limits = limits
-        self._current: _LoopSession | None = None
+        self._headers = headers
+        self.pool: _Pool | None = None
 
     async def session(self) -> aiohttp.ClientSession:
         """The session of this loop and process."""
-        current = self._current
-        if current is None or not current.owner.is_current:
-            current = await self._replace(current)
-        return current.session
+        pool = self.pool
+        if pool is None or not pool.owner.is_current:
+            pool = await self._reopen(pool)
+        return pool.session
 
-    async def _replace(self, earlier: _LoopSession | None) -> _LoopSession:
-        connector = _ForkSafeConnector(
+    async def _reopen(self, left: _Pool | None) -> _Pool:
+        connector = _Connector(
             limit=self.connections, keepalive_timeout=_KEEP_ALIVE, ssl=True if self.tls is None else self.tls
         )
         session = aiohttp.ClientSession(
             connector=connector,
-            headers=_HEADERS,
+            headers=self._headers,
             timeout=self.limits,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
-        current = self._current = _LoopSession(session, connector)
-        if earlier is not None:
-            await earlier.aclose()
-        return current
+        pool = self.pool = _Pool(session, connector)
+        if left is not None:
+            await left.leave()
+        return pool
 
     async def aclose(self) -> None:
         """Close the connections; the next request opens new ones."""
-        current, self._current = self._current, None
-        if current is not None:
-            await current.aclose()
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            await pool.leave()
 
 
-class _ForkSafeConnector(aiohttp.TCPConnector):
-    """A connector that a forked child does not close when it collects its garbage: the parent uses the sockets."""
+class _Connector(aiohttp.TCPConnector):
+    """Connections that are not closed behind the parent's back when a forked child collects its garbage."""
 
     def __init__(self, *, limit: int, keepalive_timeout: float, ssl: ssl.SSLContext | bool) -> None:
         super().__init__(limit=limit, keepalive_timeout=keepalive_timeout, ssl=ssl)
@@ -90,22 +83,16 @@ class _ForkSafeConnector(aiohttp.TCPConnector):
             super().__del__(*arguments)
 
 
-class _LoopSession:
+class _Pool:
     """A session, and the loop and process that it belongs to."""
 
-    def __init__(self, session: aiohttp.ClientSession, connector: _ForkSafeConnector) -> None:
+    def __init__(self, session: aiohttp.ClientSession, connector: _Connector) -> None:
         self.session = session
         self._connector = connector
         self.owner = LoopOwner()
 
-    async def aclose(self) -> None:
-        """
-        Close the session, in one of three ways.
-
-        1. A forked child leaves the session to its parent.
-        2. In its own loop, or after the end of that loop, the session is closed here.
-        3. Another thread runs its loop: the session is closed there.
-        """
+    async def leave(self) -> None:
+        """Close it, or have it closed by its own loop, or, in a forked child, leave it to the parent."""
         owner = self.owner
         if not owner.in_this_process:
             self.session.detach()

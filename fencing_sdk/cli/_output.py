@@ -1,4 +1,4 @@
-"""Checks at the start that a file can be written at the end, so that no work is lost."""
+"""A file that is written at the end is looked at in the beginning: nobody waits for work that cannot be kept."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import hiredis
 from redis_server import RedisServer
 
-from fencing_sdk.backends.redis._cluster import SlotMap
-from fencing_sdk.backends.redis._dial import Dialer, Link
-from fencing_sdk.backends.redis._settings import settings_from_url
+from fencing_sdk.backends.redis.connection.cluster import SlotMap
+from fencing_sdk.backends.redis.connection.dial import OpenConnection, RedisDialer
+from fencing_sdk.backends.redis.options import topology_from_url
 
 PATIENCE = 20.0
 
@@ -37,14 +37,14 @@ class Ears(asyncio.Protocol):
         self.lost.set()
 
 
-def dialer(url: str) -> Dialer:
-    place = settings_from_url(url).place
+def dialer(url: str) -> RedisDialer:
+    place = topology_from_url(url).servers
     assert not isinstance(place, SlotMap)
     return place
 
 
 @contextlib.asynccontextmanager
-async def dialled(where: str | Dialer) -> AsyncIterator[tuple[Link, Ears]]:
+async def dialled(where: str | RedisDialer) -> AsyncIterator[tuple[OpenConnection, Ears]]:
     """A link, and afterwards the proof that it can be closed."""
     ears = Ears()
     link = await (dialer(where) if isinstance(where, str) else where).dial(ears)
@@ -56,13 +56,13 @@ async def dialled(where: str | Dialer) -> AsyncIterator[tuple[Link, Ears]]:
             await ears.lost.wait()
 
 
-async def ask(link: Link, ears: Ears, *command: str) -> object:
+async def ask(link: OpenConnection, ears: Ears, *command: str) -> object:
     link.transport.write(hiredis.pack_command(command))
     async with asyncio.timeout(PATIENCE):
         return await ears.heard.get()
 
 
-async def client_info(link: Link, ears: Ears) -> dict[str, str]:
+async def client_info(link: OpenConnection, ears: Ears) -> dict[str, str]:
     line = await ask(link, ears, "CLIENT", "INFO")
     assert isinstance(line, bytes)
     return dict(field.split("=", 1) for field in line.decode().split())

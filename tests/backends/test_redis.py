@@ -68,7 +68,7 @@ class TestRedisBackend(BackendSuite):
     async def revoke(self, backend: Backend, name: str) -> None:
         """Delete the lease, as an operator would."""
         assert isinstance(backend, RedisBackend)
-        await self.own_server.command("DEL", backend._calls.lease(name))
+        await self.own_server.command("DEL", backend._requests.lease(name))
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ class TestRedisCluster(BackendSuite):
     async def revoke(self, backend: Backend, name: str) -> None:
         """Delete the lease, as an operator would."""
         assert isinstance(backend, RedisBackend)
-        key = backend._calls.lease(name)
+        key = backend._requests.lease(name)
         await self.own_cluster.node_of(key).command("DEL", key)
 
 

@@ -22,11 +22,12 @@ from redis.credentials import CredentialProvider
 from redis_links import PATIENCE, Ears, ask, client_info, dialer, dialled, until_nobody_is_connected
 from redis_server import RedisServer, version_of
 
+import fencing_sdk.backends.redis.connection.dial as dial_module
 from fencing_sdk import connect
 from fencing_sdk._engine import engine
-from fencing_sdk.backends.redis import RedisBackend, _dial
-from fencing_sdk.backends.redis._settings import settings_from_client
-from fencing_sdk.backends.redis._unreachable import UnreachableError, reason_of
+from fencing_sdk.backends.redis import RedisBackend
+from fencing_sdk.backends.redis.connection.unreachable import UnreachableError, reason_of
+from fencing_sdk.backends.redis.options import topology_from_client
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 pytest_plugins = ["redis_fixtures"]
@@ -233,7 +234,7 @@ async def test_a_socket_that_is_not_there_is_told_by_its_path(tmp_path):
 
 
 async def test_a_server_that_is_silent_is_told_before_the_patience_of_the_client_ends():
-    assert _dial.CONNECT_TIMEOUT < engine._CALL_LIMIT
+    assert dial_module.CONNECT_TIMEOUT < engine._CALL_LIMIT
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen()
@@ -403,8 +404,8 @@ async def test_a_connection_that_ends_or_speaks_before_the_takeover_is_not_taken
     }
     harms[harm]()
     with pytest.raises(redis.exceptions.ConnectionError):
-        _dial._take_over(connection, Ears())
-    await _dial._abort(connection)
+        dial_module._take_over(connection, Ears())
+    await dial_module._abort(connection)
     await until_nobody_is_connected(redis_server)
 
 
@@ -429,7 +430,7 @@ async def test_a_clients_way_to_connect_is_copied_and_the_client_left_alone(star
         decode_responses=True,
     ) as client:
         before = dict(client.connection_pool.connection_kwargs)
-        async with dialled(settings_from_client(client).place) as (link, ears):
+        async with dialled(topology_from_client(client).servers) as (link, ears):
             info = await client_info(link, ears)
         assert (info["db"], info["name"], info["user"], info["resp"]) == ("2", "mine", "app", "3")
         assert client.connection_pool.connection_kwargs == before
@@ -449,14 +450,14 @@ async def test_clients_of_every_make_dial(start_redis):
         valkey.asyncio.Valkey(unix_socket_path=server.socket_path, password="secret"),
     ]
     for client in clients:
-        async with dialled(settings_from_client(client).place) as (link, ears):
+        async with dialled(topology_from_client(client).servers) as (link, ears):
             assert await ask(link, ears, "PING") == b"PONG"
         await client.aclose()
 
 
 async def test_errors_of_a_valkey_client_are_those_of_the_one_driver(redis_server):
     await redis_server.command("ACL", "SETUSER", "app", "on", ">secret")
-    place = settings_from_client(valkey.asyncio.Valkey(port=redis_server.port, username="app", password="no")).place
+    place = topology_from_client(valkey.asyncio.Valkey(port=redis_server.port, username="app", password="no")).servers
     with pytest.raises(redis.exceptions.AuthenticationError):
         await place.dial(Ears())
 
@@ -475,7 +476,7 @@ async def test_a_connection_class_of_the_users_own_is_used(redis_server):
     client = redis.asyncio.Redis(
         connection_pool=redis.asyncio.ConnectionPool(connection_class=Tuned, port=redis_server.port)
     )
-    async with dialled(settings_from_client(client).place):
+    async with dialled(topology_from_client(client).servers):
         assert Tuned.opened == 1
 
 
@@ -491,7 +492,7 @@ async def test_a_connection_has_the_options_that_save_it_from_silence(redis_serv
 
 def asked_by_us() -> bool:
     """Whether the caller's caller is ours: to itself, a driver that has changed is as it should be."""
-    return sys._getframe(2).f_globals["__name__"] == _dial.__name__
+    return sys._getframe(2).f_globals["__name__"] == dial_module.__name__
 
 
 class RenamedWriter(redis.asyncio.Connection):

@@ -17,10 +17,10 @@ from redis_links import PATIENCE, Ears, ask, dialer, dialled, until_nobody_is_co
 from redis_sentinels import Sentinels
 from redis_server import RedisServer
 
-from fencing_sdk.backends.redis._cluster import SLOTS, SlotMap
-from fencing_sdk.backends.redis._race import first
-from fencing_sdk.backends.redis._settings import settings_from_client, settings_from_url
-from fencing_sdk.backends.redis._unreachable import UnreachableError
+from fencing_sdk.backends.redis.connection.cluster import SLOTS, SlotMap
+from fencing_sdk.backends.redis.connection.first_success import first_success
+from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
+from fencing_sdk.backends.redis.options import topology_from_client, topology_from_url
 from fencing_sdk.errors import BackendRefusedError
 
 pytest_plugins = ["redis_fixtures"]
@@ -116,7 +116,7 @@ async def test_a_service_that_no_sentinel_knows_has_no_master(redis_sentinels):
 async def test_a_sentinel_that_knows_too_few_others_does_not_count(redis_sentinels):
     for peers, counts in ((2, True), (3, False)):
         manager = redis.asyncio.sentinel.Sentinel(redis_sentinels.addresses, min_other_sentinels=peers)
-        place = settings_from_client(manager.master_for(redis_sentinels.name)).place
+        place = topology_from_client(manager.master_for(redis_sentinels.name)).servers
         if counts:
             async with dialled(place):
                 pass
@@ -156,7 +156,7 @@ async def test_a_client_made_by_a_sentinel_is_left_alone(redis_sentinels):
     manager = redis.asyncio.sentinel.Sentinel([(HOST, free_port()), *redis_sentinels.addresses])
     before = list(manager.sentinels)
     async with manager.master_for(redis_sentinels.name) as client:
-        async with dialled(settings_from_client(client).place) as (link, _):
+        async with dialled(topology_from_client(client).servers) as (link, _):
             assert link.address == f"{HOST}:{redis_sentinels.master.port}"
         assert manager.sentinels == before
         assert not any(one.connection_pool._available_connections for one in manager.sentinels)
@@ -175,7 +175,7 @@ async def test_sentinels_that_are_dead_or_silent_are_passed_over(redis_sentinels
 
 
 def slot_map(url: str) -> SlotMap:
-    place = settings_from_url(url).place
+    place = topology_from_url(url).servers
     assert isinstance(place, SlotMap)
     return place
 
@@ -310,7 +310,7 @@ async def test_a_server_that_is_no_node_is_refused(redis_server):
 async def test_a_client_of_a_cluster_is_left_alone(redis_cluster):
     async with redis.asyncio.RedisCluster(host=HOST, port=redis_cluster.nodes[0].port) as client:
         before = dict(client.nodes_manager.startup_nodes)
-        slots = settings_from_client(client).place
+        slots = topology_from_client(client).servers
         assert isinstance(slots, SlotMap)
         await slots.refresh()
         assert slots.address(3) == owner(redis_cluster, 3)
@@ -320,7 +320,7 @@ async def test_a_client_of_a_cluster_is_left_alone(redis_cluster):
 
 async def test_seeds_that_are_not_reached_are_told_with_the_reason():
     seeds = sorted(dead() for _ in range(7))
-    slots = settings_from_url(f"redis+cluster://:hunter2@{','.join(seeds)}").place
+    slots = topology_from_url(f"redis+cluster://:hunter2@{','.join(seeds)}").servers
     assert isinstance(slots, SlotMap)
     with pytest.raises(UnreachableError) as unreachable:
         await slots.refresh()
@@ -329,7 +329,7 @@ async def test_seeds_that_are_not_reached_are_told_with_the_reason():
 
 
 async def test_a_node_that_is_not_where_the_cluster_says_is_told_so():
-    slots = settings_from_url(f"redis+cluster://:hunter2@{dead()}").place
+    slots = topology_from_url(f"redis+cluster://:hunter2@{dead()}").servers
     assert isinstance(slots, SlotMap)
     node = dead()
     with pytest.raises(UnreachableError) as unreachable:
@@ -359,7 +359,7 @@ async def test_the_first_answer_counts_and_the_others_are_cancelled():
     async def quick() -> int:
         return 7
 
-    assert await first([broken, lambda: slow(1), broken, broken, lambda: slow(2), quick, lambda: slow(3)]) == 7
+    assert await first_success([broken, lambda: slow(1), broken, broken, lambda: slow(2), quick, lambda: slow(3)]) == 7
     assert sorted(cancelled) == sorted(started)
     assert 3 not in started
 
@@ -373,7 +373,7 @@ async def test_what_a_server_says_is_told_rather_than_that_another_is_down():
 
     for questions in ([down, wrong, down, down, down], [wrong, down], [down, down, down, down, wrong]):
         with pytest.raises(redis.exceptions.AuthenticationError):
-            await first(questions)
+            await first_success(questions)
 
 
 async def test_who_stops_asking_leaves_no_question_behind():
@@ -381,7 +381,7 @@ async def test_who_stops_asking_leaves_no_question_behind():
         await asyncio.get_running_loop().create_future()
 
     before = asyncio.all_tasks()
-    asking = asyncio.create_task(first([slow, slow]))
+    asking = asyncio.create_task(first_success([slow, slow]))
     while len(asyncio.all_tasks() - before) < 3:  # noqa: ASYNC110  (tasks start within some turns)
         await asyncio.sleep(0)
     asking.cancel()

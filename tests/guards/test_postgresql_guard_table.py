@@ -37,7 +37,7 @@ async def waits(server):
             if await looking.fetchval(query):
                 return
             await asyncio.sleep(0.01)
-    pytest.fail("no session waits")
+    pytest.fail("nobody waits")
 
 
 # The first use.

@@ -31,7 +31,7 @@ from fencing_sdk import (
     Renewed,
 )
 from fencing_sdk._lease import state_of
-from fencing_sdk.backends.redis import _script
+from fencing_sdk.backends.redis import scripts
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -277,12 +277,12 @@ async def test_many_tasks_share_one_connection_after_it_broke_under_all_of_them(
 
 async def test_a_retry_after_a_lost_reply_finds_its_own_grant(redis_server, proxy):
     async with opened(proxy.url) as (locks, _):
-        lost = proxy.lose_replies(of=_script.ACQUIRE.text)  # a server without scripts is sent the text
+        lost = proxy.lose_replies(of=scripts.ACQUIRE.text)  # a server without scripts is sent the text
         async with staying(locks.lock("a", ttl=30, wait=PATIENCE)) as stay:
             assert lost.done()
             assert int(await redis_server.command("GET", key("a", "t"))) == stay.token
             await stay.end()
-        lost = proxy.lose_replies(of=_script.ACQUIRE.sha)
+        lost = proxy.lose_replies(of=scripts.ACQUIRE.sha)
         async with staying(locks.lock("a", ttl=30, wait=PATIENCE)) as again:
             assert lost.done()
             assert int(await redis_server.command("GET", key("a", "t"))) == again.token > stay.token
@@ -294,7 +294,7 @@ async def test_a_retry_after_a_lost_reply_finds_its_own_grant(redis_server, prox
 async def test_a_lost_reply_to_a_renewal_is_ridden_out(redis_server, proxy):
     async with opened(proxy.url) as (locks, log), staying(locks.lock("a", **LONG | {"ttl": 4.0})) as stay:
         await log.seen(Renewed)
-        lost = proxy.lose_replies(2, of=_script.RENEW.sha)
+        lost = proxy.lose_replies(2, of=scripts.RENEW.sha)
         async with asyncio.timeout(PATIENCE):
             await lost
         renewed = len(log.of(Renewed))
@@ -312,7 +312,7 @@ async def test_a_release_without_an_answer_is_repeated_and_touches_nobody_else(f
         async with staying(locks.lock("a", ttl=30)) as stay:
             waiting = Stay(others.lock("a", ttl=30, wait=PATIENCE))
             await eventually(lambda: redis_server.command("EXISTS", key("a", "q")), what="somebody waits")
-            lost = getattr(proxy, fault)(of=_script.RELEASE.sha)
+            lost = getattr(proxy, fault)(of=scripts.RELEASE.sha)
             await stay.end()
             assert lost.done()
         await waiting.begun()
@@ -327,7 +327,7 @@ async def test_a_release_without_an_answer_is_repeated_and_touches_nobody_else(f
 async def test_a_lost_answer_to_joining_the_line_costs_a_moment(fault, redis_server, proxy):
     async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
         async with staying(others.lock("a", ttl=30)) as stay:
-            lost = getattr(proxy, fault)(of=_script.JOIN.text)
+            lost = getattr(proxy, fault)(of=scripts.JOIN.text)
             waiting = Stay(locks.lock("a", ttl=30, wait=PATIENCE))
             async with asyncio.timeout(PATIENCE):
                 await lost
@@ -343,7 +343,7 @@ async def test_a_lost_answer_to_joining_the_line_costs_a_moment(fault, redis_ser
 async def test_a_waiter_that_leaves_while_the_connection_breaks_is_gone_for_good(fault, redis_server, proxy):
     async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
         async with staying(others.lock("a", ttl=30)) as stay:
-            lost = getattr(proxy, fault)(of=_script.LEAVE.sha)
+            lost = getattr(proxy, fault)(of=scripts.LEAVE.sha)
             with pytest.raises(AcquireTimeoutError):
                 await locks.lock("a", ttl=30, wait=2).acquire()
             async with asyncio.timeout(PATIENCE):

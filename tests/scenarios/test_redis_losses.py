@@ -15,7 +15,7 @@ from redis_stage import (
 )
 
 from fencing_sdk import BackendUnavailableError, LockHeldError, LossReason, Lost, Renewed
-from fencing_sdk.backends.redis import _script
+from fencing_sdk.backends.redis import scripts
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -142,7 +142,7 @@ async def test_a_lease_that_expires_early_by_an_operator_is_lost_by_push(redis_s
 
 async def test_nothing_is_looked_at_because_of_our_own_calls(redis_server, proxy):
     def renewals() -> int:
-        return sum(_script.RENEW.sha.encode() in request for request in proxy.requests)
+        return sum(scripts.RENEW.sha.encode() in request for request in proxy.requests)
 
     async with opened(proxy.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
         await stay.lease.renew()

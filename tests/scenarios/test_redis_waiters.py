@@ -14,7 +14,7 @@ from failing_store import CLOCK, until
 from redis_stage import PATIENCE, Stay, calls_of, connections, eventually, key, keys, nothing_left, opened, staying
 
 from fencing_sdk import AcquireTimeoutError, LockHeldError
-from fencing_sdk.backends.redis import _script
+from fencing_sdk.backends.redis import scripts
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -31,7 +31,7 @@ async def waiting(server, number, name="a") -> None:
 
 async def settled(locks, proxy) -> None:
     """Wait until the only waiter has the answer to the try that it makes when it stands in line."""
-    await until(lambda: sum(_script.ACQUIRE.sha.encode() in request for request in proxy.requests) >= 2)
+    await until(lambda: sum(scripts.ACQUIRE.sha.encode() in request for request in proxy.requests) >= 2)
     await locks.inspect("another")  # answered in order
 
 
@@ -79,7 +79,7 @@ def nobody_polls(monkeypatch):
     """Nobody tries again for a minute, unless woken; and nobody is passed over because of that."""
     monkeypatch.setattr("fencing_sdk.backends.redis.LINE_POLL", 240.0)
     monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
-    for script in (_script.ACQUIRE, _script.JOIN, _script.LEAVE, _script.RELEASE):
+    for script in (scripts.ACQUIRE, scripts.JOIN, scripts.LEAVE, scripts.RELEASE):
         text = script.text.replace("LINE_TTL = 3000", "LINE_TTL = 240000")
         assert text != script.text
         monkeypatch.setattr(script, "text", text)
@@ -253,7 +253,7 @@ async def test_a_reconnected_waiter_is_woken_by_messages_again(redis_server, pro
             await settled(locks, proxy)
             proxy.cut()
             await until(lambda: proxy.connections == 0)
-            tries = proxy.saw(_script.ACQUIRE.sha)
+            tries = proxy.saw(scripts.ACQUIRE.sha)
             await locks.inspect("b")
             async with asyncio.timeout(PATIENCE):
                 await tries  # the one because of the new connection

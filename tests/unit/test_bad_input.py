@@ -23,7 +23,7 @@ from fencing_sdk.abc import Claim
 from fencing_sdk.backends import BUILTIN, from_url
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS as LIBPQ_OPTIONS
-from fencing_sdk.backends.redis._options import DRIVER_OPTIONS
+from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
 from fencing_sdk.guards.memory import MemoryGuard
 
 HUGE = "x" * 1_000_000

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from fencing_sdk.abc import Claim, Renewal
-from fencing_sdk.backends.redis import RedisBackend, _script, from_url
-from fencing_sdk.backends.redis._calls import Calls, holder, milliseconds, renewals, seconds_left
-from fencing_sdk.backends.redis._cluster import slot_of
-from fencing_sdk.backends.redis._keys import Keys, check_prefix, lease_key, line_keys, token_key
-from fencing_sdk.backends.redis._pipe import PipeError, ReplyError
+from fencing_sdk.backends.redis import RedisBackend, from_url, scripts
+from fencing_sdk.backends.redis.connection.cluster import slot_of
+from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError
+from fencing_sdk.backends.redis.keys import RedisKeys, check_prefix, lease_key, line_keys, token_key
+from fencing_sdk.backends.redis.requests import RedisRequests, milliseconds, read_holder, read_refusal, read_renewals
 from fencing_sdk.errors import ConfigurationError
 
 TERMS = {"tokens": "hybrid", "fair": True, "retention": 604800.0, "min_replicas": 0}
@@ -20,12 +20,12 @@ TERMS = {"tokens": "hybrid", "fair": True, "retention": 604800.0, "min_replicas"
 names = st.text(alphabet="ab{}%:7B25Dé l", min_size=1, max_size=8)
 
 
-def calls(**options) -> Calls:
-    return Calls(Keys("fencing"), **TERMS | options)
+def calls(**options) -> RedisRequests:
+    return RedisRequests(RedisKeys("fencing"), **TERMS | options)
 
 
 def keys_of(name: str, prefix: str = "fencing") -> list[str]:
-    tag = Keys(prefix).tag(name)
+    tag = RedisKeys(prefix).tag(name)
     return [lease_key(tag), token_key(tag), *line_keys(tag)]
 
 
@@ -63,7 +63,7 @@ def test_a_prefix_that_cannot_begin_keys_is_refused(prefix):
 
 
 def test_the_channel_of_a_client_is_covered_by_the_rule_for_the_prefix_and_is_no_lock():
-    channel = Keys("fencing").wake_channel("c")
+    channel = RedisKeys("fencing").wake_channel("c")
     assert channel.startswith("{fencing")
     assert channel not in {found for name in ("c", "wake:c", "}:wake:c") for found in keys_of(name)}
 
@@ -120,31 +120,31 @@ def test_many_leases_are_renewed_by_one_run_each_with_its_own_ttl():
 
 def test_a_call_says_the_same_by_hash_and_by_text():
     call = calls().acquire(Claim("a", 1.0, metadata="m"))
-    assert call.by_hash()[1:2] == (_script.ACQUIRE.sha,)
-    assert call.by_text()[1:2] == (_script.ACQUIRE.text,)
+    assert call.by_hash()[1:2] == (scripts.ACQUIRE.sha,)
+    assert call.by_text()[1:2] == (scripts.ACQUIRE.text,)
     assert call.by_hash()[2:] == call.by_text()[2:]
     assert call.by_hash()[2] == len(call.keys) == 4
 
 
 def test_no_two_scripts_are_the_same():
-    scripts = [_script.ACQUIRE, _script.RENEW, _script.RELEASE, _script.INSPECT, _script.JOIN, _script.LEAVE]
-    assert len({script.sha for script in scripts}) == len(scripts)
+    all_scripts = [scripts.ACQUIRE, scripts.RENEW, scripts.RELEASE, scripts.INSPECT, scripts.JOIN, scripts.LEAVE]
+    assert len({script.sha for script in all_scripts}) == len(all_scripts)
 
 
 # Answers.
 
 
 def test_each_renewal_has_its_own_outcome():
-    assert renewals(b"10x", 3) == [Renewal.RENEWED, Renewal.REFUSED, Renewal.TAKEN_OVER]
+    assert read_renewals(b"10x", 3) == [Renewal.RENEWED, Renewal.REFUSED, Renewal.TAKEN_OVER]
 
 
 @pytest.mark.parametrize("outcome", [b"1", b"111", b"", None, 11, "11", [b"1", b"1"], PipeError(), ReplyError("OOM")])
 def test_without_a_whole_answer_nothing_is_known(outcome):
-    assert renewals(outcome, 2) == [Renewal.UNKNOWN] * 2
+    assert read_renewals(outcome, 2) == [Renewal.UNKNOWN] * 2
 
 
 def test_what_a_server_should_not_say_is_unknown():
-    assert renewals(b"1?", 2) == [Renewal.RENEWED, Renewal.UNKNOWN]
+    assert read_renewals(b"1?", 2) == [Renewal.RENEWED, Renewal.UNKNOWN]
 
 
 @pytest.mark.parametrize(
@@ -152,28 +152,28 @@ def test_what_a_server_should_not_say_is_unknown():
     [([1500, 1], 1.5, True), ([0, 0], 0.0, False), ([-1, 0], None, False), ([-2, 1], None, True), (None, None, False)],
 )
 def test_a_refusal_tells_how_long_and_whether_in_line(reply, left, in_line):
-    assert seconds_left(reply) == (left, in_line)
+    assert read_refusal(reply) == (left, in_line)
 
 
 @pytest.mark.parametrize("metadata", [None, "", "m", "a\0b", "=", "é"])
 def test_metadata_comes_back_as_it_was(metadata):
     claim = Claim("a", 1.0, metadata=metadata)
     stored = calls().acquire(claim).arguments[2]
-    found = holder("a", [f"{claim.owner}\0{7}\0{stored}".encode(), 1500])
+    found = read_holder("a", [f"{claim.owner}\0{7}\0{stored}".encode(), 1500])
     assert (found.name, found.token, found.holder, found.remaining) == ("a", 7, claim.holder, 1.5)
     assert found.metadata == metadata
 
 
 def test_a_lease_without_a_ttl_lasts_for_ever():
-    assert holder("a", [b"o\x007\0", -1]).remaining == math.inf
+    assert read_holder("a", [b"o\x007\0", -1]).remaining == math.inf
 
 
 def test_nobody_holds_a_free_lock():
-    assert holder("a", None) is None
+    assert read_holder("a", None) is None
 
 
 @pytest.mark.parametrize("lease", [b"", b"mine", b"o\0x\0", b"o\x007", b"\xff\x007\0", b"o\0\0"])
 def test_what_is_no_lease_is_told_as_such(lease):
     with pytest.raises(ReplyError) as caught:
-        holder("a", [lease, 1000])
+        read_holder("a", [lease, 1000])
     assert caught.value.code == "WRONGTYPE"

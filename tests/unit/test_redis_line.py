@@ -12,7 +12,7 @@ from redis_server import RedisServer, version_of
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.redis import RedisBackend, from_url
-from fencing_sdk.backends.redis._losses import Losses
+from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.errors import BackendUnavailableError, LossReason
 
 pytest_plugins = ["redis_fixtures"]
@@ -59,9 +59,13 @@ def shard_channels(server: RedisServer) -> list[str]:
     return reply if isinstance(reply, list) else []
 
 
+def assert_no_waiters(backend: RedisBackend) -> None:
+    table = backend._waiters._table
+    assert table._by_claim == table._by_ticket == {}
+
+
 def nobody_is_left(backend: RedisBackend, server: RedisServer) -> None:
-    assert backend._line._places == {}
-    assert backend._line._by_ticket == {}
+    assert_no_waiters(backend)
     assert server.ask("EXISTS", LINE) == 0
 
 
@@ -112,16 +116,16 @@ async def test_a_place_that_is_left_while_it_is_taken_again_stays_left(backend, 
     """The server does not know the script with which the place is taken: it runs after the one that leaves."""
     holder, waiter = await hold(backend), Claim("a", 60)
     joining, left = asyncio.Event(), asyncio.Event()
-    join = backend._line.join
+    enter_line = backend._waiters._enter_line
 
-    async def slow_join(place: object) -> None:
+    async def slow_enter_line(waiting: object) -> None:
         joining.set()
         await left.wait()
-        await join(place)
+        await enter_line(waiting)
 
     async with backend.queue(waiter):
         server.ask("DEL", LINE, WAKES)
-        monkeypatch.setattr(backend._line, "join", slow_join)
+        monkeypatch.setattr(backend._waiters, "_enter_line", slow_enter_line)
         trying = asyncio.create_task(backend.acquire(waiter))
         await within(joining.wait())
     left.set()
@@ -144,7 +148,7 @@ async def test_whoever_cannot_join_leaves_nothing(backend, server):
     with pytest.raises(Exception, match="RedisBackend: queue failed"):
         async with backend.queue(Claim("a", 60)):
             pytest.fail("it joined")
-    assert backend._line._places == backend._line._by_ticket == {}
+    assert_no_waiters(backend)
     server.ask("DEL", LINE)
 
 
@@ -235,7 +239,7 @@ async def test_whoever_stands_in_line_again_keeps_its_place(backend, server):
     holder = await hold(backend)
     first, second = Claim("a", 60), Claim("a", 60)
     async with backend.queue(first), backend.queue(second):
-        await backend._line.join(backend._line.place(first))
+        await backend._waiters._enter_line(backend._waiters.find(first))
         assert server.ask("ZRANGE", LINE, 0, -1) == [first.owner, second.owner]
     await backend.release(holder)
 
@@ -317,7 +321,7 @@ async def test_a_message_for_nobody_wakes_nobody(backend):
             [b"message", b"c", None],
             [b"pong", b""],
         ):
-            backend._line.hear(message)
+            backend._waiters.on_push(message)
         await asyncio.sleep(0.01)
         assert not waits.done()
         waits.cancel()
@@ -346,8 +350,8 @@ class Looks:
         return answer
 
 
-def watched(look: Looks) -> tuple[Losses, list[tuple[Claim, LossReason]]]:
-    losses, lost = Losses(look), []
+def watched(look: Looks) -> tuple[RedisLossWatcher, list[tuple[Claim, LossReason]]]:
+    losses, lost = RedisLossWatcher(look), []
     losses.on_loss(lambda claim, reason: lost.append((claim, reason)))
     return losses, lost
 
@@ -363,10 +367,10 @@ async def test_losses_are_still_told_after_a_look_that_failed_at_once():
     claim = Claim("a", 60)
     losses.granted("a", claim)
     look.answers = [RuntimeError(), [Renewal.REFUSED]]
-    losses.hear(changed("a"))
+    losses.on_push(changed("a"))
     await asyncio.sleep(0.01)
     assert lost == []
-    losses.hear(changed("a"))
+    losses.on_push(changed("a"))
     await asyncio.sleep(0.01)
     assert lost == [(claim, LossReason.REVOKED)]
 
@@ -377,14 +381,14 @@ def test_losses_are_told_in_a_loop_after_one_that_ended_in_the_middle_of_a_look(
     losses.granted("a", Claim("a", 60))
     look.silent = True
     dead = asyncio.new_event_loop()
-    dead.call_soon(losses.hear, changed("a"))
+    dead.call_soon(losses.on_push, changed("a"))
     dead.call_later(0.01, dead.stop)
     dead.run_forever()
     assert look.asked
     look.silent, look.answers = False, [[Renewal.TAKEN_OVER]]
 
     async def later() -> None:
-        losses.hear(changed("a"))
+        losses.on_push(changed("a"))
         await asyncio.sleep(0.01)
 
     asyncio.run(later())
@@ -403,7 +407,7 @@ async def test_a_grant_that_replaced_another_during_a_look_is_not_lost():
     old, new = Claim("a", 60), Claim("a", 60)
     losses.granted("a", old)
     look.silent, look.answers = True, [[Renewal.TAKEN_OVER]]
-    losses.hear(changed("a"))
+    losses.on_push(changed("a"))
     await asyncio.sleep(0.01)
     losses.granted("a", new)
     losses.ended("a", old)
@@ -412,7 +416,7 @@ async def test_a_grant_that_replaced_another_during_a_look_is_not_lost():
     assert look.asked == [[old]]
     assert lost == []
     look.answers = [[Renewal.REFUSED]]
-    losses.hear(changed("a"))
+    losses.on_push(changed("a"))
     await asyncio.sleep(0.01)
     assert lost == [(new, LossReason.REVOKED)]
 
@@ -423,12 +427,12 @@ async def test_keys_of_others_are_not_looked_at_and_a_flush_is_about_all_of_ours
     claims = [Claim(name, 60) for name in "abc"]
     for claim in claims:
         losses.granted(claim.name, claim)
-    losses.hear(changed("x", "\xff"))
-    losses.hear([b"message", b"c", b"1"])
+    losses.on_push(changed("x", "\xff"))
+    losses.on_push([b"message", b"c", b"1"])
     await asyncio.sleep(0.01)
     assert look.asked == []
     look.answers = [[Renewal.RENEWED, Renewal.REFUSED, Renewal.UNKNOWN]]
-    losses.hear([b"invalidate", None])
+    losses.on_push([b"invalidate", None])
     await asyncio.sleep(0.01)
     assert look.asked == [claims]
     assert lost == [(claims[1], LossReason.REVOKED)]
@@ -440,9 +444,9 @@ async def test_what_changes_during_a_look_is_looked_at_afterwards():
     for name in "ab":
         losses.granted(name, Claim(name, 60))
     look.silent, look.answers = True, [[Renewal.RENEWED], [Renewal.REFUSED]]
-    losses.hear(changed("a"))
+    losses.on_push(changed("a"))
     await asyncio.sleep(0.01)
-    losses.hear(changed("b"))
+    losses.on_push(changed("b"))
     look.speak.set()
     await asyncio.sleep(0.01)
     assert [[claim.name for claim in claims] for claims in look.asked] == [["a"], ["b"]]
@@ -451,13 +455,13 @@ async def test_what_changes_during_a_look_is_looked_at_afterwards():
 
 async def test_who_wants_no_notices_any_more_gets_none():
     look = Looks()
-    losses = Losses(look)
+    losses = RedisLossWatcher(look)
     lost: list[Claim] = []
     stop = losses.on_loss(lambda claim, _: lost.append(claim))
     losses.granted("a", Claim("a", 60))
     stop()
     look.answers = [[Renewal.REFUSED]]
-    losses.hear(changed("a"))
+    losses.on_push(changed("a"))
     await asyncio.sleep(0.01)
     assert look.asked
     assert lost == []
@@ -468,7 +472,7 @@ async def test_closing_ends_a_look_that_hangs():
     losses, _ = watched(look)
     losses.granted("a", Claim("a", 60))
     look.silent = True
-    losses.hear(changed("a"))
+    losses.on_push(changed("a"))
     await asyncio.sleep(0.01)
     async with asyncio.timeout(PATIENCE):
         await losses.aclose()

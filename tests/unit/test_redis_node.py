@@ -9,13 +9,14 @@ import pytest
 from patience import until
 from redis_server import RedisServer
 
-from fencing_sdk.backends.redis import _node, _pipe
-from fencing_sdk.backends.redis._dial import Link, ServerDialer
-from fencing_sdk.backends.redis._node import Node, UnconfirmedError
-from fencing_sdk.backends.redis._pipe import Pipe, PipeError, ReplyError
-from fencing_sdk.backends.redis._script import INSPECT, RELEASE, Call
-from fencing_sdk.backends.redis._settings import settings_from_url
-from fencing_sdk.backends.redis._translation import translated
+import fencing_sdk.backends.redis.connection.node as node_module
+import fencing_sdk.backends.redis.connection.pipe as pipe_module
+from fencing_sdk.backends.redis.connection.dial import OpenConnection, ServerDialer
+from fencing_sdk.backends.redis.connection.node import RedisNode, UnconfirmedError
+from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
+from fencing_sdk.backends.redis.errors import translated
+from fencing_sdk.backends.redis.options import topology_from_url
+from fencing_sdk.backends.redis.scripts import INSPECT, RELEASE, ScriptCall
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 pytest_plugins = ["redis_fixtures"]
@@ -27,7 +28,7 @@ class Door:
     """The way to a real server, which a test may keep shut, and on which it counts who comes."""
 
     def __init__(self, server: RedisServer) -> None:
-        place = settings_from_url(server.url).place
+        place = topology_from_url(server.url).servers
         assert isinstance(place, ServerDialer)
         self._way = place
         self.open = asyncio.Event()
@@ -35,7 +36,7 @@ class Door:
         self.came = 0
         self.pipes: list[Pipe] = []
 
-    async def dial(self, protocol: asyncio.Protocol) -> Link:
+    async def dial(self, protocol: asyncio.Protocol) -> OpenConnection:
         self.came += 1
         assert isinstance(protocol, Pipe)
         self.pipes.append(protocol)
@@ -49,15 +50,15 @@ def door(redis_server: RedisServer) -> Door:
 
 
 @pytest.fixture
-async def node(door: Door) -> AsyncIterator[Node]:
-    node = Node(door, on_push=lambda *_: None, greet=lambda *_: None, alone=True)
+async def node(door: Door) -> AsyncIterator[RedisNode]:
+    node = RedisNode(door, on_push=lambda *_: None, on_connect=lambda *_: None, in_cluster=False)
     yield node
     await node.aclose()
     assert not any(pipe.usable for pipe in door.pipes)
 
 
-def asking(key: str = "a") -> Call:
-    return Call(INSPECT, (key,), ())
+def asking(key: str = "a") -> ScriptCall:
+    return ScriptCall(INSPECT, (key,), ())
 
 
 def connected(server: RedisServer) -> int:
@@ -75,8 +76,8 @@ def hands(monkeypatch) -> Callable[[float], None]:
             return self.at
 
     clock = Hands()
-    monkeypatch.setattr(_node, "_CLOCK", clock)
-    monkeypatch.setattr(_pipe, "_CLOCK", clock)
+    monkeypatch.setattr(node_module, "_CLOCK", clock)
+    monkeypatch.setattr(pipe_module, "_CLOCK", clock)
 
     def move(seconds: float) -> None:
         clock.at += seconds
@@ -106,7 +107,7 @@ async def test_whoever_gives_up_late_has_it_begun_anew(node, door, redis_server,
     late = asyncio.create_task(node.pipe())
     patient = asyncio.create_task(node.pipe())
     await until(lambda: door.came, what="somebody dials")
-    hands(_node.DIAL_PATIENCE - 0.01)
+    hands(node_module.DIAL_PATIENCE - 0.01)
     early.cancel()
     await asyncio.wait((early,))
     assert not patient.done()
@@ -128,7 +129,7 @@ async def test_a_cancellation_is_not_swallowed_when_the_dial_is_cancelled_too(no
     door.open.clear()
     waiter = asyncio.create_task(node.pipe())
     await until(lambda: door.came, what="somebody dials")
-    dialing = node._dialing
+    dialing = node._opening
     dialing.add_done_callback(lambda _: waiter.cancel())
     dialing.cancel()
     await asyncio.wait((waiter,))
@@ -159,8 +160,8 @@ async def test_a_connection_that_broke_is_replaced_by_the_next_call(node, door, 
 
 
 def test_the_connection_of_another_loop_is_not_used(redis_server):
-    async def opened() -> tuple[Node, Pipe]:
-        node = Node(Door(redis_server), on_push=lambda *_: None, greet=lambda *_: None, alone=True)
+    async def opened() -> tuple[RedisNode, Pipe]:
+        node = RedisNode(Door(redis_server), on_push=lambda *_: None, on_connect=lambda *_: None, in_cluster=False)
         return node, await node.pipe()
 
     async def used_elsewhere() -> None:
@@ -185,8 +186,8 @@ def test_the_connection_of_another_loop_is_not_used(redis_server):
 
 
 async def test_a_new_connection_is_greeted_once_and_knows_its_version(door):
-    greeted: list[tuple[Node, Pipe]] = []
-    node = Node(door, on_push=lambda *_: None, greet=lambda *who: greeted.append(who), alone=True)
+    greeted: list[tuple[RedisNode, Pipe]] = []
+    node = RedisNode(door, on_push=lambda *_: None, on_connect=lambda *who: greeted.append(who), in_cluster=False)
     pipe = await node.pipe()
     await node.pipe()
     assert greeted == [(node, pipe)]
@@ -200,7 +201,7 @@ async def test_a_new_connection_is_greeted_once_and_knows_its_version(door):
 async def test_a_call_given_up_in_silence_condemns_the_connection_and_an_early_one_does_not(node, redis_server, hands):
     pipe = await node.pipe()
     redis_server.pause()
-    for silence, usable in ((_node.SILENCE - 0.01, True), (0.02, False)):
+    for silence, usable in ((node_module.SILENCE - 0.01, True), (0.02, False)):
         call = asyncio.create_task(node.run(asking()))
         await asyncio.sleep(0)
         hands(silence)
@@ -216,11 +217,11 @@ async def test_a_call_given_up_in_silence_condemns_the_connection_and_an_early_o
 
 async def test_a_server_that_has_become_a_replica_is_left(node, start_redis):
     server = start_redis()
-    node = Node(Door(server), on_push=lambda *_: None, greet=lambda *_: None, alone=True)
+    node = RedisNode(Door(server), on_push=lambda *_: None, on_connect=lambda *_: None, in_cluster=False)
     pipe = await node.pipe()
     await server.command("REPLICAOF", "127.0.0.1", "1")
     with pytest.raises(ReplyError) as caught:
-        await node.run(Call(INSPECT, ("a",), ()))
+        await node.run(ScriptCall(INSPECT, ("a",), ()))
     assert caught.value.code in {"READONLY", "MASTERDOWN"}
     assert not pipe.usable
     await node.aclose()
@@ -237,9 +238,9 @@ async def test_another_error_does_not_cost_the_connection(node, redis_server):
 
 async def test_an_error_says_nothing_of_what_was_asked(start_redis):
     server = start_redis(rename_command=['EVALSHA ""'])
-    node = Node(Door(server), on_push=lambda *_: None, greet=lambda *_: None, alone=True)
+    node = RedisNode(Door(server), on_push=lambda *_: None, on_connect=lambda *_: None, in_cluster=False)
     with pytest.raises(ReplyError) as caught:
-        await node.run(Call(RELEASE, ("a",), ("the-owner",)))
+        await node.run(ScriptCall(RELEASE, ("a",), ("the-owner",)))
     assert "the-owner" not in repr(vars(caught.value)) + repr(caught.value)
     await node.aclose()
 
@@ -250,7 +251,13 @@ async def test_an_error_says_nothing_of_what_was_asked(start_redis):
 async def test_of_many_calls_each_has_its_own_outcome_and_none_is_asked_twice(node, redis_server):
     await redis_server.command("RPUSH", "b", "1")
     await redis_server.command("SET", "c", "o\0007\0")
-    calls = [asking("a"), asking("b"), Call(RELEASE, ("c",), ("x",)), asking("c"), Call(RELEASE, ("c",), ("o",))]
+    calls = [
+        asking("a"),
+        asking("b"),
+        ScriptCall(RELEASE, ("c",), ("x",)),
+        asking("c"),
+        ScriptCall(RELEASE, ("c",), ("o",)),
+    ]
     outcomes = await node.run_all(calls)
     assert outcomes[0] is None
     assert isinstance(outcomes[1], ReplyError)
@@ -263,7 +270,7 @@ async def test_each_script_is_told_once_to_a_server_that_forgot_them_all(node, r
     await node.run(asking())
     await redis_server.command("SCRIPT", "FLUSH")
     await redis_server.command("CONFIG", "RESETSTAT")
-    calls = [asking("a"), Call(RELEASE, ("a",), ("x",))] * 50
+    calls = [asking("a"), ScriptCall(RELEASE, ("a",), ("x",))] * 50
     assert await node.run_all(calls) == [None, 0] * 50
     assert "cmdstat_eval:calls=2," in await redis_server.command("INFO", "commandstats")
 
@@ -271,7 +278,7 @@ async def test_each_script_is_told_once_to_a_server_that_forgot_them_all(node, r
 async def test_when_nobody_answers_every_call_fails_by_itself(door, start_redis):
     server = start_redis()
     server.kill()
-    node = Node(Door(server), on_push=lambda *_: None, greet=lambda *_: None, alone=True)
+    node = RedisNode(Door(server), on_push=lambda *_: None, on_connect=lambda *_: None, in_cluster=False)
     outcomes = await node.run_all([asking(), asking()])
     assert all(isinstance(outcome, Exception) for outcome in outcomes)
     assert len(outcomes) == 2
@@ -282,7 +289,7 @@ async def test_when_nobody_answers_every_call_fails_by_itself(door, start_redis)
 
 
 async def test_what_no_replica_confirms_is_no_success(node):
-    call = Call(INSPECT, ("a",), (), 1)
+    call = ScriptCall(INSPECT, ("a",), (), 1)
     with pytest.raises(UnconfirmedError) as caught:
         await node.run(call)
     assert caught.value.reply is None
@@ -295,9 +302,9 @@ async def test_what_no_replica_confirms_is_no_success(node):
 
 async def test_a_reply_without_its_confirmation_is_no_success(node, redis_server, monkeypatch):
     """The connection dies in between."""
-    monkeypatch.setattr(_node, "_CONFIRM_MS", 60_000)
+    monkeypatch.setattr(node_module, "_CONFIRM_MS", 60_000)
     pipe = await node.pipe()
-    call = asyncio.create_task(node.run(Call(INSPECT, ("a",), (), 1)))
+    call = asyncio.create_task(node.run(ScriptCall(INSPECT, ("a",), (), 1)))
     await until(lambda: redis_server.ask("INFO", "clients").find("blocked_clients:1") > 0, what="the server waits")
     assert not call.done()
     pipe.close()

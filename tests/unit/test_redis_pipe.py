@@ -12,8 +12,8 @@ from typing import Any
 import hiredis
 import pytest
 
-from fencing_sdk.backends.redis import _pipe
-from fencing_sdk.backends.redis._pipe import Pipe, PipeError, ReplyError
+import fencing_sdk.backends.redis.connection.pipe as pipe_module
+from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
 
 PATIENCE = 10.0
 PUSHED = b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\n7\r\n"
@@ -290,7 +290,7 @@ async def test_a_connection_is_silent_only_while_somebody_waits_and_nothing_come
             return self.at
 
     clock = Hands()
-    monkeypatch.setattr(_pipe, "_CLOCK", clock)
+    monkeypatch.setattr(pipe_module, "_CLOCK", clock)
     assert far.pipe.silent_for == 0
     clock.at = 200.0
     first = far.pipe.call("A")

@@ -12,7 +12,7 @@ from redis_server import RedisServer
 
 from fencing_sdk._values.claim import Claim, Grant, Renewal
 from fencing_sdk.backends.redis import RedisBackend, from_url
-from fencing_sdk.backends.redis._router import ManyMasters
+from fencing_sdk.backends.redis.connection.router import ClusterRouter
 from fencing_sdk.errors import BackendUnavailableError
 
 pytest_plugins = ["redis_fixtures"]
@@ -37,8 +37,8 @@ async def backend(redis_cluster: Cluster) -> AsyncIterator[RedisBackend]:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def router(backend: RedisBackend) -> ManyMasters:
-    assert isinstance(backend._router, ManyMasters)
+def router(backend: RedisBackend) -> ClusterRouter:
+    assert isinstance(backend._router, ClusterRouter)
     return backend._router
 
 
@@ -143,7 +143,7 @@ async def test_what_a_server_said_counts_before_the_map_is_read_anew(backend, re
 
 async def test_many_slots_that_moved_are_asked_at_once(backend, redis_cluster, monkeypatch):
     """One after the other, a thousand leases behind a slow link would be lost before the last was asked for."""
-    monkeypatch.setattr(backend._losses, "_doubt", lambda _: None)  # else a look at what moved may be there first
+    monkeypatch.setattr(backend._losses, "_check_soon", lambda _: None)  # else a look at what moved may be there first
     source = redis_cluster.nodes[0]
     target = redis_cluster.other_than(source)
     names = names_at(redis_cluster, source, 30)
@@ -250,9 +250,9 @@ async def test_the_map_is_read_once_however_many_ask(redis_cluster):
 async def test_the_servers_that_left_the_cluster_are_let_go(backend, redis_cluster):
     names = names_at(redis_cluster, redis_cluster.nodes[0], 1)
     (claim,) = await hold(backend, *names)
-    stranger = router(backend)._at("127.0.0.1:1")
+    stranger = router(backend)._node_at("127.0.0.1:1")
     assert stranger in router(backend).nodes()
-    await router(backend)._refresh()
+    await router(backend)._refresh_soon()
     assert stranger not in router(backend).nodes()
     assert len(router(backend).nodes()) <= 3
     assert await backend.renew([claim]) == [Renewal.RENEWED]

@@ -19,34 +19,34 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends.redis._cluster import SLOTS, SlotMap, slot_of
-from fencing_sdk.backends.redis._dial import Server, ServerDialer
-from fencing_sdk.backends.redis._sentinel import SentinelDialer, Service
-from fencing_sdk.backends.redis._settings import (
+from fencing_sdk.backends.redis.connection.cluster import SLOTS, SlotMap, slot_of
+from fencing_sdk.backends.redis.connection.dial import ServerDialer, ServerSettings
+from fencing_sdk.backends.redis.connection.sentinel import SentinelDialer, SentinelService
+from fencing_sdk.backends.redis.options import (
     DRIVER_OPTIONS,
     SCHEMES,
-    settings_from_client,
-    settings_from_url,
+    topology_from_client,
+    topology_from_url,
 )
 from fencing_sdk.errors import ConfigurationError
 
 SECRET = "hunter2"
 
 
-def server(url: str, **options: object) -> Server:
-    place = settings_from_url(url, options or None).place
+def server(url: str, **options: object) -> ServerSettings:
+    place = topology_from_url(url, options or None).servers
     assert isinstance(place, ServerDialer)
     return place.server
 
 
-def service(url: str) -> tuple[Server, Service]:
-    place = settings_from_url(url).place
+def service(url: str) -> tuple[ServerSettings, SentinelService]:
+    place = topology_from_url(url).servers
     assert isinstance(place, SentinelDialer)
     return place._server, place._service
 
 
 def cluster(url: str) -> SlotMap:
-    place = settings_from_url(url).place
+    place = topology_from_url(url).servers
     assert isinstance(place, SlotMap)
     return place
 
@@ -237,7 +237,7 @@ def test_a_cluster_is_known_by_its_seeds():
 )
 def test_a_url_that_cannot_be_used_is_refused_without_repeating_it(url, word):
     with pytest.raises(ConfigurationError, match=f"(?i){word}") as refused:
-        settings_from_url(url)
+        topology_from_url(url)
     error: BaseException | None = refused.value
     while error is not None:
         assert SECRET not in f"{error!r} {error}"
@@ -250,8 +250,8 @@ def test_settings_show_nothing_of_what_they_know():
         f"redis+sentinel://app:{SECRET}@h/{SECRET}?sentinel_password={SECRET}",
         f"redis+cluster://:{SECRET}@h",
     ):
-        settings = settings_from_url(url)
-        assert SECRET not in f"{settings!r} {settings.place!r} {vars(settings.place)!r}"
+        settings = topology_from_url(url)
+        assert SECRET not in f"{settings!r} {settings.servers!r} {vars(settings.servers)!r}"
 
 
 def test_every_scheme_is_known_by_name():
@@ -272,7 +272,7 @@ def test_a_client_of_a_sentinel_asks_all_its_sentinels():
         force_master_ip="10.0.0.1",
         password="pw",
     )
-    place = settings_from_client(sentinel.master_for("service", db=1)).place
+    place = topology_from_client(sentinel.master_for("service", db=1)).servers
     assert isinstance(place, SentinelDialer)
     found = place._service
     assert (found.name, found.peers, found.host) == ("service", 1, "10.0.0.1")
@@ -288,7 +288,7 @@ def test_a_client_of_a_sentinel_asks_all_its_sentinels():
 
 def test_a_client_of_a_sentinel_keeps_its_tls():
     sentinel = redis.asyncio.sentinel.Sentinel([("s1", 1)], ssl=True, ssl_ca_certs="/ca.pem")
-    place = settings_from_client(sentinel.master_for("service")).place
+    place = topology_from_client(sentinel.master_for("service")).servers
     assert isinstance(place, SentinelDialer)
     assert (place._server.kind, place._server.arguments["ssl_ca_certs"]) == (SSLConnection, "/ca.pem")
 
@@ -299,7 +299,7 @@ class Managed(redis.asyncio.sentinel.SentinelManagedSSLConnection):
 
 def test_the_part_of_a_connection_class_that_asks_sentinels_is_left_out():
     sentinel = redis.asyncio.sentinel.Sentinel([("s1", 1)])
-    place = settings_from_client(sentinel.master_for("service", connection_class=Managed)).place
+    place = topology_from_client(sentinel.master_for("service", connection_class=Managed)).servers
     assert isinstance(place, SentinelDialer)
     assert place._server.kind is SSLConnection
     place._server.at("h", 1).connection()
@@ -327,7 +327,7 @@ def clusters() -> list[Any]:
 def test_a_client_of_a_cluster_shares_its_login_with_all_nodes(number):
     client = clusters()[number]
     before = dict(client.nodes_manager.connection_kwargs)
-    place = settings_from_client(client).place
+    place = topology_from_client(client).servers
     assert isinstance(place, SlotMap)
     assert client.nodes_manager.connection_kwargs == before
     assert place._seeds == (("h", 7000),)
@@ -359,7 +359,7 @@ def pipelines_and_the_like() -> list[object]:
 @pytest.mark.parametrize("number", range(11))
 def test_what_is_no_client_is_refused(number):
     with pytest.raises(ConfigurationError, match=r"^client ") as refused:
-        settings_from_client(pipelines_and_the_like()[number])
+        topology_from_client(pipelines_and_the_like()[number])
     assert pickle.loads(pickle.dumps(refused.value)).args == refused.value.args
 
 
@@ -375,7 +375,7 @@ def test_a_client_that_has_changed_inside_is_refused_by_its_version(package, kin
     client = getattr(importlib.import_module(f"{package}.asyncio"), kind)(host="localhost")
     monkeypatch.delattr(client, attribute)
     with pytest.raises(ConfigurationError) as refused:
-        settings_from_client(client)
+        topology_from_client(client)
     assert f"{package} {version(package)} has changed inside (AttributeError)" in str(refused.value)
     assert f"works with {package}>=" in str(refused.value)
 
@@ -392,7 +392,7 @@ def test_resends_decoding_and_health_checks_of_a_client_are_not_copied():
         socket_connect_timeout=6,
     )
     client.connection_pool.connection_kwargs["retry_on_timeout"] = True
-    place = settings_from_client(client).place
+    place = topology_from_client(client).servers
     assert isinstance(place, ServerDialer)
     made = place.server.connection()
     assert (made.retry.get_retries(), made.retry_on_error, made.health_check_interval) == (0, [], 0)
@@ -404,7 +404,7 @@ def test_resends_decoding_and_health_checks_of_a_client_are_not_copied():
 
 def test_nobody_loads_valkey_for_a_redis_client(monkeypatch):
     monkeypatch.delitem(sys.modules, "valkey.asyncio", raising=False)
-    assert settings_from_client(redis.asyncio.Redis()).place
+    assert topology_from_client(redis.asyncio.Redis()).servers
     assert "valkey.asyncio" not in sys.modules
 
 

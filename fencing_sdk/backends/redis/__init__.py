@@ -6,20 +6,28 @@ Locks in Redis or Valkey: one server, a master that Sentinels watch, or a cluste
     connect("redis+cluster://a:7000,b:7000")
     connect(RedisBackend(client))                            # the connection settings of a client you have
 
-Tokens: hybrid by default, so they grow even when the server loses its memory. Clock: the server's.
-Waiters: first come, first served, woken by a message. Every server is reached by one connection.
+Tokens: hybrid by default, so they keep growing when the server loses its memory. Clock: the server's.
+Waiters: first come, first served, woken by a message. The backend has one connection to each server.
 
-    __init__.py      the face in the event loop
-    _script.py       the Lua scripts, each one atomic step
-    _keys.py         what a lock's keys are called
-    _line.py         who waits, and how it is woken
-    _losses.py       grants that end behind their holder's back
-    _router.py       which server runs a script
-    _node.py         one server: its connection, and a new one when it breaks
-    _pipe.py         the protocol of a connection that everybody shares
-    _settings.py     from a URL or a client to the servers
-    _dial.py         from an address to an open connection
-    _cluster.py      which server of a cluster has which slot
+    __init__.py       the backend, as the client calls it
+    requests.py       the requests to the server, and how its answers are read
+    waiters.py        the waiters of one client, and what wakes them
+    losses.py         notices grants that end behind their holder's back
+    scripts.py        the Lua scripts beside it, each one atomic step at the server
+    keys.py           the keys of a lock
+    options.py        reads the URL
+    errors.py         translates errors of the driver to those of the contract
+    connection/       finds the servers, and keeps one connection to each:
+        router.py           which server runs a script
+        node.py             one server: its connection, and the next one when it breaks
+        pipe.py             the protocol of a connection that all requests share
+        dial.py             opens a connection
+        cluster.py          the map of a cluster: which master has which slot
+        sentinel.py         the master of a service, by its Sentinels
+        client.py           reads the settings of a client of redis-py or valkey-py
+        driver_options.py   reads the options of redis-py in a URL
+        first_success.py    asks several servers, and takes the first answer
+        unreachable.py      the error for a server that cannot be reached
 """
 
 from __future__ import annotations
@@ -29,21 +37,30 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.futures import retrieve
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
-from fencing_sdk.backends.redis._calls import DEFAULT_RETENTION, Calls, holder, renewals, seconds_left, token_of
-from fencing_sdk.backends.redis._cluster import SlotMap
-from fencing_sdk.backends.redis._dial import Dialer
-from fencing_sdk.backends.redis._keys import DEFAULT_PREFIX, Keys, check_prefix
-from fencing_sdk.backends.redis._line import Line, Place
-from fencing_sdk.backends.redis._losses import Losses
-from fencing_sdk.backends.redis._node import Node, UnconfirmedError, ignore
-from fencing_sdk.backends.redis._pipe import Pipe, Reply, ReplyError
-from fencing_sdk.backends.redis._router import ManyMasters, OneMaster, Router
-from fencing_sdk.backends.redis._script import GIVING_UP, Call
-from fencing_sdk.backends.redis._settings import DRIVER_OPTIONS, Settings, settings_from_client, settings_from_url
-from fencing_sdk.backends.redis._translation import our_errors
+from fencing_sdk.backends.redis.connection.cluster import SlotMap
+from fencing_sdk.backends.redis.connection.dial import RedisDialer
+from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
+from fencing_sdk.backends.redis.connection.node import RedisNode, UnconfirmedError
+from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
+from fencing_sdk.backends.redis.connection.router import ClusterRouter, RedisRouter, SingleMasterRouter
+from fencing_sdk.backends.redis.errors import translating
+from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
+from fencing_sdk.backends.redis.losses import RedisLossWatcher
+from fencing_sdk.backends.redis.options import RedisTopology, topology_from_client, topology_from_url
+from fencing_sdk.backends.redis.requests import (
+    DEFAULT_RETENTION,
+    RedisRequests,
+    read_holder,
+    read_refusal,
+    read_renewals,
+    read_token,
+)
+from fencing_sdk.backends.redis.scripts import PRELOADED, ScriptCall
+from fencing_sdk.backends.redis.waiters import RedisWaiter, RedisWaiters
 
 __all__ = ["RedisBackend", "from_url"]
 
@@ -58,24 +75,24 @@ class RedisBackend:
 
     Args:
         client: An asyncio client of redis-py or valkey-py: ``Redis``, ``RedisCluster``, or the one that
-            a ``Sentinel`` makes. Only its settings are used: the backend has one connection of its own
-            for each server, and leaves the client as it is.
+            a ``Sentinel`` makes. The backend copies its settings, and opens one connection of its own to
+            each server; it does not use the client.
 
-        prefix: The beginning of every key, so that an ACL rule can name them: ``~{fencing:*``.
+        prefix: The beginning of every key; an ACL rule can name them: ``~{fencing:*``.
 
         tokens: ``"hybrid"``, or ``"counter"`` for 1, 2, 3, which start again when the server loses its data.
 
-        fair: Whether waiters are served in the order of their arrival. If not, a free lock goes to
-            whoever asks first; waiters are still woken one at a time.
+        fair: Whether waiters are served in the order of their arrival. If not, a free lock goes to the
+            first request; waiters are still woken one at a time.
 
-        min_replicas: Replicas that must have a grant or a renewal before it counts. A grant that they
-            do not confirm is undone, and tried again.
+        min_replicas: Replicas that must have a grant or a renewal before it counts. The backend undoes a
+            grant that they do not confirm, and tries again.
 
-        retention: Seconds that the last token of a lock is kept after its last grant. Hybrid tokens
-            keep growing afterwards, unless the server's clock was set back by more than that.
+        retention: Seconds for which the server keeps the last token of a lock after its last grant. Hybrid
+            tokens keep growing afterwards, unless the server's clock was set back by more than that.
 
     Raises:
-        ConfigurationError: an argument cannot work. No I/O happens before the first call.
+        ConfigurationError: an argument has a wrong type or value. No I/O happens before the first call.
     """
 
     def __init__(
@@ -88,98 +105,103 @@ class RedisBackend:
         min_replicas: int = 0,
         retention: float = DEFAULT_RETENTION,
     ) -> None:
-        settings = client if isinstance(client, Settings) else settings_from_client(client)
-        keys = Keys(check_prefix(prefix))
-        self._calls = Calls(keys, tokens=tokens, fair=fair, retention=retention, min_replicas=min_replicas)
-        self._router = self._route(settings)
-        sharded = isinstance(self._router, ManyMasters)
-        self._batch = 1 if sharded else _BATCH  # each lock of a cluster has a slot of its own
-        self._line = Line(self._router, self._calls, keys, sharded=sharded)
-        self._losses = Losses(self.renew)
+        topology = client if isinstance(client, RedisTopology) else topology_from_client(client)
+        keys = RedisKeys(check_prefix(prefix))
+        self._requests = RedisRequests(keys, tokens=tokens, fair=fair, retention=retention, min_replicas=min_replicas)
+        self._router = self._make_router(topology)
+        sharded = isinstance(self._router, ClusterRouter)
+        self._batch = 1 if sharded else _BATCH  # on a cluster each lock has a slot of its own
+        self._waiters = RedisWaiters(self._router, self._requests, keys, sharded=sharded)
+        self._losses = RedisLossWatcher(self.renew)
 
-    def _route(self, settings: Settings) -> Router:
-        place = settings.place
+    def _make_router(self, topology: RedisTopology) -> RedisRouter:
+        servers = topology.servers
 
-        def make_node(dialer: Dialer) -> Node:
-            return Node(dialer, on_push=self._hear, greet=self._greet, alone=not isinstance(place, SlotMap))
+        def make_node(dialer: RedisDialer) -> RedisNode:
+            in_cluster = isinstance(servers, SlotMap)
+            return RedisNode(dialer, on_push=self._on_push, on_connect=self._on_connect, in_cluster=in_cluster)
 
-        return ManyMasters(place, make_node) if isinstance(place, SlotMap) else OneMaster(place, make_node)
+        if isinstance(servers, SlotMap):
+            return ClusterRouter(servers, make_node)
+        return SingleMasterRouter(servers, make_node)
 
-    def _greet(self, node: Node, pipe: Pipe) -> None:
-        for script in GIVING_UP:
-            pipe.call("SCRIPT", "LOAD", script.text).add_done_callback(ignore)  # not permitted: it is told when it asks
-        self._losses.greet(pipe)
-        self._line.greet(node, pipe)
+    def _on_connect(self, node: RedisNode, pipe: Pipe) -> None:
+        for script in PRELOADED:  # if the server does not permit it, the first use loads the script
+            pipe.call("SCRIPT", "LOAD", script.text).add_done_callback(retrieve)
+        self._losses.on_connect(pipe)
+        self._waiters.on_connect(node, pipe)
 
-    def _hear(self, _: Node, message: list[Reply]) -> None:
-        self._losses.hear(message)
-        self._line.hear(message)
+    def _on_push(self, message: list[Reply]) -> None:
+        self._losses.on_push(message)
+        self._waiters.on_push(message)
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
-        with our_errors("open"):
-            await (await self._router.node(self._calls.lease("?"))).pipe()
+        with translating("open"):
+            await (await self._router.node(self._requests.lease("?"))).pipe()
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
-        place, call = self._line.place(claim), self._calls.acquire(claim)
-        with our_errors("acquire"):
-            reply = await self._grant(call, claim)
+        waiter, call = self._waiters.find(claim), self._requests.acquire(claim)
+        with translating("acquire"):
+            reply = await self._run_acquire(call, claim)
             if not isinstance(reply, bytes):
-                return await self._refused(reply, place)
-            number = token_of(reply)
+                return await self._held(reply, waiter)
+            token = read_token(reply)
         self._losses.granted(call.keys[0], claim)
-        if place is not None:
-            place.served = True
-        return Grant(number)
+        if waiter is not None:
+            waiter.served = True
+        return Grant(token)
 
-    async def _grant(self, call: Call, claim: Claim) -> Reply:
+    async def _run_acquire(self, call: ScriptCall, claim: Claim) -> Reply:
+        """Run the call; release a grant that too few replicas confirm, because another server could grant it again."""
         try:
             return await self._router.run(call)
         except UnconfirmedError as error:
             if not isinstance(error.reply, bytes):
                 return error.reply
-            await self._give_back(claim)  # another server could grant the lock again
+            await self._run_release(claim)
             raise
 
-    async def _refused(self, reply: Reply, place: Place | None) -> Held:
-        left, in_line = seconds_left(reply)
-        if place is None:
+    async def _held(self, reply: Reply, waiter: RedisWaiter | None) -> Held:
+        """Read a refusal. A waiter that the server has dropped, or sends no messages any more, joins the line again."""
+        left, in_line = read_refusal(reply)
+        if waiter is None:
             return Held(left)
-        if not (in_line and self._line.hears(place)):
-            await self._line.stay(place)  # passed over after a silence, or its server has left the cluster
+        if not (in_line and self._waiters.is_reachable(waiter)):
+            await self._waiters.rejoin(waiter)
         return Held(LINE_POLL if left is None else min(left, LINE_POLL))
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """See `fencing_sdk.abc.Backend.renew`."""
         batches = [claims[start : start + self._batch] for start in range(0, len(claims), self._batch)]
-        outcomes = await self._router.run_all([self._calls.renew(batch) for batch in batches])
+        outcomes = await self._router.run_all([self._requests.renew(batch) for batch in batches])
         failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if failures and len(failures) == len(outcomes):
-            with our_errors("renew"):
+            with translating("renew"):
                 raise failures[0]
         answers = zip(batches, outcomes, strict=True)
-        return [renewal for batch, outcome in answers for renewal in renewals(outcome, len(batch))]
+        return [renewal for batch, outcome in answers for renewal in read_renewals(outcome, len(batch))]
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
-        self._losses.ended(self._calls.lease(claim.name), claim)
-        with our_errors("release"):
-            await self._give_back(claim)
+        self._losses.ended(self._requests.lease(claim.name), claim)
+        with translating("release"):
+            await self._run_release(claim)
 
-    async def _give_back(self, claim: Claim) -> None:
+    async def _run_release(self, claim: Claim) -> None:
         try:
-            await self._router.run(self._calls.release(claim))
+            await self._router.run(self._requests.release(claim))
         except ReplyError as error:
             if error.code != "TRYAGAIN":
                 raise
-            # The slot is on the move and its keys are on two servers. Whoever stands in line asks once a second.
-            await self._router.run(self._calls.release_alone(claim))
+            # The slot is moving, and its keys are on two servers. The waiters in the line try once a second.
+            await self._router.run(self._requests.release_alone(claim))
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        with our_errors("inspect"):
-            return holder(name, await self._router.run(self._calls.inspect(name)))
+        with translating("inspect"):
+            return read_holder(name, await self._router.run(self._requests.inspect(name)))
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
@@ -192,21 +214,21 @@ class RedisBackend:
 
     def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
         """See `fencing_sdk.abc.SupportsQueue.queue`."""
-        return self._stand(claim)
+        return self._queue(claim)
 
     @asynccontextmanager
-    async def _stand(self, claim: Claim) -> AsyncIterator[Turn]:
-        with our_errors("queue"):
-            place = await self._line.stand(claim)
+    async def _queue(self, claim: Claim) -> AsyncIterator[Turn]:
+        with translating("queue"):
+            waiter = await self._waiters.join(claim)
         try:
-            yield place
+            yield waiter
         finally:
-            await self._line.leave(place)
+            await self._waiters.leave(waiter)
 
 
 def from_url(url: str, **options: object) -> RedisBackend:
     """
-    Make a backend for any of the URLs of this backend; `RedisBackend` explains the options.
+    Make a backend for one of its URLs; `RedisBackend` explains the options.
 
     The driver's own options, such as ``ssl_ca_certs``, may stand in the URL's query too.
 
@@ -214,5 +236,5 @@ def from_url(url: str, **options: object) -> RedisBackend:
         ConfigurationError: the URL or an option cannot be used.
     """
     chosen = take_options(url, options, (*OPTIONS, *DRIVER_OPTIONS))
-    ours: dict[str, Any] = {name: chosen.pop(name) for name in OPTIONS if name in chosen}
-    return RedisBackend(settings_from_url(url, chosen), **ours)  # what is wrong with one is found there
+    own: dict[str, Any] = {name: chosen.pop(name) for name in OPTIONS if name in chosen}
+    return RedisBackend(topology_from_url(url, chosen), **own)  # what remains are the driver's

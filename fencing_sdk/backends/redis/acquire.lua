@@ -1,12 +1,12 @@
 -- Grant, repeat an earlier grant to the same owner, or refuse.
 --   KEYS  lease, last token, q, w
 --   ARGV  owner, ttl in ms, metadata, 'hybrid' or 'counter', ms that an idle counter is kept (0: for ever),
---         'fair' or 'barge'
---   ->    "TOKEN" granted | {ms left, 1 if the caller stands in line}
+--         'fair' or 'barge' (a free lock goes to the first request)
+--   ->    "TOKEN" granted | {ms left, 1 if the owner is in the line}
 local lease, last, q, w = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, ttl, retention = ARGV[1], ARGV[2], tonumber(ARGV[5])
 
--- GETEX reads, but counts as a write: it is refused by a replica, and client tracking does not follow it.
+-- GETEX reads, but counts as a write: a replica refuses it, and client tracking does not follow the key.
 local held = redis.pcall('GETEX', lease)
 if type(held) == 'table' and held.err then return held end
 
@@ -36,7 +36,7 @@ if ARGV[4] == 'hybrid' then
   if now > token then token = now end
 end
 if token >= 9007199254740992 then return redis.error_reply('TOKENRANGE the next token would not fit into 53 bits') end
-local digits = string.format('%.0f', token) -- token .. '' would keep 14 digits
+local digits = string.format('%.0f', token) -- token .. '' would keep only 14 digits
 local kept = retention > 0 and redis.pcall('SET', last, digits, 'PX', retention) or redis.pcall('SET', last, digits)
 if kept.err then return kept end
 local granted = redis.pcall('SET', lease, owner .. '\0' .. digits .. '\0' .. ARGV[3], 'PX', ttl)

@@ -1,4 +1,4 @@
--- Tell who holds the lock, and for how many ms without a renewal. Follows nothing that it reads.
+-- Return the lease, and the ms until it ends. Client tracking does not follow the key, because GETEX counts as a write.
 --   KEYS  lease
 --   ->    {lease, ms left} | nil
 local held = redis.pcall('GETEX', KEYS[1])

@@ -1,7 +1,7 @@
--- Stand at the end of the line, unless in it already; a holder does not wait for itself.
+-- Put the owner at the end of the line, unless it is in the line already, or holds the lock.
 --   KEYS  lease, q, w
---   ARGV  owner, command that wakes, channel ('-': none), ticket
---   ->    1 in line | 0 the caller holds the lock
+--   ARGV  owner, command that wakes it, channel ('-': none), ticket
+--   ->    1 in the line | 0 the owner holds the lock
 local lease, q, w, owner = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 local held = redis.pcall('GETEX', lease)
 if type(held) == 'table' and held.err then return held end

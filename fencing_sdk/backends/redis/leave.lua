@@ -1,4 +1,4 @@
--- Leave the line; whoever leaves while it is its turn passes the turn on.
+-- Remove the owner from the line. If the lock is free, wake the head of the line: the turn may have been the owner's.
 --   KEYS  lease, q, w
 --   ARGV  owner
 --   ->    1

@@ -1,7 +1,7 @@
--- Give the lock back if it is the owner's, and wake the head of the line.
---   KEYS  lease, q, w; or the lease alone, where the others cannot be reached
+-- Release the lock if the owner holds it, and wake the head of the line.
+--   KEYS  lease, q, w; or only the lease, while the slot moves and the others are on another server
 --   ARGV  owner
---   ->    1 released | 0 it was not ours
+--   ->    1 released | 0 the owner does not hold it
 local lease, owner = KEYS[1], ARGV[1]
 local held = redis.pcall('GETEX', lease)
 if type(held) == 'table' and held.err then

@@ -1,14 +1,14 @@
--- Restart the ttl of every lease that is still its owner's. Never creates, never revives.
+-- Restart the ttl of every lease that its owner still holds. Never creates a lease, and never revives one.
 --   KEYS  leases
 --   ARGV  owner and ttl in ms for each
---   ->    one character each: '1' renewed, '0' gone, 'x' somebody else's
+--   ->    one character for each: '1' renewed, '0' there is none, 'x' another owner holds it
 local outcomes, renewed = {}, {}
 for i, lease in ipairs(KEYS) do
   local owner = ARGV[2 * i - 1]
   local held = redis.pcall('GETEX', lease)
   if type(held) == 'table' and held.err then
     if not string.find(held.err, '^WRONGTYPE') then return held end
-    held = '' -- something else is there, which must not cost the other leases theirs
+    held = '' -- the key holds something else; the other leases are renewed all the same
   end
   if not held then
     outcomes[i] = '0'
@@ -20,7 +20,7 @@ for i, lease in ipairs(KEYS) do
     outcomes[i] = 'x'
   end
 end
--- A read after the writes: client tracking follows these leases from here on. It is one read, because
--- before Redis 7.2 every read in a script makes the server note down all keys of the script.
+-- Client tracking follows the keys that are read, so read the renewed leases, after the writes. One command reads
+-- all of them, because before Redis 7.2 every read in a script makes the server follow all keys of the script.
 if #renewed > 0 then redis.pcall('EXISTS', unpack(renewed)) end
 return table.concat(outcomes)

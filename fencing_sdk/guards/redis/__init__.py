@@ -1,13 +1,13 @@
 """
-A guard inside Redis or Valkey: fence, check and your commands in one script, so in one step.
+A guard inside Redis or Valkey: one script checks the token, raises the fence and runs your commands.
 
     guard = RedisGuard("redis://localhost")
     row = guard.key("seats/42", "row")                                  # "{seats/42}:row"
     await guard.execute("seats/42", lease.token, ("HSET", row, "who", "Ada"), ("EXPIRE", row, 3600))
 
-For Redis 6.2 or newer and Valkey, one server, Sentinel or Cluster. The server runs a script without
-interruption, so nobody comes in between; but it does not take back what a script has written before
-a command of it failed.
+For Redis 6.2 or newer and Valkey: one server, Sentinel or Cluster. The server runs a script without
+interruption, so no other client's command comes in between. But if a command of the script fails, the
+server does not take back what the commands before it have written.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports
 from fencing_sdk.guards.redis._answers import accepted, fence_from, unless_failed
 from fencing_sdk.guards.redis._commands import Argument, Command, check_arguments, check_commands, keys_of, packed
+from fencing_sdk.guards.redis._connection import connection_to
 from fencing_sdk.guards.redis._keys import check_prefix, check_slots, fence_key, tag
-from fencing_sdk.guards.redis._link import link_to
-from fencing_sdk.guards.redis._script import Script, check_body, own_script
+from fencing_sdk.guards.redis._scripts import CheckedScript, checked_body, script_of_file
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
@@ -43,33 +43,33 @@ _MIN_RETENTION = 1.0
 
 class RedisGuard:
     """
-    Keeps fences beside the data in Redis, and runs commands that only a current token gets in.
+    Keeps fences beside the data in Redis, and runs commands only for a current token.
 
     A resource has one fence, at the key ``PREFIX:{resource}``. On a cluster, data that is written
-    with it has to be in the same slot: name it with `key`, or let it carry ``{resource}``.
+    with it has to be in the same slot: name it with `key`, or put ``{resource}`` into its key.
 
-    Each write is sent once. When its answer is lost, the driver's error leaves and nobody knows
-    whether it happened; the same holder may try again, which `raise_to` does by itself. Errors of
-    the server and of the driver leave as they are.
+    Each write is sent once. If its answer is lost, the driver's error is raised, and it is unknown
+    whether the server has carried out the write. The same holder may try again; `raise_to` does so by
+    itself. Errors of the server and of the driver are raised unchanged.
 
-    Not promised: anything about writes that go around the guard; that a failover keeps what was
-    acknowledged. With the fence the replica then has lost the data that was written under it.
+    Not promised: anything about writes that bypass the guard, and that a failover keeps an acknowledged
+    write. A replica that lacks the latest fence also lacks the data that was written with it.
 
     Args:
         client_or_url: Your own client of ``redis.asyncio`` or ``valkey.asyncio``, also of a cluster
-            or of ``sentinel.master_for(...)``; it stays yours to close. Or a URL such as
+            or of ``sentinel.master_for(...)``; you close it yourself. Or a URL such as
             ``redis://localhost`` or ``redis+cluster://localhost``: then close the guard.
 
-        prefix: What the keys of fences begin with.
+        prefix: The beginning of the keys of fences.
 
-        retention: Seconds after the last accepted token for which a fence is kept. None keeps it
-            for ever, a small key for each resource: a fence that is forgotten lets an old token in.
+        retention: Seconds for which the server keeps a fence after the last accepted token. None keeps
+            it for ever, a small key for each resource: without its fence, a resource accepts an old token.
 
         observers: Callables that receive `StaleRejected` for every refusal and `FenceRaised` for
             every successful `raise_to`.
 
     Raises:
-        ConfigurationError: an argument cannot work, or redis-py is missing. Nothing is sent yet.
+        ConfigurationError: an argument has a wrong type or value, or redis-py is missing. No I/O happens yet.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class RedisGuard:
         self._prefix = check_prefix(prefix)
         self._retention = _milliseconds(retention)
         self._reports = Reports(observers)
-        self._link = link_to(client_or_url)
-        self._execute = own_script("execute")
-        self._check = Script("")
+        self._connection = connection_to(client_or_url)
+        self._execute = script_of_file("execute")
+        self._check = CheckedScript("")
 
     def key(self, resource: str, name: str) -> str:
         """
-        A key for data of *resource*, ``{resource}:name``: in the slot of its fence.
+        A key for data of *resource*, ``{resource}:name``, in the slot of its fence.
 
         Raises:
-            ConfigurationError: *resource* or *name* is not one.
+            ConfigurationError: *resource* or *name* cannot be a name.
         """
         return f"{tag(check_name(resource, parameter='resource'))}:{check_name(name)}"
 
@@ -102,22 +102,22 @@ class RedisGuard:
         """
         Check *token* and run *commands*, as one step; return their replies as the server sends them.
 
-        They run in order up to the first that fails. What ran before it stays, and so does the
-        fence: Redis takes nothing back. A note on the error tells which one it was.
+        The commands run in order, up to the first that fails. Redis takes nothing back: the writes of the
+        commands before it stay, and so does the fence. A note on the error names the command that failed.
 
         Args:
-            resource: Whose fence is asked.
+            resource: The resource with the fence.
 
             token: As ``lease.token``.
 
-            commands: The words of each, such as ``("SET", key, value)``. Nothing of them can become
-                part of the script.
+            commands: The words of each command, such as ``("SET", key, value)``. No word can become part
+                of the script.
 
-            keys: All keys that they touch, where that is not what the commands' names say.
+            keys: All keys that the commands touch, if the guard cannot tell them from the commands' names.
 
         Raises:
-            StaleTokenError: the resource has seen a later token; nothing was written.
-            ConfigurationError: an argument is not one, or a key is in another slot of the cluster.
+            StaleTokenError: the resource has seen a later token; no command ran.
+            ConfigurationError: an argument has a wrong type or value, or a key is in another slot of the cluster.
         """
         checked = check_commands(commands)
         touched = keys_of(checked) if keys is None else keys
@@ -128,7 +128,7 @@ class RedisGuard:
         self, resource: str, token: int, key: Argument, value: Argument, *, ttl: Seconds | None = None
     ) -> None:
         """
-        Check *token* and set *key*, as one step; with *ttl* it vanishes after so many seconds.
+        Check *token* and set *key*, as one step; with *ttl* the key expires after so many seconds.
 
         Raises:
             StaleTokenError, ConfigurationError: as `execute`.
@@ -157,14 +157,14 @@ class RedisGuard:
 
     def script(self, body: str) -> FencedScript:
         """
-        Put the check in front of a Lua *body*, which finds its own KEYS and ARGV and may return a value.
+        Put the check in front of a Lua *body*. The body has KEYS and ARGV of its own, and may return a value.
 
-        Build *body* from constants: it is code. What varies is passed to `FencedScript.run`.
+        Build *body* from constants, because it is code. Pass values to `FencedScript.run`.
 
         Raises:
             ConfigurationError: *body* is not a str, or begins with ``#!``.
         """
-        return FencedScript(self, Script(check_body(body)))
+        return FencedScript(self, CheckedScript(checked_body(body)))
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stays as it is."""
@@ -174,12 +174,12 @@ class RedisGuard:
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
         key = fence_key(self._prefix, check_name(resource, parameter="resource"))
-        stored = await self._link.get(key)
+        stored = await self._connection.get(key)
         return None if stored is None else fence_from(stored, key)
 
     async def aclose(self) -> None:
-        """Close the connections of a guard that was given a URL. A client of yours stays open."""
-        await self._link.aclose()
+        """Close the connections that the guard has opened for a URL. A client of yours stays open."""
+        await self._connection.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -191,7 +191,7 @@ class RedisGuard:
 
     async def _write(
         self,
-        script: Script,
+        script: CheckedScript,
         resource: str,
         token: int,
         keys: Iterable[Argument],
@@ -204,28 +204,26 @@ class RedisGuard:
         touched = self._touched(resource, fence, keys)
         check = (f"{checked:d}", checked.holder or "", self._retention)
         with self._reports.of_refusals(checked):
-            reply = await self._link.evaluate(script, [*touched, fence], [*arguments, *check], once=once)
+            reply = await self._connection.evaluate(script, [*touched, fence], [*arguments, *check], once=once)
             return accepted(resource, checked, fence, reply)
 
     def _touched(self, resource: str, fence: bytes, keys: Iterable[Argument]) -> list[bytes]:
-        """Each of *keys* once, as bytes."""
-        touched = list(dict.fromkeys(self._link.encode(key) for key in check_arguments(keys, "keys")))
+        """Return each of *keys* once, as bytes. Refuse the fence, and keys in other slots of a cluster."""
+        touched = list(dict.fromkeys(self._connection.encode(key) for key in check_arguments(keys, "keys")))
         if fence in touched:
-            msg = (
-                f"key {shown(fence)} is the fence of {shown(resource)}; raise_to() raises it, nothing else may write it"
-            )
+            msg = f"key {shown(fence)} is the fence of {shown(resource)}, which no command may write; use raise_to()"
             raise ConfigurationError(msg)
-        if self._link.is_cluster:
+        if self._connection.is_cluster:
             check_slots(resource, fence, touched)
         return touched
 
 
 class FencedScript:
-    """Lua that runs only for a current token. Made by `RedisGuard.script`, and sent to the server once."""
+    """A Lua script that runs only for a current token. `RedisGuard.script` makes it; a server gets its text once."""
 
     __slots__ = ("_guard", "_script")
 
-    def __init__(self, guard: RedisGuard, script: Script) -> None:
+    def __init__(self, guard: RedisGuard, script: CheckedScript) -> None:
         self._guard = guard
         self._script = script
 
@@ -235,14 +233,14 @@ class FencedScript:
         """
         Check *token* and run the body with *keys* as KEYS and *args* as ARGV, as one step; return its value.
 
-        What the body wrote before an error of its own stays, and so does the fence. The lines in
-        the server's message are those of the body.
+        If the body fails, its writes before the error stay, and so does the fence. The line numbers in the
+        server's message are those of the body.
 
         Raises:
             StaleTokenError, ConfigurationError: as `RedisGuard.execute`.
         """
         arguments = check_arguments(args, "args")
-        value = await self._guard._write(self._script, resource, token, keys, arguments)  # noqa: SLF001  (its other half)
+        value = await self._guard._write(self._script, resource, token, keys, arguments)  # noqa: SLF001  (both are of one module)
         if isinstance(value, Exception):
             raise value
         return value
@@ -253,5 +251,5 @@ def _milliseconds(duration: Seconds | None, parameter: str = "retention", *, low
 
 
 def _check_holder(token: Token) -> Token:
-    format_token(token)  # as in a header: hex digits, or the text of a fence could be read in two ways
+    format_token(token)  # refuses a holder that is not hex digits, which would make a fence ambiguous
     return token

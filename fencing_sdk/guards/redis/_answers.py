@@ -1,4 +1,4 @@
-"""What a script answered: accepted, refused, or that there is no fence where one should be."""
+"""Reads the answers of scripts: accepted, refused, or that the key of the fence holds something else."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FENCE = re.compile(r"([0-9]{1,16})(?: ([0-9a-f]{1,64}))?", re.ASCII)
 
 def accepted(resource: str, token: Token, fence: bytes, reply: object) -> object:
     """
-    The value that a script returned after its check, if that let the *token* in.
+    Return the value of a script whose check has accepted the *token*.
 
     Raises:
-        StaleTokenError: it did not.
-        BackendRefusedError: what is at the key of the fence was not written by a guard.
+        StaleTokenError: the check has refused it.
+        BackendRefusedError: the key of the fence holds something that no guard has written.
     """
     verdict, *rest = cast("list[object]", reply)
     if verdict == _ACCEPTED:
@@ -34,10 +34,10 @@ def accepted(resource: str, token: Token, fence: bytes, reply: object) -> object
 
 def fence_from(stored: object, key: bytes) -> Token:
     """
-    The fence that is *stored* at *key*.
+    Read the fence that is *stored* at *key*.
 
     Raises:
-        BackendRefusedError: it is none.
+        BackendRefusedError: it is no fence.
     """
     match = _FENCE.fullmatch(_text(stored))
     if match is None:
@@ -46,22 +46,22 @@ def fence_from(stored: object, key: bytes) -> Token:
 
 
 def unless_failed(replies: list[object], commands: Sequence[Command]) -> list[object]:
-    """The *replies*, unless the last is the server's error: then that is raised, with a note."""
+    """Return the *replies*; raise the last, with a note, if it is an error of the server."""
     failed = replies[-1]
     if isinstance(failed, Exception):
         name = str(commands[len(replies) - 1][0])
         position = f"command {len(replies)} of {len(commands)}, {name}, failed"
-        failed.add_note(f"fencing_sdk: {position}; what ran before it stays, what follows did not run")
+        failed.add_note(f"fencing_sdk: {position}; the writes of those before it stay, those after it did not run")
         raise failed
     return replies
 
 
 def _no_fence(key: bytes, operation: str) -> BackendRefusedError:
     return BackendRefusedError(
-        "redis", operation, f"{shown(key)} is no fence; something else writes there, or prefix= is taken"
+        "redis", operation, f"{shown(key)} is no fence; another program writes there, so set another prefix"
     )
 
 
 def _text(reply: object) -> str:
-    """What an ASCII *reply* says, to a client that decodes replies and to one that does not."""
+    """Decode an ASCII *reply*, unless the client has decoded it."""
     return reply.decode("ascii", "replace") if isinstance(reply, bytes) else cast("str", reply)

@@ -1,4 +1,4 @@
-"""The caller's commands: checked as far as that goes before anything is sent, and the keys they touch."""
+"""The commands of the caller: checked before they are sent, and the keys that they touch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TypeAlias
 from fencing_sdk.errors import ConfigurationError, shown
 
 Argument: TypeAlias = str | bytes | bytearray | memoryview | int | float
-"""What Redis drivers send as it is."""
+"""The types that Redis drivers send unchanged."""
 Command: TypeAlias = Sequence[Argument]
 """The words of a command, such as ``("HSET", "{seats/42}:row", "who", "Ada")``."""
 
 WORDS_LIMIT = 5_000
-"""Words of one command. Lua cannot unpack 8,000, and would notice only after the commands before."""
+"""Words of one command. Lua cannot unpack 8,000, and would fail only after the commands before it have run."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
 
@@ -38,7 +38,7 @@ def check_commands(commands: Sequence[object]) -> list[Command]:
     Return *commands* if each is a name and its arguments.
 
     Raises:
-        ConfigurationError: one of them is not, or there is none.
+        ConfigurationError: one of them is not, or there are no commands.
     """
     if not commands:
         msg = "there is no command to execute; raise_to() raises the fence without one"
@@ -51,7 +51,7 @@ def check_arguments(arguments: Iterable[object], what: str) -> list[Argument]:
     Return *arguments* if each is text, bytes or a number.
 
     Raises:
-        ConfigurationError: one of them is not; a driver would only say so later.
+        ConfigurationError: one of them is not. The driver would report it only when it sends it.
     """
     checked: list[Argument] = []
     for argument in arguments:
@@ -63,16 +63,16 @@ def check_arguments(arguments: Iterable[object], what: str) -> list[Argument]:
 
 
 def packed(commands: Sequence[Command]) -> list[Argument]:
-    """The words of all *commands* in a row, as ``execute.lua`` reads them."""
+    """Join the words of all *commands*, each command with their number first, as ``execute.lua`` reads them."""
     return [word for command in commands for word in (len(command), *command)]
 
 
 def keys_of(commands: Sequence[Command]) -> list[Argument]:
     """
-    The keys that *commands* touch.
+    Find the keys that *commands* touch.
 
     Raises:
-        ConfigurationError: the keys of a command stand at no simple place.
+        ConfigurationError: the name of a command does not tell which of its words are keys.
     """
     return [key for command in commands for key in _keys(command)]
 
@@ -84,7 +84,7 @@ def _keys(command: Command) -> Sequence[Argument]:
     if name in _EVERY_SECOND:
         return arguments[::2]
     if name in _ELSEWHERE:
-        msg = f"the keys of {name} do not stand at one place; name those of all commands with keys=[...]"
+        msg = f"the guard cannot tell which words of {name} are keys; name those of all commands with keys=[...]"
         raise ConfigurationError(msg)
     return arguments[: 0 if name in _NONE else 2 if name in _FIRST_TWO else 1]
 

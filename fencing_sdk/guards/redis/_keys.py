@@ -1,12 +1,12 @@
 """
-Where a resource's fence and its data live: one hash tag, made of the resource's name alone.
+The keys of a resource's fence and of its data: they share one hash tag, the name of the resource.
 
-    fence:{seats/42}       the fence, in the slot of every key that carries {seats/42}
-    {seats/42}:who         guard.key("seats/42", "who")
-    passenger:{seats/42}   a key of the user's own making
+    fence:{seats/42}       the fence, in the slot of every key with {seats/42} in it
+    {seats/42}:row         guard.key("seats/42", "row")
+    passenger:{seats/42}   a key that the user has named
 
-A cluster hashes what stands between the first ``{`` and the next ``}``. So braces in a name are
-percent-encoded, and the percent sign with them: no two resources share a fence.
+A cluster hashes the text between the first ``{`` and the next ``}``. So braces and percent signs in a name are
+percent-encoded: no two resources share a fence.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
--- Stands in front of every script of RedisGuard and decides as fencing_sdk/guards/_verdict.py does.
+-- The check in front of every script of RedisGuard. It decides as fencing_sdk/guards/_verdict.py does.
 --
--- It is joined to one line, so that an error message counts the lines of what follows: a comment
--- here has a line of its own. The last of KEYS is the fence; the last of ARGV are the token, its
--- holder ('' where it is unknown) and the retention in ms ('0': for ever). They are taken off, so
--- what follows finds KEYS and ARGV of its own.
+-- Its lines are joined to one, so that the line numbers in an error message are those of the body. So a
+-- comment needs a line of its own. The last of KEYS is the fence. The last of ARGV are the token, its holder
+-- ('' if unknown) and the retention in ms ('0': for ever). The check removes them from KEYS and ARGV, and the
+-- body finds only its own.
 --
--- {1, value} accepted    {0, number, holder} refused    {-1} what stands at the key is no fence
+-- {1, value} accepted    {0, number, holder} refused    {-1} the key holds something that is no fence
 local key = table.remove(KEYS)
 local retention = table.remove(ARGV)
 local holder = table.remove(ARGV)
@@ -23,12 +23,12 @@ if fence then
   if ahead == asked and holder == '' then holder = known end
 end
 
--- The token stays the text it came as: Lua would print a large number with 14 digits. A fence that
--- stays as it is is not written, so that its holder may delete on a server that is full.
+-- Store the token as the text in ARGV: Lua would print a large number with 14 digits. An unchanged fence is not
+-- written, so that its holder can delete keys on a server that is full.
 local raised = token
 if holder ~= '' then raised = token .. ' ' .. holder end
 if retention ~= '0' then
-  -- Not PEXPIRE: after a write that a full server allows, it would allow all others of this script.
+  -- Not PEXPIRE: a full server allows it, and then allows every other write of this script.
   redis.call('SET', key, raised, 'PX', retention)
 elseif raised ~= fence then
   redis.call('SET', key, raised)

@@ -1,5 +1,5 @@
--- Runs the caller's commands in order, up to the first that fails; its error is the last of the replies.
--- ARGV: for each command the number of its words, then the words.
+-- Runs the caller's commands in order, up to the first that fails. The error is then the last of the replies.
+-- ARGV: for each command, the number of its words and then the words.
 local replies, at = {}, 1
 while ARGV[at] do
   local last = at + tonumber(ARGV[at])

@@ -1,0 +1,136 @@
+"""
+The map of a Redis Cluster: which master has which slot.
+
+The map is a hint: slots move and masters fail over, and a server without the slot names the one that has it.
+Any node can send the map.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from redis.crc import key_slot
+from redis.exceptions import ClusterDownError, ResponseError
+
+from fencing_sdk.backends.redis.connection.dial import (
+    BACKEND,
+    RedisDialer,
+    ServerDialer,
+    ServerSettings,
+    is_unknown_to_server,
+)
+from fencing_sdk.backends.redis.connection.first_success import first_success
+from fencing_sdk.errors import BackendRefusedError
+
+SLOTS = 16384
+
+_NO_CLUSTER = "the server is not part of a cluster; write redis://host:6379 for a single one"
+
+_FROM_CLUSTER = "where the cluster says that a node is"
+
+Address = tuple[str, int]
+Remap = Callable[[Address], Address]
+
+
+def slot_of(key: bytes) -> int:
+    """The slot of *key*. If it has a part in braces, only that part counts."""
+    return key_slot(key)
+
+
+class SlotMap:
+    """
+    The slots of one cluster. All its nodes share one login and one way to connect.
+
+    Args:
+        server: How to connect to any node; its host is not used.
+
+        seeds: Host and port of the nodes that are asked first; one that answers is enough.
+
+        remap: Translates an address that the cluster names to the one that this client reaches.
+    """
+
+    def __init__(self, server: ServerSettings, *, seeds: Sequence[Address], remap: Remap | None = None) -> None:
+        self._server = server
+        self._seeds = tuple(seeds)
+        self._remap = remap
+        self._host = self._seeds[0][0]  # of the node that sent the map: it may leave out its own host
+        self._masters: list[str] = [""] * SLOTS
+        self._nodes: tuple[Address, ...] = ()
+
+    async def refresh(self) -> None:
+        """
+        Read the map again, from the first node that answers.
+
+        Raises:
+            Exception: no node has sent a map; see `first_success`.
+        """
+        seeds = set(self._seeds)
+        others = [node for node in self._nodes if node not in seeds]
+        asked = [*random.sample(self._seeds, len(seeds)), *random.sample(others, len(others))]
+        host, rows = await first_success([partial(self._ask, node) for node in asked])
+        self._read(host, rows)
+
+    async def _ask(self, node: Address) -> tuple[str, Sequence[Sequence[Any]]]:
+        """Ask one node for the map; return its host with the answer."""
+        try:
+            rows = await self._server.at(*self._reachable(node)).ask("CLUSTER", "SLOTS")
+        except ResponseError as error:
+            if not is_unknown_to_server(error):
+                raise
+            raise BackendRefusedError(BACKEND, "connect", _NO_CLUSTER) from error
+        if not isinstance(rows, list) or not rows:
+            msg = "The node knows no slots"
+            raise ClusterDownError(msg)
+        return node[0], rows
+
+    def _read(self, host: str, rows: Sequence[Sequence[Any]]) -> None:
+        masters = [""] * SLOTS
+        nodes: set[Address] = set()
+        for start, end, master, *replicas in rows:
+            owner, *others = (_address(node, host) for node in (master, *replicas))
+            nodes.update(node for node in (owner, *others) if node is not None)
+            if owner is not None:
+                masters[start : end + 1] = [_joined(owner)] * (end + 1 - start)
+        self._host, self._masters, self._nodes = host, masters, tuple(nodes)
+
+    def address(self, slot: int) -> str:
+        """
+        The ``host:port`` of the master that has *slot*, according to the map.
+
+        Raises:
+            ClusterDownError: no master has it, or the map was never read.
+        """
+        address = self._masters[slot]
+        if not address:
+            msg = "Hash slot not served"
+            raise ClusterDownError(msg)
+        return address
+
+    def masters(self) -> frozenset[str]:
+        """The ``host:port`` of every master that has a slot."""
+        return frozenset(filter(None, self._masters))
+
+    def dialer(self, address: str) -> RedisDialer:
+        """Make a dialer for a ``host:port`` of `address`, MOVED or ASK."""
+        host, _, port = address.rpartition(":")
+        return ServerDialer(self._server.at(*self._reachable((host or self._host, int(port)))), source=_FROM_CLUSTER)
+
+    def _reachable(self, address: Address) -> Address:
+        return address if self._remap is None else self._remap(address)
+
+
+def _address(node: Sequence[Any], asked: str) -> Address | None:
+    """Read a node of CLUSTER SLOTS: host, port, id and, since Redis 7, a list of its other names."""
+    host = asked if not node[0] else node[0].decode()
+    if host == "?":  # the cluster prefers hostnames, and this node has none
+        more = node[3] if len(node) > 3 else []  # noqa: PLR2004
+        names = dict(zip(more[::2], more[1::2], strict=False)) if isinstance(more, list) else more
+        host = names.get(b"ip", b"").decode()
+    return (host, node[1]) if host else None
+
+
+def _joined(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"

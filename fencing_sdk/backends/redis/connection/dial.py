@@ -1,0 +1,267 @@
+"""
+Opens a connection: from the settings of a server to a transport that is logged in and speaks RESP3.
+
+redis-py connects and logs in: DNS, TLS, credential providers, AUTH, SELECT. Then this module takes the
+transport from redis-py's connection. It is the only module that uses the private parts of that connection,
+and it knows nothing of locks.
+
+A `dial` that returns has lost no byte of the transport. A `dial` that raises, or is cancelled, leaves no
+socket open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from fencing_sdk.backends._known_driver import KnownDriver
+from fencing_sdk.backends.redis.connection.unreachable import UnreachableError, reason_of
+from fencing_sdk.errors import BackendRefusedError
+
+BACKEND = "RedisBackend"
+REDIS_PY = KnownDriver("redis", ">=7,<9", backend=BACKEND)
+CLIENT_NAME = "fencing-sdk"
+CONNECT_TIMEOUT = 4.0
+"""Seconds. The engine waits longer for its store to open, so that the error can name the silent server."""
+OLDEST = (6, 2)
+
+_TOO_OLD = "the server does not speak RESP3, or is older than 6.2; Redis 6.2 or newer, or Valkey, is needed"
+_A_SENTINEL = "this is a Sentinel, not a server; write redis+sentinel://host:26379/service"
+
+
+class OpenConnection(NamedTuple):
+    """An open connection, logged in, that speaks RESP3."""
+
+    transport: asyncio.Transport
+    """It hands its bytes to the protocol that `RedisDialer.dial` was given, and that protocol closes it."""
+
+    version: tuple[int, ...]
+    """The version of the server, such as (7, 0, 15)."""
+
+    address: str
+    """``host:port``, or the path of a socket."""
+
+    cluster: bool = False
+    """Whether the server is a node of a cluster: it answers MOVED for the slots of others."""
+
+
+class RedisDialer(Protocol):
+    """Opens connections to one server, or to the master that Sentinels name."""
+
+    async def dial(self, protocol: asyncio.Protocol) -> OpenConnection:
+        """
+        Connect to a server that takes writes, log in, and hand the transport to *protocol*.
+
+        From then on, *protocol* receives the bytes. Its ``connection_made`` is not called.
+
+        Raises:
+            BackendRefusedError: the server is older than Redis 6.2, or is a Sentinel.
+            UnreachableError: the server cannot be reached.
+            redis.exceptions.RedisError: the server refuses the login, or is a replica.
+            OSError: a certificate file cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ServerSettings:
+    """The class and the arguments of redis-py's connections to one server. They hold secrets, so the repr is empty."""
+
+    kind: type[AbstractConnection]
+    arguments: Mapping[str, object]
+
+    def at(self, host: str, port: int) -> ServerSettings:
+        """The settings of another server with the same credentials, TLS and options."""
+        return ServerSettings(self.kind, {**self.arguments, "host": host, "port": port})
+
+    @property
+    def address(self) -> str:
+        """``host:port``, or the path of a socket."""
+        if issubclass(self.kind, UnixDomainSocketConnection):
+            return str(self.arguments.get("path", ""))
+        host, port = self.arguments.get("host", "localhost"), self.arguments.get("port", 6379)
+        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+    def connection(self) -> Any:
+        """Make a connection that is not open yet. Opening it is tried once."""
+        patience = self.arguments.get("socket_connect_timeout") or self.arguments.get("socket_timeout")
+        chosen: dict[str, Any] = {
+            **self.arguments,
+            "socket_connect_timeout": patience or CONNECT_TIMEOUT,
+            "socket_timeout": None,  # else redis-py uses asyncio.wait_for, which loses cancellations before 3.12
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,  # `_speak_resp3` changes to RESP3, so that its refusal differs from all others
+            "decode_responses": False,
+            "health_check_interval": 0,
+        }
+        if issubclass(self.kind, Connection) and chosen.get("socket_keepalive") is None:
+            chosen["socket_keepalive"] = True
+        with REDIS_PY.known("connect"):
+            return self.kind(**chosen)
+
+    async def ask(self, *command: str) -> object:
+        """Log in, send one command, and disconnect."""
+        async with _logged_in(self) as connection:
+            return await _ask(connection, *command)
+
+
+class ServerDialer:
+    """
+    Opens connections to one server.
+
+    Args:
+        server: How to connect.
+
+        source: Where the address comes from, if not from the user; an error says so.
+    """
+
+    def __init__(self, server: ServerSettings, *, source: str = "") -> None:
+        self.server = server
+        self._source = source
+
+    async def dial(self, protocol: asyncio.Protocol) -> OpenConnection:
+        """See `Dialer.dial`."""
+        try:
+            return await self._dial(protocol)
+        except UnreachableError as error:
+            if not self._source:
+                raise
+            raise UnreachableError(*(f"{server}, {self._source}" for server in error.servers)) from error
+
+    async def _dial(self, protocol: asyncio.Protocol) -> OpenConnection:
+        async with _logged_in(self.server) as connection:
+            hello = await _speak_resp3(connection)
+            version, in_cluster = _check(hello), hello[b"mode"] == b"cluster"
+            return OpenConnection(_take_over(connection, protocol), version, self.server.address, in_cluster)
+
+
+@asynccontextmanager
+async def _logged_in(server: ServerSettings) -> AsyncIterator[Any]:
+    """Open a connection for the body. Opening and body together must end within the connect timeout."""
+    connection = server.connection()
+    with REDIS_PY.known("connect"):
+        patience = connection.socket_connect_timeout
+        read_certificates = connection.ssl_context.get if isinstance(connection, SSLConnection) else None
+    if read_certificates is not None:
+        await asyncio.to_thread(read_certificates)  # it takes 20 ms and more
+    try:
+        async with asyncio.timeout(patience):
+            await _log_in(connection)
+            yield connection
+    except (TimeoutError, RedisTimeoutError) as error:
+        raise UnreachableError.at(server.address, f"no answer within {patience:g} s") from error
+    except RedisConnectionError as error:
+        if type(error) is not RedisConnectionError:  # a subclass: the server refused the login
+            raise
+        raise UnreachableError.at(server.address, reason_of(error.__context__)) from error
+    finally:
+        await _abort(connection)
+
+
+async def _log_in(connection: Any) -> None:
+    try:
+        await connection.connect()
+    except RedisConnectionError as error:
+        inner = error.__context__
+        if isinstance(inner, RedisError | ssl.SSLCertVerificationError):  # outside, only the text would tell the cause
+            raise inner from None
+        raise
+
+
+async def _speak_resp3(connection: Any) -> dict[bytes, object]:
+    """Send HELLO: it changes to RESP3, tells the server's version, role and mode, and needs no permission."""
+    named = () if connection.client_name else ("SETNAME", CLIENT_NAME)
+    try:
+        hello = await _ask(connection, "HELLO", 3, *named)
+    except ResponseError as error:
+        if not is_unknown_to_server(error):
+            raise
+        raise BackendRefusedError(BACKEND, "connect", _TOO_OLD) from error
+    if not isinstance(hello, dict) or hello.get(b"proto") != 3:  # noqa: PLR2004
+        raise BackendRefusedError(BACKEND, "connect", _TOO_OLD)
+    return hello
+
+
+def is_unknown_to_server(error: ResponseError) -> bool:
+    """Whether the server does not know the command: its code is ERR, which redis-py drops, or NOPROTO."""
+    code = str(error).partition(" ")[0]
+    return type(error) is ResponseError and (code == "NOPROTO" or not code.isupper())
+
+
+def _check(hello: Mapping[bytes, object]) -> tuple[int, ...]:
+    """Refuse a server that cannot keep locks; return its version."""
+    version = tuple(map(int, re.findall(rb"\d+", bytes(hello.get(b"version", b"")))))  # type: ignore[call-overload]
+    if version and version < OLDEST:
+        raise BackendRefusedError(BACKEND, "connect", _TOO_OLD)
+    if hello.get(b"mode") == b"sentinel":
+        raise BackendRefusedError(BACKEND, "connect", _A_SENTINEL)
+    if hello.get(b"role") in {b"slave", b"replica"}:
+        msg = "You can't write against a read only replica."
+        raise ReadOnlyError(msg)
+    return version
+
+
+async def _ask(connection: Any, *command: object) -> object:
+    """Send one *command* on an open connection of redis-py and wait for its reply."""
+    with REDIS_PY.known("connect"):
+        await connection.send_command(*command, check_health=False)
+        return await connection.read_response()
+
+
+class _NoTransport:
+    """Takes the place of the transport in redis-py's writer, so that the writer can neither close it nor warn."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def _take_over(connection: Any, protocol: asyncio.Protocol) -> asyncio.Transport:
+    """
+    Take the transport from redis-py's connection, without an ``await``.
+
+    At this moment the server has answered every command. Bytes left over would be a reply out of order, and
+    *protocol* would never see the end of a connection that has ended already.
+    """
+    with REDIS_PY.known("connect"):
+        return _taken_over(connection, protocol)
+
+
+def _taken_over(connection: Any, protocol: asyncio.Protocol) -> asyncio.Transport:
+    reader, writer, parser = connection._reader, connection._writer, connection._parser  # noqa: SLF001
+    transport: asyncio.Transport = writer.transport
+    if reader.at_eof() or reader.exception() is not None or transport.is_closing():
+        msg = "Connection closed by server."
+        raise RedisConnectionError(msg)
+    if reader._buffer or parser._reader.has_data():  # noqa: SLF001
+        msg = "The server sent a reply to no command."
+        raise RedisConnectionError(msg)
+    transport.set_protocol(protocol)
+    writer._transport = _NoTransport()  # noqa: SLF001
+    connection._reader = connection._writer = None  # noqa: SLF001
+    return transport
+
+
+async def _abort(connection: Any) -> None:
+    """Close a connection of redis-py at once, unless its transport was taken."""
+    try:
+        writer = connection._writer  # noqa: SLF001
+        connection._reader = connection._writer = None  # noqa: SLF001
+        if writer is not None:
+            writer.transport.abort()
+    except AttributeError:  # another version of redis-py, which an error reports already
+        await connection.disconnect(nowait=True)

@@ -1,0 +1,269 @@
+"""
+One server: its connection, opened when it is needed, and opened again when it is broken.
+
+The node closes an open connection in three cases:
+
+1. The connection breaks.
+2. The server replies that it is no master any more.
+3. The server is silent: a call is cancelled, and no byte has come for `SILENCE` seconds while calls waited.
+   A new connection costs little. A half-open one would cost every lease.
+
+Opening a connection may hang as well. When a caller gives up waiting for it after `DIAL_PATIENCE` seconds,
+the next caller opens another one, long before the driver's own limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
+from typing import NamedTuple
+
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.futures import cancel_and_wait, retrieve
+from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk.backends.redis.connection.dial import BACKEND, OpenConnection, RedisDialer
+from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
+from fencing_sdk.backends.redis.scripts import Argument, ScriptCall
+from fencing_sdk.errors import BackendRefusedError
+
+SILENCE = 0.25
+"""Seconds without a byte after which a cancelled call closes its connection; more than `_CONFIRM_MS`."""
+
+DIAL_PATIENCE = 1.0
+"""Seconds after which a cancelled caller ends the opening of a connection for which it has waited."""
+
+_CONFIRM_MS = 200
+"""Milliseconds in which replicas have to confirm a write. The other calls on the connection wait meanwhile."""
+
+_A_CLUSTER = "the server is part of a cluster; write redis+cluster://, or pass a RedisCluster"
+_CLOCK = BootClock()
+_NOT_MASTER = {"READONLY", "MASTERDOWN"}
+
+CallOutcome = Reply | Exception
+"""The reply to one of many calls, or its error."""
+
+Request = tuple[ScriptCall, tuple[Argument, ...]]
+"""A call, and the command in which it is sent: by hash or by text."""
+
+
+class UnconfirmedError(Exception):
+    """The script ran, but fewer replicas than the call demands have what it wrote."""
+
+    def __init__(self, reply: Reply, count: Reply) -> None:
+        super().__init__(f"only {count} replicas confirmed")
+        self.reply = reply
+
+
+class RedisNode:
+    """
+    One server of a topology, or the master of a service that Sentinels watch.
+
+    Args:
+        dialer: Opens connections to it.
+
+        on_push: Receives the messages of the server that are no replies.
+
+        on_connect: Sends the first commands on every new connection.
+
+        in_cluster: Whether the server is expected to be part of a cluster. If not, and it is, it is refused.
+    """
+
+    def __init__(
+        self,
+        dialer: RedisDialer,
+        *,
+        on_push: Callable[[list[Reply]], None],
+        on_connect: Callable[[RedisNode, Pipe], None],
+        in_cluster: bool,
+    ) -> None:
+        self._dialer = dialer
+        self._in_cluster = in_cluster
+        self._on_push = on_push
+        self._on_connect = on_connect
+        self._owner: LoopOwner | None = None
+        self._pipe: Pipe | None = None
+        self._opening: asyncio.Task[Pipe] | None = None
+        self._opening_since = 0.0
+        self.version: tuple[int, ...] = ()
+        """The server's version, once a connection was open."""
+
+    @property
+    def open_pipe(self) -> Pipe | None:
+        """The connection, if it is open."""
+        pipe = self._pipe
+        return pipe if pipe is not None and pipe.usable and self._is_owner() else None
+
+    async def pipe(self) -> Pipe:
+        """
+        Return the open connection, after opening it if there is none.
+
+        Raises:
+            Exception: the driver's error when it cannot connect.
+        """
+        pipe = self.open_pipe
+        return await self._connect() if pipe is None else pipe
+
+    def _is_owner(self) -> bool:
+        """Whether this loop of this process opened the connection. A child must not even close its parent's."""
+        return self._owner is not None and self._owner.is_current
+
+    async def _connect(self) -> Pipe:
+        """Wait for the connection that is being opened; all callers share one task."""
+        if not self._is_owner():
+            self._pipe = self._opening = None
+            self._owner = LoopOwner()
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open(), context=Context())
+            self._opening.add_done_callback(self._opened)
+            self._opening_since = _CLOCK.now()
+        opening, before = self._opening, cancellations()
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled() and cancellations() == before:
+                msg = "the connection took too long to open, or the backend was closed meanwhile"
+                raise PipeError(msg) from None
+            if opening is self._opening and _CLOCK.now() - self._opening_since >= DIAL_PATIENCE:
+                self._opening = None
+                opening.cancel()
+            raise
+
+    def _opened(self, task: asyncio.Task[Pipe]) -> None:
+        if task is self._opening:
+            self._opening = None
+        retrieve(task)
+
+    async def _open(self) -> Pipe:
+        pipe = Pipe(self._on_push)
+        try:
+            connection = await self._dialer.dial(pipe)
+            pipe.attach(connection.transport)
+            self._check(connection)
+        except BaseException:
+            pipe.close()
+            await pipe.closed()
+            raise
+        self.version = connection.version
+        self._pipe = pipe
+        self._on_connect(self, pipe)
+        return pipe
+
+    def _check(self, connection: OpenConnection) -> None:
+        if connection.cluster and not self._in_cluster:
+            raise BackendRefusedError(BACKEND, "connect", _A_CLUSTER)
+
+    async def run(self, call: ScriptCall) -> Reply:
+        """
+        Run a script on this server.
+
+        Raises:
+            ReplyError: the server refused it.
+            UnconfirmedError: it ran, but too few replicas have what it wrote.
+            Exception: there is no connection, or it broke.
+        """
+        pipe = await self.pipe()
+        try:
+            return await self._answer(pipe, _send(pipe, call, call.by_hash()))
+        except ReplyError as error:
+            if error.code != "NOSCRIPT":
+                raise
+        return await self._answer(pipe, _send(pipe, call, call.by_text()))
+
+    async def run_asking(self, call: ScriptCall) -> Reply:
+        """Run a script on this server while the slot is still moving to it."""
+        pipe = await self.pipe()
+        pipe.call("ASKING").add_done_callback(retrieve)
+        return await self._answer(pipe, _send(pipe, call, call.by_text()))
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[CallOutcome]:
+        """Run many scripts in one write. Each call has its own outcome."""
+        try:
+            pipe = await self.pipe()
+        except Exception as error:  # noqa: BLE001  (each call fails with the driver's error)
+            return [error] * len(calls)
+        outcomes = await self._send_all(pipe, [(call, call.by_hash()) for call in calls])
+        again = [n for n, found in enumerate(outcomes) if isinstance(found, ReplyError) and found.code == "NOSCRIPT"]
+        answers = await self._send_all(pipe, _each_text_once([calls[n] for n in again]))
+        for number, answer in zip(again, answers, strict=True):
+            outcomes[number] = answer
+        return outcomes
+
+    async def _send_all(self, pipe: Pipe, requests: Sequence[Request]) -> list[CallOutcome]:
+        sent = [_send(pipe, call, words) for call, words in requests]
+        return [await outcome_of(self._answer(pipe, one)) for one in sent]
+
+    async def _answer(self, pipe: Pipe, sent: _Sent) -> Reply:
+        """Wait for the reply, and for the replicas that the call demands."""
+        reply = await self._reply(pipe, sent.reply)
+        if sent.confirmation is None:
+            return reply
+        try:
+            count = await self._reply(pipe, asyncio.shield(sent.confirmation))
+        except ReplyError as error:
+            raise UnconfirmedError(reply, 0) from error
+        if not isinstance(count, int) or count < sent.replicas:
+            raise UnconfirmedError(reply, count)
+        return reply
+
+    async def _reply(self, pipe: Pipe, future: asyncio.Future[Reply]) -> Reply:
+        """Wait for a reply on *pipe*. Close the connection if the server is silent, or no master."""
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if pipe.silent_for >= SILENCE:
+                pipe.close("the server was silent")
+            raise
+        except ReplyError as error:
+            if error.code in _NOT_MASTER:
+                pipe.close("the server is no master")  # the next call looks for the master again
+            raise
+
+    async def aclose(self) -> None:
+        """Close the connection; the next call opens another."""
+        pipe, opening = self._pipe, self._opening
+        self._pipe = self._opening = None
+        if not self._is_owner():
+            return
+        if opening is not None:
+            await cancel_and_wait(opening)
+        if pipe is not None:
+            pipe.close()
+            await pipe.closed()
+
+
+class _Sent(NamedTuple):
+    """A call on its way, and the replicas that have to confirm it."""
+
+    reply: asyncio.Future[Reply]
+    confirmation: asyncio.Future[Reply] | None
+    replicas: int
+
+
+def _send(pipe: Pipe, call: ScriptCall, words: tuple[Argument, ...]) -> _Sent:
+    """Send a call and, right behind it, the question for the replicas."""
+    reply = pipe.call(*words, follow=call.follow)
+    confirmation = pipe.confirm(call.replicas, _CONFIRM_MS) if call.replicas else None
+    return _Sent(reply, confirmation, call.replicas)
+
+
+def _each_text_once(calls: Sequence[ScriptCall]) -> list[Request]:
+    """Send the text of each script once to a server that has forgotten it; the calls after it go by hash."""
+    first = {call.script: number for number, call in reversed(list(enumerate(calls)))}
+    return [
+        (call, call.by_text() if first[call.script] == number else call.by_hash()) for number, call in enumerate(calls)
+    ]
+
+
+def cancellations() -> int:
+    """How often the current task was cancelled: tells its own cancellation from that of the task it awaits."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+async def outcome_of(run: Awaitable[Reply]) -> CallOutcome:
+    """Return the error of *run* instead of raising it."""
+    try:
+        return await run
+    except Exception as error:  # noqa: BLE001
+        return error

@@ -1,0 +1,226 @@
+"""
+One connection that all requests share. It speaks RESP3: the server replies in the order of the commands.
+
+All commands of one turn of the event loop leave in one write. No request has the connection to itself,
+so a cancelled one does no harm: the pipe reads its reply and drops it. Messages that the server sends
+unasked (wake-ups, changed keys) may stand between the replies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+import hiredis
+
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk.backends.redis.scripts import Argument
+
+Reply: TypeAlias = object
+"""None, int, bytes, float, bool, or a list or dict of those."""
+
+Push = Callable[[list[Reply]], None]
+"""Called with every message that is not a reply: its kind, then its parts."""
+
+
+class PipeError(Exception):
+    """The connection broke. It is unknown whether the server has run the command."""
+
+
+class ReplyError(Exception):
+    """
+    The server refused a command.
+
+    Only the code is shown: the text of some errors repeats the command, which may have owner ids.
+    """
+
+    def __init__(self, text: str) -> None:
+        if text.startswith("@user_script: "):  # Redis 6.2 puts the place in the script first
+            text = text.split(" ", 2)[-1].removeprefix("-")
+            text = text if text.partition(" ")[0].isupper() else f"ERR {text}"
+        self.words = text.split(" ", 3)[:3]  # enough for MOVED, and no owner id
+        super().__init__(self.code)
+
+    @property
+    def code(self) -> str:
+        """The first word of the error, such as NOSCRIPT or MOVED, or "?" if it is not made of capital letters."""
+        return self.words[0] if _CODE.fullmatch(self.words[0]) else "?"
+
+
+_CODE = re.compile("[A-Z]{1,32}")
+_CLOCK = BootClock()
+_MORE = object()
+_pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
+
+
+class Pipe(asyncio.Protocol):
+    """
+    The protocol of one open connection, in one event loop. It is not used again once the connection is lost.
+
+    Args:
+        on_push: Receives the messages that are no replies.
+    """
+
+    def __init__(self, on_push: Push) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_push = on_push
+        self._reader = hiredis.Reader(protocolError=PipeError, replyError=ReplyError, notEnoughData=_MORE)
+        self._transport: asyncio.Transport | None = None
+        self._loss: str | None = None  # why the connection is lost
+        self._unsent: list[bytes] = []
+        self._flushing = False
+        self._expected: deque[asyncio.Future[Reply]] = deque()  # one future for each reply to come, in their order
+        self._subscribing: deque[tuple[asyncio.Future[Reply], bytes, bytes]] = deque()
+        self._confirmation: asyncio.Future[Reply] | None = None
+        self._wait_command: bytes = b""
+        self._disconnected = self._loop.create_future()
+        self._unread = self._loop.create_future()  # stands in `_expected` for a reply that no caller reads
+        self._unread.cancel()
+        self.channels: dict[str, asyncio.Future[Reply]] = {}
+        """The subscriptions of this connection, each with its confirmation."""
+        self._silent_since = 0.0  # when the first command was sent after the last byte had arrived
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds without a byte from the server while commands wait for replies."""
+        return _CLOCK.now() - self._silent_since if self._expected else 0.0
+
+    def attach(self, transport: asyncio.Transport) -> None:
+        """Begin to use *transport*, which hands its bytes to this protocol."""
+        self._transport = transport
+
+    @property
+    def usable(self) -> bool:
+        """Whether the connection is open, as far as this end knows."""
+        return self._loss is None and self._transport is not None and not self._transport.is_closing()
+
+    def call(self, *words: Argument, follow: str = "") -> asyncio.Future[Reply]:
+        """
+        Send one command. The future is its reply, or raises `ReplyError` or `PipeError`.
+
+        With *follow*, a second command reads this key, so that client tracking follows it. Its reply is dropped.
+        """
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        if self._loss is not None or self._transport is None:
+            _fail(future, PipeError(self._loss or "not connected yet"))
+            return future
+        packed = _pack(words) + _pack(("EXISTS", follow)) if follow else _pack(words)
+        if self._expected or self._unsent:
+            self._unsent.append(packed)
+            self._flush_soon()
+        else:
+            self._silent_since = _CLOCK.now()
+            self._transport.write(packed)  # no other command could share the write
+        self._expected.append(future)
+        if follow:
+            self._expected.append(self._unread)
+        return future
+
+    def subscribe(self, command: str, channel: str) -> asyncio.Future[Reply]:
+        """Send SUBSCRIBE, SSUBSCRIBE or their opposites. The server confirms them by a message, not by a reply."""
+        future = self.call(command, channel)
+        if not future.done():
+            self._subscribing.append((future, command.lower().encode(), channel.encode()))
+        return future
+
+    def confirm(self, replicas: int, milliseconds: int) -> asyncio.Future[Reply]:
+        """
+        Send WAIT: how many of *replicas* have everything that was sent in this turn of the loop.
+
+        All calls of one turn share one answer. Call it right after `call`, without an ``await`` in between.
+        """
+        if self._confirmation is None:
+            self._confirmation = self._loop.create_future()
+            self._wait_command = _pack(("WAIT", replicas, milliseconds))
+            self._flush_soon()
+        return self._confirmation
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._confirmation is not None:
+            self._unsent.append(self._wait_command)
+            self._expected.append(self._confirmation)
+            self._confirmation = None
+        if self._loss is not None or self._transport is None:
+            self._fail_expected()
+        else:
+            self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Give each reply to its future, and each message to `on_push`."""
+        self._silent_since = _CLOCK.now()
+        reader = self._reader
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not _MORE:
+                if type(reply) is hiredis.PushNotification:
+                    self._take_push(reply)
+                else:
+                    self._settle(reply)
+        except (PipeError, TypeError, IndexError):  # the last two: a map with lists as keys, a message without parts
+            self.close("the server sent something that is not RESP3")
+
+    def _settle(self, reply: Reply) -> None:
+        if not self._expected:
+            self.close("the server sent a reply to no command")
+            return
+        future = self._expected.popleft()
+        if self._subscribing and self._subscribing[0][0] is future:
+            self._subscribing.popleft()
+        if future.done():
+            return  # its caller was cancelled
+        if isinstance(reply, ReplyError):
+            _fail(future, reply)
+        else:
+            future.set_result(reply)
+
+    def _take_push(self, message: list[Reply]) -> None:
+        if self._subscribing:
+            future, command, channel = self._subscribing[0]
+            if future is self._expected[0] and message[:2] == [command, channel]:
+                self._settle(message)
+                return
+        self._on_push(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail every command that waits for a reply."""
+        if not self._disconnected.done():
+            self._disconnected.set_result(None)
+        self._lose("the connection was lost" if exc is None else f"the connection was lost ({type(exc).__name__})")
+
+    def close(self, why: str = "the connection was closed") -> None:
+        """Close the connection at once, and fail every command that waits for a reply."""
+        self._lose(why)
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def closed(self) -> None:
+        """Wait until the socket is closed, at most a second."""
+        if self._transport is not None:
+            await asyncio.wait((self._disconnected,), timeout=1.0)
+
+    def _lose(self, why: str) -> None:
+        if self._loss is None:
+            self._loss = why
+            self._fail_expected()
+
+    def _fail_expected(self) -> None:
+        expected, self._expected = self._expected, deque()
+        self._subscribing.clear()
+        for future in expected:
+            if not future.done():
+                _fail(future, PipeError(self._loss))
+
+
+def _fail(future: asyncio.Future[Reply], error: Exception) -> None:
+    future.set_exception(error)
+    future.exception()  # read here, so that asyncio logs nothing when its caller was cancelled

@@ -1,0 +1,256 @@
+"""
+Which server runs a script.
+
+`SingleMasterRouter`: one server, or the one that Sentinels call the master now. `ClusterRouter`: the slot of the
+script's keys decides, by a map that a server of the cluster has sent. The map may be out of date. It is read again:
+
+1. When a server replies MOVED. It names the server that has the slot now, and the call goes on there.
+2. When a server cannot be reached, or the map names none for a slot: a replica may have become the master.
+
+While a slot is moving, a server replies ASK for keys that have left it, and the call goes on at the server it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from contextvars import Context
+from typing import Protocol
+
+from fencing_sdk._values.futures import cancel_and_wait, retrieve
+from fencing_sdk.backends.redis.connection.cluster import SlotMap, slot_of
+from fencing_sdk.backends.redis.connection.dial import RedisDialer
+from fencing_sdk.backends.redis.connection.node import (
+    CallOutcome,
+    RedisNode,
+    UnconfirmedError,
+    cancellations,
+    outcome_of,
+)
+from fencing_sdk.backends.redis.connection.pipe import PipeError, Reply, ReplyError
+from fencing_sdk.backends.redis.scripts import ScriptCall
+
+MakeNode = Callable[[RedisDialer], RedisNode]
+
+_REDIRECTIONS = {"MOVED", "ASK"}
+_HOPS = 5
+"""Servers that one call tries before it fails: slots move one at a time."""
+
+
+class RedisRouter(Protocol):
+    """Finds the server of a script."""
+
+    async def node(self, key: str) -> RedisNode:
+        """The server that has *key*."""
+        ...
+
+    async def run(self, call: ScriptCall) -> Reply:
+        """Run one script on the server that has its keys."""
+        ...
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[CallOutcome]:
+        """
+        Run many scripts, in one write for each server. Each call has its own outcome.
+
+        When it is cancelled after some servers have answered, it returns their answers.
+        """
+        ...
+
+    def nodes(self) -> Sequence[RedisNode]:
+        """Every known server."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        ...
+
+
+class SingleMasterRouter:
+    """Runs every script on one server."""
+
+    def __init__(self, dialer: RedisDialer, make_node: MakeNode) -> None:
+        self._node = make_node(dialer)
+
+    async def node(self, key: str) -> RedisNode:  # noqa: ARG002  (it has every key)
+        """See `RedisRouter.node`."""
+        return self._node
+
+    async def run(self, call: ScriptCall) -> Reply:
+        """See `RedisRouter.run`."""
+        return await self._node.run(call)
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[CallOutcome]:
+        """See `RedisRouter.run_all`."""
+        return await self._node.run_all(calls)
+
+    def nodes(self) -> Sequence[RedisNode]:
+        """See `RedisRouter.nodes`."""
+        return (self._node,)
+
+    async def aclose(self) -> None:
+        """See `RedisRouter.aclose`."""
+        await self._node.aclose()
+
+
+class ClusterRouter:
+    """Runs a script on the server that has the slot of its keys."""
+
+    def __init__(self, slots: SlotMap, make_node: MakeNode) -> None:
+        self._slots = slots
+        self._make_node = make_node
+        self._nodes: dict[str, RedisNode] = {}
+        self._moved: dict[int, str] = {}  # slot -> address, from MOVED replies since the map was read
+        self._refreshing: asyncio.Task[None] | None = None
+        self._map_was_read = False
+
+    async def node(self, key: str) -> RedisNode:
+        """See `RedisRouter.node`."""
+        await self._ready()
+        return self._node_of(key)
+
+    async def run(self, call: ScriptCall) -> Reply:
+        """See `RedisRouter.run`."""
+        await self._ready()
+        node = self._node_of(call.keys[0])
+        for _ in range(_HOPS):
+            try:
+                return await node.run(call)
+            except ReplyError as error:
+                if error.code not in _REDIRECTIONS:
+                    raise
+                node = self._redirected(error, call)
+                if error.code == "ASK":
+                    return await node.run_asking(call)
+            except Exception as error:
+                self._refresh_after(error)
+                raise
+        msg = "the slot moved again and again"
+        raise PipeError(msg)
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[CallOutcome]:
+        """See `RedisRouter.run_all`."""
+        try:
+            await self._ready()
+        except Exception as error:  # noqa: BLE001  (each call fails with the driver's error)
+            return [error] * len(calls)
+        outcomes: list[CallOutcome] = [None] * len(calls)
+        by_node: dict[RedisNode, list[int]] = {}
+        for number, call in enumerate(calls):
+            try:
+                by_node.setdefault(self._node_of(call.keys[0]), []).append(number)
+            except Exception as error:  # noqa: BLE001  (the calls for other slots go on)
+                outcomes[number] = error
+        work = {
+            asyncio.ensure_future(self._run_on(node, [calls[n] for n in numbers])): numbers
+            for node, numbers in by_node.items()
+        }
+        await _wait_for_answers(work)
+        for task, numbers in work.items():
+            answers = task.result() if task.done() else [PipeError("the server did not answer in time")] * len(numbers)
+            for number, outcome in zip(numbers, answers, strict=True):
+                outcomes[number] = outcome
+        return outcomes
+
+    async def _run_on(self, node: RedisNode, calls: Sequence[ScriptCall]) -> list[CallOutcome]:
+        """Run the calls of one server, and again elsewhere those that it redirects."""
+        outcomes = await node.run_all(calls)
+        redirected: list[int] = []
+        for number, outcome in enumerate(outcomes):
+            if isinstance(outcome, ReplyError) and outcome.code in _REDIRECTIONS:
+                redirected.append(number)
+            elif isinstance(outcome, Exception):
+                self._refresh_after(outcome)
+        answers = await asyncio.gather(*(outcome_of(self.run(calls[number])) for number in redirected))
+        for number, answer in zip(redirected, answers, strict=True):
+            outcomes[number] = answer
+        return outcomes
+
+    def nodes(self) -> Sequence[RedisNode]:
+        """See `RedisRouter.nodes`."""
+        return tuple(self._nodes.values())
+
+    async def aclose(self) -> None:
+        """See `RedisRouter.aclose`."""
+        nodes, refreshing = tuple(self._nodes.values()), self._refreshing
+        self._nodes.clear()
+        self._moved.clear()
+        self._refreshing = None
+        self._map_was_read = False
+        if refreshing is not None and refreshing.get_loop() is asyncio.get_running_loop():
+            await cancel_and_wait(refreshing)
+        await asyncio.gather(*(node.aclose() for node in nodes))
+
+    def _redirected(self, error: ReplyError, call: ScriptCall) -> RedisNode:
+        """The server that a MOVED or ASK names."""
+        address = error.words[2]
+        if error.code == "MOVED":
+            self._moved[slot_of(call.keys[0].encode())] = address
+            self._refresh_soon()
+        return self._node_at(address)
+
+    def _refresh_after(self, error: Exception) -> None:
+        """Read the map again after an *error* that no server has sent: a replica may have taken over."""
+        if self._map_was_read and not isinstance(error, ReplyError | UnconfirmedError):  # else the next call reads it
+            self._refresh_soon()
+
+    def _node_of(self, key: str) -> RedisNode:
+        slot = slot_of(key.encode())
+        try:
+            return self._node_at(self._moved.get(slot) or self._slots.address(slot))
+        except Exception as error:
+            self._refresh_after(error)
+            raise
+
+    def _node_at(self, address: str) -> RedisNode:
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes[address] = self._make_node(self._slots.dialer(address))
+        return node
+
+    async def _ready(self) -> None:
+        """Wait for the first map. A later one is read in the background."""
+        if self._map_was_read:
+            return
+        task, before = self._refresh_soon(), cancellations()
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and cancellations() == before:
+                msg = "the backend was closed while it looked for the servers"
+                raise PipeError(msg) from None
+            raise
+
+    def _refresh_soon(self) -> asyncio.Task[None]:
+        if self._refreshing is None or self._refreshing.get_loop() is not asyncio.get_running_loop():
+            self._refreshing = asyncio.get_running_loop().create_task(self._read_map(), context=Context())
+            self._refreshing.add_done_callback(self._refreshed)
+        return self._refreshing
+
+    async def _read_map(self) -> None:
+        await self._slots.refresh()
+        self._moved.clear()
+        self._map_was_read = True
+        masters = self._slots.masters()
+        gone = [self._nodes.pop(address) for address in tuple(self._nodes) if address not in masters]
+        await asyncio.gather(*(node.aclose() for node in gone))
+
+    def _refreshed(self, task: asyncio.Task[None]) -> None:
+        if task is self._refreshing:
+            self._refreshing = None
+        retrieve(task)
+
+
+async def _wait_for_answers(work: Collection[asyncio.Future[list[CallOutcome]]]) -> None:
+    """
+    Wait for *work*. When cancelled, keep the answers that have come, if there are any.
+
+    So a server that hangs does not cost the answers of the others: at the limit of a call, some of them are
+    better than none.
+    """
+    try:
+        await asyncio.wait(work) if work else None
+    except asyncio.CancelledError:
+        for task in work:
+            task.cancel()
+        if not any(task.done() for task in work):
+            raise

@@ -1,0 +1,97 @@
+"""
+Translates errors of Redis and its driver to the two errors of the contract.
+
+`BackendRefusedError` needs both: another try cannot help, *and* nothing was granted, because the engine then stops
+without a release. Every other error, known or not, is `BackendUnavailableError`: the outcome of the request is
+unknown until the next request. The class and the code of an error reply decide. The text of a driver's error is never
+repeated, because it may quote a URL.
+"""
+
+from __future__ import annotations
+
+import ssl
+from functools import partial
+
+import redis.exceptions as driver
+from redis.asyncio.sentinel import MasterNotFoundError
+
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict
+from fencing_sdk.backends.redis.connection.dial import BACKEND
+from fencing_sdk.backends.redis.connection.node import UnconfirmedError
+from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError
+from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
+
+CODES: dict[str, Verdict] = {
+    # Another try may help.
+    "LOADING": (BackendUnavailableError, "the server is loading its data"),
+    "BUSY": (BackendUnavailableError, "the server is busy with a script"),
+    "READONLY": (BackendUnavailableError, "the server is a replica; the next call looks for the master again"),
+    "MASTERDOWN": (BackendUnavailableError, "the server is a replica whose master is down"),
+    "CLUSTERDOWN": (BackendUnavailableError, "the cluster does not serve all slots"),
+    "TRYAGAIN": (BackendUnavailableError, "the slot is moving"),
+    "NOREPLICAS": (BackendUnavailableError, "too few replicas are connected for the server to accept writes"),
+    "MISCONF": (BackendUnavailableError, "the server cannot save its data"),
+    "OOM": (BackendUnavailableError, "the server has reached its maxmemory"),
+    # Another try cannot help.
+    "NOAUTH": (BackendRefusedError, "the server requires a password"),
+    "WRONGPASS": (BackendRefusedError, "wrong user or password"),
+    "NOPERM": (BackendRefusedError, "the user may not run the scripts; see the page of the backend for its rules"),
+    "WRONGTYPE": (BackendRefusedError, "a key of the lock holds something else; set another prefix"),
+    "TOKENRANGE": (BackendRefusedError, "the next token would not fit into 53 bits; is the server's clock right?"),
+    "ERR": (BackendRefusedError, "it is older than Redis 6.2, a permission is missing, or a key holds something else"),
+}
+
+CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
+    (UnconfirmedError, (BackendUnavailableError, "too few replicas confirmed the write")),
+    (PipeError, (BackendUnavailableError, "the connection broke")),
+    (driver.AuthenticationWrongNumberOfArgsError, CODES["WRONGPASS"]),
+    (driver.AuthenticationError, CODES["WRONGPASS"]),
+    (driver.NoPermissionError, CODES["NOPERM"]),
+    (driver.BusyLoadingError, CODES["LOADING"]),
+    (driver.ReadOnlyError, CODES["READONLY"]),
+    (driver.ClusterDownError, CODES["CLUSTERDOWN"]),
+    (ssl.SSLCertVerificationError, (BackendRefusedError, "the server's certificate is not trusted")),
+    (FileNotFoundError, (BackendRefusedError, "a file that the URL or the client names does not exist")),
+    (MasterNotFoundError, (BackendUnavailableError, "no Sentinel knows a master that is up; is the service right?")),
+    (driver.ResponseError, (BackendRefusedError, "the server refuses the login; does the database exist?")),
+    (driver.ConnectionError, (BackendUnavailableError, "no connection to the server")),
+    (OSError, (BackendUnavailableError, "no connection to the server")),
+)
+
+_UNKNOWN: Verdict = (BackendUnavailableError, "Redis failed")
+
+
+def translated(operation: str, error: Exception) -> BackendError:
+    """Return the error of the contract for *error*. A code counts more than a class."""
+    if isinstance(error, BackendError):
+        return error
+    if isinstance(error, UnreachableError):
+        return BackendUnavailableError(BACKEND, operation, str(error))
+    kind, hint = _verdict(error)
+    cause = error.code if isinstance(error, ReplyError) else type(error).__name__
+    return kind(BACKEND, operation, f"{hint} ({cause})")
+
+
+def _verdict(error: BaseException) -> Verdict:
+    if isinstance(error, ReplyError):
+        return CODES.get(error.code, _UNKNOWN)
+    if type(error) is driver.ResponseError and (known := CODES.get(str(error).partition(" ")[0])) is not None:
+        return known
+    for kind, verdict in CLASSES:
+        if isinstance(error, kind):
+            inner = error.__cause__
+            return verdict if inner is None or verdict[0] is BackendRefusedError else _refusal(inner) or verdict
+    return _UNKNOWN
+
+
+def _refusal(error: BaseException) -> Verdict | None:
+    """The verdict on the cause of a connection error, if another try cannot help."""
+    verdict = _verdict(error)
+    if isinstance(error, ReplyError) and error.code != "NOPERM":
+        return None  # the reply to WAIT; a demoted master sends such replies too
+    return verdict if verdict[0] is BackendRefusedError else None
+
+
+translating = partial(ErrorTranslation, translated)
+"""``with translating("acquire")``: an error of the driver leaves the block as an error of the contract."""

@@ -1,0 +1,67 @@
+"""
+The keys of a lock, all of them in one slot of a Redis Cluster.
+
+    {fencing:invoices/42}:l    the lease: owner NUL token NUL, then '=' and the metadata if there is any
+    {fencing:invoices/42}:t    the last token granted
+    {fencing:invoices/42}:q    the line: the owners that wait, in the order of arrival
+    {fencing:invoices/42}:w    the line: the last sign of life of each owner, and the message that wakes it
+
+A hash tag ends at the first closing brace, so braces in a name are percent-encoded. Otherwise two
+names could have the same tag, or a tag could be empty.
+"""
+
+from __future__ import annotations
+
+from fencing_sdk._values.names import check_name
+from fencing_sdk.errors import ConfigurationError
+
+DEFAULT_PREFIX = "fencing"
+_ESCAPED = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
+
+
+def check_prefix(prefix: object) -> str:
+    """
+    Return *prefix* if the keys of locks can begin with it.
+
+    Raises:
+        ConfigurationError: it is not a name, or it has braces.
+    """
+    prefix = check_name(prefix, parameter="prefix")
+    if "{" in prefix or "}" in prefix:
+        msg = "prefix must have no braces: the backend sets its own hash tag around prefix and name"
+        raise ConfigurationError(msg)
+    return prefix
+
+
+class RedisKeys:
+    """The keys that begin with one prefix."""
+
+    __slots__ = ("_prefix",)
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def tag(self, name: str) -> str:
+        """The hash tag with which all keys of a lock begin, braces included."""
+        if "{" not in name and "}" not in name and "%" not in name:  # translate() is slow, and mostly changes nothing
+            return f"{{{self._prefix}:{name}}}"
+        return f"{{{self._prefix}:{name.translate(_ESCAPED)}}}"
+
+    def wake_channel(self, client: str) -> str:
+        """The channel on which one client receives the messages for its waiters, whichever locks they wait for."""
+        return f"{{{self._prefix}}}:wake:{client}"
+
+
+def lease_key(tag: str) -> str:
+    """The key of the lease: the holder, its token and its metadata."""
+    return f"{tag}:l"
+
+
+def token_key(tag: str) -> str:
+    """The key of the last token granted."""
+    return f"{tag}:t"
+
+
+def line_keys(tag: str) -> tuple[str, str]:
+    """The keys of the line: the order of arrival, and the signs of life."""
+    return f"{tag}:q", f"{tag}:w"

@@ -1,0 +1,102 @@
+"""
+Notices a grant that ends behind its holder's back.
+
+1. The server follows every lease that this connection has read or renewed (client tracking), and sends a
+   message when another client changes it: an operator deletes it, FLUSHALL, a later grant after an expiry.
+2. The message says "changed", not "lost". So the lease is renewed at once: a refusal is the loss.
+3. Changes between two connections are told to no client. So all leases are renewed when a connection opens.
+
+If the server does not permit tracking, the next heartbeat notices the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from fencing_sdk._values.claim import Claim, Renewal
+from fencing_sdk._values.futures import retrieve
+from fencing_sdk.abc import LossNotice
+from fencing_sdk.backends._shared.background_task import BackgroundTask
+from fencing_sdk.backends._shared.loss_notices import LossNotices
+from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
+from fencing_sdk.errors import LossReason
+
+Renew = Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal]]]
+
+_REASONS = {Renewal.REFUSED: LossReason.REVOKED, Renewal.TAKEN_OVER: LossReason.TAKEN_OVER}
+
+
+class RedisLossWatcher:
+    """
+    The grants of one backend, each until it ends.
+
+    Args:
+        renew: Renews claims, as `fencing_sdk.abc.Backend.renew` does.
+    """
+
+    def __init__(self, renew: Renew) -> None:
+        self._renew = renew
+        self._held: dict[str, Claim] = {}  # by the key of the lease
+        self._changed: dict[str, None] = {}  # keys that are to be checked
+        self._notices = LossNotices()
+        self._check = BackgroundTask()
+
+    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
+        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
+        return self._notices.on_loss(notice)
+
+    def granted(self, key: str, claim: Claim) -> None:
+        """Watch a new grant."""
+        self._held[key] = claim
+
+    def ended(self, key: str, claim: Claim) -> None:
+        """Stop watching a grant that its holder ends."""
+        held = self._held.get(key)
+        if held is not None and held.owner == claim.owner:
+            del self._held[key]
+
+    def on_connect(self, pipe: Pipe) -> None:
+        """Ask the server to report changes made by other clients, and check every lease."""
+        pipe.call("CLIENT", "TRACKING", "ON", "NOLOOP").add_done_callback(retrieve)
+        self._check_soon(self._held)
+
+    def on_push(self, message: list[Reply]) -> None:
+        """Check the leases that a message reports as changed; all of them after FLUSHALL."""
+        if message[0] != b"invalidate":
+            return
+        keys = message[1]
+        self._check_soon(self._held if keys is None else _texts(keys))
+
+    def _check_soon(self, keys: Iterable[str]) -> None:
+        changed = [key for key in keys if key in self._held]
+        self._changed.update(dict.fromkeys(changed))
+        if changed:
+            self._check.start(self._check_changed)
+
+    async def _check_changed(self) -> None:
+        try:
+            while self._changed:
+                held = [(key, self._held[key]) for key in self._changed if key in self._held]
+                self._changed.clear()
+                renewals = await self._renew([claim for _, claim in held])
+                for (key, claim), renewal in zip(held, renewals, strict=True):
+                    if renewal in _REASONS:
+                        self._lost(key, claim, _REASONS[renewal])
+        except Exception:  # noqa: BLE001  (a failed request proves no loss; the heartbeat asks again)
+            self._changed.clear()
+
+    def _lost(self, key: str, claim: Claim, reason: LossReason) -> None:
+        held = self._held.get(key)
+        if held is None or held.owner != claim.owner:
+            return  # the holder has released it meanwhile
+        del self._held[key]
+        self._notices.tell(claim, reason)
+
+    async def aclose(self) -> None:
+        """End the check that is under way."""
+        await self._check.aclose()
+
+
+def _texts(keys: object) -> list[str]:
+    """Decode the keys of a message. Keys of other programs may have any bytes."""
+    return [key.decode(errors="replace") for key in keys if isinstance(key, bytes)] if isinstance(keys, list) else []

@@ -1,0 +1,187 @@
+"""The requests of the backend as calls of scripts, and how the answers are read. No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Holder, Renewal, holder_of
+from fencing_sdk.backends.redis.connection.node import CallOutcome
+from fencing_sdk.backends.redis.connection.pipe import Reply, ReplyError
+from fencing_sdk.backends.redis.keys import RedisKeys, lease_key, line_keys, token_key
+from fencing_sdk.backends.redis.scripts import ACQUIRE, INSPECT, JOIN, LEAVE, RELEASE, RENEW, Argument, ScriptCall
+from fencing_sdk.errors import ConfigurationError, shown
+
+DEFAULT_RETENTION = 7 * 86400.0
+_MOST_REPLICAS = 100
+_TOKEN_DIGITS = len(str(TOKEN_LIMIT))
+_RENEWALS = {ord("1"): Renewal.RENEWED, ord("0"): Renewal.REFUSED, ord("x"): Renewal.TAKEN_OVER}
+
+
+class RedisRequests:
+    """
+    Makes the calls of scripts for one backend.
+
+    Args:
+        keys: The keys of its prefix.
+
+        tokens: ``"hybrid"`` or ``"counter"``.
+
+        fair: Whether a free lock goes only to the head of the line.
+
+        retention: Seconds that the last token of a free lock is kept; with ``"counter"`` it is kept for ever.
+
+        min_replicas: Replicas that must have a grant or a renewal before it counts.
+
+    Raises:
+        ConfigurationError: an argument has a wrong type or value.
+    """
+
+    def __init__(
+        self, keys: RedisKeys, *, tokens: object, fair: object, retention: object, min_replicas: object
+    ) -> None:
+        if not isinstance(tokens, str) or tokens not in {"hybrid", "counter"}:
+            msg = f"tokens must be 'hybrid' or 'counter', got {shown(tokens)}"
+            raise ConfigurationError(msg)
+        kept = milliseconds(_check_retention(retention)) if tokens == "hybrid" else 0
+        self._keys = keys
+        self._options: tuple[Argument, ...] = (str(tokens), kept, "fair" if _check_switch(fair, "fair") else "barge")
+        self._replicas = _check_replicas(min_replicas)
+
+    def lease(self, name: str) -> str:
+        """The key of the lease of lock *name*."""
+        return lease_key(self._keys.tag(name))
+
+    def acquire(self, claim: Claim) -> ScriptCall:
+        """Ask for a grant; the reply is the token, or ``[milliseconds left, 1 if the caller is in the line]``."""
+        tag = self._keys.tag(claim.name)
+        keys = (lease_key(tag), token_key(tag), *line_keys(tag))
+        arguments = (claim.owner, milliseconds(claim.ttl), _stored(claim.metadata), *self._options)
+        return ScriptCall(ACQUIRE, keys, arguments, self._replicas, follow=keys[0])
+
+    def renew(self, claims: Sequence[Claim]) -> ScriptCall:
+        """Renew leases, all in one slot on a cluster."""
+        arguments: list[Argument] = []
+        for claim in claims:
+            arguments += (claim.owner, milliseconds(claim.ttl))
+        return ScriptCall(RENEW, [self.lease(claim.name) for claim in claims], arguments, self._replicas)
+
+    def release(self, claim: Claim) -> ScriptCall:
+        """Release a lock, and wake the head of its line."""
+        return ScriptCall(RELEASE, self._lease_and_line(claim), (claim.owner,))
+
+    def release_alone(self, claim: Claim) -> ScriptCall:
+        """Release a lock without access to its line: its waiters notice at their next try."""
+        return ScriptCall(RELEASE, (self.lease(claim.name),), (claim.owner,))
+
+    def join(self, claim: Claim, command: str, channel: str, ticket: str) -> ScriptCall:
+        """Join the line; the server then wakes the waiter by *command* with *ticket* on *channel*."""
+        return ScriptCall(JOIN, self._lease_and_line(claim), (claim.owner, command, channel, ticket))
+
+    def leave(self, claim: Claim) -> ScriptCall:
+        """Leave the line."""
+        return ScriptCall(LEAVE, self._lease_and_line(claim), (claim.owner,))
+
+    def inspect(self, name: str) -> ScriptCall:
+        """Ask who holds a lock."""
+        return ScriptCall(INSPECT, (self.lease(name),), ())
+
+    def _lease_and_line(self, claim: Claim) -> tuple[str, ...]:
+        tag = self._keys.tag(claim.name)
+        return (lease_key(tag), *line_keys(tag))
+
+
+def milliseconds(seconds: float) -> int:
+    """Round up: the server may keep a grant for longer than its ttl, never for less."""
+    return math.ceil(seconds * 1000)
+
+
+def read_token(reply: bytes) -> int:
+    """
+    Read a token.
+
+    Raises:
+        ValueError: the reply is no token; it is unknown whether the lock was granted.
+    """
+    if reply.isdigit() and len(reply) <= _TOKEN_DIGITS and (number := int(reply)) < TOKEN_LIMIT:
+        return number
+    msg = "not a token"
+    raise ValueError(msg)
+
+
+def read_renewals(outcome: CallOutcome, count: int) -> list[Renewal]:
+    """Read the answer to a call that renews *count* leases; if it failed, their state is unknown."""
+    if isinstance(outcome, bytes) and len(outcome) == count:
+        return [_RENEWALS.get(code, Renewal.UNKNOWN) for code in outcome]
+    return [Renewal.UNKNOWN] * count
+
+
+def read_refusal(reply: Reply) -> tuple[float | None, bool]:
+    """Read a refusal: seconds until the lock may be free (None: no ttl), and whether the caller is in the line."""
+    left, in_line = reply if isinstance(reply, list) else (-1, 0)
+    return _seconds(left), bool(in_line)
+
+
+def _seconds(left: Reply) -> float | None:
+    """Convert milliseconds; a negative number means that the key has no ttl."""
+    if not isinstance(left, int):
+        msg = "not a number of milliseconds"
+        raise TypeError(msg)
+    return None if left < 0 else left / 1000
+
+
+def read_holder(name: str, reply: Reply) -> Holder | None:
+    """Read the holder of lock *name*; None if it is free."""
+    if not isinstance(reply, list):
+        return None
+    lease, left = reply
+    remaining = _seconds(left)
+    try:
+        owner, number, metadata = (lease if isinstance(lease, bytes) else b"").decode().split("\0", 2)
+        return Holder(
+            name,
+            read_token(number.encode()),
+            holder_of(owner),
+            math.inf if remaining is None else remaining,
+            metadata[1:] if metadata else None,
+        )
+    except ValueError:
+        msg = "WRONGTYPE this is no lease"  # the server's code for a key that is no string
+        raise ReplyError(msg) from None
+
+
+def _stored(metadata: str | None) -> str:
+    """Mark metadata, so that an empty text differs from no metadata."""
+    return "" if metadata is None else f"={metadata}"
+
+
+def _check_retention(retention: object) -> float:
+    try:
+        value = float(retention)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        value = math.nan
+    if isinstance(retention, bool) or not 1.0 <= value <= 100 * 365 * 86400.0:
+        msg = f"retention must be a number of seconds from 1 to a hundred years, got {shown(retention)}"
+        raise ConfigurationError(msg)
+    return value
+
+
+def _check_switch(value: object, parameter: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    chosen = value if isinstance(value, bool) else words.get(str(value).lower()) if isinstance(value, str) else None
+    if chosen is None:
+        msg = f"{parameter} must be True or False, got {shown(value)}"
+        raise ConfigurationError(msg)
+    return chosen
+
+
+def _check_replicas(value: object) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not isinstance(value, int | str) or not (text.isascii() and text.isdigit()):
+        count = -1
+    else:
+        count = int(text[:9])
+    if not 0 <= count <= _MOST_REPLICAS:
+        msg = f"min_replicas must be a whole number from 0 to {_MOST_REPLICAS}, got {shown(value)}"
+        raise ConfigurationError(msg)
+    return count

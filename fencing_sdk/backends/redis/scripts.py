@@ -1,0 +1,67 @@
+"""
+The Lua scripts beside this file. The server runs each as one atomic step.
+
+    acquire.lua, renew.lua, release.lua, inspect.lua     what `fencing_sdk.abc.Backend` promises
+    join.lua, leave.lua                                  a waiter enters the line of a lock, and leaves it
+    line.lua                                             functions of the line, put in front of the scripts that use it
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import NamedTuple
+
+Argument = str | bytes | int
+"""One word of a command, as the driver packs it."""
+
+
+class RedisScript:
+    """A script: its text, and the hash by which a server that has seen the text finds it."""
+
+    __slots__ = ("sha", "text")
+
+    def __init__(self, *parts: str) -> None:
+        folder = files(__package__)
+        self.text = "\n".join(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in parts)
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+class ScriptCall(NamedTuple):
+    """One run of a script. Its keys, all in one slot, decide which server runs it."""
+
+    script: RedisScript
+    keys: Sequence[str]
+    arguments: Sequence[Argument]
+    replicas: int = 0
+    """Replicas that must have what the script wrote before its answer counts."""
+    follow: str = ""
+    """
+    A key that client tracking follows from then on: it is read behind the script, in the same write.
+
+    A read inside the script would make a server before Redis 7.2 follow all the keys of the script, for ever.
+    """
+
+    def by_hash(self) -> tuple[Argument, ...]:
+        """The command for a server that has seen the script."""
+        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.arguments)
+
+    def by_text(self) -> tuple[Argument, ...]:
+        """The command for a server that has not: after a restart, a failover or SCRIPT FLUSH."""
+        return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.arguments)
+
+
+ACQUIRE = RedisScript("line", "acquire")
+RENEW = RedisScript("renew")
+RELEASE = RedisScript("line", "release")
+INSPECT = RedisScript("inspect")
+JOIN = RedisScript("line", "join")
+LEAVE = RedisScript("line", "leave")
+
+PRELOADED = (LEAVE, RELEASE)
+"""
+The scripts that every new connection loads.
+
+A caller that gives up may be gone before the second request that a script unknown to the server needs.
+"""

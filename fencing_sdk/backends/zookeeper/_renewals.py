@@ -1,0 +1,130 @@
+"""
+Renewals: one batch of requests for all claims of a session.
+
+Nothing in ZooKeeper has to be prolonged lock by lock: any request keeps the session alive, and the
+session keeps its nodes. What a renewal proves is that the leader still knew the session after the
+renewal was sent, and that each node is still the one that was granted. One request does that for
+all nodes that are watched; only for the others each is asked about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from fencing_sdk._values.claim import Claim, Renewal
+from fencing_sdk.backends.zookeeper._nodes import Node, is_of, mark_of
+from fencing_sdk.backends.zookeeper._recipe import Recipe
+from fencing_sdk.backends.zookeeper._session import Session
+from fencing_sdk.backends.zookeeper._sessions import Sessions
+from fencing_sdk.backends.zookeeper._stakes import Key, Stake, Stakes, key_of
+from fencing_sdk.backends.zookeeper._upkeep import Upkeep
+
+__all__ = ["Renewals"]
+
+_PATIENCE = 1 / 8
+"""Part of a ttl after which those that have an answer wait for the others no longer: more than half an interval."""
+
+Outcomes = dict[Key, Renewal]
+
+
+class Renewals:
+    """One call of `Backend.renew` after the other, or side by side."""
+
+    def __init__(self, recipe: Recipe, sessions: Sessions, stakes: Stakes, upkeep: Upkeep) -> None:
+        self._recipe = recipe
+        self._sessions = sessions
+        self._stakes = stakes
+        self._upkeep = upkeep
+
+    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
+        """
+        Renew all; a session without an answer stops no other one.
+
+        Raises:
+            Exception: no claim has an answer; it is what the driver raised for the first.
+        """
+        outcomes: Outcomes = {}
+        groups: dict[Session, dict[Key, Claim]] = {}
+        for claim in claims:
+            stake = self._stakes.get(key_of(claim))
+            session = self._sessions.of(claim.ttl) if stake is None else stake.session
+            groups.setdefault(session, {})[key_of(claim)] = claim
+        errors = await _side_by_side(
+            [self._renew(session, list(group.values()), outcomes) for session, group in groups.items()],
+            patience=_PATIENCE * min(claim.ttl for claim in claims) if claims else 0.0,
+            enough=lambda: bool(outcomes),
+        )
+        if errors and not outcomes:
+            raise errors[0]
+        return [outcomes.get(key_of(claim), Renewal.UNKNOWN) for claim in claims]
+
+    async def _renew(self, session: Session, claims: list[Claim], outcomes: Outcomes) -> None:
+        if session.error is not None:  # it took its nodes along; who has the locks now is asked on the next one
+            session = self._sessions.of(claims[0].ttl)
+        await session.ready()
+        stakes = {key_of(claim): self._stakes.get(key_of(claim)) for claim in claims}
+        held = [stake for stake in stakes.values() if stake is not None and stake.held and stake.session is session]
+        lost = await self._gone(session, held)
+        for stake in held:
+            if stake in lost:
+                self._stakes.drop(stake)
+            elif stake.held:
+                self._upkeep.granted(stake)
+                outcomes[key_of(stake.claim)] = Renewal.RENEWED
+        rest = [claim for claim in claims if key_of(claim) not in outcomes]
+        lines = await self._recipe.look_at_all(session, [claim.name for claim in rest]) if rest else []
+        for claim, line in zip(rest, lines, strict=True):
+            outcomes[key_of(claim)] = await self._judge(session, claim, line)
+
+    async def _gone(self, session: Session, held: list[Stake]) -> list[Stake]:
+        """Those whose node has gone, or is another one. Answered by way of the leader, also if there are none."""
+        lost = []
+        asked = [stake for stake in held if not stake.surely_there]
+        while True:
+            found = await self._recipe.born(session, [stake.path for stake in asked])
+            lost += [stake for stake, born in zip(asked, found, strict=True) if born != stake.born]
+            held = [stake for stake in held if stake not in asked]
+            asked = [stake for stake in held if not stake.surely_there]  # something was heard of them meanwhile
+            if not asked:
+                return lost
+
+    async def _judge(self, session: Session, claim: Claim, line: list[Node]) -> Renewal:
+        """
+        What becomes of a claim that has no grant here.
+
+        Its node may be another client's, whose session keeps it alive; whoever has the claim may
+        renew it, and then has to keep it alive. A node on a session of ours is one that must go.
+        """
+        if not line:
+            return Renewal.REFUSED
+        first = line[0]
+        if first.mark != mark_of(claim.owner):
+            return Renewal.TAKEN_OVER
+        if is_of(first, session.id) or self._stakes.get(key_of(claim)) is not None:
+            return Renewal.REFUSED
+        found = await self._recipe.adopt(session, claim, first)
+        stake = Stake(claim, session, *found)
+        self._stakes.put(stake)
+        self._upkeep.granted(stake)
+        return Renewal.RENEWED
+
+
+async def _side_by_side(
+    works: Iterable[Coroutine[Any, Any, None]], *, patience: float, enough: Callable[[], bool]
+) -> list[Exception]:
+    """Do all, for *patience* seconds and until there is *enough*; what is not done then is given up. Returns errors."""
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(work) for work in works]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks, timeout=patience)
+        if not enough():
+            await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    return [end for end in ends if isinstance(end, Exception)]

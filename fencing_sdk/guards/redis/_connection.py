@@ -1,0 +1,220 @@
+"""
+Sends scripts through the user's client, or through a client that the guard makes for a URL.
+
+redis-py and valkey-py send a command again when its answer is lost. Raising a fence twice does no harm. But
+the caller's commands must not run twice: an INCR would count twice. So a guarded write is sent once, on a
+connection of the driver, and a lost answer is an error of the driver. This module imports a driver only for a URL.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Protocol, TypeAlias, cast
+
+from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.guards.redis._commands import Argument
+from fencing_sdk.guards.redis._scripts import CheckedScript
+
+_Send: TypeAlias = Callable[..., Awaitable[object]]
+
+_SINGLE = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
+_CLUSTER = {f"{scheme}+cluster": plain for scheme, plain in _SINGLE.items() if scheme != "unix"}
+
+PATIENCE = 5.0
+"""Seconds that a client for a URL waits for an answer, unless the URL sets another limit."""
+RESENDS = 3
+"""How often a client for a URL repeats what may be repeated. `Redis.from_url` sets no retries."""
+
+
+class _Encoder(Protocol):
+    def encode(self, value: Argument, /) -> bytes | memoryview: ...
+
+
+class _RedisConnection(Protocol):
+    async def connect(self) -> None: ...
+
+    async def disconnect(self) -> None: ...
+
+    async def can_read(self) -> bool: ...
+
+    async def send_command(self, *words: Argument) -> None: ...
+
+    async def read_response(self) -> object: ...
+
+
+class _RedisPool(Protocol):
+    async def get_connection(self, *hint: str) -> _RedisConnection: ...
+
+    def make_connection(self) -> _RedisConnection: ...
+
+    async def release(self, connection: _RedisConnection, /) -> None: ...
+
+
+class _RedisClient(Protocol):
+    """The part of `redis.asyncio` and `valkey.asyncio` clients that is used here."""
+
+    @property
+    def connection_pool(self) -> _RedisPool: ...
+
+    def get_encoder(self) -> _Encoder: ...
+
+    async def execute_command(self, *words: Argument, **options: object) -> object: ...
+
+    async def aclose(self) -> None: ...
+
+
+class _RedisClusterClient(_RedisClient, Protocol):
+    async def initialize(self) -> object: ...
+
+    def get_node_from_key(self, key: bytes, /) -> object: ...
+
+
+class GuardConnection:
+    """Sends scripts through a client of the driver, and encodes keys as the client does."""
+
+    __slots__ = ("_client", "_no_script", "_owned", "_send", "_send_once", "is_cluster")
+
+    def __init__(self, client: _RedisClient, *, owned: bool, family: str) -> None:
+        self._client = client
+        self._owned = owned
+        self._no_script: type[Exception] = importlib.import_module(f"{family}.exceptions").NoScriptError
+        self.is_cluster = hasattr(client, "get_node_from_key")
+        self._send: _Send = client.execute_command
+        self._send_once: _Send
+        if self.is_cluster:
+            self._send = _initialized(cast("_RedisClusterClient", client))
+            self._send_once = _through_cluster(cast("_RedisClusterClient", client))
+        else:
+            # valkey-py requires the name of the command; redis-py warns when it is given.
+            self._send_once = _through_pool(client.connection_pool, () if family == "redis" else ("EVALSHA",))
+
+    def encode(self, key: Argument) -> bytes:
+        """Encode *key* as the client does."""
+        return bytes(self._client.get_encoder().encode(key))
+
+    async def evaluate(
+        self, script: CheckedScript, keys: Sequence[bytes], arguments: Sequence[Argument], *, once: bool
+    ) -> object:
+        """
+        Run *script* on the server with the last of *keys*; return its reply.
+
+        With *once* it runs at most once. Without, the driver may send it again.
+        """
+        send = self._send_once if once else self._send
+        words = (len(keys), *keys, *arguments)
+        try:
+            return await send("EVALSHA", script.sha, *words)
+        except self._no_script:  # the server has not run it
+            return await send("EVAL", script.text, *words)
+
+    async def get(self, key: bytes) -> object:
+        """Read one key. A client may send GET to a replica, so a script reads it."""
+        return await self._send("EVAL", "return redis.call('GET', KEYS[1])", 1, key)
+
+    async def aclose(self) -> None:
+        """Close the client if the guard has made it."""
+        if self._owned:
+            await self._client.aclose()
+
+
+def _through_pool(pool: _RedisPool, hint: tuple[str, ...]) -> _Send:
+    async def send(*words: Argument) -> object:
+        connection = await pool.get_connection(*hint)
+        try:
+            if hasattr(connection, "can_read"):
+                await _freshen(connection)
+            await connection.send_command(*words)
+            return await connection.read_response()
+        finally:
+            await pool.release(connection)
+
+    return send
+
+
+async def _freshen(connection: _RedisConnection) -> None:
+    """
+    Connect again if the server has closed the connection, before anything is sent.
+
+    A pool of redis-py 8 does not check this while it listens for notices of maintenance. Earlier pools and
+    valkey-py's check it, and their connections have no ``can_read``.
+    """
+    if await connection.can_read():
+        await connection.disconnect()
+        await connection.connect()
+
+
+def _initialized(cluster: _RedisClusterClient) -> _Send:
+    """
+    Let the client read the map of the cluster before the first command.
+
+    Without a map, redis-py sends commands to any node, and after five redirections it breaks off all that
+    are under way.
+    """
+
+    async def send(*words: Argument) -> object:
+        await cluster.initialize()
+        return await cluster.execute_command(*words)
+
+    return send
+
+
+def _through_cluster(cluster: _RedisClusterClient) -> _Send:
+    async def send(verb: str, script: str, number: int, *words: Argument) -> object:
+        await cluster.initialize()
+        # With target_nodes, the client sends the command once. If the slot has moved, the server has not run it.
+        node = cluster.get_node_from_key(cast("bytes", words[number - 1]))
+        return await cluster.execute_command(verb, script, number, *words, target_nodes=node)
+
+    return send
+
+
+def connection_to(client_or_url: object) -> GuardConnection:
+    """
+    Use the user's client, or make one for a URL. No I/O happens.
+
+    Raises:
+        ConfigurationError: the argument is neither, or the driver is missing. The URL is never repeated.
+    """
+    if isinstance(client_or_url, str):
+        return GuardConnection(_client_for(client_or_url), owned=True, family="redis")
+    return GuardConnection(cast("_RedisClient", client_or_url), owned=False, family=_check_client(client_or_url))
+
+
+def _check_client(client: object) -> str:
+    """Return the name of the driver that *client* belongs to."""
+    modules = {parent.__module__.partition(".")[0] for parent in type(client).__mro__}
+    families = modules & {"redis", "valkey"}
+    if not families or not inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
+        msg = (
+            "client must be a Redis or RedisCluster of redis.asyncio (or valkey.asyncio) or a URL such as "
+            f"'redis://localhost', not {type(client).__name__}; of a Sentinel pass sentinel.master_for(service)"
+        )
+        raise ConfigurationError(msg)
+    return families.pop()
+
+
+def _client_for(url: str) -> _RedisClient:
+    scheme, colon, rest = url.partition("://")
+    plain = _SINGLE.get(scheme) or _CLUSTER.get(scheme)
+    if not colon or plain is None:
+        msg = f"url must begin with one of {', '.join([*_SINGLE, *_CLUSTER])}; for Sentinel pass a client"
+        raise ConfigurationError(msg)
+    try:
+        from redis.asyncio import Redis, RedisCluster  # noqa: PLC0415  (a client of your own may be valkey-py's)
+        from redis.asyncio.retry import Retry  # noqa: PLC0415
+        from redis.backoff import ExponentialWithJitterBackoff  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        msg = f"{error.name} is not installed; run: pip install 'fencing-sdk[redis]'"
+        raise ConfigurationError(msg) from error
+    with suppress(TypeError, ValueError, AttributeError):  # they may quote the url, so they must not become the cause
+        if scheme in _CLUSTER:
+            return cast("_RedisClient", RedisCluster.from_url(f"{plain}://{rest}", socket_timeout=PATIENCE))
+        retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=1), RESENDS)
+        client = cast("_RedisClient", Redis.from_url(f"{plain}://{rest}", socket_timeout=PATIENCE, retry=retry))
+        client.connection_pool.make_connection()  # checks the options, and does not connect
+        return client
+    msg = "url cannot be used: its host cannot be read, or an option in its query is unknown or has a wrong value"
+    raise ConfigurationError(msg)
