@@ -15,7 +15,7 @@ from yarl import URL
 from fencing_sdk import LockClient
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.kahuna import from_url
-from fencing_sdk.backends.kahuna._contract import TRY_EXTEND, TRY_LOCK, TRY_UNLOCK, Wording
+from fencing_sdk.backends.kahuna.requests import TRY_EXTEND, TRY_LOCK, TRY_UNLOCK, RequestWriter
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
 
@@ -27,7 +27,7 @@ LEASES = 1000
 
 async def one_call(server: KahunaServer) -> None:
     """The same body to the same path, once by aiohttp alone and once by the backend."""
-    claim, wording = Claim("bench", 3600.0), Wording("persistent")
+    claim, wording = Claim("bench", 3600.0), RequestWriter("persistent")
     origin = f"http://127.0.0.1:{server.ports[0]}"
     headers = {"Content-Type": "application/json"}
     extend, lock, unlock = (URL(origin + path) for path in (TRY_EXTEND, TRY_LOCK, TRY_UNLOCK))

@@ -93,3 +93,17 @@ def test_the_readme_shows_code_early_and_stays_short():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 140
     assert "```python" in lines[:12]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_python_programs_that_a_page_names_are_there(page: Path):
+    text = page.read_text()
+    modules = {name.replace(".", "/") for name in re.findall(r"python -m ((?:tests|fencing_sdk)[\w.]*)", text)}
+    scripts = re.findall(r"python ((?:tests|benchmarks|examples)/\S+\.py)", text)
+    assert not [name for name in modules if not (ROOT / name / "__main__.py").exists()]
+    assert not [path for path in scripts if not (ROOT / path).exists()]
+
+
+def test_every_example_is_on_the_page_of_the_examples():
+    shown = re.findall(r"\{literalinclude\} \.\./examples/(\S+)", (ROOT / "docs" / "examples.md").read_text())
+    assert sorted(shown) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))

@@ -12,7 +12,7 @@ import pytest
 from once import once_per_run
 
 from fencing_sdk.backends.redis.connection.dial import REDIS_PY
-from fencing_sdk.backends.zookeeper._driver import KAZOO
+from fencing_sdk.backends.zookeeper.connection.driver import KAZOO
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,7 +1,7 @@
 """
 Requests and answers of etcd in JSON, as its gateway writes them. No I/O happens here.
 
-Keys and values are base64, whole numbers of 64 bits are texts, and what is zero or false is left out.
+Keys and values are base64, whole numbers of 64 bits are texts, and fields that are zero or false are left out.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from fencing_sdk._http.bodies import UnreadableAnswerError
+
 __all__ = [
     "Entry",
     "Json",
-    "UnreadableError",
     "compared",
     "decoded",
     "delete",
@@ -27,11 +28,7 @@ __all__ = [
 ]
 
 Json: TypeAlias = dict[str, Any]
-_NUMBERS = 2**63
-
-
-class UnreadableError(ValueError):
-    """What came back is no answer of etcd. It says nothing about what was done."""
+_NUMBER_LIMIT = 2**63
 
 
 def encoded(key: bytes) -> str:
@@ -43,19 +40,19 @@ def decoded(text: object) -> bytes:
         return b64decode(text if isinstance(text, str) else "", validate=True)
     except ValueError as error:
         msg = "the answer has a key or a value that is not base64"
-        raise UnreadableError(msg) from error
+        raise UnreadableAnswerError(msg) from error
 
 
 def number(fields: Json, name: str) -> int:
-    """A whole number of 64 bits, 0 when it was left out."""
+    """A whole number of 64 bits, 0 if the field was left out."""
     value = fields.get(name, 0)
     try:
         read = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
     except ValueError:
         read = None
-    if read is None or not -_NUMBERS <= read < _NUMBERS:
+    if read is None or not -_NUMBER_LIMIT <= read < _NUMBER_LIMIT:
         msg = f"the answer has no number as {name}"
-        raise UnreadableError(msg)
+        raise UnreadableAnswerError(msg)
     return read
 
 
@@ -76,12 +73,12 @@ class Entry:
         numbers = [number(fields, name) for name in ("create_revision", "mod_revision", "lease")]
         if min(numbers[:2]) <= 0:
             msg = "the answer has a key without its revisions"
-            raise UnreadableError(msg)
+            raise UnreadableAnswerError(msg)
         return cls(decoded(fields.get("key", "")), decoded(fields.get("value", "")), *numbers)
 
 
 def compared(key: bytes, target: str, result: str, value: int | bytes, *, end: bytes | None = None) -> Json:
-    """A comparison: of ``CREATE`` or ``MOD`` with a revision, or of ``VALUE`` with bytes; up to *end*, of every key."""
+    """Compare ``CREATE`` or ``MOD`` with a revision, or ``VALUE`` with bytes, of *key* or of every key up to *end*."""
     field = {"CREATE": "create_revision", "MOD": "mod_revision", "VALUE": "value"}[target]
     wanted = encoded(value) if isinstance(value, bytes) else str(value)
     return {"key": encoded(key), "target": target, "result": result, field: wanted, **_up_to(end)}
@@ -99,7 +96,11 @@ def delete(key: bytes) -> Json:
 def ranged(
     key: bytes, *, end: bytes | None = None, first: int = 0, last: int = 0, before: int = 0, keys_only: bool = False
 ) -> Json:
-    """Read one key; up to *end*, the *first* or the *last* so many by age, of those created *before* a revision."""
+    """
+    Read one key; or, of the keys up to *end*, so many of the *first* or the *last* that were created.
+
+    With *before*, only keys that were created before that revision count.
+    """
     fields: Json = {"key": encoded(key), **_up_to(end)}
     if first or last:
         fields |= {"limit": str(first or last), "sort_target": "CREATE", "sort_order": "ASCEND" if first else "DESCEND"}
@@ -123,7 +124,7 @@ def responses(fields: Json, count: int) -> list[Json]:
     found = fields.get("responses", [])
     if not isinstance(found, list) or len(found) != count or not all(isinstance(each, dict) for each in found):
         msg = f"the answer has not {count} responses"
-        raise UnreadableError(msg)
+        raise UnreadableAnswerError(msg)
     return [next((part for part in each.values() if isinstance(part, dict)), {}) for each in found]
 
 
@@ -132,5 +133,5 @@ def entries(fields: Json) -> list[Entry]:
     found = fields.get("kvs", [])
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         msg = "the answer has no list of keys"
-        raise UnreadableError(msg)
+        raise UnreadableAnswerError(msg)
     return [Entry.read(each) for each in found]

@@ -1,4 +1,4 @@
-"""Who asks etcd, and the token that a login gives."""
+"""The user that asks etcd, and the token that a login gives."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fencing_sdk._values.clock import BootClock
 __all__ = ["Credentials", "Login"]
 
 _LIMIT = 30.0
-"""Seconds for which one login serves others who want one."""
+"""Seconds for which further callers may join a login that is under way."""
 
 
 class Credentials(NamedTuple):
-    """The user of etcd's login. Never shown."""
+    """A user and a password. Its repr shows neither."""
 
     user: str
     password: str
@@ -25,32 +25,33 @@ class Credentials(NamedTuple):
 
 
 class Login:
-    """The token of a user, made once for all who need it, and again when etcd does not know it any more."""
+    """The token of a user: one login serves all callers, until etcd does not accept the token any more."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
         self._known = False
         self._token: str | None = None
-        self._flight: SharedCall[str | None] | None = None
+        self._call: SharedCall[str | None] | None = None
 
     async def token(self, authenticate: Callable[[], Coroutine[Any, Any, str | None]]) -> str | None:
-        """What to send: None where etcd does not ask."""
+        """The token to send, or None where etcd asks for no login."""
         if self._known:
             return self._token
         now = BootClock().now()
-        flight = self._flight
-        if flight is None or not flight.takes(now - _LIMIT):
-            flight = self._flight = SharedCall(authenticate, now)
-        self._token = await flight.join()
+        call = self._call
+        if call is None or not call.can_join(now - _LIMIT):
+            call = self._call = SharedCall(authenticate, now)
+        self._token = await call.join()
         self._known = True
         return self._token
 
     def forget(self, token: str | None) -> None:
-        """*token* is not accepted; if there is another one meanwhile, that may be."""
+        """Log in again if *token*, which etcd does not accept, is still the present one; None is any token."""
         if token is None or token == self._token:
             self._known = False
 
     async def aclose(self) -> None:
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            await flight.aclose()
+        """Cancel the login that is under way."""
+        call, self._call = self._call, None
+        if call is not None:
+            await call.aclose()

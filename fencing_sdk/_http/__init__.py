@@ -1,1 +1,10 @@
-"""Clusters that speak HTTP: endpoints, connections, TLS and options, for backends and guards."""
+"""
+What stores and guards that speak HTTP share.
+
+    endpoints   the nodes of a cluster, and which of them is asked first
+    options     the options that are numbers
+    tls         how certificates are checked
+    pool        the connections of one event loop and process
+    bodies      JSON that is sent, and answers that are read to a limit
+    outcomes    when the outcome of a request is unknown
+"""

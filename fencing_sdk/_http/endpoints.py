@@ -10,7 +10,7 @@ from yarl import URL
 
 from fencing_sdk.errors import ConfigurationError
 
-__all__ = ["Endpoint", "Endpoints", "Site", "read_endpoints"]
+__all__ = ["Endpoint", "EndpointRules", "Endpoints", "read_endpoints"]
 
 _HIGHEST_PORT = 65535
 _ENDPOINT = re.compile(
@@ -19,8 +19,8 @@ _ENDPOINT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """What is the same for all nodes of a kind of store."""
+class EndpointRules:
+    """What is the same for all nodes of one kind of store."""
 
     example: str
     """A URL of the store, for messages."""
@@ -28,12 +28,12 @@ class Site:
     tls_port: int
     paths: tuple[str, ...]
     user_hint: str
-    """What to do about an endpoint that has a user or a password."""
+    """What to write instead of an endpoint with a user or a password, for messages."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Endpoint:
-    """One node, and its URLs."""
+    """One node, with a URL for each path."""
 
     origin: str
     urls: dict[str, URL] = field(repr=False)
@@ -43,57 +43,57 @@ class Endpoints:
     """
     All nodes, in the order in which they are asked.
 
-    Any node may be asked, because a node that does not lead passes a request on. So one that
-    answers stays first. One that failed goes to the end: it is asked again when all others fail.
+    Any node may be asked, because a node that is not the leader passes the request on. A node that answers
+    stays first. A node that failed goes to the end: it is asked again when all others fail.
     """
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self._order = list(endpoints)
 
     def in_turn(self) -> Sequence[Endpoint]:
-        """The order of this moment."""
+        """The nodes in their present order."""
         return tuple(self._order)
 
-    def failed(self, endpoint: Endpoint) -> None:
-        """Ask all others first."""
+    def mark_failed(self, endpoint: Endpoint) -> None:
+        """From now on, ask all other nodes before *endpoint*."""
         self._order.remove(endpoint)
         self._order.append(endpoint)
 
 
-def read_endpoints(texts: object, site: Site, *, tls: bool) -> Endpoints:
+def read_endpoints(texts: object, rules: EndpointRules, *, tls: bool) -> Endpoints:
     """
-    Read ``host``, ``host:port`` or ``[address]:port``, each of a node.
+    Read the address of each node: ``host``, ``host:port`` or ``[address]:port``.
 
     Raises:
-        ConfigurationError: none is given, or one cannot be read. It is not repeated in the message,
-            because a password may have ended up in it.
+        ConfigurationError: there is no address, or one cannot be read. The message does not repeat it,
+            because it may hold a password.
     """
     if isinstance(texts, str) or not isinstance(texts, Iterable):
-        host = site.example.partition("://")[2]
+        host = rules.example.partition("://")[2]
         msg = f"endpoints must be a sequence of 'host:port', such as ['{host}']"
         raise ConfigurationError(msg)
-    read = dict.fromkeys(_read(text, number, site, tls=tls) for number, text in enumerate(texts, 1))
+    read = dict.fromkeys(_read(text, number, rules, tls=tls) for number, text in enumerate(texts, 1))
     if not read:
-        msg = f"endpoints must name at least one node, such as {site.example}"
+        msg = f"endpoints must name at least one node, such as {rules.example}"
         raise ConfigurationError(msg)
-    return Endpoints(_endpoint(origin, site) for origin in read)
+    return Endpoints(_endpoint(origin, rules) for origin in read)
 
 
-def _read(text: object, number: int, site: Site, *, tls: bool) -> str:
+def _read(text: object, number: int, rules: EndpointRules, *, tls: bool) -> str:
     match = _ENDPOINT.fullmatch(text) if isinstance(text, str) else None
-    port = int((match and match["port"]) or (site.tls_port if tls else site.plain_port))
+    port = int((match and match["port"]) or (rules.tls_port if tls else rules.plain_port))
     if match is None or not 0 < port <= _HIGHEST_PORT:
         if isinstance(text, str) and "@" in text:
-            msg = f"endpoint {number} has a user or password, {site.user_hint}"
+            msg = f"endpoint {number} has a user or password, {rules.user_hint}"
             raise ConfigurationError(msg)
         msg = f"endpoint {number} must be host:port, with a port from 1 to {_HIGHEST_PORT} or none"
         raise ConfigurationError(msg)
     return f"{'https' if tls else 'http'}://{match['host'].lower()}:{port}"
 
 
-def _endpoint(origin: str, site: Site) -> Endpoint:
+def _endpoint(origin: str, rules: EndpointRules) -> Endpoint:
     try:
-        urls = {path: URL(origin + path) for path in site.paths}
+        urls = {path: URL(origin + path) for path in rules.paths}
     except ValueError:
         msg = "an endpoint has a host that cannot be read; write a name, an IPv4 address or an [IPv6 address]"
         raise ConfigurationError(msg) from None

@@ -1,4 +1,4 @@
-"""The options that are numbers: texts in a URL, and limits that they have to keep."""
+"""The options that are numbers. In a URL they are texts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _KINDS: dict[str, type[float | int]] = {"connect_timeout": float, "connections":
 
 def read_numbers(options: dict[str, object]) -> dict[str, object]:
     """
-    Return *options*, those that are numbers no longer as texts.
+    Return *options* with the texts of numbers turned into numbers.
 
     Raises:
-        ConfigurationError: a text is no number.
+        ConfigurationError: a text is not a number.
     """
     texts = {name: text for name in _KINDS if isinstance(text := options.get(name), str)}
     return {**options, **{name: _read(name, text) for name, text in texts.items()}}
@@ -35,7 +35,7 @@ def check_connections(connections: object) -> int:
     Return how many connections may be open at once.
 
     Raises:
-        ConfigurationError: it is no number of them.
+        ConfigurationError: *connections* is not a whole number in range.
     """
     if isinstance(connections, bool) or not isinstance(connections, int) or not 1 <= connections <= _MOST_CONNECTIONS:
         msg = f"connections must be a whole number from 1 to {_MOST_CONNECTIONS}, got {shown(connections)}"

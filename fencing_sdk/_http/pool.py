@@ -1,13 +1,12 @@
 """
-Connections that belong to the event loop and the process that opened them.
+Connections belong to the event loop and the process that opened them.
 
-Another loop, or a forked child, opens some of its own with its next call.
+The first request in another loop or in a forked child opens new connections.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -15,17 +14,27 @@ import aiohttp
 from fencing_sdk._values.ownership import LoopOwner
 from fencing_sdk._values.process import generation
 
-__all__ = ["Pools", "inherited"]
+__all__ = ["HttpPool", "inherited"]
 
 _KEEP_ALIVE = 60.0
 """Seconds that an idle connection is kept: longer than most heartbeats, and half of what servers allow."""
 
+_HEADERS = {
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",
+    "Content-Type": "application/json",
+    "User-Agent": "fencing-sdk",
+}
+
 inherited: list[object] = []
-"""Pools that a fork brought along. They are the parent's, so they are neither used nor closed, nor collected."""
+"""
+Connectors that a forked child has inherited. They share sockets with the parent, so the child must neither use nor
+close them; this list keeps the garbage collector from closing them.
+"""
 
 
-class Pools:
-    """The pool of the running loop, opened by the first request."""
+class HttpPool:
+    """The connections of the running loop, opened by the first request."""
 
     def __init__(
         self,
@@ -33,46 +42,44 @@ class Pools:
         tls: ssl.SSLContext | None,
         connections: int,
         limits: aiohttp.ClientTimeout,
-        headers: Mapping[str, str],
     ) -> None:
         self.tls = tls
         self.connections = connections
         self.limits = limits
-        self._headers = headers
-        self.pool: _Pool | None = None
+        self._current: _LoopSession | None = None
 
     async def session(self) -> aiohttp.ClientSession:
         """The session of this loop and process."""
-        pool = self.pool
-        if pool is None or not pool.owner.is_current:
-            pool = await self._reopen(pool)
-        return pool.session
+        current = self._current
+        if current is None or not current.owner.is_current:
+            current = await self._replace(current)
+        return current.session
 
-    async def _reopen(self, left: _Pool | None) -> _Pool:
-        connector = _Connector(
+    async def _replace(self, earlier: _LoopSession | None) -> _LoopSession:
+        connector = _ForkSafeConnector(
             limit=self.connections, keepalive_timeout=_KEEP_ALIVE, ssl=True if self.tls is None else self.tls
         )
         session = aiohttp.ClientSession(
             connector=connector,
-            headers=self._headers,
+            headers=_HEADERS,
             timeout=self.limits,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
-        pool = self.pool = _Pool(session, connector)
-        if left is not None:
-            await left.leave()
-        return pool
+        current = self._current = _LoopSession(session, connector)
+        if earlier is not None:
+            await earlier.aclose()
+        return current
 
     async def aclose(self) -> None:
         """Close the connections; the next request opens new ones."""
-        pool, self.pool = self.pool, None
-        if pool is not None:
-            await pool.leave()
+        current, self._current = self._current, None
+        if current is not None:
+            await current.aclose()
 
 
-class _Connector(aiohttp.TCPConnector):
-    """Connections that are not closed behind the parent's back when a forked child collects its garbage."""
+class _ForkSafeConnector(aiohttp.TCPConnector):
+    """A connector that a forked child does not close when it collects its garbage: the parent uses the sockets."""
 
     def __init__(self, *, limit: int, keepalive_timeout: float, ssl: ssl.SSLContext | bool) -> None:
         super().__init__(limit=limit, keepalive_timeout=keepalive_timeout, ssl=ssl)
@@ -83,16 +90,22 @@ class _Connector(aiohttp.TCPConnector):
             super().__del__(*arguments)
 
 
-class _Pool:
+class _LoopSession:
     """A session, and the loop and process that it belongs to."""
 
-    def __init__(self, session: aiohttp.ClientSession, connector: _Connector) -> None:
+    def __init__(self, session: aiohttp.ClientSession, connector: _ForkSafeConnector) -> None:
         self.session = session
         self._connector = connector
         self.owner = LoopOwner()
 
-    async def leave(self) -> None:
-        """Close it, or have it closed by its own loop, or, in a forked child, leave it to the parent."""
+    async def aclose(self) -> None:
+        """
+        Close the session, in one of three ways.
+
+        1. A forked child leaves the session to its parent.
+        2. In its own loop, or after the end of that loop, the session is closed here.
+        3. Another thread runs its loop: the session is closed there.
+        """
         owner = self.owner
         if not owner.in_this_process:
             self.session.detach()

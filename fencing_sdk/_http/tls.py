@@ -1,4 +1,4 @@
-"""How certificates are checked. There is no way to switch that off, and a typing error does not either."""
+"""How certificates are checked. No option switches the check off, and a mistyped option is an error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def tls_context(
     *, tls: object, scheme: str, ca: object = None, cert: object = None, key: object = None, context: object = None
 ) -> ssl.SSLContext | None:
     """
-    Make a context of the files that the options name; None without TLS.
+    Make a TLS context from the files that the options name; None without TLS.
 
     Raises:
-        ConfigurationError: an option is of a wrong kind, a file cannot be read, or they exclude each other.
+        ConfigurationError: an option has a wrong type, a file cannot be read, or two options exclude each other.
     """
     if not isinstance(tls, bool):
         msg = f"tls must be True or False, got {shown(tls)}"

@@ -89,7 +89,7 @@ def run(
         on_loss: What happens to the command when the lease is lost: SIGTERM and soon SIGKILL,
             SIGKILL at once, or only a warning.
 
-        metadata: What others see who ask for the holder. Default: host, process id, name of the command, start.
+        metadata: What others see when they look up the holder. Default: host, process id, name of the command, start.
 
         quiet: Say nothing when the lock is taken.
 

@@ -68,7 +68,7 @@ class Child:
         loop.add_signal_handler(signal.SIGCONT, self.go_on)
         if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGTSTP, self._signal_group, signal.SIGTSTP)
-        self._look()  # it may have ended before anybody listened
+        self._look()  # it may have ended before the signal handler was set
 
     @property
     def running(self) -> bool:
@@ -100,7 +100,7 @@ class Child:
             self._signal_group(signal.SIGTERM)
             self._signal_group(signal.SIGCONT)  # a stopped process does not hear SIGTERM
             with anyio.move_on_after(grace):
-                while self._group_lives():  # noqa: ASYNC110  (nobody tells when a process group is empty)
+                while self._group_lives():  # noqa: ASYNC110  (no signal tells that a process group is empty)
                     await anyio.sleep(_POLL)
         self._signal_group(signal.SIGKILL)
         await self._ended.wait()
@@ -174,7 +174,7 @@ def _move_terminal(owner: int, to: int) -> bool:
 
 @contextlib.contextmanager
 def _not_stopped_by_terminal() -> Iterator[None]:
-    """Who changes a terminal from the background is stopped, unless it blocks the signal."""
+    """Block the signal by which the kernel stops a background process that changes its terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
         yield

@@ -1,8 +1,8 @@
 """
 The processes of one run of the demo, and the recording that they write together.
 
-Everything waits for what the workers recorded; the only time that simply passes is the lease of
-the one that is frozen. Whatever happens, no process is left behind.
+Every step waits for an event that a worker recorded. Only the lease of the frozen worker takes real
+time. No process is left behind, also when the run fails.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class DemoRun:
         """Tell a worker to take its next step. One that is frozen finds the message when it is resumed."""
         pipe = self._workers[actor].stdin
         assert pipe is not None  # started with one
-        with contextlib.suppress(BrokenPipeError):  # it is gone, and whoever waits for it will be told
+        with contextlib.suppress(BrokenPipeError):  # the worker has ended, which the next wait reports
             pipe.write(b"\n")
             pipe.flush()
 
@@ -117,8 +117,8 @@ class DemoRun:
         """
         Freeze a worker between two renewals.
 
-        One that holds the write lock of the lock service's file while it is frozen would stop
-        everybody, which is another story than this one.
+        If the frozen worker held SQLite's write lock on the file of locks, it would stop the
+        other worker too, which is not what the demo shows.
         """
         while True:
             renewals = self.count(actor, "renewed")

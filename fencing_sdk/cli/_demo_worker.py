@@ -4,7 +4,7 @@ A worker of ``fencing demo``: takes the lock, reads the balance, thinks, and wri
     python -m fencing_sdk.cli._demo_worker ACTOR AMOUNT FOLDER TTL guarded|unguarded
 
 What happens is appended to the recording in the folder. Each line on standard input is one step: to
-ask for the lock, to end the thinking, to leave. The demo decides when, and nobody sleeps.
+ask for the lock, to end the thinking, to leave. The demo decides when, so no step sleeps for a fixed time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def url_of(file: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DemoWorker:
-    """Somebody who adds an amount to the account."""
+    """Adds an amount to the account, under the lock."""
 
     folder: Path
     amount: int

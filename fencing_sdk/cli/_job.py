@@ -33,7 +33,7 @@ class Job:
         return _harmless(PurePath(self.command[0]).name or self.command[0])
 
     def description(self) -> str:
-        """Tell where this command runs, since when, and as which process: what others see who ask for the holder."""
+        """Return the default metadata: host, process id, program and start of this command."""
         start = datetime.fromtimestamp(wall_seconds(), UTC).isoformat(timespec="seconds")
         facts = {"host": _harmless(os.uname().nodename), "pid": os.getpid(), "command": self.program, "start": start}
         return json.dumps(facts, ensure_ascii=False)

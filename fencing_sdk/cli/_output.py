@@ -1,4 +1,4 @@
-"""A file that is written at the end is looked at in the beginning: nobody waits for work that cannot be kept."""
+"""Checks at the start that a file can be written at the end, so that no work is lost."""
 
 from __future__ import annotations
 

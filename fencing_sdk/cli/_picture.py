@@ -177,7 +177,7 @@ class _Panel:
             text(panel, x, self._bottom + 20, f"{index * step:g} s", fill=FAINT, anchor="middle")
 
     def _draw_grant(self, panel: Element, lease: DrawnLease) -> None:
-        """The store's view: who has the lock, until it hands it on."""
+        """The store's view: the grant, until the store may hand the lock on."""
         lane, span = ("lock", lease.lock), (lease.start, self._story.handed_on(lease))
         tip = f"{lease.lock}: token {lease.token}, granted at {self._seconds(lease.start)}"
         self._bar(panel, lane, span, self._colours[lease.token], tip)

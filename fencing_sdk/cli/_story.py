@@ -1,5 +1,5 @@
 """
-What a recording tells: who held which lock when, who was frozen, and what became of the writes.
+What a recording tells: when each lock was held and by which client, freezes, and the outcome of writes.
 
 Lines in, values out: nothing is drawn here. An event of an unknown kind is passed over.
 """

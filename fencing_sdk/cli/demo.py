@@ -196,7 +196,7 @@ def _append(recording: Path, to: Path) -> None:
 
 @contextlib.contextmanager
 def _leaving_on_signals() -> Iterator[None]:
-    """Leave through every ``finally`` when somebody ends us: nothing may stay frozen."""
+    """Leave through every ``finally`` when a signal ends the demo, so that no worker stays frozen."""
     before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield

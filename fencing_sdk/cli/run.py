@@ -100,7 +100,7 @@ async def supervise(job: Job, lock_name: str, *, url: str, **options: Unpack[Loc
         ConfigurationError: an argument cannot work.
     """
     if url.startswith("memory:"):
-        msg = "memory:// locks exclude nobody here: each process has its own; use a sqlite:// URL or none"
+        msg = "memory:// locks work only inside one process; use a sqlite:// URL, a server, or no URL"
         raise ConfigurationError(msg)
     locks = connect(url)
     lock = locks.lock(lock_name, **options)
@@ -124,7 +124,7 @@ async def supervise(job: Job, lock_name: str, *, url: str, **options: Unpack[Loc
 
 def _taken(error: AcquireError) -> str:
     patience = "" if isinstance(error, LockHeldError) else f" for {error.waited:.3g} s"
-    return f"lock {shown(error.name)} was held by somebody else{patience}, nothing was run"
+    return f"lock {shown(error.name)} was held by another holder{patience}, nothing was run"
 
 
 class Supervision:

@@ -7,7 +7,7 @@ The one decision of every guard: may a write with this token go on?
     equal, from another holder           no: two grants shared a number
     lower than the fence                 no: the lock has gone to a later holder
 
-Pure: whoever asks must hold the fence still until the answer is acted upon.
+Pure: the caller must keep the fence unchanged until it has acted on the answer.
 """
 
 from __future__ import annotations

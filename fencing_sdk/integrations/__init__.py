@@ -7,9 +7,9 @@ A module for each web framework, HTTP client or message system. Each imports its
     fastapi     dependencies: the token of a request, admitted or presented; a lease
     messages    the token in gRPC metadata and in the headers of messages
 
-    _outgoing   holder's side: whose token goes where
+    _outgoing   holder's side: which token goes to which server
     _incoming   resource's side: which token a request carries, and which resource it means
-    _problem    what both sides say when a request is refused: RFC 9457
+    _problem    the body of a refusal, as both sides read and write it: RFC 9457
 
 The two sides share `_problem` and the wire format alone.
 """

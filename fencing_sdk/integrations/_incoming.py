@@ -40,7 +40,7 @@ def presented(values: Sequence[str], old: Sequence[str] = ()) -> Token | None:
         RequestRefused: a header came twice or is no token, or the two disagree.
     """
     if len(values) == 1 and not old and len(values[0]) <= TEXT_LIMIT and (token := read_token(values[0])) is not None:
-        return token  # nearly always; the rest is for those who err
+        return token  # the usual case; the rest finds the error
     if not (values and old):
         return _only(values or old) if values or old else None
     token, same = _only(values), _only(old)
@@ -177,7 +177,7 @@ def _expression(literal: str, field: str | None, kind: str) -> str:
 
 class Checkpoint(Generic[R]):
     """
-    What a server's middleware asks of a request of type *R* before the handler.
+    What a server's middleware checks in a request of type *R* before the handler runs.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -204,7 +204,7 @@ class Checkpoint(Generic[R]):
 
     def question(self, request: R, method: str) -> tuple[str, Token] | None:
         """
-        Return what the guard has to be asked before the *request* may go on, None when nothing.
+        Return the resource and token that the guard has to check first; None when there is nothing to check.
 
         Raises:
             RequestRefused: the token is missing or malformed, or there is no such resource.
@@ -221,7 +221,7 @@ class Checkpoint(Generic[R]):
         try:
             return _checked_name(resource), token
         except ConfigurationError:
-            return check_resource(resource), token  # which knows whose fault it is
+            return check_resource(resource), token  # a bad request is answered; a mistake of the application is raised
 
     def blames(self, error: Exception, request: R) -> bool:
         """Whether an *error* that left the handler is the answer to this *request*."""
@@ -245,7 +245,7 @@ def check_resource(resource: object) -> str:
     Return the name that a request's path makes, if it is one.
 
     Raises:
-        RequestRefused: it is too long or has control characters; so untrusted a text is no error of ours.
+        RequestRefused: it is too long or has control characters.
     """
     if not isinstance(resource, str):
         msg = f"resource must be named by a str, not {type(resource).__name__}"

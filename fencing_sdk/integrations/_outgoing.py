@@ -1,9 +1,9 @@
 """
-Holder's side: which token goes with a request, and to whom.
+Holder's side: which token goes with a request, and to which server.
 
-A token goes to the origins it was meant for and to nobody else, whatever a redirect says: a
-foreign server that learns a token can raise the fence of everybody who believes it. So every
-request that leaves is looked at, and each hop of a redirect is a request.
+A token goes to the listed origins only, also after a redirect: a foreign server that learns a token
+can raise the fence of every resource that accepts tokens from it. So every outgoing request is
+checked, and each hop of a redirect is a request.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Outgoing:
 
 
 def answers(error: StaleTokenError, headers: SentHeaders) -> bool:
-    """Whether a refusal is about the token in the *headers* of the request, and not about somebody else's."""
+    """Whether a refusal is about the token in the *headers* of the request, and not about another token."""
     try:
         return all(parse_token(headers[name]) == error.token for name in ACCEPTED_HEADERS if name in headers)
     except ConfigurationError:
@@ -140,6 +140,6 @@ def _check_origins(origins: object) -> frozenset[Origin]:
         raise ConfigurationError(msg)
     found = frozenset(Origin.parse(text) for text in origins)
     if not found:
-        msg = "origins must name at least one origin; a token is sent to nobody else"
+        msg = "origins must name at least one origin; a token is sent to no other origin"
         raise ConfigurationError(msg)
     return found

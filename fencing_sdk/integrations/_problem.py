@@ -4,7 +4,7 @@ What both sides say about a refused request: RFC 9457, ``application/problem+jso
     428   no token, and one is required
     400   a header that is no token, a path that names no resource, or InvalidNameError
     409   StaleTokenError (or 412, where chosen)
-    423   the lock that the handler needs is held by somebody else; with Retry-After
+    423   the lock that the handler needs is held by another holder; with Retry-After
     503   the handler lost its own lease on the way; with Retry-After
     503   the store of a lock did not answer, with Retry-After; it refused, without
 
@@ -129,7 +129,7 @@ def problem_of(error: FencingError, *, stale_status: int) -> Problem:
         case InvalidNameError():  # its message may tell the name of a lock, or the namespace
             return unnamed_resource("the request makes no valid name: empty, too long, or with control characters")
         case AcquireError():
-            text = "somebody else holds the lock that this request needs"
+            text = "another holder has the lock that this request needs"
             return Problem(423, _LOCKED, "Locked", text, retry_after=_seconds(error))
         case BackendError():
             return _without_store(error)
@@ -178,7 +178,7 @@ def stale_error(status: int, body: bytes) -> StaleTokenError | None:
     """
     Return the `StaleTokenError` that *body* tells of, or None if it tells of anything else.
 
-    Strict: an answer that does not add up is somebody else's problem, not a refusal.
+    Strict: an inconsistent answer is a problem of another service, not a refusal.
     """
     if len(body) > BODY_LIMIT:
         return None

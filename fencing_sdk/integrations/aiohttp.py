@@ -42,7 +42,7 @@ def fencing_middleware(
     origins: Iterable[str], *, name: str | None = None, required: bool = False, raise_stale: bool = True
 ) -> ClientMiddlewareType:
     """
-    Make a middleware that sends the token of the current lease to *origins*, and to nobody else.
+    Make a middleware that sends the token of the current lease to *origins*, and to no other server.
 
     It runs for every request and every hop of a redirect. A request to another origin loses the
     header, also one that you set yourself; to an origin of the list, a header that you set stays.
@@ -81,7 +81,7 @@ async def raise_for_stale(response: ClientResponse) -> None:
     """
     Raise `StaleTokenError` if *response* is the refusal of a guarded service; for sessions without the middleware.
 
-    Call it before ``raise_for_status()``. It believes whoever answered: ask it about your own services.
+    Call it before ``raise_for_status()``. It trusts the server that answered: use it for your own services.
 
     Raises:
         StaleTokenError: the token of this request was refused. Never retry it.
@@ -119,7 +119,7 @@ def guard_middleware(
     included, and a template that fits no route of the application is an error. A callable gets
     the request, with its ``match_info``.
 
-    Whoever gets here may raise the fence, so put it behind the middleware that knows the caller.
+    Every request that gets here can raise the fence, so put authentication in front of it.
 
     Not promised: that the token is still the highest when the handler writes.
 

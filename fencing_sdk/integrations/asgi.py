@@ -46,7 +46,7 @@ class FencingMiddleware:
     `LeaseLostError` 503, all but the first with Retry-After. A `BackendError` is logged, and is 503
     too: with Retry-After if the store did not answer, without if it refused.
 
-    Whoever gets here may raise the fence, so put it behind the middleware that knows the caller.
+    Every request that gets here can raise the fence, so put authentication in front of it.
     Websockets pass unguarded: a connection outlives every check, so admit each message.
 
     Not promised: that the token is still the highest when the handler writes.

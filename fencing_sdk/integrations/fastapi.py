@@ -8,7 +8,7 @@ FastAPI: the token of a request and the lease of a handler, as dependencies.
     async def book(seat: str, token: Annotated[Token, Fenced(guard, resource="seats/{seat}")]): ...
 
 Dependencies run in the order in which they are written, those of the application and the router
-first. Put the one that knows the caller before these: whoever gets here may raise a fence.
+first. Put authentication before these: every request that gets here can raise a fence.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -94,7 +94,7 @@ def Fenced(guard: Guard, *, resource: Naming, required: bool = True) -> Dependen
 
 def Presented(*, required: bool = True) -> Dependency:  # noqa: N802
     """
-    Depend on the token that the request carries. It is well formed, and nobody has checked it.
+    Depend on the token that the request carries. It is well formed and not yet checked by a guard.
 
     Check it where the handler writes: ``await guard.admit(session, resource, token)``, first in
     the transaction. The `StaleTokenError` may leave the handler: `answer_problems` answers it.
@@ -115,7 +115,7 @@ def Leased(locks: LockClient, name: Naming, **options: Unpack[LockOptions]) -> D
     It is given back before the answer is sent, so a lease that was lost answers 503 even when the
     handler did not notice; what a streaming response sends later is sent without the lock. An
     ``async def`` handler is cancelled when the lease is lost. A plain ``def`` handler runs in a
-    thread, which nobody can cancel: let it call ``lease.check()``, and send the token.
+    thread, which cannot be cancelled: let it call ``lease.check()``, and send the token.
 
     Args:
         locks: An open client; see `lifespan`.

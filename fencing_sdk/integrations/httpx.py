@@ -68,7 +68,7 @@ def fencing_hook(
     origins: Iterable[str], *, name: str | None = None, required: bool = False
 ) -> Callable[[HttpxRequest], Awaitable[None]]:
     """
-    Make a request hook that sends the token of the current lease to *origins*, and to nobody else.
+    Make a request hook that sends the token of the current lease to *origins*, and to no other server.
 
     The client runs it for every hop of a redirect. A request to another origin loses the header,
     also one that you set yourself; to an origin of the list, a header that you set stays. A hook
@@ -99,7 +99,7 @@ def raise_for_stale(response: HttpxResponse) -> None:
     """
     Raise `StaleTokenError` if *response*, whose body was read, is the refusal of a guarded service.
 
-    Call it before ``raise_for_status()``. It believes whoever answered: ask it about your own services.
+    Call it before ``raise_for_status()``. It trusts the server that answered: use it for your own services.
 
     Raises:
         StaleTokenError: the token of this request was refused. Never retry it.

@@ -21,7 +21,7 @@ from fencing_sdk.testing._timeline import Timeline, never
 T = TypeVar("T")
 
 _END_LIMIT = 120.0
-"""Virtual seconds for everybody to end; one who keeps to its limits needs fewer."""
+"""Virtual seconds for all processes to end; a client that keeps to its limits needs fewer."""
 
 
 class Kernel:
@@ -116,10 +116,10 @@ class Kernel:
 
     def end(self) -> None:
         """
-        Resume everybody, cancel their work, close their clients; the history ends before. Idempotent.
+        Resume all processes, cancel their work, close their clients. The history ends before that. Idempotent.
 
         Raises:
-            ExceptionGroup: tasks failed that nobody waited for; the bare error where there is one.
+            ExceptionGroup: tasks failed and were never awaited; the bare error where there is only one.
         """
         if any(process.turning for process in self.processes):
             msg = "a world cannot be ended by code that runs in it"
@@ -130,10 +130,10 @@ class Kernel:
         before = [*self._take_failures(), *(error for process in self.processes for error in process.unseen())]
         self.timeline.recording = False
         self.network.heal()
-        meanwhile = self._end_everybody()
+        meanwhile = self._end_processes()
         _raise([*before, *(error for error in meanwhile if not isinstance(error, FencingError))])
 
-    def _end_everybody(self) -> list[BaseException]:
+    def _end_processes(self) -> list[BaseException]:
         """Return what failed; a lease that was lost because the world ended is among it."""
         endings = [process.end() for process in self.processes]
         limit = self.timeline.now + _END_LIMIT
@@ -150,5 +150,5 @@ def _raise(errors: Sequence[BaseException]) -> None:
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        msg = "errors that nobody waited for"
+        msg = "errors of tasks that were never awaited"
         raise BaseExceptionGroup(msg, errors)

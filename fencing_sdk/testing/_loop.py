@@ -1,5 +1,5 @@
 """
-An asyncio event loop without I/O and without time of its own: whoever drives it says when it turns.
+An asyncio event loop without I/O and without time of its own: its driver decides when it turns.
 
 One turn is one iteration of CPython's selector loop, in the same order: what was ready before, what
 arrived meanwhile, the timers that are due. What these schedule waits for the next turn. Nothing
@@ -62,7 +62,7 @@ class VirtualTask(asyncio.Task[T]):
 
     @property
     def unseen(self) -> bool:
-        """Whether the task failed and nobody asked it how it ended."""
+        """Whether the task failed and its outcome was never retrieved."""
         return self._log_traceback  # what asyncio itself reports a lost exception by
 
     @property
@@ -72,7 +72,7 @@ class VirtualTask(asyncio.Task[T]):
 
 
 class _Handle(asyncio.Handle):
-    """A callback to run. One is made for every step of every task, so it asks nobody for a debug mode."""
+    """A callback to run. One is made for every step of every task, so it skips the look-up of the debug mode."""
 
     __slots__ = ()
 
@@ -143,7 +143,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._timers[0][0] if self._timers else None
 
     def take_failed(self) -> list[VirtualTask[Any]]:
-        """The tasks that somebody still refers to, that failed, and that were not asked how they ended."""
+        """Failed tasks whose outcome was never retrieved and which are still referred to."""
         living = [task for reference in self._failed_tasks if (task := reference()) is not None]
         self._failed_tasks.clear()
         return [task for task in (*living, *self.tasks) if task.unseen]

@@ -25,7 +25,7 @@ Operation = Literal["acquire", "renew", "release", "inspect", "write", "raise_to
 Way = Literal["request", "reply"]
 
 
-class NoAnswer(Exception):  # noqa: N818  (not an error of anybody: the request vanishes)
+class NoAnswer(Exception):  # noqa: N818  (no caller sees it: the request is lost)
     """Raised by a peer that is down: nothing travels back."""
 
 
@@ -204,7 +204,7 @@ class Network:
 
     @property
     def told(self) -> bool:
-        """Whether somebody writes down what is sent."""
+        """Whether messages are written to the history."""
         return self._timeline.recording
 
     def connect(self, process: Process) -> Link:
@@ -251,7 +251,7 @@ def _outcome(handle: Callable[[str], T], sender: str) -> T | FencingError:
 
 def _settle(reply: asyncio.Future[T], outcome: T | FencingError) -> None:
     if reply.done():
-        return  # cancelled: nobody waits any more
+        return  # the caller was cancelled and does not wait any more
     if isinstance(outcome, FencingError):
         reply.set_exception(outcome)
     else:

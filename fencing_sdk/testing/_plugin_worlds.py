@@ -58,7 +58,7 @@ class Worlds:
         return [("history of the lock world", "\n".join(history)) for history in told if history]
 
     def close(self) -> None:
-        """End every world; raise what nobody waited for."""
+        """End every world; raise the errors of tasks that were never awaited."""
         with contextlib.ExitStack() as stack:
             for world in self._worlds:
                 stack.callback(world.close)

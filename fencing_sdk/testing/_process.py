@@ -77,7 +77,7 @@ class Process:
         return task
 
     def keep(self, thing: object) -> None:
-        """Let *thing* live as long as the process does, although nobody else refers to it."""
+        """Let *thing* live as long as the process, even without another reference."""
         self._kept.append(thing)
 
     def on_close(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -137,10 +137,10 @@ class Process:
     # The end.
 
     def unseen(self) -> list[BaseException]:
-        """The errors of tasks that nobody asked how they ended; asked now, they count as seen."""
+        """The errors of tasks whose outcome was never retrieved. They count as retrieved afterwards."""
         found = [error for task in self.loop.take_failed() if (error := task.exception()) is not None]
         for error in found:
-            error.add_note(f"in a task of simulated process {self.name} that nobody waited for")
+            error.add_note(f"in a task of simulated process {self.name} that was never awaited")
         return found
 
     def end(self) -> asyncio.Task[None]:

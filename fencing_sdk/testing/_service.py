@@ -1,7 +1,7 @@
 """
 The lock service of a world: the reference table behind the network, on a clock of its own.
 
-Tokens are 1, 2, 3, over all names. Waiters poll: this service has no line and wakes nobody.
+Tokens are 1, 2, 3, over all names. Waiters poll: this service has no line and sends no wake-ups.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class LockService:
         self._table.release(claim)
 
     def revoke(self, name: str) -> None:
-        """Take *name* away from whoever holds it, without a word to its client."""
+        """Take *name* away from its holder, without telling the holder's client."""
         self._table.revoke(name, self._clock.now())
 
     def inspect(self, name: str) -> Holder | None:
-        """Tell who holds *name*."""
+        """Return the holder of *name*."""
         return self._table.inspect(name, self._clock.now())
 
     def holder(self, name: str) -> str | None:

@@ -73,7 +73,7 @@ class Store(ABC):
 
 
 class UnfencedStore(Store):
-    """Takes whatever arrives, as a disk or a plain HTTP service does. The token is noted and not looked at."""
+    """Accepts every write, as a disk or a plain HTTP service does. It records the token and ignores it."""
 
     def _admit(self, token: Token) -> None:
         """Believe it."""

@@ -2,7 +2,7 @@
 A counter in a plain file, which is right only if a lock keeps its writers apart.
 
 Run as a module it is one of several processes that increment the counter under one lock. The URL
-of the store comes from the environment, because a command line is seen by everybody.
+of the store comes from the environment, because every user of the machine can see a command line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LONGEST_PAUSE = 0.003
 
 
 class Counter:
-    """A number in a file, and the tokens of those who incremented it, in the order of their writes."""
+    """A number in a file, and the tokens of the holders that incremented it, in the order of their writes."""
 
     def __init__(self, folder: Path) -> None:
         self._number = folder / "number"
@@ -32,7 +32,7 @@ class Counter:
         return int(self._number.read_text(encoding="ascii")) if self._number.exists() else 0
 
     def write(self, number: int, token: int) -> None:
-        """Write the number and who did it. Nothing here is safe by itself."""
+        """Write the number and the token of the writer. Only the lock makes this safe."""
         self._number.write_text(str(number), encoding="ascii")
         with self._journal.open("a", encoding="ascii") as journal:
             journal.write(f"{token:d}\n")

@@ -46,7 +46,7 @@ class FaultyBackend:
     """
     Passes calls on to *backend*, unless a fault is set for their operation.
 
-    ``calls`` lists every call with the names it was about, in order, whatever became of it.
+    ``calls`` lists every call with the names it was about, in order, whether it succeeded or failed.
     Waiters of this backend poll: its line is not passed on, nor are loss notices.
     """
 
@@ -77,7 +77,7 @@ class FaultyBackend:
         self._add(operation, _CallFault(again=seconds, times=times))
 
     def straggle(self, operation: Operation, seconds: float, *, times: int | None = None) -> None:
-        """Say "unavailable" at once, and apply the requests *seconds* later, when nobody expects them any more."""
+        """Raise "unavailable" at once, and apply the requests *seconds* later, when the caller has given up."""
         self._add(operation, _CallFault(straggle=seconds, times=times))
 
     def hang(
@@ -158,7 +158,7 @@ class FaultyBackend:
     def _arrived(self, straggler: asyncio.Task[None]) -> None:
         self._stragglers.discard(straggler)
         if not straggler.cancelled():
-            straggler.exception()  # looked at: nobody waits for the answer, so its error is nobody's
+            straggler.exception()  # retrieved, or asyncio would log it: no caller waits for this answer
 
     def _next_fault(self, operation: Operation) -> _CallFault | None:
         faults = self._faults[operation]

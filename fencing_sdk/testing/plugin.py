@@ -71,7 +71,7 @@ def lock_world(_lock_worlds: Worlds) -> World:
     """
     A `World` on virtual time: a lock service in memory, and clients that can be paused.
 
-    It ends after the test. An error of work that nobody waited for fails the test then.
+    It ends after the test. If work failed and was never awaited, its error fails the test then.
     """
     return _lock_worlds.make()
 
@@ -119,7 +119,7 @@ def expire(_lock_worlds: Worlds) -> LeaseEnder:
     lock, such as a test's double, has `current_lease`.
 
     Raises:
-        UsageError: the lease is over already, nobody holds such a lock, or the backend is another.
+        UsageError: the lease is over already, no client holds such a lock, or the backend is another.
     """
     return _lock_worlds.expire
 

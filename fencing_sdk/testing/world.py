@@ -41,8 +41,8 @@ class World:
     Virtual time, and everything that lives in it.
 
     Use it with ``with``, or let go of it: it ends when nothing refers to it or its clients any
-    more. Then everybody is resumed, work is cancelled and clients are closed. An error of a task
-    that nobody waited for is raised at the end; none vanishes.
+    more. Then all clients are resumed, their work is cancelled and they are closed. If a task failed and
+    was never awaited, its error is raised at the end; no error is lost.
 
     Args:
         seed: Decides what is left to chance: latencies, where clocks begin, and what ``random`` draws.
@@ -132,10 +132,10 @@ class World:
 
     def sleep(self, duration: Seconds) -> None:
         """
-        Let time go on by *duration* for everybody.
+        Let time go on by *duration* for all clients.
 
         Called by a client's own code it is a stall: that client stands still in the middle of a
-        line, as in a garbage collection or a blocking call, while everybody else goes on.
+        line, as in a garbage collection or a blocking call, while the other clients go on.
         """
         self._kernel.sleep(seconds(duration, "duration"))
 
@@ -158,7 +158,7 @@ class World:
         End the world. Idempotent.
 
         Raises:
-            BaseExceptionGroup: tasks failed that nobody waited for; the bare error where there is one.
+            BaseExceptionGroup: tasks failed and were never awaited; the bare error where there is only one.
             UsageError: code that runs in the world is calling.
         """
         self._kernel.end()

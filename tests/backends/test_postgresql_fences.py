@@ -43,7 +43,7 @@ async def granted(backend, fences, **claim) -> Grant:
 
 @contextlib.asynccontextmanager
 async def writing(server, guard, token):
-    """Somebody who writes under the fence, and does not commit."""
+    """A transaction that writes under the fence and does not commit."""
     async with server.connected() as connection, connection.transaction():
         await guard.admit(connection, SEAT, token)
         yield
@@ -54,7 +54,7 @@ def test_a_guard_of_the_same_database_is_known_by_what_both_were_told(backend, g
     assert not backend.keeps(SqlGuard())
     assert not backend.keeps(MemoryGuard())
     assert not backend.keeps(SqlGuard("sqlite:///app.db"))
-    assert not backend.keeps(SqlGuard(postgresql_server.url_as("somebody else")))
+    assert not backend.keeps(SqlGuard(postgresql_server.url_as("another role")))
     assert not backend.keeps(SqlGuard(f"{postgresql_server.url}_other"))
     assert not PostgresqlBackend(postgresql_server.url, driver={"host": "elsewhere"}).keeps(guard)
 
@@ -73,7 +73,7 @@ async def test_the_fence_is_raised_in_the_transaction_of_the_grant(backend, guar
 
 async def test_a_fence_that_is_higher_already_means_no_grant(backend, guard):
     far = 2**52
-    await guard.raise_to(SEAT, Token(far, "somebody"))
+    await guard.raise_to(SEAT, Token(far, "another"))
     with pytest.raises(StaleTokenError) as refused:
         await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT)])
     assert refused.value.fence == far
@@ -82,7 +82,7 @@ async def test_a_fence_that_is_higher_already_means_no_grant(backend, guard):
 
 
 async def test_with_one_fence_of_two_refused_the_other_is_not_raised(backend, guard):
-    await guard.raise_to("seats/plan", Token(2**52, "somebody"))
+    await guard.raise_to("seats/plan", Token(2**52, "another"))
     with pytest.raises(StaleTokenError):
         await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT), (guard, "seats/plan")])
     assert await guard.highest(SEAT) is None
@@ -96,8 +96,8 @@ async def test_the_same_owner_again_gets_the_same_and_a_refusal_raises_nothing(b
     assert await guard.highest("other") is None
 
 
-async def test_a_fence_that_somebody_holds_holds_up_no_renewal(backend, guard, postgresql_server):
-    """Whoever writes under the fence keeps it until the transaction ends; heartbeats have a connection apart."""
+async def test_a_fence_that_a_transaction_holds_delays_no_renewal(backend, guard, postgresql_server):
+    """A transaction that writes under the fence holds it until it ends; heartbeats use another connection."""
     before = await granted(backend, [(guard, SEAT)])
     other = Claim("other", 60.0)
     await backend.acquire(other)
@@ -177,7 +177,7 @@ async def test_after_its_connection_was_ended_the_next_attempt_opens_another(bac
 
 
 async def test_a_role_that_may_not_touch_the_fences_is_refused_and_gets_no_grant(guard, postgresql_server):
-    await guard.raise_to("any", Token(1, "somebody"))  # the table is there, and the superuser's
+    await guard.raise_to("any", Token(1, "another"))  # the table is there, and the superuser's
     name = postgresql_server.database
     await postgresql_server.execute(f'CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE "{name}" TO app')
     url = postgresql_server.url_as("app")

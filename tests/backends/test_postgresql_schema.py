@@ -92,7 +92,7 @@ async def test_a_sweep_deletes_what_is_free_and_never_lowers_a_token(postgresql_
 
 
 async def test_an_acquisition_that_waits_for_a_sweep_sees_its_floor(postgresql_server):
-    """The row is being deleted while somebody asks for the lock: its token must not be forgotten."""
+    """A sweep is deleting the row while a client acquires the lock: its token must not be forgotten."""
     backend = PostgresqlBackend(postgresql_server.url, tokens="counter")
     claim = Claim("a", 30.0)
     for _ in range(2):
@@ -114,14 +114,14 @@ async def test_an_acquisition_that_waits_for_a_sweep_sees_its_floor(postgresql_s
 
 
 async def blocked(server, asked):
-    """Wait until somebody waits for a row, or has done so for too long; without a lock it has an answer."""
+    """Wait until a session waits for a row, or until the call has failed because it waited for too long."""
     while not asked.done():
         if await server.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
             return
-    assert isinstance(asked.exception(), Exception), "nobody had to wait"
+    assert isinstance(asked.exception(), Exception), "the call did not have to wait"
 
 
-async def test_whoever_joins_waits_for_a_release_that_is_under_way(postgresql_server):
+async def test_joining_the_line_waits_for_a_release_that_is_under_way(postgresql_server):
     """A release that has looked at an empty line, and is not committed yet, would be missed."""
     backend = PostgresqlBackend(postgresql_server.url)
     holder, waiter = Claim("a", 30.0), Claim("a", 30.0)
@@ -140,7 +140,7 @@ async def test_whoever_joins_waits_for_a_release_that_is_under_way(postgresql_se
     await backend.aclose()
 
 
-async def test_a_row_that_somebody_keeps_locked_costs_the_other_leases_nothing(postgresql_server):
+async def test_a_row_that_another_transaction_keeps_locked_costs_the_other_leases_nothing(postgresql_server):
     backend = PostgresqlBackend(postgresql_server.url)
     claims = [Claim(name, 30.0) for name in "abc"]
     for claim in claims:

@@ -18,7 +18,7 @@ from zookeeper_server import fresh_root
 from fencing_sdk import connect
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
-from fencing_sdk.backends.zookeeper._sessions import MOST_SESSIONS
+from fencing_sdk.backends.zookeeper.connection.sessions import MOST_SESSIONS
 from fencing_sdk.errors import BackendRefusedError
 
 pytest_plugins = ["zookeeper_fixtures"]
@@ -98,9 +98,13 @@ async def test_locks_of_one_ttl_share_a_session_and_the_number_of_sessions_is_bo
     claims = [Claim(f"a/{number}", 20.0 + number % 12) for number in range(60)]
     for claim in claims:
         assert isinstance(await backend.acquire(claim), Grant)
-    sessions = {stake.session for stake in backend._stakes.all()}
+    sessions = {own_node.session for own_node in backend._own_nodes.all()}
     assert len(sessions) == MOST_SESSIONS
-    assert all(stake.session.lease >= stake.claim.ttl for stake in backend._stakes.all() if stake.claim.ttl <= 27)
+    assert all(
+        own_node.session.lease >= own_node.claim.ttl
+        for own_node in backend._own_nodes.all()
+        if own_node.claim.ttl <= 27
+    )
     assert await backend.renew(claims) == [Renewal.RENEWED] * 60
 
 
@@ -143,7 +147,7 @@ async def test_a_thousand_watched_locks_are_renewed_by_one_request(zookeeper_url
     backend = opened(zookeeper_url)
     claims = [Claim(f"a/{number}", 60.0) for number in range(300)]
     await asyncio.gather(*(backend.acquire(claim) for claim in claims))
-    await until(lambda: all(stake.surely_there for stake in backend._stakes.all()), what="all are watched")
+    await until(lambda: all(own_node.surely_there for own_node in backend._own_nodes.all()), what="all are watched")
     session = backend._sessions.of(60.0)
     asked: list[object] = []
     send = session.call

@@ -30,7 +30,7 @@ from fencing_sdk.cli.run import default_url
         (["run", "job", "--metadata", "x" * 1025, "--", "true"], "metadata must be a str of at most 1024 characters"),
         (["run", "job", "--on-loss", "cry", "--", "true"], 'Choose from: "term", "kill", "warn"'),
         (["run", "job", "--url", "nosuch://x", "--", "true"], "no backend for 'nosuch' URLs"),
-        (["run", "job", "--url", "memory://", "--", "true"], "exclude nobody"),
+        (["run", "job", "--url", "memory://", "--", "true"], "only inside one process"),
         (["run", "job", "-x", "true"], "Unknown option"),
         (["init"], "--url is missing, and FENCING_URL is not set"),
         (["init", "--url", "nosuch://x"], "no backend for 'nosuch' URLs"),

@@ -89,7 +89,7 @@ def test_a_taken_lock_means_75_and_nothing_was_run(fencing: Fencing):
     second = fencing("run", "job", *shell("echo > ran"))
     quiet = fencing("run", "job", "--quiet", "--wait", "0.1", *shell("echo > ran"))
     assert (second.returncode, quiet.returncode) == (75, 75)
-    assert "'job' was held by somebody else, nothing was run" in second.stderr
+    assert "'job' was held by another holder, nothing was run" in second.stderr
     assert not quiet.stderr
     assert not fencing.path("ran").exists()
     assert fencing("run", "another job", "--", "true").returncode == 0

@@ -21,8 +21,8 @@ from fencing_sdk import (
     UnsupportedError,
 )
 from fencing_sdk.guards import files
-from fencing_sdk.guards.files import FileGuard, _shelf
-from fencing_sdk.guards.files._shelf import Shelf
+from fencing_sdk.guards.files import FileGuard, _folder
+from fencing_sdk.guards.files._folder import ResourceFolder
 from fencing_sdk.testing.guard_suite import GuardSuite
 
 OLD, NEW = Token(33, "aaaaaaaa"), Token(34, "bbbbbbbb")
@@ -250,15 +250,15 @@ async def test_nobody_decides_while_somebody_publishes(tmp_path, monkeypatch):
     """33 has been admitted and is not published yet: 34 waits, so that it takes over what 33 wrote."""
     guard = FileGuard(tmp_path)
     publishing, go_on = threading.Event(), threading.Event()
-    publish = Shelf.publish
+    publish = ResourceFolder.publish
 
-    def slow_publish(shelf, source, generation, *, first):
+    def slow_publish(opened, source, generation, *, first):
         if generation.token == 33:
             publishing.set()
             assert go_on.wait(10)
-        publish(shelf, source, generation, first=first)
+        publish(opened, source, generation, first=first)
 
-    monkeypatch.setattr(Shelf, "publish", slow_publish)
+    monkeypatch.setattr(ResourceFolder, "publish", slow_publish)
     old = asyncio.create_task(guard.write("a", OLD, b"old"))
     await asyncio.to_thread(publishing.wait, 10)
     new = asyncio.create_task(guard.raise_to("a", NEW))
@@ -305,7 +305,7 @@ async def test_data_is_written_before_the_lock_is_taken(tmp_path, monkeypatch):
 async def test_a_stopped_process_holds_writers_up_for_seconds_and_readers_not_at_all(tmp_path, monkeypatch):
     guard = FileGuard(tmp_path)
     await guard.write("a", OLD, b"old")
-    monkeypatch.setattr(_shelf, "_PATIENCE", 0.1)
+    monkeypatch.setattr(_folder, "_PATIENCE", 0.1)
     with locked(tmp_path):
         with pytest.raises(TimeoutError, match="stopped"):
             await guard.write("a", NEW, b"new")
@@ -320,8 +320,8 @@ async def test_a_stopped_process_holds_writers_up_for_seconds_and_readers_not_at
 
 def test_an_existing_generation_is_never_overwritten(tmp_path, guard, monkeypatch):
     """Even if the lock were lost: the name is taken, and linking to it fails."""
-    monkeypatch.setattr(_shelf, "_wait_for", lambda lock: None)
-    monkeypatch.setattr(Shelf, "last", lambda shelf: None)
+    monkeypatch.setattr(_folder, "_wait_for", lambda lock: None)
+    monkeypatch.setattr(ResourceFolder, "last", lambda opened: None)
     guard.write_sync("a", NEW, b"first")
     with pytest.raises(FileExistsError):
         guard.write_sync("a", NEW, b"second")
@@ -332,17 +332,17 @@ def test_an_existing_generation_is_never_overwritten(tmp_path, guard, monkeypatc
 async def test_a_forked_child_does_not_keep_the_lock(tmp_path, monkeypatch):
     """It inherits the handle of a lock that another thread holds at that moment."""
     guard = FileGuard(tmp_path)
-    publish, inherited = Shelf.publish, []
+    publish, inherited = ResourceFolder.publish, []
 
-    def publish_and_copy(shelf, source, generation, *, first):
+    def publish_and_copy(opened, source, generation, *, first):
         lock = next(handle for handle in range(3, 200) if _leads_to_lock(handle))
         inherited.append(os.dup(lock))  # what fork() does to every handle
-        publish(shelf, source, generation, first=first)
+        publish(opened, source, generation, first=first)
 
-    monkeypatch.setattr(Shelf, "publish", publish_and_copy)
+    monkeypatch.setattr(ResourceFolder, "publish", publish_and_copy)
     guard.write_sync("a", OLD, b"old")
     monkeypatch.undo()
-    monkeypatch.setattr(_shelf, "_PATIENCE", 0.1)
+    monkeypatch.setattr(_folder, "_PATIENCE", 0.1)
     guard.write_sync("a", NEW, b"new")
     os.close(*inherited)
 
@@ -359,15 +359,15 @@ def _leads_to_lock(handle: int) -> bool:
 
 def listing_then(monkeypatch, meanwhile, *, shown=None):
     """Let *meanwhile* happen once, between a reader's listing and what it does with it."""
-    listing, pending = Shelf._names, [meanwhile]
+    listing, pending = ResourceFolder._names, [meanwhile]
 
-    def interrupted(shelf):
-        found = listing(shelf) if shown is None or not pending else shown
+    def interrupted(opened):
+        found = listing(opened) if shown is None or not pending else shown
         if pending:
             pending.pop()()
         return found
 
-    monkeypatch.setattr(Shelf, "_names", interrupted)
+    monkeypatch.setattr(ResourceFolder, "_names", interrupted)
 
 
 def test_a_reader_whose_file_was_cleaned_away_finds_the_newer_one(tmp_path, monkeypatch):
@@ -392,7 +392,7 @@ def test_a_reader_does_not_take_an_outdated_marker_for_an_empty_resource(tmp_pat
 
 def test_a_file_that_is_listed_and_never_there_is_an_error_and_not_an_empty_resource(tmp_path, guard, monkeypatch):
     guard.write_sync("a", OLD, b"data")
-    monkeypatch.setattr(Shelf, "_names", lambda shelf: ["0000000000000034.00000000.-"])
+    monkeypatch.setattr(ResourceFolder, "_names", lambda opened: ["0000000000000034.00000000.-"])
     with pytest.raises(OSError, match="listed"):
         guard.read_sync("a")
 
@@ -402,13 +402,13 @@ def test_generations_go_oldest_first(tmp_path, monkeypatch):
     guard = FileGuard(tmp_path, keep=5)
     for token in (3, 1_000, 20_000):
         guard.write_sync("a", token, b"")
-    removed, remove = [], Shelf._remove
+    removed, remove = [], ResourceFolder._remove
 
-    def watch(shelf, name):
+    def watch(opened, name):
         removed.append(name)
-        remove(shelf, name)
+        remove(opened, name)
 
-    monkeypatch.setattr(Shelf, "_remove", watch)
+    monkeypatch.setattr(ResourceFolder, "_remove", watch)
     FileGuard(tmp_path, keep=1).write_sync("a", 300_000, b"")
     assert [int(name.split(".")[0]) for name in removed if not name.startswith(".")] == [3, 1_000, 20_000]
 

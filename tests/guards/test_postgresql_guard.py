@@ -244,7 +244,7 @@ async def test_a_driver_that_hides_that_it_commits_is_found_out(server):
             await SqlGuard().admit(Hiding(connection), "a", NEW)
 
 
-def test_a_driver_that_nobody_knows_is_refused():
+def test_an_unknown_driver_is_refused():
     """Whether its connections commit by themselves cannot be seen."""
     strange = SimpleNamespace(
         dialect=SimpleNamespace(name="postgresql", paramstyle="format"),

@@ -203,7 +203,7 @@ async def test_writers_that_try_again_lose_no_update(level, server):
         await way.write(guard, "a", NEW, "0")
         await asyncio.gather(*(add_one(way, guard, NEW) for _ in range(24)))
         assert await way.read("a") == "24"
-    assert tries > 24, "nobody had to try again: there was no race"
+    assert tries > 24, "no transaction was tried again: there was no race"
 
 
 # The guard's own transactions.
@@ -247,7 +247,7 @@ async def test_raising_waits_for_a_writer_and_is_let_go_when_it_is_cancelled(gua
         with anyio.fail_after(20):
             with pytest.raises(asyncio.CancelledError):
                 await raising
-            await nobody_else(looking, transaction)
+            await no_other_transaction(looking, transaction)
     assert await fence(looking) == 33
     await guard.raise_to("a", NEW)
 
@@ -259,12 +259,12 @@ async def test_the_deadline_of_a_lease_ends_the_waiting_for_a_held_fence(guard, 
         with anyio.fail_after(20):
             with pytest.raises(LeaseLostError):
                 await locks.lock("a", max_hold=0.3, fences=[guard]).acquire()
-            await nobody_else(looking, transaction)
+            await no_other_transaction(looking, transaction)
         assert await locks.inspect("a") is None
     assert await fence(looking) == 0
 
 
-async def nobody_else(looking, transaction):
+async def no_other_transaction(looking, transaction):
     """Wait until no other session is in the middle of something."""
     own = await transaction.fetchval("SELECT pg_backend_pid()")
     query = """
@@ -293,7 +293,7 @@ async def test_a_server_that_does_not_answer_holds_no_one_who_is_cancelled(serve
 
 
 async def test_raising_is_not_refused_for_a_change_that_was_committed_meanwhile(server, asyncpg_way, looking):
-    """Whatever level the engine, or the role, is set to: nobody would try again."""
+    """At every level that the engine or the role may be set to, because no caller would try again."""
     async with opened("connection", server.url) as way:
         engine = way.make_engine(isolation_level="SERIALIZABLE")
         await looking.execute("ALTER DATABASE guards SET default_transaction_isolation = 'serializable'")
@@ -311,7 +311,7 @@ async def test_raising_is_not_refused_for_a_change_that_was_committed_meanwhile(
             await engine.dispose()
 
 
-# In somebody else's transaction.
+# In a transaction of the caller.
 
 
 async def test_a_fence_is_raised_in_a_given_transaction_and_stands_once_that_is_committed(way, looking):

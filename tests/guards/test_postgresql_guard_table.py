@@ -37,7 +37,7 @@ async def waits(server):
             if await looking.fetchval(query):
                 return
             await asyncio.sleep(0.01)
-    pytest.fail("nobody waits")
+    pytest.fail("no session waits")
 
 
 # The first use.

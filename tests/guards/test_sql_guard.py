@@ -213,7 +213,7 @@ async def test_after_a_refusal_the_transaction_can_be_rolled_back_and_used_again
     await engine.dispose()
 
 
-def test_nobody_writes_between_the_check_and_the_commit(path):
+def test_no_other_writer_comes_between_the_check_and_the_commit(path):
     guard = SqlGuard()
     with connected(path) as holder, connected(path, timeout=0) as other:
         guard.admit_sync(holder, "a", OLD)

@@ -11,15 +11,16 @@ from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work
 from hypothesis import example, given
 
-from fencing_sdk._etcd.answers import Fate, MemberError, read_line
-from fencing_sdk._etcd.json_codec import UnreadableError
+from fencing_sdk._etcd.answers import read_answer
+from fencing_sdk._http.bodies import UnreadableAnswerError
+from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
 from fencing_sdk._values.claim import TOKEN_LIMIT, Grant
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends.etcd._keys import Keys
-from fencing_sdk.backends.etcd._leases import Holding, SharedLease
+from fencing_sdk.backends.etcd.keys import EtcdKeys
+from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease
 from fencing_sdk.errors import BackendError
 
-OWN = b64encode(Keys("fencing/").own(CLAIM)).decode()
+OWN = b64encode(EtcdKeys("fencing/").own(CLAIM)).decode()
 VALUE = b64encode(b'{"metadata":null}').decode()
 
 NUMBERS = st.one_of(
@@ -68,7 +69,7 @@ BODIES = st.one_of(
 STATUSES = st.sampled_from([200, 200, 200, 200, 301, 400, 404, 408, 429, 500, 503])
 
 
-def answered(*answers: tuple[bytes, int] | Fate):
+def answered(*answers: tuple[bytes, int] | RequestOutcome):
     """A backend whose members give these answers, one after the other, again and again."""
     backend = from_url("etcd://one,two")
     given = 0
@@ -77,12 +78,12 @@ def answered(*answers: tuple[bytes, int] | Fate):
         nonlocal given
         given += 1
         answer = answers[given % len(answers)]
-        if isinstance(answer, Fate):
-            raise MemberError(answer, "by request")
+        if isinstance(answer, RequestOutcome):
+            raise RequestFailedError(answer, "by request")
         try:
-            return read_line(*answer)
-        except UnreadableError as error:  # as the gateway has it
-            raise MemberError(Fate.LOST, f"{error}") from error
+            return read_answer(*answer)
+        except UnreadableAnswerError as error:  # as the gateway has it
+            raise RequestFailedError(RequestOutcome.UNKNOWN, f"{error}") from error
 
     backend._gateway._post = post
     return backend
@@ -93,7 +94,7 @@ def with_ttl(ttl: object) -> tuple[bytes, int]:
 
 
 @checked(250)
-@given(answers=st.lists(st.tuples(BODIES, STATUSES) | st.sampled_from(Fate), min_size=1, max_size=4))
+@given(answers=st.lists(st.tuples(BODIES, STATUSES) | st.sampled_from(RequestOutcome), min_size=1, max_size=4))
 @example(answers=[with_ttl("11")])
 @example(answers=[with_ttl("9" * 400)])
 @example(answers=[with_ttl("9" * 5000)])
@@ -121,8 +122,8 @@ def test_these_answers_are_not_refused_one_and_all():
 @checked(200)
 @given(body=BODIES, status=STATUSES)
 def test_a_line_is_fields_or_an_error(body: bytes, status: int):
-    with contextlib.suppress(MemberError, UnreadableError):
-        assert isinstance(read_line(body, status), dict)
+    with contextlib.suppress(RequestFailedError, UnreadableAnswerError):
+        assert isinstance(read_answer(body, status), dict)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +132,8 @@ def test_a_line_is_fields_or_an_error(body: bytes, status: int):
     ids=lambda body: body[:9].decode(),
 )
 def test_a_long_answer_is_little_work(body: bytes):
-    with little_work(), contextlib.suppress(UnreadableError, MemberError):
-        read_line(body, 200)
+    with little_work(), contextlib.suppress(UnreadableAnswerError, RequestFailedError):
+        read_answer(body, 200)
 
 
 @checked(150)
@@ -142,17 +143,17 @@ def test_whatever_a_watch_tells_the_key_has_gone_or_not_or_it_is_an_error(lines:
     async def stream(*_: object):
         async def told():
             for line in lines:
-                yield read_line(json.dumps(line).encode(), 200)
+                yield read_answer(json.dumps(line).encode(), 200)
 
         try:
             yield told()
-        except (MemberError, ValueError) as error:  # as the gateway has it
+        except (RequestFailedError, ValueError) as error:  # as the gateway has it
             raise BackendError("EtcdBackend", "queue", f"{error}") from error
 
     backend = from_url("etcd://one")
     backend._gateway.stream = stream
     with asyncio.Runner() as runner, contextlib.suppress(BackendError):
-        assert runner.run(backend._line._gone(b"k", 7)) in {True, False}
+        assert runner.run(backend._waiters._deleted(b"k", 7)) in {True, False}
 
 
 EVENTS = st.fixed_dictionaries(
@@ -181,15 +182,15 @@ TOLD = st.fixed_dictionaries(
 @example(fields={"events": [{"type": "DELETE", "kv": {"key": OWN, "mod_revision": "5"}}, 5]})
 def test_a_lease_ends_by_nothing_but_a_deletion_of_its_key_that_is_understood(fields: dict[str, object]):
     async def story() -> None:
-        backend, lost, key = from_url("etcd://one"), [], Keys("fencing/").own(CLAIM)
+        backend, lost, key = from_url("etcd://one"), [], EtcdKeys("fencing/").own(CLAIM)
         backend.on_loss(lambda claim, _: lost.append(claim))
         lease = backend._leases._leases[1] = SharedLease(1, 1, 0.0)
-        backend._leases.hold(lease, Holding(key, 1.0, 2, 2, 0.0, 2))
+        backend._leases.remember(lease, HeldKey(key, 1.0, 2, 2, 0.0, 2))
         backend._losses._held[key] = CLAIM
         try:
-            backend._losses._hear(fields)
+            backend._losses._on_answer(fields)
             events = fields.get("events") or []
-        except UnreadableError:
+        except UnreadableAnswerError:
             events = []
         assert len(lost) == any(_is_own_end(event) for event in events) * (fields.get("canceled") is not True)
 

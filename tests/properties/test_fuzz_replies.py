@@ -12,10 +12,11 @@ from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work, pieces
 from hypothesis import example, given
 
+from fencing_sdk._http.bodies import UnreadableAnswerError
+from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
 from fencing_sdk._values.claim import TOKEN_LIMIT
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends.kahuna import _contract as contract
-from fencing_sdk.backends.kahuna._http import Fate, NodeError
+from fencing_sdk.backends.kahuna import requests as contract
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
 from fencing_sdk.backends.redis.errors import CODES, translated
 from fencing_sdk.errors import BackendError
@@ -32,7 +33,7 @@ def host() -> Iterator[WorldClient]:
 # Kahuna: JSON over HTTP.
 
 ANSWERS = st.fixed_dictionaries(
-    {"type": st.one_of(st.sampled_from(list(contract.Kind)).map(int), JSON)},
+    {"type": st.one_of(st.sampled_from(list(contract.AnswerType)).map(int), JSON)},
     optional={
         "fencingToken": st.one_of(st.integers(-1, 5), st.just(TOKEN_LIMIT), JSON),
         "owner": st.one_of(st.sampled_from(["", "AA==", "AAAA", "/w==", "MTIzAHg=", "!"]), JSON),
@@ -66,35 +67,35 @@ def test_an_answer_of_kahuna_is_read_or_is_unreadable(body: bytes, date: str | N
         lambda answer: answer.holder("a", wall),
     ):
         try:
-            read(contract.Answer.read(body, date))
-        except contract.UnreadableError:
+            read(contract.KahunaAnswer.read(body, date))
+        except UnreadableAnswerError:
             continue
 
 
 @checked(150)
-@given(answers=st.lists(st.one_of(st.tuples(BODIES, DATES), st.sampled_from(Fate)), min_size=1, max_size=4))
+@given(answers=st.lists(st.one_of(st.tuples(BODIES, DATES), st.sampled_from(RequestOutcome)), min_size=1, max_size=4))
 def test_whatever_kahuna_answers_is_an_outcome_or_an_error_of_the_contract(answers):
-    async def post(*_: object) -> contract.Answer:
+    async def post(*_: object) -> contract.KahunaAnswer:
         post.calls += 1
         answer = answers[post.calls % len(answers)]
-        if isinstance(answer, Fate):
-            raise NodeError(answer, "by request")
+        if isinstance(answer, RequestOutcome):
+            raise RequestFailedError(answer, "by request")
         try:
-            return contract.Answer.read(*answer)
-        except contract.UnreadableError as error:  # as the pool has it
-            raise NodeError(Fate.LOST, f"{error}") from error
+            return contract.KahunaAnswer.read(*answer)
+        except UnreadableAnswerError as error:  # as the pool has it
+            raise RequestFailedError(RequestOutcome.UNKNOWN, f"{error}") from error
 
     post.calls = 0
     backend = from_url("kahuna://one,two")
-    backend._http.post = post
+    backend._nodes.post = post
     with World() as world:
         world.client("host").run(ask_everything, backend)
 
 
 @pytest.mark.parametrize("body", LONG_BODIES, ids=lambda body: body[:9].decode())
 def test_a_long_answer_of_kahuna_is_little_work(body: bytes):
-    with little_work(), pytest.raises(contract.UnreadableError):
-        contract.Answer.read(body)
+    with little_work(), pytest.raises(UnreadableAnswerError):
+        contract.KahunaAnswer.read(body)
 
 
 # Redis: RESP3, through the shared connection.

@@ -13,9 +13,9 @@ from hypothesis import example, given
 
 from fencing_sdk._values.claim import TOKEN_LIMIT, Grant, holder_of
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends.zookeeper._nodes import in_line, mark_of, read_holder, read_token, rewritten
-from fencing_sdk.backends.zookeeper._session import UnconnectedError
-from fencing_sdk.backends.zookeeper._translation import CLASSES
+from fencing_sdk.backends.zookeeper.connection.session import UnconnectedError
+from fencing_sdk.backends.zookeeper.errors import CLASSES
+from fencing_sdk.backends.zookeeper.nodes import in_line, mark_of, read_holder, read_token, rewritten
 
 SESSION = 7
 OWN = f"{mark_of(CLAIM.owner)}-{SESSION:x}-0000000003"

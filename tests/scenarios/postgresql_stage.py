@@ -29,7 +29,7 @@ HELD = "SELECT name FROM fencing.fencing_lock WHERE owner IS NOT NULL AND expire
 LEFT = "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM fencing.fencing_lock WHERE name = $1"
 ENDS = "SELECT (extract(epoch FROM expires_at) * 1000000)::int8 FROM fencing.fencing_lock WHERE name = $1"
 WAITING = "SELECT name FROM fencing.fencing_waiter WHERE seen > clock_timestamp() - interval '3 seconds'"
-"""Without who is passed over: a place may be taken after it was left, by way of a connection that was dropped."""
+"""Without waiters that are removed soon: a request to join may arrive late, on a connection that was dropped."""
 
 LINE = "SELECT count(*) FROM fencing.fencing_waiter WHERE name = $1"
 OTHERS = f"datname = current_database() AND backend_type = 'client backend' AND application_name <> '{BENCH_NAME}'"
@@ -41,7 +41,7 @@ NEEDED = """
     GRANT USAGE ON SCHEMA fencing TO app;
     GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencing TO app
 """
-"""What a role needs where somebody else has created the schema."""
+"""What a role needs in a schema that another role has created."""
 
 
 async def role(server: PostgresqlServer, setting: str = "", options: str = "") -> str:
@@ -102,7 +102,7 @@ async def nothing_left(server: PostgresqlServer, *, within: float = PATIENCE) ->
 
 @asynccontextmanager
 async def idle_in_transaction(server: PostgresqlServer, statement: str, *arguments: object) -> AsyncIterator[Any]:
-    """A session that ran *statement* in a transaction and went to lunch."""
+    """A session that ran *statement* in a transaction and then idles."""
     async with server.connected() as session:
         transaction = session.transaction()
         await transaction.start()

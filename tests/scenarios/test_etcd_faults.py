@@ -192,7 +192,7 @@ async def test_a_request_that_arrives_long_after_it_was_given_up_leaves_nothing_
         await granted(backend, kept)
         endpoints = backend._gateway._endpoints
         if endpoints.in_turn()[0].origin.endswith(f":{port}"):  # clients begin anywhere
-            endpoints.failed(endpoints.in_turn()[0])
+            endpoints.mark_failed(endpoints.in_turn()[0])
         slow.blackhole()
         slow.lose_ends()  # etcd would drop the request of a client that is known to be gone
         late, before = Claim("late", 12.0), slow.bytes_up

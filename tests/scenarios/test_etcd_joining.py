@@ -20,14 +20,14 @@ pytest_plugins = ["etcd_fixtures"]
 async def test_a_grant_that_comes_before_the_answer_to_joining_is_kept_when_the_line_is_left(etcd: EtcdBackend):
     holder, claim = Claim("a", 10.0), Claim("a", 10.0)
     await granted(etcd, holder)
-    stand, stood = etcd._calls.stand, asyncio.Event()
+    stand, stood = etcd._requests.join_line, asyncio.Event()
 
     async def answered_late(*arguments: Any) -> Any:
         await stand(*arguments)
         stood.set()
         await asyncio.Event().wait()
 
-    etcd._calls.stand = answered_late
+    etcd._requests.join_line = answered_late
     joining = asyncio.create_task(stay_in_line(etcd, claim))
     await stood.wait()
     await etcd.release(holder)
@@ -42,8 +42,8 @@ async def test_a_grant_that_comes_before_the_answer_to_joining_is_kept_when_the_
 async def test_nothing_is_granted_while_the_own_key_is_being_deleted(etcd: EtcdBackend):
     holder, claim = Claim("a", 10.0), Claim("a", 10.0)
     await granted(etcd, holder)
-    calls, free, deleting = etcd._calls, asyncio.Event(), asyncio.Event()
-    take, stand = calls.take, calls.stand
+    requests, free, deleting = etcd._requests, asyncio.Event(), asyncio.Event()
+    take, stand = requests.take, requests.join_line
 
     async def taken_later(*arguments: Any) -> Any:
         await free.wait()
@@ -57,11 +57,11 @@ async def test_nothing_is_granted_while_the_own_key_is_being_deleted(etcd: EtcdB
         deleting.set()
         await asyncio.Event().wait()
 
-    calls.take, calls.stand = taken_later, lost
+    requests.take, requests.join_line = taken_later, lost
     asking = asyncio.create_task(etcd.acquire(claim))
     await asyncio.sleep(0.05)
     await etcd.release(holder)
-    calls.delete = deleted_later
+    requests.delete = deleted_later
     joining = asyncio.create_task(stay_in_line(etcd, claim))
     await deleting.wait()
     free.set()
@@ -82,7 +82,7 @@ async def test_an_attempt_beside_an_answered_joining_is_deleted_when_it_arrives_
     holder, claim, kept = Claim("a", 2.0), Claim("a", 2.0), Claim("kept", 2.0)
     await granted(etcd, kept)
     await granted(etcd, holder)
-    take, stand, free, stood = etcd._calls.take, etcd._calls.stand, asyncio.Event(), asyncio.Event()
+    take, stand, free, stood = etcd._requests.take, etcd._requests.join_line, asyncio.Event(), asyncio.Event()
     late: list[asyncio.Task[Any]] = []
 
     async def delivered_late(*arguments: Any) -> Any:
@@ -98,13 +98,13 @@ async def test_an_attempt_beside_an_answered_joining_is_deleted_when_it_arrives_
         await stood.wait()
         return standing
 
-    etcd._calls.take, etcd._calls.stand = taken_late, answered_late
+    etcd._requests.take, etcd._requests.join_line = taken_late, answered_late
     joining = asyncio.create_task(stay_in_line(etcd, claim))
     await count_of_keys(etcd_server, "a", 2)
     asking = asyncio.create_task(etcd.acquire(claim))
     await until(lambda: late, what="the attempt is sent")
     stood.set()
-    await until(lambda: etcd._line.place(claim), what="joining is answered")
+    await until(lambda: etcd._waiters.find(claim), what="joining is answered")
     for task in (asking, joining):
         task.cancel()
         await asyncio.wait((task,))

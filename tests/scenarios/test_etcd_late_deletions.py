@@ -62,7 +62,7 @@ def ask_first(backend: EtcdBackend, port: int) -> None:
     """Let the member at *port* be the first that is asked."""
     endpoints = backend._gateway._endpoints
     while not endpoints.in_turn()[0].origin.endswith(f":{port}"):  # clients begin anywhere
-        endpoints.failed(endpoints.in_turn()[0])
+        endpoints.mark_failed(endpoints.in_turn()[0])
 
 
 async def watched(cluster: EtcdCluster, count: int) -> None:
@@ -105,7 +105,7 @@ async def test_a_late_deletion_of_a_place_does_not_end_the_grant_that_came_after
 async def test_work_goes_on_alone_although_the_deletion_of_an_earlier_place_comes_late(etcd_server: EtcdCluster):
     """The answer to joining is lost, so the line is left and joined again; then the lock is granted."""
     backend = from_url(etcd_server.url)
-    post, stand, stood = Post(backend), backend._calls.stand, 0
+    post, stand, stood = Post(backend), backend._requests.join_line, 0
 
     async def lost_at_first(*arguments: Any) -> Any:
         nonlocal stood
@@ -116,7 +116,7 @@ async def test_work_goes_on_alone_although_the_deletion_of_an_earlier_place_come
             raise BackendUnavailableError("EtcdBackend", "queue", "the answer was lost")
         return standing
 
-    backend._calls.stand = lost_at_first  # type: ignore[method-assign]
+    backend._requests.join_line = lost_at_first  # type: ignore[method-assign]
     async with opened(etcd_server.url) as (others, _), LockClient(backend) as locks:
         async with staying(others.lock("a", ttl=60)) as first:
             second = Stay(locks.lock("a", ttl=60, heartbeat_interval=0.5))
@@ -183,7 +183,7 @@ async def test_an_answer_from_before_the_place_was_left_and_taken_again_grants_n
     etcd: EtcdBackend, etcd_server: EtcdCluster
 ):
     """The key that it tells of was deleted in between."""
-    claim, take, taken, free = Claim("a", 60.0), etcd._calls.take, asyncio.Event(), asyncio.Event()
+    claim, take, taken, free = Claim("a", 60.0), etcd._requests.take, asyncio.Event(), asyncio.Event()
 
     async def answered_late(*arguments: Any) -> Any:
         standing = await take(*arguments)
@@ -191,7 +191,7 @@ async def test_an_answer_from_before_the_place_was_left_and_taken_again_grants_n
         await free.wait()
         return standing
 
-    etcd._calls.take = answered_late  # type: ignore[method-assign]
+    etcd._requests.take = answered_late  # type: ignore[method-assign]
     asking = asyncio.create_task(etcd.acquire(claim))
     await taken.wait()
     async with etcd.queue(claim):
@@ -235,12 +235,12 @@ async def test_a_place_that_a_deletion_on_its_way_may_hit_is_left_for_another(
     etcd: EtcdBackend, etcd_server: EtcdCluster
 ):
     """A request without an answer has made it, after one deletion and before another."""
-    claim, debts = Claim("a", 60.0), etcd._leases.debts
+    claim, pending = Claim("a", 60.0), etcd._leases.pending_deletes
     key, now = etcd._keys.own(claim), etcd._leases.now()
     async with backend_on(etcd_server.url) as stray:
         made = await granted(stray, claim)
-    debts.owe(key, now, stray=True)
-    debts.waive(key, now, made)
+    pending.add(key, now, may_return=True)
+    pending.cancel(key, now, made)
     with pytest.raises(BackendUnavailableError):
         async with etcd.queue(claim):
             pytest.fail("this place may go at any time")

@@ -15,7 +15,7 @@ from redis_stage import Stay, opened, staying
 
 from fencing_sdk import LockClient, LossReason
 from fencing_sdk.abc import Claim
-from fencing_sdk.backends.etcd import _losses
+from fencing_sdk.backends.etcd import losses
 
 pytest_plugins = ["etcd_fixtures"]
 
@@ -76,7 +76,7 @@ async def test_locks_that_are_held_for_a_moment_cost_no_watch(etcd_server: EtcdC
         for number in range(50):
             async with locks.lock(f"a/{number}"):
                 pass
-        await asyncio.sleep(3 * _losses._MOMENT)
+        await asyncio.sleep(3 * losses._MOMENT)
     assert await asyncio.to_thread(etcd_server.calls, "Watch") == before
 
 
@@ -130,9 +130,9 @@ async def test_a_deletion_before_the_grant_is_none_of_it(etcd_server: EtcdCluste
         claim = Claim("a", TTL)
         token = await granted(backend, claim)
         key = backend._keys.own(claim)
-        backend._losses._deleted(key, token - 1)
+        backend._losses._on_deletion(key, token - 1)
         assert told == []
-        backend._losses._deleted(key, token + 1)
+        backend._losses._on_deletion(key, token + 1)
         assert told == [claim]
 
 
@@ -155,7 +155,7 @@ async def test_a_silent_network_is_left_for_a_new_stream(
     etcd_server: EtcdCluster, etcd_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ):
     """No end of the connection is ever seen; whoever says nothing for too long is not there."""
-    monkeypatch.setattr(_losses, "_SILENCE", 0.6)
+    monkeypatch.setattr(losses, "_SILENCE", 0.6)
     url = f"etcd://127.0.0.1:{etcd_proxy.port}"
     async with opened(url) as (locks, _), holding(locks, "a") as (stay,):
         await watched(etcd_server, 1)

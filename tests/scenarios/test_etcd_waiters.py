@@ -95,7 +95,7 @@ async def test_a_watch_from_a_revision_that_etcd_has_forgotten_looks_again(
     async with backend_on(etcd_server.url) as backend:
         holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
         await granted(backend, holder)
-        looked = backend._calls.predecessor
+        looked = backend._requests.predecessor
         looks = 0
 
         async def old(operation: str, claim: Claim, created: int):
@@ -104,7 +104,7 @@ async def test_a_watch_from_a_revision_that_etcd_has_forgotten_looks_again(
             entry, revision = await looked(operation, claim, created)
             return entry, 0 if looks == 1 else revision
 
-        monkeypatch.setattr(backend._calls, "predecessor", old)
+        monkeypatch.setattr(backend._requests, "predecessor", old)
         for _ in range(5):
             await etcd_server.command("kv/put", {"key": "eA==", "value": "eA=="})
         await asyncio.to_thread(etcd_server.compact)
@@ -176,14 +176,14 @@ async def test_a_release_between_the_look_at_the_line_and_the_watch_is_not_misse
     async with backend_on(etcd_server.url) as backend:
         holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
         await granted(backend, holder)
-        looked = backend._calls.predecessor
+        looked = backend._requests.predecessor
 
         async def then_released(operation: str, claim: Claim, created: int):
             seen = await looked(operation, claim, created)
             await backend.release(holder)
             return seen
 
-        monkeypatch.setattr(backend._calls, "predecessor", then_released)
+        monkeypatch.setattr(backend._requests, "predecessor", then_released)
         async with backend.queue(waiter) as turn:
             async with asyncio.timeout(20):
                 await turn.wait()

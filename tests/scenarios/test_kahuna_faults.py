@@ -22,7 +22,8 @@ from throwaway_certificates import Certificates, make_certificates
 from fencing_sdk import LockClient
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
-from fencing_sdk.backends.kahuna import KahunaBackend, _http, from_url
+from fencing_sdk.backends.kahuna import KahunaBackend, from_url
+from fencing_sdk.backends.kahuna.connection import node
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendError,
@@ -477,8 +478,8 @@ async def test_a_node_that_hangs_is_not_asked_first_again(kahuna_cluster: Kahuna
 
 
 async def test_an_error_of_all_nodes_is_one_error(kahuna_cluster: KahunaServer):
-    for node in range(3):
-        kahuna_cluster.down(node)
+    for number in range(3):
+        kahuna_cluster.down(number)
     async with backend_on(kahuna_cluster) as backend:
         with pytest.raises(BackendUnavailableError, match="none of 3 nodes"):
             await backend.acquire(Claim("a", 60.0))
@@ -580,7 +581,7 @@ async def test_a_loop_that_goes_on_closes_its_own_connections(kahuna_server: Kah
     backend = from_url(kahuna_server.url)
     claim = Claim("a", 60.0)
     await granted(backend, claim)
-    pool = backend._http._pools.pool
+    pool = backend._nodes.pool._current
     assert pool is not None
 
     async def elsewhere() -> None:
@@ -615,7 +616,7 @@ async def test_a_long_answer_is_not_read_to_its_end(
     kahuna_server: KahunaServer, kahuna: KahunaBackend, monkeypatch: pytest.MonkeyPatch
 ):
     """One that says how long it is, and one that does not."""
-    monkeypatch.setattr(_http, "BODY_LIMIT", 1000)
+    monkeypatch.setattr(node, "BODY_LIMIT", 1000)
     kahuna_server.fault("body", '{"type":0,"fencingToken":0}' + " " * 2000)
     with pytest.raises(BackendUnavailableError, match="longer"):
         await kahuna.acquire(Claim("a", 60.0))

@@ -19,13 +19,12 @@ import pytest
 from failing_store import CLOCK
 from fault_proxy import FaultProxy
 from postgresql_proxy import PostgresqlProxy
-from redis_fixtures import require
 from redis_server import RedisServer
 from zookeeper_server import fresh_root
 
 from fencing_sdk import Lease, LockClient, LossReason, connect
 
-pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "zookeeper_fixtures"]
+pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 TTL = 30.0
 SLOW = 0.05
@@ -50,6 +49,8 @@ def _by_proxy(url: str, proxy: FaultProxy, far_url: str) -> Road:
 
 @asynccontextmanager
 async def _redis(request: pytest.FixtureRequest, _: Path) -> AsyncIterator[Road]:
+    from redis_fixtures import require  # pytest loads it as a plug-in, and wants to be the first
+
     require("redis-server")
     with RedisServer() as server:
         async with FaultProxy(server.port) as proxy:

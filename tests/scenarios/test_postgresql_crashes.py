@@ -42,7 +42,7 @@ async def test_tokens_grow_over_every_crash(how, tokens, start_postgresql):
 
 
 async def test_what_was_granted_and_renewed_before_a_crash_is_kept_after_it(start_postgresql):
-    """Else somebody else would be let in while the holder still trusts the answer."""
+    """Otherwise the server would grant the lock to another owner while the holder still relies on its answer."""
     server = start_postgresql(**FORGETFUL)
     backend = from_url(server.url)
     claim = Claim("a", 60.0)

@@ -66,7 +66,7 @@ async def have_commits_wait_for_the_standby(group: Replicated) -> None:
             writing = asyncio.create_task(group.primary.execute(COMMIT))
         await asyncio.sleep(0.05)
     else:
-        pytest.fail("commits wait for nobody")
+        pytest.fail("no commit waits for the standby")
     group.link.heal()
     await writing
 

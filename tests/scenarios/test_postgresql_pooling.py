@@ -1,4 +1,4 @@
-"""Behind a real PgBouncer in transaction mode: every statement may run on another connection, and nobody is heard."""
+"""Behind a real PgBouncer in transaction mode: each statement may run on another connection, and LISTEN is useless."""
 
 import asyncio
 import contextlib
@@ -78,25 +78,24 @@ async def test_waiters_poll_and_get_their_turn_in_order(pgbouncer, postgresql_se
         assert await line(postgresql_server) == 0
 
 
-async def test_waiters_who_hear_nothing_are_told_to_try_four_times_as_often(pgbouncer, postgresql_server, monkeypatch):
-    monkeypatch.setattr(
-        "fencing_sdk.backends.postgresql.connection.listener.ECHO_PATIENCE", PATIENCE
-    )  # a slow machine is not deaf
+async def test_waiters_without_notifications_try_four_times_as_often(pgbouncer, postgresql_server, monkeypatch):
+    listener = "fencing_sdk.backends.postgresql.connection.listener"
+    monkeypatch.setattr(f"{listener}.ECHO_PATIENCE", PATIENCE)  # on a slow machine an echo takes long
     backends = [PostgresqlBackend(url) for url in (postgresql_server.url, pgbouncer.url)]
-    hearing, deaf = backends
-    await hearing.acquire(Claim("a", 60.0))
+    listening, polling = backends
+    await listening.acquire(Claim("a", 60.0))
     first, second = Claim("a", 60.0), Claim("a", 60.0)
-    async with hearing.queue(first), deaf.queue(second):
-        await until(lambda: hearing._waiters.listening)
-        assert await hearing.acquire(first) == Held(1.0)
-        assert await deaf.acquire(second) == Held(0.25)
+    async with listening.queue(first), polling.queue(second):
+        await until(lambda: listening._waiters.listening)
+        assert await listening.acquire(first) == Held(1.0)
+        assert await polling.acquire(second) == Held(0.25)
     for backend in backends:
         await backend.aclose()
 
 
 @asynccontextmanager
 async def in_transaction(pgbouncer: PgBouncer) -> AsyncIterator[None]:
-    """Keep one of the connections behind the proxy from everybody else."""
+    """Keep one of the connections behind the proxy busy."""
     application = await asyncpg.connect(pgbouncer.url, statement_cache_size=0)
     try:
         async with application.transaction():
@@ -115,7 +114,7 @@ async def test_what_another_client_has_prepared_behind_the_proxy_is_never_run_in
         async with in_transaction(pgbouncer):
             await one.release(Claim("other", 60.0))  # prepared on the second connection
             await second_is_busy.enter_async_context(in_transaction(pgbouncer))
-        await other._connection.ask(other._requests.leave, ("other", "nobody"))  # prepared on the first one
+        await other._connection.ask(other._requests.leave, ("other", "stranger"))  # prepared on the first one
         assert not one._dialer.pooled, "the proxy was noticed earlier, and nothing is proved"
         await one.release(held)  # on the first one
     assert await direct.inspect("a") is None

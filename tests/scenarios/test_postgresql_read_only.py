@@ -1,8 +1,8 @@
 """
 A server that takes no writes and is no standby, as an old primary that an operator has fenced off.
 
-The new primary is behind a proxy that makes it answer later, so that whoever takes the first answer takes the wrong
-server every time.
+The new primary is behind a proxy that makes it answer later, so that a client that takes the first answer takes the
+wrong server every time.
 """
 
 from collections.abc import AsyncIterator

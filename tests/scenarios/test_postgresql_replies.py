@@ -44,7 +44,7 @@ async def test_a_lost_reply_to_a_renewal_is_ridden_out(postgresql_server, postgr
 
 
 @BOTH
-async def test_a_release_without_an_answer_is_repeated_and_touches_nobody_else(
+async def test_a_release_without_an_answer_is_repeated_and_touches_no_other_lease(
     fault, postgresql_server, postgresql_proxy
 ):
     async with opened(postgresql_proxy.url) as (locks, _), opened(postgresql_server.url) as (others, _):

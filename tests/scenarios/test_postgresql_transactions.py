@@ -30,7 +30,7 @@ def renewals(log, name: str) -> int:
 
 
 @pytest.mark.parametrize("statement", [ROW, SHARED], ids=["for update", "for share"])
-async def test_a_row_that_somebody_keeps_locked_does_not_hold_up_the_other_leases(statement, postgresql_server):
+async def test_a_row_that_a_transaction_keeps_locked_delays_no_other_lease(statement, postgresql_server):
     async with opened(postgresql_server.url) as (locks, log):
         async with contextlib.AsyncExitStack() as stack:
             terms = {"a": SHORT, "b": LONG, "c": LONG}
@@ -64,7 +64,7 @@ async def test_a_row_that_is_locked_for_a_moment_again_and_again_costs_no_lease(
     await nothing_left(postgresql_server)
 
 
-async def test_acquiring_what_somebody_keeps_locked_is_bounded_and_holds_up_nobody(postgresql_server):
+async def test_acquiring_a_lock_whose_row_is_locked_is_bounded_and_delays_no_other_call(postgresql_server):
     async with opened(postgresql_server.url) as (locks, _), locks.lock("a", ttl=10):
         pass
     async with opened(postgresql_server.url) as (locks, log), staying(locks.lock("b", **LONG)) as stay:
@@ -87,7 +87,7 @@ async def test_acquiring_what_somebody_keeps_locked_is_bounded_and_holds_up_nobo
     await nothing_left(postgresql_server)
 
 
-async def test_a_table_that_somebody_locks_ends_the_body_in_time_and_then_all_goes_on(postgresql_server):
+async def test_a_locked_table_ends_the_body_in_time_and_then_all_goes_on(postgresql_server):
     async with opened(postgresql_server.url) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
         await log.seen(Renewed)
         async with idle_in_transaction(postgresql_server, TABLE):
@@ -136,7 +136,7 @@ async def test_locks_work_whatever_the_role_prefers(setting, postgresql_server):
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 async def test_a_release_sees_who_joins_at_the_same_moment(isolation, postgresql_server, monkeypatch):
-    """With a snapshot from before it had the row, it would see an empty line and wake nobody."""
+    """With a snapshot from before it had the row, it would see an empty line and wake no waiter."""
     monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.LINE_POLL", 240.0)
     monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
     server = postgresql_server

@@ -152,8 +152,8 @@ async def test_many_clients_that_fight_for_one_lock_enter_one_by_one(postgresql_
 
 
 @pytest.fixture
-def nobody_polls(monkeypatch):
-    """Nobody tries again for a minute, unless woken; and nobody is passed over because of that."""
+def no_polling(monkeypatch):
+    """No waiter tries again for a minute unless it is woken, and none is removed from the line because of that."""
     monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.LINE_POLL", 240.0)
     monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
     text = schema._TEXT
@@ -164,7 +164,7 @@ def nobody_polls(monkeypatch):
 
 
 @pytest.mark.every_loop
-async def test_a_released_lock_reaches_the_next_in_order_and_by_a_message(postgresql_server, nobody_polls):
+async def test_a_released_lock_reaches_the_next_in_order_and_by_a_message(postgresql_server, no_polling):
     server = postgresql_server
     async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
         async with staying(locks.lock("a", ttl=60)) as stay:
@@ -187,14 +187,16 @@ async def test_a_released_lock_reaches_the_next_in_order_and_by_a_message(postgr
     await nothing_left(server)
 
 
-async def test_whoever_missed_a_message_tries_when_it_listens_again(postgresql_server, postgresql_proxy, nobody_polls):
+async def test_a_waiter_that_missed_a_message_tries_when_its_client_listens_again(
+    postgresql_server, postgresql_proxy, no_polling
+):
     server, proxy = postgresql_server, postgresql_proxy
     async with opened(proxy.url) as (locks, _), opened(server.url) as (others, _):
         async with staying(others.lock("a", ttl=60)) as stay:
             waiter = Stay(locks.lock("a", ttl=60), work=0)
             await waiting(server, 1)
             await until(lambda: locks._backend._waiters.listening)
-            await locks.inspect("other")  # the try that was made with an ear at the channel is answered
+            await locks.inspect("other")  # now the try that was made while listening is answered
             proxy.refuse()
             proxy.cut()
             await until(lambda: not locks._backend._waiters.listening)
@@ -205,7 +207,7 @@ async def test_whoever_missed_a_message_tries_when_it_listens_again(postgresql_s
     await nothing_left(server)
 
 
-async def test_waiters_who_give_up_leave_no_trace_and_pass_their_turn_on(postgresql_server, nobody_polls):
+async def test_waiters_who_give_up_leave_no_trace_and_pass_their_turn_on(postgresql_server, no_polling):
     server = postgresql_server
     async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
         async with staying(others.lock("a", ttl=60)) as stay:
@@ -225,9 +227,7 @@ async def test_waiters_who_give_up_leave_no_trace_and_pass_their_turn_on(postgre
     await nothing_left(server)
 
 
-async def test_a_head_that_leaves_while_it_is_its_turn_wakes_the_next(
-    postgresql_server, postgresql_proxy, nobody_polls
-):
+async def test_a_head_that_leaves_while_it_is_its_turn_wakes_the_next(postgresql_server, postgresql_proxy, no_polling):
     server, proxy = postgresql_server, postgresql_proxy
     async with opened(proxy.url) as (locks, _), opened(server.url) as (others, _):
         async with staying(others.lock("a", ttl=60)) as stay:
@@ -238,7 +238,7 @@ async def test_a_head_that_leaves_while_it_is_its_turn_wakes_the_next(
             following = Stay(others.lock("a", ttl=60), work=0)
             await waiting(server, 2)
             await until(lambda: locks._backend._waiters.listening and others._backend._waiters.listening)
-            await locks.inspect("other")  # the tries that were made with an ear at the channel are answered
+            await locks.inspect("other")  # now the tries that were made while listening are answered
             await others.inspect("other")
             proxy.half_open()  # the head is not reached by the message, but can say that it leaves
             await stay.end()

@@ -16,7 +16,7 @@ from zookeeper_stage import Operator, operating
 from fencing_sdk._lease import state_of
 from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk.backends.zookeeper import from_url
-from fencing_sdk.backends.zookeeper._requests import ANYBODY, create_persistent, delete, get
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY, create_persistent, delete, get
 
 LIMIT = 3 * PATIENCE
 HOURS = 6 * 3600

@@ -278,7 +278,7 @@ async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(way, zook
         else:
             assert await second.acquire(claim) == grant
         assert isinstance(await rival.acquire(waiter), Held)
-        await eventually(lambda: _true(not first._stakes.all()), what="the first has seen that its node moved")
+        await eventually(lambda: _true(not first._own_nodes.all()), what="the first has seen that its node moved")
         await kill_session(first._sessions.of(60.0))
         assert isinstance(await rival.acquire(waiter), Held)
         assert await second.renew([claim]) == [Renewal.RENEWED]
@@ -322,14 +322,14 @@ async def test_tokens_grow_when_an_operator_deletes_the_folder_of_a_held_lock(zo
 
 async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted(zookeeper_url):
     """Deleted and created again by somebody else: the path is the same, the transaction is not."""
-    from fencing_sdk.backends.zookeeper._requests import ANYBODY, create_persistent
+    from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY, create_persistent
 
     backend = from_url(zookeeper_url)
     claim = Claim("a", 60.0)
     await backend.acquire(claim)
     async with operating(zookeeper_url) as operator:
         await operator.keep_folder("a")
-        backend._upkeep._changed = lambda *_: None  # no notice, so that the renewal has to find out
+        backend._losses._on_event = lambda *_: None  # no notice, so that the renewal has to find out
         (node,) = await operator.line("a")
         await operator.delete("a", node)
         session = await operator.session()

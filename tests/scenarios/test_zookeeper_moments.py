@@ -12,8 +12,9 @@ from kazoo.exceptions import ConnectionLoss
 
 from fencing_sdk import BackendUnavailableError
 from fencing_sdk._values.claim import Claim, Renewal
-from fencing_sdk.backends.zookeeper import _requests, from_url
-from fencing_sdk.backends.zookeeper._session import UnconnectedError
+from fencing_sdk.backends.zookeeper import from_url
+from fencing_sdk.backends.zookeeper.connection import kazoo_requests as _requests
+from fencing_sdk.backends.zookeeper.connection.session import UnconnectedError
 
 pytest_plugins = ["zookeeper_fixtures"]
 

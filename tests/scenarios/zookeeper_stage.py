@@ -9,9 +9,9 @@ from redis_stage import eventually
 
 from fencing_sdk import LockClient
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
-from fencing_sdk.backends.zookeeper._driver import Driver, News
-from fencing_sdk.backends.zookeeper._requests import ANYBODY, create_persistent, delete, exists
-from fencing_sdk.backends.zookeeper._session import Session
+from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, KazooDriver
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY, create_persistent, delete, exists
+from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 
 
 class Operator:
@@ -21,7 +21,7 @@ class Operator:
         self._backend = backend
         self._paths = backend._recipe.paths
 
-    async def session(self) -> Session:
+    async def session(self) -> ZooKeeperSession:
         session = self._backend._sessions.any()
         await session.ready()
         return session
@@ -62,7 +62,7 @@ async def in_place(locks: LockClient, number: int = 1) -> None:
     assert isinstance(backend, ZooKeeperBackend)
 
     async def look() -> bool:
-        return sum(bool(stake.watched) for stake in backend._stakes.all()) == number
+        return sum(bool(own_node.watched) for own_node in backend._own_nodes.all()) == number
 
     await eventually(look, what=f"{number} wait")
 
@@ -76,23 +76,23 @@ async def operating(url: str) -> AsyncIterator[Operator]:
         await backend.aclose()
 
 
-async def kill_session(session: Session) -> None:
+async def kill_session(session: ZooKeeperSession) -> None:
     """End *session* as its server would: a second connection goes on with it, and closes it."""
     while not await _close_by_another(session):
         pass  # its own client may have taken it back before it was closed
 
 
-async def _close_by_another(session: Session) -> bool:
+async def _close_by_another(session: ZooKeeperSession) -> bool:
     """Try to close *session*; whether it was closed already."""
     heard: list[object] = []
-    thief = Driver(session._settings, 10.0, session._identity)
+    thief = KazooDriver(session._settings, 10.0, session._identity)
     thief.start(heard.append)
 
     async def answered() -> bool:
         return bool(heard)
 
     await eventually(answered, what="the session is taken over")
-    gone = isinstance(heard[0], News) and heard[0].ended
+    gone = isinstance(heard[0], ConnectionNews) and heard[0].ended
     thief.end(close_session=not gone, done=lambda: heard.append("ended"))
 
     async def ended() -> bool:

@@ -45,7 +45,7 @@ class PostgresqlServer:
     One server; settings are keyword arguments in the words of ``postgresql.conf``.
 
     ``PostgresqlServer(max_connections=10, ssl=False)``: True and False become ``on`` and ``off``. *hba* are lines of
-    ``pg_hba.conf``; without them everybody is trusted. The bench itself is always let in, through the Unix socket.
+    ``pg_hba.conf``; without them the server trusts every client. The bench itself always gets in, by the Unix socket.
 
     The methods that are not async take milliseconds; in a test whose loop must not be held up even for that,
     call them with ``asyncio.to_thread``.
@@ -134,7 +134,7 @@ class PostgresqlServer:
         self.start()
 
     def pause(self) -> None:
-        """Stop all processes with SIGSTOP: the kernel still takes connections and bytes, and nobody answers."""
+        """Stop all processes with SIGSTOP: the kernel accepts connections and bytes, and the server never answers."""
         _stop([self.pid])  # first: it starts the others
         _stop(children(self.pid))
 
@@ -237,7 +237,7 @@ class PostgresqlServer:
         return own | self.settings
 
     def _private_copy(self, path: Path) -> Path:
-        """A copy that the server reads and nobody else: it refuses a key that others could read."""
+        """A copy that only the server can read: it refuses a key that other users could read."""
         copy = self.folder / path.name
         shutil.copyfile(path, copy)
         copy.chmod(0o600)

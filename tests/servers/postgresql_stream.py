@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 
 OPAQUE = object()
-"""Stands for a message that nobody has to look at, or that cannot be read, as in TLS."""
+"""Stands for a message that does not matter here, or that cannot be read, as in TLS."""
 
 READY = object()
 """Stands for the message that ends the reply to a request."""

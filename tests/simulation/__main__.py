@@ -63,7 +63,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, metavar="S", help="play one seed and print what it broke")
     parser.add_argument("--script", metavar="JSON", help="play a script as printed for a failing seed, or @file")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the one history as JSON lines")
-    parser.add_argument("--controls", action="store_true", help="break the engine on purpose, and look who notices")
+    parser.add_argument(
+        "--controls",
+        action="store_true",
+        help="break parts on purpose, each of which has to be found",
+    )
     parser.add_argument("--digest", action="store_true", help="print a digest of the histories, to compare machines")
     return parser.parse_args(arguments)
 

@@ -203,7 +203,7 @@ def _cancellation_replaced() -> Iterable[Change]:
     yield LeaseScope, "conclude", concluded
 
 
-def _deaf_waiter() -> Iterable[Change]:
+def _wakeup_missed() -> Iterable[Change]:
     async def pause(_self, _outcome):
         await asyncio.sleep(1000.0)
 
@@ -224,7 +224,7 @@ def _same_owner_twice() -> Iterable[Change]:
 
 
 class _Loaded:
-    """A random source that a fork has copied: everybody draws the same."""
+    """A random source that a fork has copied: every process draws the same."""
 
     @staticmethod
     def token_hex(_size: int) -> str:
@@ -271,6 +271,6 @@ CONTROLS = (
     _of("P7", "the loss is not reported", "wrong_error", _loss_silent, themes=("pauses",)),
     _of("P7", "the loss replaces an outer cancellation", "wrong_error", _cancellation_replaced,
         themes=("cancellation",)),
-    _of("P8", "a waiter is deaf", "waited_too_long", _deaf_waiter),
+    _of("P8", "a waiter misses its wake-up", "waited_too_long", _wakeup_missed),
     _of("P8", "a hung body is renewed for ever", "waited_too_long left_behind", _hung_for_ever),
 )  # fmt: skip

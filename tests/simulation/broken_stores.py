@@ -48,7 +48,7 @@ def _late_writes(script: Script) -> Script:
 
 
 def _mixed_writes(script: Script) -> Script:
-    """Late writers between others, and nobody raises a fence."""
+    """Late writers between others, and no holder raises a fence."""
     bodies = ("zombie", "write", "write")
     visits = (replace(visit, body=bodies[n % 3], lasts=0.1, fenced=False) for n, visit in enumerate(script.visits))
     return replace(script, visits=tuple(visits))
@@ -235,7 +235,7 @@ def _drawn_after_the_grant() -> Iterable[Change]:
 
 
 def _granted_again() -> Iterable[Change]:
-    """A store that does not look at the owner: who asks again gets a grant and a token of its own."""
+    """A store that does not look at the owner: a repeated request gets a grant and a token of its own."""
 
     def acquire(self, claim, now):
         row = self._rows.get(claim.name)
@@ -246,7 +246,7 @@ def _granted_again() -> Iterable[Change]:
     yield LockTable, "acquire", acquire
 
 
-def _anybody_releases() -> Iterable[Change]:
+def _foreign_release_accepted() -> Iterable[Change]:
     yield LockTable, "release", lambda self, claim: self._rows.pop(claim.name, None) is not None
 
 
@@ -294,7 +294,7 @@ CONTROLS = (
     _of("P4", "token drawn before the grant", "token_fell store_token_fell", _drawn_before_the_grant,
         aim=_counter, within=100),
     _of("P4", "token drawn after the grant", "store_token_fell", _drawn_after_the_grant, aim=_slow_draws),
-    _of("P5", "anybody's release is taken", "foreign_release", _anybody_releases, within=100),
+    _of("P5", "a foreign release is accepted", "foreign_release", _foreign_release_accepted, within=100),
     _of("P5", "a release is forgotten", "kept_after_release never_released leaked_grant", _never_free),
     _of("P6", "a renewal is confirmed and not done", "stale_read overrun store_revived no_order lost_without_cause",
         _renewal_forgets),

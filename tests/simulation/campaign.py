@@ -77,7 +77,7 @@ def run_campaign(first: int, histories: int, jobs: int, progress: Progress | Non
     """
     Play *histories* seeds from *first* on, in as many processes as *jobs*.
 
-    The outcome is the same whatever the number of processes, but for the time it took. *progress* is
+    The outcome does not depend on the number of processes, except for the time. *progress* is
     called with what is known so far, whenever a part is done. An interrupt from the keyboard, which
     reaches every process, ends it with what is known by then.
     """

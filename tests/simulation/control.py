@@ -1,9 +1,9 @@
 """
 Negative controls: broken variants of the engine, the store and the resource, each of which has to be caught.
 
-A checker that has never cried wolf at a wolf shows nothing. A control breaks one thing for as long
-as its block lasts, and names the promise and the rules by which it has to be found, and the number
-of seeds within which. A change to the simulation or the checker that loses one fails the tests.
+A checker that never found a real violation proves nothing. A control breaks one thing for as long as
+its block lasts. It names the promise, the rules that have to find the break, and the number of seeds
+within which they have to. A change to the simulation or the checker that loses one fails the tests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Control:
 
     @staticmethod
     def nothing() -> Iterable[Change]:
-        """Break nothing: the script alone does what nobody promises to survive."""
+        """Break nothing: the script alone does what no store survives."""
         return ()
 
     def scripts(self) -> Iterator[Script]:

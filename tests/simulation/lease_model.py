@@ -187,7 +187,7 @@ class Model:
             yield "nothing to release", state
         elif (row.who, row.attempt) == (who, attempt):
             yield "released", state._replace(row=None)
-        elif self.broken == "anybody releases":
+        elif self.broken == "foreign release":
             yield "released by another", state._replace(row=None)
         else:
             yield "not its own", state
@@ -219,7 +219,7 @@ class Model:
     def _on_grant(self, state: State, who: int, attempt: int, token: int) -> Iterator[Step]:
         client = self._mine(state, who, attempt)
         if client is None or client.at != "asking":
-            yield "nobody waits", state
+            yield "no client waits", state
             return
         counts_from = state.now if self.broken == "validity from the reply" else client.sent
         deadline = counts_from + self.bounds.ttl
@@ -232,7 +232,7 @@ class Model:
     def _on_raised(self, state: State, who: int, attempt: int) -> Iterator[Step]:
         client = self._mine(state, who, attempt)
         if client is None or client.at != "raising":
-            yield "nobody waits", state
+            yield "no client waits", state
         else:
             entered = state._replace(entered=max(state.entered, client.token))
             yield "entered", self._become(entered, who, client._replace(at="holding"))
@@ -240,7 +240,7 @@ class Model:
     def _on_renewed(self, state: State, who: int, attempt: int, sent: int) -> Iterator[Step]:
         client = self._mine(state, who, attempt)
         if client is None or not client.renewing:
-            yield "nobody waits", state
+            yield "no client waits", state
             return
         deadline = client.deadline
         if state.now < deadline:
@@ -251,7 +251,7 @@ class Model:
     def _on_refused(self, state: State, who: int, attempt: int) -> Iterator[Step]:
         client = self._mine(state, who, attempt)
         if client is None:
-            yield "nobody waits", state
+            yield "no client waits", state
         else:
             yield "lost", self._become(state, who, Client("idle", client.attempt + 1))
 

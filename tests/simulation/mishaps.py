@@ -27,7 +27,7 @@ class Mishaps:
         do(fault)
 
     def heal(self) -> None:
-        """Nothing goes wrong any more: links work, the store is up, whoever did not crash runs."""
+        """End all faults: links work, the store is up, every process that did not crash runs."""
         stage = self._stage
         self._healed = True
         stage.kernel.network.heal()

@@ -18,7 +18,7 @@ from tests.simulation.stage import Actor, Stage, to_text
 from tests.simulation.visits import Visitor
 
 _SERVE = 12.0
-"""Seconds besides two ttls within which everybody is served once nothing goes wrong any more."""
+"""Seconds besides two ttls within which every waiter is served after the last fault."""
 _LATEST = 1.3
 """Part of a ttl by which a message may be late."""
 
@@ -50,7 +50,7 @@ def play(script: Script) -> History:
         failures += _end(stage)
     report = check(recording.lines)
     for failure in failures:
-        report.found("P7", "failed", stage.now, f"{type(failure).__name__} in a task that nobody waits for: {failure}")
+        report.found("P7", "failed", stage.now, f"{type(failure).__name__} in a task that is never awaited: {failure}")
     return History(script, recording.lines, report)
 
 
@@ -73,7 +73,7 @@ class _Run:
         self._failures: list[BaseException] = []
 
     def run(self) -> list[BaseException]:
-        """Let it all happen; return what failed and was nobody's to catch."""
+        """Let it all happen; return the errors that no code could catch."""
         stage, script = self._stage, self._stage.script
         mishaps = Mishaps(stage)
         for number, visit in enumerate(script.visits):
@@ -141,9 +141,9 @@ def _cancel_after(stage: Stage, visitor: Visitor, task: asyncio.Task[None], turn
 
 
 def _end(stage: Stage) -> list[BaseException]:
-    """End the world; return what failed and was nobody's to catch."""
+    """End the world; return the errors that no code could catch."""
     for actor in stage.actors:
-        actor.process.resume()  # whoever crashed in the middle of a turn of events is no failure
+        actor.process.resume()  # a process that crashed in the middle of a turn is no failure
     stage.timeline.run(stage.now + 0.1)
     try:
         stage.kernel.end()

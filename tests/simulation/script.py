@@ -1,5 +1,5 @@
 """
-What happens in one history, all of it decided before anything runs: who wants a lock, and what goes wrong.
+What happens in one history, decided before anything runs: which client wants which lock, and which faults happen.
 
 A script is a value. It is made from a seed, can be printed, made smaller and played again. Only
 latencies and back-offs are drawn while it plays, from the same seed.
@@ -80,7 +80,7 @@ class Script:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every lock that somebody wants, in order of appearance."""
+        """Every lock that a client wants, in order of appearance."""
         return tuple(dict.fromkeys(visit.name for visit in self.visits))
 
     def to_json(self) -> str:

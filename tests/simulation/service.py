@@ -43,7 +43,7 @@ class Service:
         self.silent = False
         """Whether requests vanish."""
         self.refusing = False
-        """Whether requests are refused at once, as by a port that nobody listens to."""
+        """Whether requests are refused at once, as by a port without a listener."""
         self.table = self.new_table()
         self.wakers: dict[tuple[str, str], Callable[[str], None]] = {}
         self.notices: dict[str, Callable[[Claim], None]] = {}
@@ -109,7 +109,7 @@ class Service:
         self.wake(claim.name)
 
     def inspect(self, name: str) -> Holder | None:
-        """Tell who holds *name*."""
+        """Return the holder of *name*."""
         self.reached()
         return self.holder(name)
 
@@ -120,14 +120,14 @@ class Service:
         self.table.join(claim, self.now())
 
     def leave(self, claim: Claim) -> None:
-        """Leave the line; whoever leaves while it is its turn passes the turn on."""
+        """Leave the line. A waiter that leaves during its turn passes the turn on."""
         self.reached()
         self.wakers.pop((claim.name, claim.owner), None)
         self.table.leave(claim)
         self.wake(claim.name)
 
     def wake(self, name: str) -> None:
-        """Tell whose turn it is."""
+        """Wake the waiter at the head of the line."""
         owner = self.table.next_in_line(name, self.now())
         if owner is not None and (waker := self.wakers.get((name, owner))) is not None:
             waker("wake")
@@ -135,11 +135,11 @@ class Service:
     # What happens to it.
 
     def holder(self, name: str) -> Holder | None:
-        """Who holds *name* at this moment."""
+        """The holder of *name* at this moment."""
         return self.table.inspect(name, self.now())
 
     def hang_up(self) -> None:
-        """Break every connection: those who stood in line have to come again."""
+        """Break every connection: waiters have to join the line again."""
         for waker in self.wakers.values():
             waker("broken")
         self.wakers.clear()
@@ -154,7 +154,7 @@ class Service:
             self.table = self.new_table()
 
     def revoke(self, name: str) -> None:
-        """Take the lock away from whoever has it, and tell the holder."""
+        """Take the lock away from its holder, and tell the holder."""
         holder = self.holder(name)
         owner = self.table.revoke(name, self.now())
         if owner is not None and holder is not None:

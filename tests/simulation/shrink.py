@@ -1,4 +1,4 @@
-"""A failing script made small: whatever can be left out while the same rule is still broken."""
+"""Makes a failing script small: leaves out every part without which the same rule is still broken."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def test_without_the_break_the_same_scripts_are_clean(control: Control):
         assert not play(script).report.violations
 
 
-def test_a_token_that_is_drawn_after_the_grant_never_reaches_anybody_out_of_order():
+def test_a_token_that_is_drawn_after_the_grant_reaches_every_holder_in_order():
     """
-    The store's own view alone shows it: whoever holds a lock drew while its grant lasted.
+    Only the store's own view shows it: every holder drew its token while its grant lasted.
 
     Its validity counts from before the first of the two steps, and grants of one name do not overlap.
     """

@@ -222,7 +222,7 @@ def test_seeds_that_once_failed_stay_mended(seed: int):
     assert not play(write_script(seed)).report.violations
 
 
-def test_an_error_in_a_task_that_nobody_waits_for_is_found(monkeypatch: pytest.MonkeyPatch):
+def test_an_error_in_a_task_that_is_never_awaited_is_found(monkeypatch: pytest.MonkeyPatch):
     watch_deadline = LeaseState.watch_deadline
 
     def fail(state: LeaseState) -> None:

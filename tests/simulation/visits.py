@@ -31,10 +31,10 @@ class Visitor:
         self.actor = actor
         self.visit = visit
         self.cancelled = False
-        """Whether somebody else cancelled the task while it was inside."""
+        """Whether the task was cancelled from outside during the visit."""
 
     async def run(self) -> None:
-        """Visit, and end whatever happens."""
+        """Visit, and return after every expected error."""
         try:
             if self.visit.body == "handle":
                 await self._with_handle()
@@ -98,7 +98,7 @@ class Visitor:
             await self._write_on(lease, resource, lasts)
 
     async def _with_handle(self) -> None:
-        """Use the plain handle, which cancels nobody: only the token protects."""
+        """Use the plain handle, which cancels no task: only the token protects."""
         lease = await self._lock().acquire()
         try:
             await self._write_on(lease, self.stage.resources[self.visit.name], self._lasts())
@@ -144,11 +144,11 @@ class Visitor:
         if (seconds := self.actor.stall) is not None:
             self.actor.stall = None
             since = self.stage.now
-            self.stage.kernel.sleep(seconds)  # longer than asked for where somebody else stalls meanwhile
+            self.stage.kernel.sleep(seconds)  # longer than asked for if another client stalls meanwhile
             self._tell("trouble", what="stalled", who=self.actor.name, since=since, until=self.stage.now)
 
     async def _write_late(self, token: Token, resource: Resource) -> None:
-        """Write with a number that was kept, as a thread or a queue does that nobody cancelled."""
+        """Write with a token that was kept, as a thread or a queue does that was not cancelled."""
         await asyncio.sleep(self.stage.script.ttl * 1.2)
         with contextlib.suppress(TimeoutError, StaleTokenError, LeaseLostError):
             async with asyncio.timeout(_ANSWER_LIMIT):

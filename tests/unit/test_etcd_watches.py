@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from patience import until
 
-from fencing_sdk._etcd.json_codec import Entry, UnreadableError
+from fencing_sdk._etcd.json_codec import Entry
+from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.abc import LossNotice
-from fencing_sdk.backends.etcd import EtcdBackend, _line, _losses, from_url
-from fencing_sdk.backends.etcd._leases import Holding, SharedLease
-from fencing_sdk.backends.etcd._line import Place
-from fencing_sdk.backends.etcd._watches import Deletion, told
+from fencing_sdk.backends.etcd import EtcdBackend, from_url, losses, waiters
+from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease
+from fencing_sdk.backends.etcd.waiters import EtcdWaiter
+from fencing_sdk.backends.etcd.watches import KeyDeletion, read_watch_answer
 from fencing_sdk.errors import BackendError
 
 Answer = dict[str, Any]
@@ -57,14 +58,14 @@ HARMLESS: list[Answer] = [
 
 @pytest.mark.parametrize("answer", SPOILT, ids=str)
 def test_what_is_not_understood_is_an_error(answer: Answer):
-    with pytest.raises(UnreadableError):
-        told(answer)
+    with pytest.raises(UnreadableAnswerError):
+        read_watch_answer(answer)
 
 
-def test_what_is_understood_is_told():
-    assert told({"events": [GONE, {"type": "PUT"}]}).deletions == [Deletion(KEY, 9)]
-    assert told({"canceled": True, "watch_id": "3"})[:2] == (3, True)
-    assert told({"watch_id": "3"}) == (3, False, [])
+def test_what_is_understood_is_read_watch_answer():
+    assert read_watch_answer({"events": [GONE, {"type": "PUT"}]}).deletions == [KeyDeletion(KEY, 9)]
+    assert read_watch_answer({"canceled": True, "watch_id": "3"})[:2] == (3, True)
+    assert read_watch_answer({"watch_id": "3"}) == (3, False, [])
 
 
 @pytest.mark.parametrize("answer", SPOILT, ids=str)
@@ -120,10 +121,10 @@ class Streams:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_losses, "_MOMENT", 0.0)
-    monkeypatch.setattr(_losses, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(_losses, "_SILENCE", 3600.0)  # a stream ends because of what it said
-    monkeypatch.setattr(_line, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(losses, "_MOMENT", 0.0)
+    monkeypatch.setattr(losses, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(losses, "_SILENCE", 3600.0)  # a stream ends because of what it said
+    monkeypatch.setattr(waiters, "_FIRST_PAUSE", 0.001)
 
 
 def backend_with(streams: Streams) -> EtcdBackend:
@@ -138,7 +139,7 @@ async def holding(streams: Streams, opened: Callable[[], bool]) -> list[Claim]:
     notice: LossNotice = lambda claim, _: streams.lost.append(claim)  # noqa: E731
     backend.on_loss(notice)
     lease = backend._leases._leases[61] = SharedLease(1, 61, 0.0)
-    backend._leases.hold(lease, Holding(KEY, 60.0, 7, 7, backend._leases.now(), 7))
+    backend._leases.remember(lease, HeldKey(KEY, 60.0, 7, 7, backend._leases.now(), 7))
     backend._losses.granted(KEY, CLAIM)
     await until(lambda: streams.lost, what="the holder is told")
     assert opened()
@@ -155,10 +156,10 @@ async def waiting(streams: Streams, looks: int) -> list[int]:
         before = Entry(KEY, b"", 5, 5, 1) if len(looked) < looks else None
         return before, 8
 
-    backend._calls.predecessor = predecessor  # type: ignore[method-assign]
-    place: Place = backend._line.add(CLAIM, 7)
+    backend._requests.predecessor = predecessor  # type: ignore[method-assign]
+    waiter: EtcdWaiter = backend._waiters.add(CLAIM, 7)
     async with asyncio.timeout(20):
-        await place.wait()
-    await backend._line.remove(place)
+        await waiter.wait()
+    await backend._waiters.remove(waiter)
     await backend.aclose()
     return looked

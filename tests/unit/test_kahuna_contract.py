@@ -5,19 +5,20 @@ from base64 import b64decode, b64encode
 
 import pytest
 
+from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._values.claim import Claim, holder_of
-from fencing_sdk.backends.kahuna._contract import Answer, Kind, UnreadableError, Wording
+from fencing_sdk.backends.kahuna.requests import AnswerType, KahunaAnswer, RequestWriter
 
-WORDING = Wording("persistent")
+WRITER = RequestWriter("persistent")
 NOW = 1_790_000_000.25
 DATE = "Mon, 21 Sep 2026 14:13:20 GMT"
 """The second in which NOW lies."""
 
 
-def info(**fields: object) -> Answer:
+def info(**fields: object) -> KahunaAnswer:
     owner = b64encode(b"owner-1").decode()
     told = {"type": 4, "owner": owner, "expires": {"n": 1, "l": int(NOW * 1000) + 5000, "c": 0}, "fencingToken": 7}
-    return Answer.read(json.dumps(told | fields).encode(), DATE)
+    return KahunaAnswer.read(json.dumps(told | fields).encode(), DATE)
 
 
 def sent(body: bytes) -> dict[str, object]:
@@ -28,26 +29,26 @@ def test_durability_is_sent_as_a_number_with_every_request():
     """A server that is told nothing keeps a lock in memory alone."""
     claim = Claim("a", 1.0)
     for durability, number in (("persistent", 1), ("ephemeral", 0)):
-        wording = Wording(durability)
-        for body in (wording.of_claim(claim), wording.of_release(claim), wording.of_name("a")):
+        writer = RequestWriter(durability)
+        for body in (writer.of_claim(claim), writer.of_release(claim), writer.of_name("a")):
             assert sent(body)["durability"] == number
 
 
 @pytest.mark.parametrize(("ttl", "milliseconds"), [(1.0, 1000), (0.0501, 51), (1.0001, 1001), (86_400.0, 86_400_000)])
 def test_a_ttl_is_rounded_up_to_whole_milliseconds(ttl: float, milliseconds: int):
-    assert sent(WORDING.of_claim(Claim("a", ttl)))["expiresMs"] == milliseconds
+    assert sent(WRITER.of_claim(Claim("a", ttl)))["expiresMs"] == milliseconds
 
 
 @pytest.mark.parametrize("metadata", [None, "", "batch 7", "two\nlines", "\N{LOCK}" * 1024])
 def test_owner_and_metadata_travel_together_and_come_apart_again(metadata: str | None):
     claim = Claim("a", 1.0, metadata=metadata)
-    holder = info(owner=sent(WORDING.of_claim(claim))["owner"]).holder("a", NOW)
+    holder = info(owner=sent(WRITER.of_claim(claim))["owner"]).holder("a", NOW)
     assert (holder.holder, holder.metadata) == (claim.holder, metadata)
-    assert sent(WORDING.of_claim(claim))["owner"] == sent(WORDING.of_release(claim))["owner"]
+    assert sent(WRITER.of_claim(claim))["owner"] == sent(WRITER.of_release(claim))["owner"]
 
 
 def test_an_owner_without_metadata_is_its_own_bytes():
-    assert b64decode(str(sent(WORDING.of_claim(Claim("a", 1.0, owner="abc")))["owner"])) == b"abc"
+    assert b64decode(str(sent(WRITER.of_claim(Claim("a", 1.0, owner="abc")))["owner"])) == b"abc"
 
 
 def test_an_owner_of_another_kind_of_client_has_a_digest_too():
@@ -87,7 +88,7 @@ def test_what_inspect_shows():
     ids=str,
 )
 def test_an_answer_of_the_wrong_types_tells_nothing(fields: dict[str, object]):
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableAnswerError):
         info(**fields).holder("a", NOW)
 
 
@@ -106,14 +107,14 @@ def test_our_clock_counts_as_long_as_the_server_s_does_not_contradict_it(ours: f
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Mon, 99 Sep 2026 14:13:20 GMT"])
 def test_without_a_readable_date_our_clock_counts(date: str | None):
-    answer = Answer(Kind.GOT, info().fields, date)
+    answer = KahunaAnswer(AnswerType.GOT, info().fields, date)
     assert answer.remaining(NOW + 100) == 0.0
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_every_type_of_the_contract_is_known(kind: Kind):
-    assert Answer.read(json.dumps({"type": kind.value}).encode()).kind is kind
+@pytest.mark.parametrize("kind", list(AnswerType))
+def test_every_type_of_the_contract_is_known(kind: AnswerType):
+    assert KahunaAnswer.read(json.dumps({"type": kind.value}).encode()).type is kind
 
 
 def test_the_first_token_is_0():
-    assert Answer.read(b'{"type":0,"fencingToken":0}').token == 0
+    assert KahunaAnswer.read(b'{"type":0,"fencingToken":0}').token == 0

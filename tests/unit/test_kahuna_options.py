@@ -7,12 +7,12 @@ import pytest
 
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
-from fencing_sdk.backends.kahuna._endpoints import read_endpoints
+from fencing_sdk.backends.kahuna.options import read_nodes
 from fencing_sdk.errors import ConfigurationError
 
 
 def origins(texts: list[str], *, tls: bool = False) -> list[str]:
-    return [endpoint.origin for endpoint in read_endpoints(texts, tls=tls).in_turn()]
+    return [endpoint.origin for endpoint in read_nodes(texts, tls=tls).in_turn()]
 
 
 def test_endpoints_have_default_ports():
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path):
 
 
 def test_certificates_are_checked_unless_a_context_says_otherwise():
-    tls = from_url("kahuna+https://h1")._http._pools.tls
+    tls = from_url("kahuna+https://h1")._nodes.pool.tls
     assert tls is not None
     assert tls.check_hostname
     assert tls.verify_mode is ssl.CERT_REQUIRED
@@ -122,34 +122,34 @@ def test_certificates_are_checked_unless_a_context_says_otherwise():
 
 def test_options_may_stand_in_the_url_or_beside_it():
     backend = from_url("kahuna://h1,h2?durability=ephemeral&connections=8&connect_timeout=0.5")
-    assert backend._http._pools.connections == 8
-    assert backend._http._pools.limits.sock_connect == 0.5
-    assert from_url("kahuna://h1", connections=8)._http._pools.connections == 8
+    assert backend._nodes.pool.connections == 8
+    assert backend._nodes.pool.limits.sock_connect == 0.5
+    assert from_url("kahuna://h1", connections=8)._nodes.pool.connections == 8
 
 
 def test_a_node_that_failed_is_asked_last():
-    endpoints = read_endpoints(["a", "b", "c"], tls=False)
+    endpoints = read_nodes(["a", "b", "c"], tls=False)
     a, b, c = endpoints.in_turn()
-    endpoints.failed(a)
+    endpoints.mark_failed(a)
     assert endpoints.in_turn() == (b, c, a)
-    endpoints.failed(a)
+    endpoints.mark_failed(a)
     assert endpoints.in_turn() == (b, c, a)
-    endpoints.failed(b)
+    endpoints.mark_failed(b)
     assert endpoints.in_turn() == (c, a, b)
 
 
-def test_an_owner_is_doubted_until_its_request_has_an_answer():
-    doubts = UnansweredRequests()
-    assert not doubts.begin("a")
-    assert doubts.begin("a")
-    doubts.end("a")
-    assert not doubts.begin("a")
+def test_an_owner_has_an_unanswered_request_until_it_is_answered():
+    unanswered = UnansweredRequests()
+    assert not unanswered.begin("a")
+    assert unanswered.begin("a")
+    unanswered.end("a")
+    assert not unanswered.begin("a")
 
 
-def test_doubts_are_bounded_and_those_who_go_on_asking_are_kept(monkeypatch: pytest.MonkeyPatch):
+def test_unanswered_requests_are_bounded_and_owners_that_go_on_asking_are_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(UnansweredRequests, "LIMIT", 3)
-    doubts = UnansweredRequests()
+    unanswered = UnansweredRequests()
     for owner in ("a", "b", "c", "a", "d"):
-        doubts.begin(owner)
-    assert doubts.begin("a")
-    assert not doubts.begin("b")
+        unanswered.begin(owner)
+    assert unanswered.begin("a")
+    assert not unanswered.begin("b")

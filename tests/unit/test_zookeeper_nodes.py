@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk.backends.zookeeper._nodes import (
+from fencing_sdk.backends.zookeeper.nodes import (
     Paths,
     in_line,
     is_of,

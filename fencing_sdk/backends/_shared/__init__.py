@@ -5,7 +5,7 @@ What backends of several stores share, each chore written once.
     wakeup                the event that wakes it
     loss_notices          telling clients of grants that ended behind their holder's back
     error_translation     from a driver's errors to those of the contract
-    background_task       the task behind the calls
+    background_task       the tasks behind the calls
     unanswered_requests   claims with a request whose outcome is unknown
     lock_table            the reference semantics, as a table in memory
 

@@ -1,4 +1,4 @@
-"""The task that works behind the calls of a backend: it watches, cleans up, or reads a map anew."""
+"""The tasks that work behind the calls of a backend: they watch, clean up, or read a map anew."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from fencing_sdk._values.futures import cancel_and_wait
 
-__all__ = ["BackgroundTask"]
+__all__ = ["BackgroundTask", "BackgroundTasks"]
 
 
 class BackgroundTask:
@@ -43,3 +43,43 @@ class BackgroundTask:
     @staticmethod
     def _of_this_loop(task: asyncio.Task[None] | None) -> TypeGuard[asyncio.Task[None]]:
         return task is not None and task.get_loop() is asyncio.get_running_loop()
+
+
+class BackgroundTasks:
+    """Several tasks at a time, each in an empty context. They belong to the loops that started them."""
+
+    __slots__ = ("_tasks",)
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """
+        Begin *work* in the running loop.
+
+        Raises:
+            RuntimeError: no loop runs, or the loop is closed: the caller is a task that is garbage-collected.
+        """
+        try:
+            task = asyncio.get_running_loop().create_task(work, context=Context())
+        except RuntimeError:
+            work.close()
+            raise
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def forget(self) -> None:
+        """Forget all of them: in a forked child they are the parent's."""
+        self._tasks.clear()
+
+    async def aclose(self, *, patience: float) -> None:
+        """Give the tasks of this loop *patience* seconds to end, then cancel them and wait for their ends."""
+        loop = asyncio.get_running_loop()
+        tasks = [task for task in self._tasks if task.get_loop() is loop]
+        self._tasks.clear()
+        if tasks:
+            await asyncio.wait(tasks, timeout=patience)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)

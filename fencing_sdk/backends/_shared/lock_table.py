@@ -45,7 +45,7 @@ def token_source(tokens: object, wall_micros: Callable[[], int]) -> TokenSource:
 
 
 @dataclass(slots=True)
-class _Row:
+class _TableRow:
     owner: str
     token: int
     expires: float
@@ -58,7 +58,7 @@ class LockTable:
     def __init__(self, next_token: TokenSource) -> None:
         self._next_token = next_token
         self._last_token = 0
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _TableRow] = {}
         self._lines: dict[str, OrderedDict[str, float]] = {}  # name -> owner -> last sign of life, in order of arrival
         self._sweep_at = _SWEEP_FROM
 
@@ -84,7 +84,7 @@ class LockTable:
             table, operation = type(self).__name__, "acquire"
             raise BackendRefusedError(table, operation, "the next token would not fit into 53 bits")
         self._last_token = token
-        self._rows[claim.name] = _Row(claim.owner, token, now + claim.ttl, claim.metadata)
+        self._rows[claim.name] = _TableRow(claim.owner, token, now + claim.ttl, claim.metadata)
         self.leave(claim)
         if len(self._rows) > self._sweep_at:
             self._sweep(now)
@@ -167,7 +167,7 @@ class LockTable:
         line[claim.owner] = now
         return True
 
-    def _living(self, name: str, now: float) -> _Row | None:
+    def _living(self, name: str, now: float) -> _TableRow | None:
         row = self._rows.get(name)
         if row is not None and row.expires <= now:
             del self._rows[name]

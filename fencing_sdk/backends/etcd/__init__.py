@@ -5,17 +5,20 @@ Locks in etcd, through its JSON gateway: no gRPC.
     connect("etcd+https://user:password@etcd1:2379?ca=/etc/ssl/etcd.pem")
 
 Tokens: the revision of etcd that created the holder's key. Clock: that of etcd's leader. Waiters:
-first come, first served, each woken by a watch on the one before it.
+first come, first served; a watch on the key before its own wakes each of them.
 
-    __init__.py     the face: what the answers mean for a claim
-    _renewals.py    many renewals in a few requests
-    _line.py        who waits, and how it is woken
-    _losses.py      grants that end behind their holder's back
-    _watches.py     what a watch tells
-    _leases.py      leases of etcd that many locks share
-    _debts.py       keys that are to be deleted
-    _calls.py       what is asked of etcd
-    _keys.py        what a lock's keys are called
+    __init__.py          the backend: what the answers mean for a claim
+    renewals.py          many renewals in a few requests
+    waiters.py           what wakes a waiter
+    losses.py            notices of grants that end while their holder works
+    watches.py           what an answer of a watch says
+    leases.py            leases of etcd that many locks share
+    pending_deletes.py   keys that are to be deleted
+    requests.py          what etcd is asked, and how answers are read
+    keys.py              the keys of a lock
+    errors.py            which error leaves the backend
+
+The gateway itself, which the guard uses too, is `fencing_sdk._etcd`.
 """
 
 from __future__ import annotations
@@ -23,37 +26,39 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 
-from fencing_sdk._etcd.json_codec import Json, UnreadableError, compared
-from fencing_sdk._etcd.opening import make_gateway, parts_of
+from fencing_sdk._etcd.json_codec import Json, compared
+from fencing_sdk._etcd.options import make_gateway, read_url
+from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import read_numbers
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
-from fencing_sdk.backends.etcd._calls import Calls, Standing
-from fencing_sdk.backends.etcd._keys import DEFAULT_PREFIX, Keys, check_prefix, holder
-from fencing_sdk.backends.etcd._leases import BACKEND, Leases, SharedLease
-from fencing_sdk.backends.etcd._line import Line, Place
-from fencing_sdk.backends.etcd._losses import Losses
-from fencing_sdk.backends.etcd._renewals import Renewals
+from fencing_sdk.backends.etcd.errors import BACKEND
+from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, check_prefix, holder_of_key
+from fencing_sdk.backends.etcd.leases import SharedLease, SharedLeases
+from fencing_sdk.backends.etcd.losses import EtcdLossWatcher
+from fencing_sdk.backends.etcd.renewals import EtcdRenewals
+from fencing_sdk.backends.etcd.requests import EtcdRequests, Standing
+from fencing_sdk.backends.etcd.waiters import EtcdWaiter, EtcdWaiters
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 __all__ = ["EtcdBackend", "from_url"]
 
 OPTIONS = ("prefix", "user", "password", "ca", "cert", "key", "ssl_context", "connect_timeout", "connections")
 _LEAVING = 2.0
-"""Seconds that leaving the line may take; what is left then is deleted with a later keep-alive."""
+"""Seconds that leaving the line may take. A key that is left then is deleted with a later keep-alive."""
 _LEAVE_TRIES = 2
-"""One for the connection that is open, and one for the next if that was broken."""
+"""One over the connection that is open, and one over the next, if that was broken."""
 _POLL_PART = 1 / 4
-"""Part of a lease after which one who stands in line tries again, which also keeps its place alive."""
+"""Part of a lease after which a waiter tries again, which also keeps its place in the line alive."""
 _LONGEST_POLL = 5.0
 _LEAST_REMAINING = 0.5
-"""Seconds: etcd tells whole ones, cut, and 0 is still alive."""
+"""Seconds: etcd tells whole seconds, rounded down, so a lease with 0 of them is still alive."""
 
 
 class EtcdBackend:
@@ -67,7 +72,7 @@ class EtcdBackend:
 
         prefix: The beginning of every key, so that a role can be limited to it.
 
-        user: Who to log in as, where etcd asks for that, with *password*.
+        user: The user to log in as, with *password*, where etcd asks for a login.
 
         ca: A file of the authorities that certificates are checked against, instead of the system's.
 
@@ -75,7 +80,7 @@ class EtcdBackend:
 
         ssl_context: Instead of *ca*, *cert* and *key*.
 
-        connect_timeout: Seconds after which a member that accepts no connection is given up for the next.
+        connect_timeout: Seconds after which the next member is asked if a member accepts no connection.
 
         connections: The most that are open at once for requests. Each waiter has one more, for its watch, and all
             holders together have one.
@@ -99,7 +104,7 @@ class EtcdBackend:
         connect_timeout: float = 1.0,
         connections: int = 32,
     ) -> None:
-        self._keys = Keys(check_prefix(prefix))
+        self._keys = EtcdKeys(check_prefix(prefix))
         self._gateway = make_gateway(
             BACKEND,
             endpoints,
@@ -113,99 +118,118 @@ class EtcdBackend:
             connect_timeout=connect_timeout,
             connections=connections,
         )
-        self._calls = Calls(self._gateway, self._keys)
-        self._leases = Leases(self._calls)
-        self._line = Line(self._gateway, self._calls)
-        self._losses = Losses(self._gateway, self._leases)
-        self._doubts = UnansweredRequests()
+        self._requests = EtcdRequests(self._gateway, self._keys)
+        self._leases = SharedLeases(self._requests)
+        self._waiters = EtcdWaiters(self._gateway, self._requests)
+        self._losses = EtcdLossWatcher(self._gateway, self._leases)
+        self._unanswered = UnansweredRequests()
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
-        await self._calls.first("open", "?")
+        await self._requests.first("open", "?")
 
     async def acquire(self, claim: Claim) -> Grant | Held:
-        """See `fencing_sdk.abc.Backend.acquire`."""
-        started, key = self._leases.now(), self._keys.own(claim)
-        self._doubts.begin(claim.owner)
-        self._leases.give_up_overdue(started, [key])
-        await self._leases.settle("acquire", key)
-        place = self._line.place(claim)
-        standing, lease = await self._try(claim, place, started)
-        if standing.holds:
-            taken = await self._leases.take_over("acquire", claim, standing, started)
-            if taken is None or standing.own is None:
-                raise BackendUnavailableError(BACKEND, "acquire", "the grant of an earlier try has ended meanwhile")
-            if not self._leases.usable(key, standing.own.created):  # this claim left the line meanwhile
-                raise BackendUnavailableError(BACKEND, "acquire", "the key is being deleted")
-            if not standing.after_loss:  # or its release must be repeated
-                self._doubts.answered(claim.owner)
-            if place is not None:
-                place.served = True
-            self._losses.granted(key, claim)
-            return Grant(standing.own.created, ttl=float(taken.ttl))
-        if standing.after_loss:
-            detail = "another key is first, and an earlier request may still be carried out"
-            raise BackendUnavailableError(BACKEND, "acquire", detail)
-        self._doubts.answered(claim.owner)
-        return Held(None if place is None else min(_LONGEST_POLL, lease.ttl * _POLL_PART))
+        """
+        See `fencing_sdk.abc.Backend.acquire`.
 
-    async def _try(self, claim: Claim, place: Place | None, started: float) -> tuple[Standing, SharedLease]:
-        if place is None:
-            return await self._leases.on_lease(
-                "acquire", claim, started, lambda lease: self._calls.take(claim, lease.number)
+        There are three cases for the answer:
+
+        1. The claim's key is the first one: it is granted.
+        2. Another key is first, but an earlier request may still be carried out: the outcome is unknown.
+        3. Another key is first: the lock is held.
+        """
+        started, key = self._leases.now(), self._keys.own(claim)
+        self._unanswered.begin(claim.owner)
+        self._leases.give_up_overdue(started, [key])
+        await self._leases.finish_deleting("acquire", key)
+        waiter = self._waiters.find(claim)
+        standing, lease = await self._try(claim, waiter, started)
+        if standing.holds:
+            return await self._granted(claim, waiter, standing, started)
+        if standing.earlier_unknown:
+            raise BackendUnavailableError(
+                BACKEND, "acquire", "another key is first, and an earlier request may still be carried out"
             )
-        lease = await self._leases.fresh("acquire", claim.ttl, started)  # which keeps the place, too
-        (standing,) = await self._calls.standings("acquire", [claim])
-        if standing.own is None:  # this process stood still for longer than a ttl, or an operator removed it
-            standing, lease = await self._stand("acquire", claim, started)
+        self._unanswered.answered(claim.owner)
+        return Held(None if waiter is None else min(_LONGEST_POLL, lease.ttl * _POLL_PART))
+
+    async def _try(self, claim: Claim, waiter: EtcdWaiter | None, started: float) -> tuple[Standing, SharedLease]:
+        """
+        Try to be first: without waiting, by a key of a lock that has none; in the line, by the key that is there.
+
+        The waiter's key is gone if the process was paused for longer than a ttl, or an operator has deleted it.
+        Then the waiter joins the line again, at its end.
+        """
+        if waiter is None:
+            return await self._leases.with_lease(
+                "acquire", claim, started, lambda lease: self._requests.take(claim, lease.number)
+            )
+        lease = await self._leases.fresh("acquire", claim.ttl, started)  # this also keeps the place alive
+        (standing,) = await self._requests.standings("acquire", [claim])
+        if standing.own is None:
+            standing, lease = await self._join_line("acquire", claim, started)
         if standing.own is not None:
-            place.move(standing.own.created)
+            waiter.move(standing.own.created)
         return standing, lease
 
-    async def _stand(self, operation: str, claim: Claim, started: float) -> tuple[Standing, SharedLease]:
-        return await self._leases.on_lease(
-            operation, claim, started, lambda lease: self._calls.stand(operation, claim, lease.number)
+    async def _join_line(self, operation: str, claim: Claim, started: float) -> tuple[Standing, SharedLease]:
+        return await self._leases.with_lease(
+            operation, claim, started, lambda lease: self._requests.join_line(operation, claim, lease.number)
         )
+
+    async def _granted(self, claim: Claim, waiter: EtcdWaiter | None, standing: Standing, started: float) -> Grant:
+        key = self._keys.own(claim)
+        lease = await self._leases.hold("acquire", claim, standing, started)
+        if lease is None or standing.own is None:
+            raise BackendUnavailableError(BACKEND, "acquire", "the grant of an earlier try has ended meanwhile")
+        if not self._leases.is_safe(key, standing.own.created):  # this claim left the line meanwhile
+            raise BackendUnavailableError(BACKEND, "acquire", "the key is being deleted")
+        if not standing.earlier_unknown:  # else a release must be repeated, because the key may be put again
+            self._unanswered.answered(claim.owner)
+        if waiter is not None:
+            waiter.served = True
+        self._losses.granted(key, claim)
+        return Grant(standing.own.created, ttl=float(lease.ttl))
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """See `fencing_sdk.abc.Backend.renew`."""
         started = self._leases.now()
         self._leases.give_up_overdue(started, {self._keys.own(claim) for claim in claims})
-        call = Renewals(self._calls, self._leases, claims, started)
-        await call.run()
-        if call.failures and not call.outcomes:
-            raise call.failures[0]
-        return [call.outcomes.get(self._keys.own(claim), Renewal.UNKNOWN) for claim in claims]
+        renewals = EtcdRenewals(self._requests, self._leases, claims, started)
+        await renewals.run()
+        if renewals.failures and not renewals.outcomes:
+            raise renewals.failures[0]
+        return [renewals.outcomes.get(self._keys.own(claim), Renewal.UNKNOWN) for claim in claims]
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
         await self._delete("release", claim)
 
     async def _delete(self, operation: str, claim: Claim) -> None:
-        """What is not confirmed stays owed, because the lease goes on with the other locks."""
+        """Delete the claim's key, now or later: it stays a pending delete until etcd confirms it."""
         now, key = self._leases.now(), self._keys.own(claim)
         self._leases.forget(key)
         self._losses.ended(key)
-        self._leases.debts.owe(key, now, stray=self._doubts.has(claim.owner))
-        await self._leases.pay(operation, [key])
+        self._leases.pending_deletes.add(key, now, may_return=self._unanswered.has(claim.owner))
+        await self._leases.delete_pending(operation, [key])
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        first = await self._calls.first("inspect", name)
-        remaining = None if first is None else await self._calls.remaining("inspect", first.lease)
+        first = await self._requests.first("inspect", name)
+        remaining = None if first is None else await self._requests.remaining("inspect", first.lease)
         if first is None or remaining is None:
             return None
         try:
-            return holder(name, first, max(_LEAST_REMAINING, remaining))
-        except UnreadableError as error:
+            return holder_of_key(name, first, max(_LEAST_REMAINING, remaining))
+        except UnreadableAnswerError as error:
             raise BackendRefusedError(BACKEND, "inspect", str(error)) from error
 
     def comparison(self, name: str, owner: str, token: int) -> Json:
         """
         A comparison for a transaction of your own in the same etcd: *owner* still holds *name* with *token*.
 
-        As the JSON gateway takes it, in ``compare`` of ``/v3/kv/txn``. *name* is the one that the
-        store knows: with a namespace, that comes first. No request is sent.
+        It is written as the JSON gateway takes it, in ``compare`` of ``/v3/kv/txn``. *name* is the name that
+        the store knows: with a namespace, that comes first. No request is sent.
         """
         return compared(self._keys.own(Claim(name, 1.0, owner)), "CREATE", "EQUAL", token)
 
@@ -213,41 +237,39 @@ class EtcdBackend:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`."""
-        return self._queue(claim)
-
     @asynccontextmanager
-    async def _queue(self, claim: Claim) -> AsyncIterator[Turn]:
-        place = None
+    async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
+        """See `fencing_sdk.abc.SupportsQueue.queue`."""
+        waiter = None
         try:
-            place = await self._join(claim)
-            yield place
+            waiter = await self._join(claim)
+            yield waiter
         finally:
-            await self._leave(claim, place)
+            await self._leave(claim, waiter)
 
-    async def _join(self, claim: Claim) -> Place:
+    async def _join(self, claim: Claim) -> EtcdWaiter:
         started, key = self._leases.now(), self._keys.own(claim)
-        self._doubts.begin(claim.owner)
-        await self._leases.settle("queue", key)
-        standing, lease = await self._stand("queue", claim, started)
-        if standing.own is None or not self._leases.usable(key, standing.own.created):
-            raise BackendUnavailableError(BACKEND, "queue", "the place has gone as soon as it was made")
-        if standing.own.lease != lease.number:  # made by another object with this claim
-            await self._calls.adopt("queue", standing.own, lease.number)
-        if not standing.after_loss:
-            self._doubts.answered(claim.owner)
-        return self._line.add(claim, standing.own.created)
+        self._unanswered.begin(claim.owner)
+        await self._leases.finish_deleting("queue", key)
+        standing, lease = await self._join_line("queue", claim, started)
+        if standing.own is None or not self._leases.is_safe(key, standing.own.created):
+            raise BackendUnavailableError(BACKEND, "queue", "the key in the line was deleted as soon as it was put")
+        if standing.own.lease != lease.number:  # another backend object has put the key, with this claim
+            await self._requests.adopt("queue", standing.own, lease.number)
+        if not standing.earlier_unknown:
+            self._unanswered.answered(claim.owner)
+        return self._waiters.add(claim, standing.own.created)
 
-    async def _leave(self, claim: Claim, place: Place | None) -> None:
+    async def _leave(self, claim: Claim, waiter: EtcdWaiter | None) -> None:
         """
-        Raises no error, which would replace the cancellation that ends the wait.
+        Leave the line, unless the lock was granted.
 
-        A key that was granted stays, also where the try that was granted did not know of the place yet.
+        A try may have been granted before the claim had a waiter, so the held keys are asked, too. No error is
+        raised: it would replace the cancellation that ends the wait.
         """
-        if place is not None:
-            await self._line.remove(place)
-            if place.served:
+        if waiter is not None:
+            await self._waiters.remove(waiter)
+            if waiter.served:
                 return
         if self._leases.find(self._keys.own(claim)) is not None:
             return
@@ -257,20 +279,20 @@ class EtcdBackend:
                     await self._delete("queue", claim)
                     return
 
-    async def _leave_for(self, claims: Sequence[Claim]) -> None:
-        """Take waiters out of line that cannot leave: a lease that is kept alive for others would keep them there."""
-        now, keys = self._leases.now(), [self._keys.own(claim) for claim in claims]
-        for key in keys:
-            self._leases.debts.owe(key, now, stray=True)
-        await self._leases.pay("queue", keys)
-
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
         await self._losses.aclose()
-        with suppress(BackendError):  # else they are owed, and deleted with a later keep-alive
-            await self._leave_for(self._line.orphans())
+        await self._delete_orphans()
         await self._leases.aclose()
         await self._gateway.aclose()
+
+    async def _delete_orphans(self) -> None:
+        """Delete the keys of waiters whose loop was closed: a lease that other locks keep alive would keep them."""
+        now, keys = self._leases.now(), [self._keys.own(claim) for claim in self._waiters.pop_orphans()]
+        for key in keys:
+            self._leases.pending_deletes.add(key, now, may_return=True)
+        with suppress(BackendError):  # the keys stay pending, and a later keep-alive tries again
+            await self._leases.delete_pending("queue", keys)
 
 
 def from_url(url: str, **options: object) -> EtcdBackend:
@@ -283,5 +305,5 @@ def from_url(url: str, **options: object) -> EtcdBackend:
     Raises:
         ConfigurationError: the URL names no member, or an option is unknown or cannot work.
     """
-    endpoints, chosen = parts_of(url, read_numbers(take_options(url, options, OPTIONS)))
+    endpoints, chosen = read_url(url, read_numbers(take_options(url, options, OPTIONS)))
     return EtcdBackend(endpoints, **chosen)

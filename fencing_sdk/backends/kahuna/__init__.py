@@ -4,16 +4,15 @@ Locks in a Kahuna cluster, over its REST interface.
     connect("kahuna://kahuna1:2070,kahuna2:2070,kahuna3:2070")
     connect("kahuna+https://kahuna1:2071?ca=/etc/ssl/kahuna.pem")
 
-Tokens: the server's own numbers, 0 first. Clock: that of the node which leads the lock's
-partition. Waiters: they poll, because Kahuna wakes nobody.
+Tokens: the server's own numbers, from 0. Clock: that of the node that leads the lock's partition.
+Waiters: Kahuna wakes no waiter, so each tries again when the holder's grant ends.
 
-    __init__.py     the face: what the answers mean for a claim
-    _batch.py       many renewals side by side
-    _calls.py       node after node until one answers
-    _http.py        one request to one node
-    _endpoints.py   where the nodes are
-    _contract.py    what requests and answers say
-    _options.py     what may be chosen
+    __init__.py   the backend: what the answers mean for a claim
+    renewals.py   many renewals side by side
+    requests.py   what requests say and answers mean
+    errors.py     which error of the contract a failure becomes
+    options.py    the options and the endpoints
+    connection/   cluster.py asks node after node; node.py sends one request to one node
 """
 
 from __future__ import annotations
@@ -22,10 +21,12 @@ import os
 import random
 import ssl
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import urlsplit
 
 import anyio
 
+from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import check_connections, read_numbers
 from fencing_sdk._http.tls import tls_context
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
@@ -33,35 +34,41 @@ from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
-from fencing_sdk.backends.kahuna._batch import renew_each
-from fencing_sdk.backends.kahuna._calls import BACKEND, Calls
-from fencing_sdk.backends.kahuna._contract import (
+from fencing_sdk.backends.kahuna.connection.cluster import KahunaCluster
+from fencing_sdk.backends.kahuna.connection.node import NodeClient
+from fencing_sdk.backends.kahuna.errors import BACKEND, error_of_answer
+from fencing_sdk.backends.kahuna.options import OPTIONS, check_durability, read_nodes
+from fencing_sdk.backends.kahuna.renewals import renew_each
+from fencing_sdk.backends.kahuna.requests import (
     GET_INFO,
     TRY_EXTEND,
     TRY_LOCK,
     TRY_UNLOCK,
-    Answer,
-    Kind,
-    UnreadableError,
-    Wording,
+    AnswerType,
+    KahunaAnswer,
+    RequestWriter,
 )
-from fencing_sdk.backends.kahuna._endpoints import read_endpoints
-from fencing_sdk.backends.kahuna._http import Http
-from fencing_sdk.backends.kahuna._options import OPTIONS, check_durability
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError
 
 __all__ = ["KahunaBackend", "from_url"]
 
 _PROBE = "fencing-sdk/open"
-"""The lock that `KahunaBackend.open` asks about. Nobody has to hold it."""
-_HINT_LIMIT = 0.5
-"""Seconds that the question for the holder's remaining time may take; the refusal is known already."""
-_HINT_PART = 1 / 8
+"""The lock that `KahunaBackend.open` asks about. It need not exist."""
+_EXPIRY_LIMIT = 0.5
+"""Seconds that asking for the holder's remaining time may take: the refusal is known already."""
+_EXPIRY_PART = 1 / 8
 """Part of a ttl that it may take: a third of what the engine waits for an answer, which would then be lost."""
-_SHORTEST_HINT = 0.05
-"""Seconds below which waiting for an expiry would become spinning: clocks of two machines differ."""
+_SHORTEST_WAIT = 0.05
+"""Seconds that a waiter waits for an expiry at least: clocks of two machines differ, and it must not spin."""
 _SPREAD = 0.05
-"""Seconds over which those who wait for the same expiry are spread."""
+"""Seconds over which the tries of several waiters for the same expiry are spread."""
+
+_RENEWALS = {
+    AnswerType.EXTENDED: Renewal.RENEWED,
+    AnswerType.LOCK_DOES_NOT_EXIST: Renewal.REFUSED,
+    AnswerType.INVALID_OWNER: Renewal.TAKEN_OVER,
+}
+_RELEASED = {AnswerType.UNLOCKED, AnswerType.LOCK_DOES_NOT_EXIST, AnswerType.INVALID_OWNER}
 
 
 class KahunaBackend:
@@ -73,15 +80,15 @@ class KahunaBackend:
 
         tls: Speak HTTPS.
 
-        durability: ``"persistent"``, or ``"ephemeral"`` for locks that only the memory of one node
-            knows: a restart or another leader gives the lock to somebody else while its holder
-            still works, and tokens start again at 0, so that guards refuse everybody.
+        durability: ``"persistent"``, or ``"ephemeral"`` for locks in the memory of one node. After a restart
+            or a change of leader, Kahuna gives an ephemeral lock to another client while its holder still
+            works, and tokens start again at 0, so that guards refuse every holder.
 
         ca: A file of the authorities that certificates are checked against, instead of the system's.
 
         ssl_context: For client certificates and the like, instead of *ca*.
 
-        connect_timeout: Seconds after which a node that accepts no connection is given up for the next.
+        connect_timeout: Seconds after which the next node is asked if a node accepts no connection.
 
         connections: The most that are open at once, to all nodes together.
 
@@ -100,53 +107,52 @@ class KahunaBackend:
         connect_timeout: float = 1.0,
         connections: int = 32,
     ) -> None:
-        self._wording = Wording(check_durability(durability))
-        self._width = max(1, check_connections(connections) // 2)  # so that a heartbeat leaves room for the others
-        self._http = Http(
+        self._writer = RequestWriter(check_durability(durability))
+        self._renewal_width = max(1, check_connections(connections) // 2)  # a heartbeat leaves room for other calls
+        self._nodes = NodeClient(
             tls=tls_context(tls=tls, scheme="kahuna+https", ca=ca, context=ssl_context),
             connect_timeout=seconds(connect_timeout, "connect_timeout", above=True),
             connections=connections,
         )
-        self._calls = Calls(self._http, read_endpoints(endpoints, tls=tls))
-        self._doubts = UnansweredRequests()
+        self._cluster = KahunaCluster(self._nodes, read_nodes(endpoints, tls=tls))
+        self._unanswered = UnansweredRequests()
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
-        await self._look("open", _PROBE)
+        await self._get_info("open", _PROBE)
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
-        doubtful = self._doubts.begin(claim.owner)
-        answer = await self._calls.ask("acquire", TRY_LOCK, self._wording.of_claim(claim))
-        if answer.kind is Kind.LOCKED:
-            return await self._grant(claim, answer, doubtful=doubtful)
-        if answer.kind is Kind.BUSY and not answer.after_loss:
-            if not (doubtful or answer.retried):
-                self._doubts.end(claim.owner)
-            return Held(await self._hint(claim))
-        raise _unsettled(answer, "acquire")
+        earlier_unanswered = self._unanswered.begin(claim.owner)
+        answer = await self._cluster.ask("acquire", TRY_LOCK, self._writer.of_claim(claim))
+        if answer.type is AnswerType.LOCKED:
+            return await self._granted(claim, answer, restart=earlier_unanswered)
+        if answer.type is AnswerType.BUSY and not answer.earlier_unknown:
+            if not (earlier_unanswered or answer.retried):
+                self._unanswered.end(claim.owner)
+            return Held(await self._seconds_until_expiry(claim))
+        raise error_of_answer(answer, "acquire")
 
-    async def _grant(self, claim: Claim, answer: Answer, *, doubtful: bool) -> Grant:
+    async def _granted(self, claim: Claim, answer: KahunaAnswer, *, restart: bool) -> Grant:
         """
-        Make a grant of a yes.
+        Read a grant, and restart its ttl where that may have begun earlier.
 
-        Kahuna repeats a grant without prolonging it, and does not say that it is a repetition. So
-        where an earlier request of this claim may have been the one that was granted, the ttl is
-        restarted here: nobody knows since when it has been running.
+        Kahuna repeats a grant without prolonging it, and does not say that it is a repetition. If an earlier
+        request of this claim is unanswered, that one may have been granted, at an unknown time.
         """
         try:
             token = answer.token
-        except UnreadableError as error:
+        except UnreadableAnswerError as error:
             raise BackendUnavailableError(BACKEND, "acquire", str(error)) from error
-        if doubtful:
+        if restart:
             await self._restart(claim)
-        self._doubts.end(claim.owner)
-        return Grant(token, restarted=doubtful)
+        self._unanswered.end(claim.owner)
+        return Grant(token, restarted=restart)
 
     async def _restart(self, claim: Claim) -> None:
         try:
             outcome = await self._extend("acquire", claim)
-        except BackendRefusedError as error:  # there is a grant, so whoever gives up must release
+        except BackendRefusedError as error:  # after a refusal the engine sends no release, but a grant exists
             raise BackendUnavailableError(BACKEND, "acquire", error.detail) from error
         if outcome is not Renewal.RENEWED:
             raise BackendUnavailableError(BACKEND, "acquire", "the grant of an earlier try has ended meanwhile")
@@ -154,70 +160,50 @@ class KahunaBackend:
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """See `fencing_sdk.abc.Backend.renew`."""
         if len(claims) > 1:
-            return await renew_each(claims, self._renew, width=self._width)
-        return [await self._renew(claim) for claim in claims]
-
-    async def _renew(self, claim: Claim) -> Renewal:
-        return await self._extend("renew", claim)
+            return await renew_each(claims, partial(self._extend, "renew"), width=self._renewal_width)
+        return [await self._extend("renew", claim) for claim in claims]
 
     async def _extend(self, operation: str, claim: Claim) -> Renewal:
-        answer = await self._calls.ask(operation, TRY_EXTEND, self._wording.of_claim(claim))
-        outcome = _RENEWALS.get(answer.kind)
+        answer = await self._cluster.ask(operation, TRY_EXTEND, self._writer.of_claim(claim))
+        outcome = _RENEWALS.get(answer.type)
         if outcome is None:
-            raise _unsettled(answer, operation)
+            raise error_of_answer(answer, operation)
         return outcome
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
-        answer = await self._calls.ask("release", TRY_UNLOCK, self._wording.of_release(claim))
-        if answer.kind not in _RELEASED:
-            raise _unsettled(answer, "release")
+        answer = await self._cluster.ask("release", TRY_UNLOCK, self._writer.of_release(claim))
+        if answer.type not in _RELEASED:
+            raise error_of_answer(answer, "release")
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        return await self._look("inspect", name)
+        return await self._get_info("inspect", name)
 
-    async def _look(self, operation: str, name: str) -> Holder | None:
-        answer = await self._calls.ask(operation, GET_INFO, self._wording.of_name(name))
-        if answer.kind is Kind.LOCK_DOES_NOT_EXIST:
+    async def _get_info(self, operation: str, name: str) -> Holder | None:
+        answer = await self._cluster.ask(operation, GET_INFO, self._writer.of_name(name))
+        if answer.type is AnswerType.LOCK_DOES_NOT_EXIST:
             return None
-        if answer.kind is not Kind.GOT:
-            raise _unsettled(answer, operation)
+        if answer.type is not AnswerType.GOT:
+            raise error_of_answer(answer, operation)
         try:
             return answer.holder(name, wall_seconds())
-        except UnreadableError as error:
+        except UnreadableAnswerError as error:
             raise BackendUnavailableError(BACKEND, operation, str(error)) from error
 
-    async def _hint(self, claim: Claim) -> float | None:
-        """Seconds that the holder has left, as far as that can be found out soon."""
+    async def _seconds_until_expiry(self, claim: Claim) -> float | None:
+        """When a waiter should try again: at the end of the holder's grant, or None if that is not known soon."""
         holder = None
-        with anyio.move_on_after(min(_HINT_LIMIT, claim.ttl * _HINT_PART)):
+        with anyio.move_on_after(min(_EXPIRY_LIMIT, claim.ttl * _EXPIRY_PART)):
             try:
-                holder = await self._look("acquire", claim.name)
+                holder = await self._get_info("acquire", claim.name)
             except BackendError:
                 return None
-        return None if holder is None else max(_SHORTEST_HINT, holder.remaining) + random.uniform(0, _SPREAD)
+        return None if holder is None else max(_SHORTEST_WAIT, holder.remaining) + random.uniform(0, _SPREAD)
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
-        await self._http.aclose()
-
-
-_RENEWALS = {
-    Kind.EXTENDED: Renewal.RENEWED,
-    Kind.LOCK_DOES_NOT_EXIST: Renewal.REFUSED,
-    Kind.INVALID_OWNER: Renewal.TAKEN_OVER,
-}
-_RELEASED = {Kind.UNLOCKED, Kind.LOCK_DOES_NOT_EXIST, Kind.INVALID_OWNER}
-
-
-def _unsettled(answer: Answer, operation: str) -> BackendError:
-    """Make an error of an answer that settles nothing."""
-    if answer.kind is Kind.INVALID_INPUT and not (answer.after_loss or answer.retried):
-        return BackendRefusedError(BACKEND, operation, "InvalidInput; is this a Kahuna older than 1.0.7?")
-    word = "".join(part.capitalize() for part in answer.kind.name.split("_"))
-    lost = ", and an earlier request may still be carried out" if answer.after_loss else ""
-    return BackendUnavailableError(BACKEND, operation, f"the answer was {word}{lost}")
+        await self._nodes.aclose()
 
 
 def from_url(url: str, **options: object) -> KahunaBackend:

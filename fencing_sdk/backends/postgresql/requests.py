@@ -41,7 +41,7 @@ class PostgresqlRequests:
 
     def acquire_arguments(self, claim: Claim, channel: str | None, ticket: str | None) -> Arguments:
         """
-        Return the arguments of `acquire`. A waiter in the lock's queue gives its *channel* and *ticket*.
+        Return the arguments of `acquire`. A waiter in the lock's line gives its *channel* and *ticket*.
 
         Raises:
             BackendRefusedError: a text or number of the claim cannot be stored.

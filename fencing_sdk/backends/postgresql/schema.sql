@@ -1,8 +1,8 @@
 -- Tables and functions of the PostgreSQL backend, in the schema :"schema".
 --
 -- These functions make every decision. Each statement in them takes its own snapshot: a function first locks the row
--- of the lock and then reads its queue of waiters, so that a release and a waiter that joins meanwhile see each other.
--- The order is always the same: the lock's row, then the queue. Functions read clock_timestamp() after they have locked
+-- of the lock and then reads its line of waiters, so that a release and a waiter that joins meanwhile see each other.
+-- The order is always the same: the lock's row, then the line. Functions read clock_timestamp() after they have locked
 -- the row.
 --
 -- Bodies name no schema: each function has its own search_path, which the caller's settings cannot change.
@@ -26,8 +26,8 @@ CREATE TABLE IF NOT EXISTS :"schema".fencing_floor (
 );
 INSERT INTO :"schema".fencing_floor (token, swept_to, swept_at) VALUES (0, '', '-infinity') ON CONFLICT DO NOTHING;
 
--- The queue of each lock: its waiters in the order of arrival, and how to wake them. A crash of the server empties the
--- table; a waiter joins again with its next try.
+-- The line of each lock: its waiters in the order of their arrival, and how to wake them. A crash of the server empties
+-- the table; a waiter joins again with its next try.
 CREATE UNLOGGED TABLE IF NOT EXISTS :"schema".fencing_waiter (
     number  bigint NOT NULL,                  -- no sequence: a failover breaks a sequence of an unlogged table
     name    text COLLATE "C" NOT NULL,
@@ -39,7 +39,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS :"schema".fencing_waiter (
     UNIQUE (name, owner)
 ) WITH (fillfactor = 50);
 
--- A snapshot of a whole transaction would show the queue as it was before the row was locked. And a server that takes
+-- A snapshot of a whole transaction would show the line as it was before the row was locked. And a server that takes
 -- no writes any more must not answer from what it remembers, because another server may have granted locks since.
 CREATE OR REPLACE FUNCTION :"schema".fencing_check_v1() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
@@ -80,7 +80,7 @@ BEGIN
     END IF;
 END $fencing$;
 
--- The waiter at the head of the queue. Waiters without a sign of life for three seconds are removed. So are waiters
+-- The waiter at the head of the line. Waiters without a sign of life for three seconds are removed. So are waiters
 -- whose sign of life is more than three seconds in the future: the clock was set back since. The calling function has
 -- locked the lock's row.
 CREATE OR REPLACE FUNCTION :"schema".fencing_head_v1(
@@ -102,7 +102,7 @@ BEGIN
     END LOOP;
 END $fencing$;
 
--- Notify the waiter at the head of the queue. Return whether there is one.
+-- Notify the waiter at the head of the line. Return whether there is one.
 CREATE OR REPLACE FUNCTION :"schema".fencing_wake_v1(p_name text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
 DECLARE
@@ -116,7 +116,7 @@ END $fencing$;
 
 -- Grant, repeat an earlier grant to the same owner, or refuse: then the token is NULL.
 -- A waiter gives its channel. The try is its sign of life. If the waiter was removed because it was silent for too
--- long, it joins the end of the queue again.
+-- long, it joins the end of the line again.
 CREATE OR REPLACE FUNCTION :"schema".fencing_acquire_v1(
     p_name text, p_owner text, p_micros bigint, p_metadata text, p_hybrid boolean, p_channel text, p_word text,
     OUT granted bigint, OUT seconds_left double precision
@@ -236,7 +236,7 @@ BEGIN
     );
 END $fencing$;
 
--- End the owner's grant and wake the head of the queue. If a waiter was woken, the release does not wait for disk: it
+-- End the owner's grant and wake the head of the line. If a waiter was woken, the release does not wait for disk: it
 -- gets there with the grant that follows at once. Otherwise it is as durable as the database is set up, because a
 -- release that a crash undoes blocks the lock for a ttl.
 CREATE OR REPLACE FUNCTION :"schema".fencing_release_v1(p_name text, p_owner text) RETURNS boolean
@@ -263,7 +263,7 @@ BEGIN
       FROM fencing_lock l WHERE l.name = p_name AND l.owner IS NOT NULL AND l.expires_at > clock_timestamp();
 END $fencing$;
 
--- Join the end of the queue, unless the owner holds the lock. An owner that waits already keeps its place and gets the
+-- Join the end of the line, unless the owner holds the lock. An owner that waits already keeps its place and gets the
 -- new channel and ticket.
 CREATE OR REPLACE FUNCTION :"schema".fencing_join_v1(p_name text, p_owner text, p_channel text, p_word text)
 RETURNS boolean LANGUAGE plpgsql
@@ -283,7 +283,7 @@ BEGIN
     RETURN true;
 END $fencing$;
 
--- Leave the queue. If the lock is free, wake the head of the queue, because it may have been the leaving waiter's turn.
+-- Leave the line. If the lock is free, wake the head of the line, because it may have been the leaving waiter's turn.
 CREATE OR REPLACE FUNCTION :"schema".fencing_leave_v1(p_name text, p_owner text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$

@@ -1,15 +1,16 @@
 """
 The waiters of one client, and what wakes them.
 
-The server keeps a queue of waiters for each lock, in the table ``fencing_waiter``. A waiter joins with the channel of
-its client and a ticket, which names the waiter among those of its client. What wakes a waiter:
+The server keeps the line of each lock, its waiters in the order of their arrival, in the table ``fencing_waiter``. A
+waiter joins with the channel of its client and a ticket, which names it among the waiters of that client. What wakes
+a waiter:
 
-1. Its turn. A release, and a waiter at the head of the queue that leaves, send NOTIFY to the waiter that is at the
-   head of the queue then: its ticket, on its client's channel. The client's listener passes the ticket on.
+1. Its turn. A release, and a waiter at the head of the line that leaves, send NOTIFY to the waiter that is at the
+   head of the line then: its ticket, on its client's channel. The client's listener passes the ticket on.
 2. A new connection. Notifications are lost while a connection is broken. When the client listens again, all its
    waiters wake and try.
 3. Time. A waiter tries again once a second, or four times a second while its client receives no notifications.
-   The answer to each try says so. A try is also the sign of life that keeps the waiter in the queue.
+   The answer to each try says so. A try is also the sign of life that keeps the waiter in the line.
 
 A waiter also tries when the holder's ttl ends, because the server sends no notification then.
 """
@@ -73,11 +74,11 @@ class PostgresqlWaiters:
         return LINE_POLL if self.listening else LINE_POLL / 4
 
     def find(self, claim: Claim) -> PostgresqlWaiter | None:
-        """Return the waiter of *claim*, if it waits in a queue."""
+        """Return the waiter of *claim*, if it stands in a line."""
         return self._table.find(claim)
 
     async def join(self, claim: Claim) -> PostgresqlWaiter:
-        """Join the queue of a lock. Return once the client listens, or after a second without."""
+        """Join the line of a lock. Return once the client listens, or after a second without."""
         waiter = self._table.add(PostgresqlWaiter(claim, str(next(self._tickets))))
         try:
             self._listener.open()
@@ -94,7 +95,7 @@ class PostgresqlWaiters:
 
     async def leave(self, waiter: PostgresqlWaiter) -> None:
         """
-        Leave the queue, unless the lock was granted: then the server has removed the waiter.
+        Leave the line, unless the lock was granted: then the server has removed the waiter.
 
         Raises no error: an error would replace the cancellation that ends the wait. If the request fails, the server
         removes the waiter for lack of a sign of life.
@@ -103,7 +104,7 @@ class PostgresqlWaiters:
         self._table.remove(waiter)
         for _ in range(0 if waiter.served else _LEAVE_TRIES):
             with contextlib.suppress(Exception):
-                # Not urgent: it must not overtake a try of the same waiter, which would join the queue again.
+                # Not urgent: it must not overtake a try of the same waiter, which would join the line again.
                 await self._connection.ask(self._requests.leave, (claim.name, claim.owner), must_run=True)
                 return
 

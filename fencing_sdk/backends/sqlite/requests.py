@@ -26,7 +26,7 @@ from fencing_sdk.errors import BackendRefusedError
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _LockRow:
     owner: str
     token: int
     expires: int
@@ -160,14 +160,14 @@ class LockRows:
 
     # Inside a transaction.
 
-    def _living(self, name: str, now: int) -> _Row | None:
+    def _living(self, name: str, now: int) -> _LockRow | None:
         found = self._file.execute(
             "SELECT owner, token, expires, metadata, boot, renewed FROM fencing_lock WHERE name = :name", name=name
         ).fetchone()
         if found is None:
             return None
         *row, boot, renewed = found
-        held = _Row(*row)
+        held = _LockRow(*row)
         return held if boot == self._boot and renewed <= now + TOLERANCE and now < held.expires else None
 
     def _grant(self, claim: Claim, now: int) -> Grant:

@@ -1,5 +1,5 @@
 """
-Locks in ZooKeeper, by way of kazoo.
+Locks in ZooKeeper, over kazoo.
 
     connect("zk://zk1:2181,zk2:2181,zk3:2181/shop")
     connect("zk://user:password@zk1,zk2,zk3/shop?tls=true&ca=/etc/ssl/zookeeper.pem")
@@ -7,40 +7,39 @@ Locks in ZooKeeper, by way of kazoo.
 Tokens: the number of the transaction that created the holder's node. Clock: the leader's. Waiters:
 first come, first served, each watching the one ahead. All locks of one ttl share a session.
 
-    __init__.py       the face in the event loop
-    _line.py          a claim, from the end of its line to the front
-    _recipe.py        what is asked of ZooKeeper
-    _renewals.py      many claims in one batch
-    _upkeep.py        ends, nodes that must go, losses
-    _stakes.py        what this backend has in each line
-    _nodes.py         how a lock is written down
-    _sessions.py      which session a lock is on
-    _session.py       one session in the event loop
-    _driver.py        kazoo, in a thread of its own
-    _dial.py          how it reaches a server
-    _requests.py      what it can be asked
-    _options.py       from a URL to the servers
-    _translation.py   errors
+    __init__.py       the backend
+    requests.py       what is asked of ZooKeeper: the recipe
+    nodes.py          how a lock is written down
+    waiters.py        what wakes a waiter, and when a claim has the lock
+    renewals.py       many claims in one batch
+    losses.py         grants that end behind their holder's back
+    clean_up.py       the ends of grants, and nodes that must go
+    own_nodes.py      the nodes of this backend object
+    errors.py         from kazoo's errors to those of the contract
+    options.py        from a URL and options to the servers
+    connection/       sessions, and kazoo in threads of its own
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.abc import LossNotice, Turn
-from fencing_sdk.backends.zookeeper._line import Line
-from fencing_sdk.backends.zookeeper._nodes import Node, mark_of, read_holder
-from fencing_sdk.backends.zookeeper._options import read_settings, read_url
-from fencing_sdk.backends.zookeeper._recipe import Recipe
-from fencing_sdk.backends.zookeeper._renewals import Renewals
-from fencing_sdk.backends.zookeeper._requests import NoNodeError
-from fencing_sdk.backends.zookeeper._session import Session
-from fencing_sdk.backends.zookeeper._sessions import Sessions
-from fencing_sdk.backends.zookeeper._stakes import Stake, Stakes, key_of
-from fencing_sdk.backends.zookeeper._translation import BACKEND, our_errors
-from fencing_sdk.backends.zookeeper._upkeep import Upkeep
+from fencing_sdk.backends._shared.background_task import BackgroundTasks
+from fencing_sdk.backends.zookeeper.clean_up import CleanUp
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
+from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
+from fencing_sdk.backends.zookeeper.connection.sessions import ZooKeeperSessions
+from fencing_sdk.backends.zookeeper.errors import BACKEND, our_errors
+from fencing_sdk.backends.zookeeper.losses import ZooKeeperLossWatcher
+from fencing_sdk.backends.zookeeper.nodes import LineNode, mark_of, read_holder
+from fencing_sdk.backends.zookeeper.options import read_settings, read_url
+from fencing_sdk.backends.zookeeper.own_nodes import OwnNode, OwnNodes, key_of
+from fencing_sdk.backends.zookeeper.renewals import ZooKeeperRenewals
+from fencing_sdk.backends.zookeeper.requests import Recipe
+from fencing_sdk.backends.zookeeper.waiters import ZooKeeperWaitQueue
 from fencing_sdk.errors import BackendUnavailableError
 
 __all__ = ["ZooKeeperBackend", "from_url"]
@@ -59,7 +58,7 @@ class ZooKeeperBackend:
 
         password: See *user*.
 
-        acl: Who may do what with the nodes: ``"anybody"``, ``"creator"`` for whoever has the same login, or a
+        acl: The access to the nodes: ``"anybody"``, ``"creator"`` for clients with the same login, or a
             list of ``kazoo.security.ACL``. The default is ``"creator"`` with a login, else ``"anybody"``.
 
         sasl: The ``sasl_options`` of kazoo, for a login by SASL.
@@ -107,11 +106,13 @@ class ZooKeeperBackend:
             connect_timeout=connect_timeout,
         )
         self._recipe = Recipe(settings)
-        self._stakes = Stakes()
-        self._upkeep = Upkeep(self._recipe, self._stakes)
-        self._sessions = Sessions(settings, on_resumed=self._upkeep.resumed, on_ended=self._upkeep.ended)
-        self._line = Line(self._recipe, self._sessions, self._stakes, self._upkeep)
-        self._renewals = Renewals(self._recipe, self._sessions, self._stakes, self._upkeep)
+        self._own_nodes = OwnNodes()
+        tasks = BackgroundTasks()
+        self._losses = ZooKeeperLossWatcher(self._recipe, self._own_nodes, tasks)
+        self._clean_up = CleanUp(self._recipe, self._own_nodes, self._losses, tasks)
+        self._sessions = ZooKeeperSessions(settings, on_resumed=self._clean_up.resumed, on_ended=self._clean_up.ended)
+        self._wait_queue = ZooKeeperWaitQueue(self._recipe, self._sessions, self._own_nodes, self._clean_up)
+        self._renewals = ZooKeeperRenewals(self._recipe, self._sessions, self._own_nodes, self._clean_up)
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
@@ -121,14 +122,14 @@ class ZooKeeperBackend:
 
     def _notice_fork(self) -> None:
         if self._sessions.forked():
-            self._stakes.clear()
-            self._upkeep.forget()
+            self._own_nodes.clear()
+            self._clean_up.forget()
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
         self._notice_fork()
         with our_errors("acquire"):
-            return await self._line.acquire(claim)
+            return await self._wait_queue.acquire(claim)
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """See `fencing_sdk.abc.Backend.renew`."""
@@ -140,28 +141,28 @@ class ZooKeeperBackend:
         """See `fencing_sdk.abc.Backend.release`."""
         self._notice_fork()
         with our_errors("release"):
-            stake = self._stakes.get(key_of(claim))
-            session = self._sessions.of(claim.ttl) if stake is None else stake.session
-            if stake is not None:
-                stake.finish()
-                stake.woken.set()
+            own_node = self._own_nodes.get(key_of(claim))
+            session = self._sessions.of(claim.ttl) if own_node is None else own_node.session
+            if own_node is not None:
+                own_node.finish()
+                own_node.woken.set()
             try:
-                await self._release(claim, session, stake)
+                await self._release(claim, session, own_node)
             except BaseException:
-                self._upkeep.sweep_later(claim, session)
+                self._clean_up.sweep_later(claim, session)
                 raise
 
-    async def _release(self, claim: Claim, session: Session, stake: Stake | None) -> None:
+    async def _release(self, claim: Claim, session: ZooKeeperSession, own_node: OwnNode | None) -> None:
         if session.error is not None:  # its nodes went with it; another client may have one with this claim
             session = self._sessions.of(claim.ttl)
         await session.ready()
-        known = stake is not None and await self._recipe.remove(session, stake.path)
+        known = own_node is not None and await self._recipe.remove(session, own_node.path)
         if not known:
             for node in await self._recipe.look(session, claim.name):
                 if node.mark == mark_of(claim.owner):
                     await self._recipe.remove(session, self._recipe.paths.node(claim.name, node))
-        if stake is not None:
-            self._stakes.drop(stake)
+        if own_node is not None:
+            self._own_nodes.drop(own_node)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
@@ -177,49 +178,49 @@ class ZooKeeperBackend:
                 return read_holder(name, line[0], data, stat, self._left(name, line[0]))
         return None
 
-    def _left(self, name: str, node: Node) -> float | None:
-        """Seconds that a grant of ours has left; how long another client's lasts, nobody can tell."""
+    def _left(self, name: str, node: LineNode) -> float | None:
+        """Seconds that a grant of this object has left; None for other clients' grants, whose ends are unknown here."""
         path = self._recipe.paths.node(name, node)
-        return next((max(0.0, stake.left) for stake in self._stakes.all() if stake.path == path and stake.held), None)
+        return next(
+            (max(0.0, own_node.left) for own_node in self._own_nodes.all() if own_node.path == path and own_node.held),
+            None,
+        )
 
     async def aclose(self) -> None:
         """Close the sessions, except of those that still have grants: they last until their timeout."""
         self._notice_fork()
-        await self._upkeep.aclose()
-        await self._sessions.aclose(keep={stake.session for stake in self._stakes.all() if stake.held})
+        await self._clean_up.aclose()
+        await self._sessions.aclose(keep={own_node.session for own_node in self._own_nodes.all() if own_node.held})
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
-        return self._upkeep.on_loss(notice)
-
-    def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`."""
-        return self._stand(claim)
+        return self._losses.on_loss(notice)
 
     @asynccontextmanager
-    async def _stand(self, claim: Claim) -> AsyncIterator[Turn]:
+    async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
+        """See `fencing_sdk.abc.SupportsQueue.queue`."""
         self._notice_fork()
         with our_errors("queue"):
-            stake = await self._line.join(claim)
+            own_node = await self._wait_queue.join(claim)
         try:
-            yield _Place(stake)
+            yield _NodeTurn(own_node)
         finally:
-            if stake.ends_at is None and not stake.over:
-                await self._upkeep.leave(stake)
+            if own_node.ends_at is None and not own_node.over:
+                await self._clean_up.leave(own_node)
 
 
-class _Place:
-    """A place in the line."""
+class _NodeTurn:
+    """The turn of a waiter that has a node."""
 
-    def __init__(self, stake: Stake) -> None:
-        self._stake = stake
+    def __init__(self, own_node: OwnNode) -> None:
+        self._own_node = own_node
 
     async def wait(self) -> None:
         """See `fencing_sdk.abc.Turn.wait`."""
-        await self._stake.woken.wait()
-        self._stake.woken.clear()
-        if self._stake.over:
-            raise BackendUnavailableError(BACKEND, "queue", "the place in the line is lost; stand in line again")
+        await self._own_node.woken.wait()
+        self._own_node.woken.clear()
+        if self._own_node.over:
+            raise BackendUnavailableError(BACKEND, "queue", "the place in the line is lost; join again")
 
 
 def from_url(url: str, **options: object) -> ZooKeeperBackend:

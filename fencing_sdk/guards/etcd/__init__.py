@@ -23,8 +23,9 @@ from typing import NamedTuple, Self
 
 from fencing_sdk._etcd import json_codec
 from fencing_sdk._etcd.gateway import RANGE, TXN
-from fencing_sdk._etcd.json_codec import Entry, Json, UnreadableError, compared, entries, ranged, responses, txn
-from fencing_sdk._etcd.opening import make_gateway, parts_of
+from fencing_sdk._etcd.json_codec import Entry, Json, compared, entries, ranged, responses, txn
+from fencing_sdk._etcd.options import make_gateway, read_url
+from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name, safe_segment
 from fencing_sdk._values.wire import check_token, format_token, parse_token
@@ -34,23 +35,23 @@ from fencing_sdk.guards._verdict import Reports, admitted
 
 __all__ = ["EtcdGuard", "delete", "put"]
 
-_WHO = "EtcdGuard"
+_GUARD = "EtcdGuard"
 _URL = re.compile(r"etcd(\+https)?://[^\x00-\x20\x7f?#]+")
 _PREFIX = re.compile(r"[!-~]{1,256}")
 _TRIES = 100
 _REMEMBERED = 4096
-"""Fences whose last state is kept, so that a write of the same holder needs one request."""
+"""Fences whose last state is kept, so that another write of the same holder takes one request."""
 
 
-class _Fence(NamedTuple):
-    """What is known of a fence: the token, and the revision of its key; 0 when there is none."""
+class _FenceState(NamedTuple):
+    """A fence as it was read or written last: the token, and the revision of its key, 0 while there is no key."""
 
     token: Token | None
     modified: int
 
 
-class _Work(NamedTuple):
-    """What the caller wants to be done with the check."""
+class _GuardedWrite(NamedTuple):
+    """What the caller adds to the transaction that checks the token."""
 
     operations: Sequence[Json] = ()
     compare: Sequence[Json] = ()
@@ -59,18 +60,18 @@ class _Work(NamedTuple):
 
 class EtcdGuard:
     """
-    Keeps fences beside the data in etcd, and runs transactions that only a current token gets in.
+    Keeps fences beside the data in etcd, and runs transactions that succeed only with a current token.
 
-    A write is sent once. When its answer is lost, `BackendUnavailableError` leaves and nobody knows
-    whether it happened; the same holder may try again, which `raise_to` does by itself.
+    A write is sent once. If its answer is lost, `BackendUnavailableError` is raised and the outcome is
+    unknown; the same holder may try again, which `raise_to` does by itself.
 
     Not promised: anything about writes that go around the guard; that a restored backup knows the
-    fences that were raised after it was taken.
+    fences that were raised after it was made.
 
     Args:
         url: ``etcd://[user:password@]host:2379,host:2379``, or ``etcd+https://``.
 
-        prefix: What the keys of fences begin with.
+        prefix: The beginning of every key of a fence.
 
         ca: As for the backend, like *cert*, *key* and *ssl_context*.
 
@@ -98,18 +99,18 @@ class EtcdGuard:
         if not _matches(_PREFIX, prefix):
             msg = f"prefix must be 1 to 256 printable ASCII characters without spaces, got {shown(prefix)}"
             raise ConfigurationError(msg)
-        endpoints, said = parts_of(url, {})
-        self._gateway = make_gateway(_WHO, endpoints, ca=ca, cert=cert, key=key, ssl_context=ssl_context, **said)
+        endpoints, from_url = read_url(url, {})
+        self._gateway = make_gateway(_GUARD, endpoints, ca=ca, cert=cert, key=key, ssl_context=ssl_context, **from_url)
         self._prefix = prefix.encode()
         self._reports = Reports(observers)
-        self._known: OrderedDict[str, _Fence] = OrderedDict()
+        self._known: OrderedDict[str, _FenceState] = OrderedDict()
 
     def fence_key(self, resource: str) -> str:
         """
-        The key of the fence of *resource*: to be read by anybody, and written by the guard alone.
+        The key of the fence of *resource*. Any client may read it; only the guard writes it.
 
         Raises:
-            ConfigurationError: *resource* is not one.
+            ConfigurationError: *resource* cannot be the name of a resource.
         """
         return self._key(check_name(resource, parameter="resource")).decode()
 
@@ -118,14 +119,14 @@ class EtcdGuard:
 
     def comparison(self, resource: str, token: int) -> Json:
         """
-        A comparison for a transaction of your own: nobody has raised the fence since it was raised to *token*.
+        A comparison for a transaction of your own: the fence stands at *token*.
 
-        It holds after `raise_to` with this very token, as ``fences=[guard]`` does at the acquisition,
-        until a later holder raises the fence. It is in the words of the JSON gateway; for a gRPC
-        client: the value of `fence_key` equals the token as text.
+        It holds from `raise_to` with this very token (``fences=[guard]`` calls it at the acquisition) until a
+        later holder raises the fence. The comparison is written as the JSON gateway takes it. With a gRPC
+        client, compare the value of `fence_key` with the token as text.
 
         Raises:
-            ConfigurationError: *resource* or *token* is not one.
+            ConfigurationError: *resource* cannot be the name of a resource, or *token* a token.
         """
         key = self._key(check_name(resource, parameter="resource"))
         return compared(key, "VALUE", "EQUAL", format_token(check_token(token)).encode())
@@ -137,88 +138,88 @@ class EtcdGuard:
         Check *token* and carry out *operations*, as one transaction; return their answers.
 
         Args:
-            resource: Whose fence is asked.
+            resource: The resource whose fence is checked.
 
             token: As ``lease.token``.
 
             operations: From `put` and `delete`, or as the JSON gateway takes them in ``success``.
 
-            compare: Comparisons of your own. Where one does not hold, nothing is written and None is returned.
+            compare: Comparisons of your own. If one does not hold, nothing is written and None is returned.
 
         Raises:
             StaleTokenError: the resource has seen a later token; nothing was written.
-            ConfigurationError: *resource* or *token* is not one.
-            BackendUnavailableError: nobody knows whether it happened.
-            BackendRefusedError: etcd will not do this.
+            ConfigurationError: *resource* cannot be the name of a resource, or *token* a token.
+            BackendUnavailableError: the outcome is unknown.
+            BackendRefusedError: etcd rejects the transaction.
         """
-        return await self._write("execute", resource, token, _Work(operations, compare, once=True))
+        return await self._write("execute", resource, token, _GuardedWrite(operations, compare, once=True))
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stays as it is."""
-        await self._write("raise_to", resource, token, _Work())
+        await self._write("raise_to", resource, token, _GuardedWrite())
         self._reports.raised(resource, check_token(token))
 
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
         return (await self._read("highest", check_name(resource, parameter="resource"))).token
 
-    async def _write(self, operation: str, resource: str, token: int, work: _Work) -> list[Json] | None:
+    async def _write(self, operation: str, resource: str, token: int, write: _GuardedWrite) -> list[Json] | None:
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
-        format_token(checked)  # as in a header, or the text of a fence could be read in two ways
+        format_token(checked)  # refuses a token whose text in the fence could be read in two ways
         with self._reports.of_refusals(checked):
             fence = self._known.get(resource)
             if fence is None or (fence.token is not None and checked < fence.token):
-                fence = await self._read(operation, resource)  # a refusal is never made from memory
+                fence = await self._read(operation, resource)  # a token is refused only after a fresh read
             for _ in range(_TRIES):
                 wanted = admitted(resource, checked, fence.token)
-                answer = await self._transact(operation, resource, fence, wanted, work)
-                if not isinstance(answer, _Fence):
+                answer = await self._transact(operation, resource, fence, wanted, write)
+                if not isinstance(answer, _FenceState):
                     return answer
                 if answer == fence:
-                    return None  # a comparison of the caller's
+                    return None  # a comparison of the caller's did not hold
                 fence = self._learn(resource, answer)
-        raise BackendUnavailableError(_WHO, operation, f"the fence was raised {_TRIES} times meanwhile")
+        raise BackendUnavailableError(_GUARD, operation, f"the fence was raised {_TRIES} times meanwhile")
 
     async def _transact(
-        self, operation: str, resource: str, fence: _Fence, wanted: Token, work: _Work
-    ) -> list[Json] | _Fence:
-        """Write if the fence is still as it was; else tell how it is."""
+        self, operation: str, resource: str, fence: _FenceState, wanted: Token, write: _GuardedWrite
+    ) -> list[Json] | _FenceState:
+        """Write if the fence is still *fence*; else return its present state."""
         key = self._key(resource)
         raising = [] if _same(wanted, fence.token) else [json_codec.put(key, format_token(wanted).encode())]
         body = txn(
-            compare=[compared(key, "MOD", "EQUAL", fence.modified), *work.compare],
-            success=[*raising, *work.operations],
+            compare=[compared(key, "MOD", "EQUAL", fence.modified), *write.compare],
+            success=[*raising, *write.operations],
             failure=[ranged(key)],
         )
-        fields, _ = await self._gateway.call(operation, TXN, body, once=work.once)
+        fields, _ = await self._gateway.call(operation, TXN, body, once=write.once)
         try:
             if fields.get("succeeded") is not True:
                 return self._fence_of(entries(responses(fields, 1)[0]), operation)
-            answers = responses(fields, len(raising) + len(work.operations))
+            answers = responses(fields, len(raising) + len(write.operations))
             if raising:
-                self._learn(resource, _Fence(wanted, json_codec.number(fields["header"], "revision")))
-        except (UnreadableError, KeyError, TypeError) as error:
-            raise BackendUnavailableError(_WHO, operation, str(error)) from error
+                self._learn(resource, _FenceState(wanted, json_codec.number(fields["header"], "revision")))
+        except (UnreadableAnswerError, KeyError, TypeError) as error:
+            raise BackendUnavailableError(_GUARD, operation, str(error)) from error
         return answers[len(raising) :]
 
-    async def _read(self, operation: str, resource: str) -> _Fence:
+    async def _read(self, operation: str, resource: str) -> _FenceState:
         body = ranged(self._key(resource))["request_range"]
         fields, _ = await self._gateway.call(operation, RANGE, body)
         try:
             return self._learn(resource, self._fence_of(entries(fields), operation))
-        except UnreadableError as error:
-            raise BackendUnavailableError(_WHO, operation, str(error)) from error
+        except UnreadableAnswerError as error:
+            raise BackendUnavailableError(_GUARD, operation, str(error)) from error
 
-    def _fence_of(self, found: Sequence[Entry], operation: str) -> _Fence:
+    def _fence_of(self, found: Sequence[Entry], operation: str) -> _FenceState:
         if not found:
-            return _Fence(None, 0)
+            return _FenceState(None, 0)
         try:
-            return _Fence(parse_token(found[0].value.decode("ascii", "replace")), found[0].modified)
+            return _FenceState(parse_token(found[0].value.decode("ascii", "replace")), found[0].modified)
         except ConfigurationError as error:
             detail = f"the value of {shown(found[0].key)} is no fence; set another prefix"
-            raise BackendRefusedError(_WHO, operation, detail) from error
+            raise BackendRefusedError(_GUARD, operation, detail) from error
 
-    def _learn(self, resource: str, fence: _Fence) -> _Fence:
+    def _learn(self, resource: str, fence: _FenceState) -> _FenceState:
         self._known[resource] = fence
         self._known.move_to_end(resource)
         if len(self._known) > _REMEMBERED:

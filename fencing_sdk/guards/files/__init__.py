@@ -15,10 +15,10 @@ Why no interleaving lets a lower token win:
 
 A process that is killed leaves at most a draft, which the next writer removes; the kernel gives its
 lock back. A process that is *stopped* inside step 2, which takes about one fsync, keeps others waiting; they
-give up after 5 s with `TimeoutError`. Nobody overtakes it, so that is safe.
+give up after 5 s with `TimeoutError`. No other writer can pass it, so that is safe.
 
 For local POSIX file systems with hard links and flock. NFS serves flock from Linux 2.6.12 on, and
-may lose it with its server; then rule 3 is what is left.
+may lose it with its server; then only rule 3 holds.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted
+from fencing_sdk.guards.files._folder import HAS_FLOCK, ResourceFolder, contents
 from fencing_sdk.guards.files._generations import check_holder, folder_of, following
-from fencing_sdk.guards.files._shelf import HAS_FLOCK, Shelf, contents
 
 __all__ = ["FileGuard"]
 
@@ -45,7 +45,7 @@ class FileGuard:
     """
     Stores the bytes of each resource, and refuses those of a stale token.
 
-    Shared by all threads and processes that use one *directory*; nobody else may write there.
+    Shared by all threads and processes that use one *directory*; no other program may write there.
     Every write is durable when it returns. Errors of the file system leave as `OSError`.
 
     Not promised: that a cancelled write did not happen. It runs in a worker thread to its end.
@@ -126,33 +126,41 @@ class FileGuard:
     # In a worker thread, or in the caller's.
 
     def _write(self, resource: str, folder: str, token: Token, data: bytes) -> None:
-        with Shelf.opened(self._directory, folder, create=True) as shelf, shelf.draft(data) as draft, shelf.locked():
-            last = shelf.last()
+        with (
+            ResourceFolder.opened(self._directory, folder, create=True) as files,
+            files.draft(data) as draft,
+            files.locked(),
+        ):
+            last = files.last()
             fence = admitted(resource, token, None if last is None else last.token)
-            shelf.publish(draft, following(last, fence, has_data=True), first=last is None)
-            shelf.clean(self._keep)
+            files.publish(draft, following(last, fence, has_data=True), first=last is None)
+            files.clean(self._keep)
 
     def _raise_to(self, resource: str, folder: str, token: Token) -> None:
-        with Shelf.opened(self._directory, folder, create=True) as shelf, ExitStack() as drafts, shelf.locked():
-            last = shelf.last()
+        with (
+            ResourceFolder.opened(self._directory, folder, create=True) as files,
+            ExitStack() as drafts,
+            files.locked(),
+        ):
+            last = files.last()
             fence = admitted(resource, token, None if last is None else last.token)
             if last is None:
-                empty = drafts.enter_context(shelf.draft(b""))
-                shelf.publish(empty, following(last, fence, has_data=False), first=True)
+                empty = drafts.enter_context(files.draft(b""))
+                files.publish(empty, following(last, fence, has_data=False), first=True)
             elif (fence, fence.holder) != (last.token, last.token.holder):
-                shelf.publish(last.name, following(last, fence, has_data=last.has_data), first=False)
-                shelf.clean(self._keep)
+                files.publish(last.name, following(last, fence, has_data=last.has_data), first=False)
+                files.clean(self._keep)
 
     def _read(self, folder: str) -> bytes | None:
         try:
-            with Shelf.opened(self._directory, folder) as shelf, shelf.current() as current:
+            with ResourceFolder.opened(self._directory, folder) as files, files.current() as current:
                 return contents(current[1]) if current is not None and current[0].has_data else None
         except FileNotFoundError:
             return None
 
     def _highest(self, folder: str) -> Token | None:
         try:
-            with Shelf.opened(self._directory, folder) as shelf, shelf.current() as current:
+            with ResourceFolder.opened(self._directory, folder) as files, files.current() as current:
                 return None if current is None else current[0].token
         except FileNotFoundError:
             return None

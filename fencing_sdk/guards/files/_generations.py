@@ -39,7 +39,7 @@ class Generation:
 
     @property
     def order(self) -> tuple[int, int]:
-        """What the highest generation is the highest by."""
+        """The key that generations are sorted by."""
         return int(self.token), self.number
 
     @property
@@ -56,7 +56,7 @@ def following(last: Generation | None, fence: Token, *, has_data: bool) -> Gener
 
 
 def in_order(names: Iterable[str]) -> list[Generation]:
-    """The generations among file *names*, the one that counts last. Other files are none of ours."""
+    """The generations among file *names*, the one that counts last. Other files are ignored."""
     matches = filter(None, map(_NAME.fullmatch, names))
     return sorted((_parsed(match) for match in matches), key=lambda generation: generation.order)
 

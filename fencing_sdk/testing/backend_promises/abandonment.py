@@ -17,10 +17,10 @@ _YIELDS = (0, 1, 2, 3, 5, 8, 13, 21, 34)
 
 
 class AbandonmentPromises(BackendUnderTest):
-    """Cancelled calls and answers that nobody read."""
+    """Cancelled calls, and answers that were never read."""
 
     async def test_a_claim_is_enough_to_free_a_grant_that_nobody_read(self, backend: Backend) -> None:
-        """The answer got lost: whoever has the claim can give the lock back without the token."""
+        """The answer got lost: the claim is enough to release the lock, without the token."""
         claim = self.claim()
         await backend.acquire(claim)
         await backend.release(Claim(claim.name, claim.ttl, claim.owner))

@@ -85,7 +85,7 @@ class BackendUnderTest:
     """Grants outlive a restart of the store. Tokens always do, see `restart`."""
 
     tells_taken_over: bool = True
-    """A refused renewal tells whether somebody else holds the lock."""
+    """A refused renewal tells whether another holder has the lock."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -165,7 +165,7 @@ class BackendUnderTest:
 
     @property
     def taken_over(self) -> Renewal:
-        """The outcome of a renewal when somebody else holds the lock."""
+        """The outcome of a renewal when another holder has the lock."""
         return Renewal.TAKEN_OVER if self.tells_taken_over else Renewal.REFUSED
 
     def assert_rising(self, tokens: list[int]) -> None:
@@ -202,7 +202,7 @@ class BackendUnderTest:
                 await asyncio.sleep(0.01)
 
     async def taken(self, backend: Backend, name: str = NAME) -> Holder:
-        """Wait until somebody holds *name*, at most for `patience`."""
+        """Wait until *name* is held, at most for `patience`."""
         async with self.soon():
             while True:
                 if (holder := await backend.inspect(name)) is not None:
@@ -223,7 +223,7 @@ class BackendUnderTest:
 
 
 def _promises_with_a_power(cls: type) -> dict[str, Any]:
-    """The promises that need a declared power, as they were defined, whatever a subclass left of them."""
+    """The promises that need a declared power, as first defined, even if a subclass replaced them."""
     found: dict[str, Any] = {}
     for parent in reversed(cls.__mro__):
         found |= {name: value for name, value in vars(parent).items() if getattr(value, "power", None)}

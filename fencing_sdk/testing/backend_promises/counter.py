@@ -1,4 +1,4 @@
-"""The counter that no two may increment at once: by many tasks, and by real processes."""
+"""A counter that only the lock protects, incremented by many tasks and by real processes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class CounterPromises(BackendUnderTest):
 
 
 async def _set_off_together(processes: list[asyncio.subprocess.Process]) -> None:
-    """Let all begin at once: one that has finished before the next is up meets nobody, lock or no lock."""
+    """Let all processes begin at once: a process that ends before the next one starts would meet no rival."""
     for process in processes:
         assert process.stdout is not None
         first = await process.stdout.readline()

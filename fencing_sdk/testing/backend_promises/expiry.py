@@ -1,4 +1,4 @@
-"""The ttl: a grant lasts that long after the last renewal, and is gone then, whether anybody looks or not."""
+"""The ttl: a grant lasts that long after the last renewal, and is gone then, even if no call reaches the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ExpiryPromises(BackendUnderTest):
     """Not before the ttl, and not long after it."""
 
     async def test_a_grant_lasts_its_ttl_and_not_longer(self, backend: Backend, reopen: Reopen) -> None:
-        """Nobody renews or releases: a rival is refused until the ttl is over, and granted then."""
+        """Without renewal and release, a rival is refused until the ttl is over, and granted then."""
         sent_at = self.now()
         await self.granted(backend, self.claim(ttl=self.ttl))
         async with aclosing(reopen()) as other:

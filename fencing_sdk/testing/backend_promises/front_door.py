@@ -40,7 +40,7 @@ class FrontDoorPromises(BackendUnderTest):
     """From ``async with`` to the store and back."""
 
     async def test_async_with_holds_the_lock_and_gives_it_back(self, backend: Backend) -> None:
-        """The store shows the holder while the body runs, and nobody afterwards."""
+        """The store shows the holder while the body runs, and no holder afterwards."""
         async with LockClient(backend) as locks:
             async with locks.lock(NAME, metadata="batch 7") as lease:
                 holder = await locks.inspect(NAME)

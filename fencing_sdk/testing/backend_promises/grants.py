@@ -1,4 +1,4 @@
-"""One lock, several claims: who gets it, who does not, and how it is given back."""
+"""One lock, several claims: which claim is granted, which is refused, and how the lock is released."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class GrantPromises(BackendUnderTest):
         assert await backend.inspect(claim.name) is None
 
     async def test_inspect_keeps_the_owner_id_secret(self, backend: Backend) -> None:
-        """Whoever knows the owner id may release the lock, so nobody is told."""
+        """The owner id is enough to release the lock, so it is never shown."""
         claim = self.claim(metadata="batch 7")
         await self.granted(backend, claim)
         assert claim.owner not in repr(await backend.inspect(claim.name))

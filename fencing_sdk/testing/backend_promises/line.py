@@ -1,4 +1,4 @@
-"""The line of waiters: first come, first served, and nobody sleeps through a release."""
+"""The line of waiters: first come, first served, and no waiter sleeps through a release."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class LinePromises(BackendUnderTest):
 
     @needs("queues")
     async def test_a_newcomer_does_not_overtake_the_line(self, backend: QueueingBackend) -> None:
-        """The lock is free, but it is somebody's turn."""
+        """The lock is free, but it is kept for the waiter at the head."""
         holder, waiter = self.claim(), self.claim()
         await self.granted(backend, holder)
         async with backend.queue(waiter) as turn:
@@ -106,7 +106,7 @@ class LinePromises(BackendUnderTest):
 
     @needs("queues")
     async def test_leaving_from_the_middle_of_the_line_keeps_the_order(self, backend: QueueingBackend) -> None:
-        """Whoever stood behind moves up by one."""
+        """Every waiter behind moves up by one."""
         holder, head, middle, last = (self.claim() for _ in range(4))
         await self.granted(backend, holder)
         async with AsyncExitStack() as leaving, backend.queue(head) as turn:
@@ -121,7 +121,7 @@ class LinePromises(BackendUnderTest):
 
     @needs("queues")
     async def test_a_cancelled_waiter_leaves_nothing_in_the_line(self, backend: QueueingBackend) -> None:
-        """After its task has ended, a newcomer is granted as if nobody had waited."""
+        """After its task has ended, a newcomer is granted as if it had never waited."""
         holder, waiter = self.claim(), self.claim()
         await self.granted(backend, holder)
         task = asyncio.create_task(self._stand(backend, waiter))
@@ -156,7 +156,7 @@ class LinePromises(BackendUnderTest):
 
     @needs("queues")
     async def test_each_name_has_a_line_of_its_own(self, backend: QueueingBackend) -> None:
-        """Standing in line for one lock holds up nobody at another."""
+        """A waiter in line for one lock holds up no waiter of another lock."""
         await self.granted(backend, self.claim("a"))
         async with backend.queue(self.claim("a")):
             await self.granted(backend, self.claim("b"))
@@ -174,7 +174,7 @@ class LinePromises(BackendUnderTest):
 
     @needs("queues")
     async def test_fifty_waiters_are_all_served_in_order(self, backend: QueueingBackend, reopen: Reopen) -> None:
-        """Of two clients that take turns to join; each is served once, and nobody is forgotten."""
+        """Waiters of two clients, joined in turn, are each served exactly once."""
         served: list[int] = []
         joined = asyncio.Queue[None]()
 

@@ -30,7 +30,7 @@ class RenewalPromises(BackendUnderTest):
         await self.granted(backend, self.claim())
 
     async def test_a_renewal_never_revives(self, backend: Backend) -> None:
-        """A grant that expired stays gone, even if nobody else came; a rival gets the lock."""
+        """A grant that expired stays gone, even if no rival came meanwhile; a rival gets the lock afterwards."""
         claim = self.claim(ttl=self.ttl)
         await self.granted(backend, claim)
         await self.expire(self.ttl)

@@ -1,4 +1,4 @@
-"""Tokens: a later grant of a name has a higher one, whatever happened in between."""
+"""Tokens: a later grant of a name has a higher one, also after expiry, clean-up and restart."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class TokenPromises(BackendUnderTest):
         assert await self.granted(backend, self.claim()) > first
 
     async def test_tokens_grow_when_the_same_owner_comes_after_its_expiry(self, backend: Backend) -> None:
-        """The same owner id is granted anew, not given its old number: somebody may have been in between."""
+        """The same owner id gets a new number: another holder may have had the lock in between."""
         claim = self.claim(ttl=self.ttl)
         first = await self.granted(backend, claim)
         await self.expire(self.ttl)
         assert await self.granted(backend, claim) > first
 
     async def test_tokens_grow_after_a_clean_up(self, backend: Backend) -> None:
-        """Whatever the store throws away, released or expired, it does not throw away the last number."""
+        """The store may delete released and expired grants, but never the last number."""
         expired = await self.granted(backend, self.claim(ttl=self.ttl))
         await self.expire(self.ttl)
         await self.purge(backend)

@@ -33,7 +33,7 @@ class GuardUnderTest:
 
     @pytest.fixture
     def guard(self) -> Guard:
-        """A guard whose resources nobody has written to."""
+        """A guard whose resources were never written to."""
         pytest.fail("provide a fixture 'guard': a guard on fresh resources")
 
     async def write(self, guard: Any, resource: str, token: int, value: str) -> None:

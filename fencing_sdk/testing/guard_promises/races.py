@@ -38,7 +38,7 @@ class RacePromises(GuardUnderTest):
     """No interleaving lets a lower token win."""
 
     async def test_of_the_holders_of_one_number_exactly_one_gets_in(self, guard: Guard) -> None:
-        """Whoever is first; all others learn that there is a conflict."""
+        """The first writer is accepted; all others learn that there is a conflict."""
         for number in range(_NUMBERS):
             tokens = [Token(number, holder * 8) for holder in "abcd"]
             outcomes = await _all(self._gets_in(guard, token) for token in tokens)
@@ -96,7 +96,7 @@ class RacePromises(GuardUnderTest):
             try:
                 await self.write(guard, RESOURCE, token, str(token))
             except StaleTokenError as error:
-                _check(error.fence > token, f"{token} was refused although nobody was ahead")
+                _check(error.fence > token, f"{token} was refused although no higher token was seen")
             else:
                 accepted.append(_Accepted(asked, token, next(ticks)))
             await _give_way(chance)
@@ -141,7 +141,7 @@ class RacePromises(GuardUnderTest):
 
     async def _check_counter(self, guard: Guard, counts: list[Counter[str]]) -> None:
         total = sum(counts, Counter[str]())
-        assert total["accepted"], "nobody got in"
+        assert total["accepted"], "no write was accepted"
         assert await self.read(guard, RESOURCE) == str(total["accepted"]), f"updates were lost: {total}"
 
 

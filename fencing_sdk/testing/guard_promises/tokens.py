@@ -19,7 +19,7 @@ class GuardTokenPromises(GuardUnderTest):
     """Lower is refused, equal is accepted from one holder, higher is remembered."""
 
     async def test_a_resource_without_a_fence_accepts_any_token(self, guard: Guard) -> None:
-        """There is nobody who could have been ahead."""
+        """No earlier holder can have been ahead."""
         assert await guard.highest(RESOURCE) is None
         assert await self.read(guard, RESOURCE) is None
         await self.accepted(guard, RESOURCE, NEW, "new")

@@ -2,7 +2,7 @@
 P1 and P2: the work, and every token that was read, lay within the store's grant.
 
 With a store that records its grants the grant itself is the measure. Without one it is the next
-holder's acquisition: whoever read a token or renewed after it was too late.
+holder's acquisition: a holder that read its token or renewed after it was too late.
 """
 
 from __future__ import annotations

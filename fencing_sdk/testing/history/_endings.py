@@ -1,4 +1,4 @@
-"""P5 and P7: what is given back, by whom, and what leaves the ``async with``."""
+"""P5 and P7: which grants are released and by which holder, and which error leaves the ``async with``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SILENT = (*_LOST, "late")
 
 
 def check_endings(facts: Facts, report: Report) -> None:
-    """Judge releases, grants that nobody came to hold, and errors."""
+    """Judge releases, grants that no client came to hold, and errors."""
     calls: dict[tuple[str, str], list[RecordedCall]] = defaultdict(list)
     for call in facts.calls:
         calls[call.name, call.holder].append(call)
@@ -36,7 +36,7 @@ def check_endings(facts: Facts, report: Report) -> None:
     if facts.left_behind is not None:
         report.saw("P5")
         for name in facts.left_behind:
-            report.found("P5", "left_behind", facts.end, f"{name} is still held when everybody has left")
+            report.found("P5", "left_behind", facts.end, f"{name} is still held after all clients have left")
 
 
 def _by_its_owner(grant: StoreGrant, report: Report) -> None:
@@ -60,10 +60,10 @@ def _given_back(facts: Facts, grant: StoreGrant, lease: RecordedLease, report: R
 
 
 def _given_up(facts: Facts, grant: StoreGrant, calls: list[RecordedCall], report: Report) -> None:
-    """A grant that nobody came to hold: it has to be given back as soon as it was made, not at its ttl."""
+    """A grant that no client came to hold has to be released as soon as it was made, not at its ttl."""
     actor = calls[0].actor
     if grant.excused or any(call.repeated for call in calls):
-        return  # a request that the network doubled is nobody's any more: its ttl frees the lock
+        return  # the sender does not know of a doubled request: its ttl frees the lock
     gave_up = min((call.asked for call in calls if call.operation == "release"), default=math.inf)
     late = max(0.0, grant.start - gave_up)
     since = grant.start if gave_up == math.inf else max(grant.start, gave_up)

@@ -45,7 +45,7 @@ class RecordedLease:
     """The class of what left the ``async with``."""
     noted: bool = False
     outer: bool = False
-    """Whether somebody else cancelled the task meanwhile."""
+    """Whether the task was cancelled from outside meanwhile."""
     reads: list[float] = field(default_factory=list)
     renewals: list[float] = field(default_factory=list)
     revived: float | None = None
@@ -114,7 +114,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something that was done to a run from outside. An empty actor means everybody."""
+    """A fault that was injected into a run. An empty actor means that it met all clients."""
 
     what: str
     start: float
@@ -124,7 +124,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class RecordedWait:
-    """One who asks for a lock from ``start`` on. ``end`` is None while it has neither got it nor given up."""
+    """A caller's wait for a lock. ``end`` is None while the caller has neither got the lock nor given up."""
 
     actor: str
     name: str
@@ -178,9 +178,9 @@ class Facts:
     revived: list[tuple[float, StoreGrant]] = field(default_factory=list)
     """Grants that the store extended when they were over already, and when."""
     healed: tuple[float, float] | None = None
-    """When faults ended, and the seconds within which everybody gets a turn from then on."""
+    """When faults ended, and the seconds within which every waiter gets a turn from then on."""
     left_behind: list[str] | None = None
-    """Names still held when everybody had left; None when nobody looked."""
+    """Names still held after all clients had left; None when that was not recorded."""
 
     def troubled(self, actor: str, start: float, end: float, kinds: Iterable[str] = ("frozen", "stalled")) -> bool:
         """Whether *actor* was disturbed between *start* and *end*."""

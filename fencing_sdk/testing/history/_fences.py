@@ -63,7 +63,7 @@ def _raised_at_entry(facts: Facts, resource: str, accesses: list[RecordedAccess]
 
 
 def _newest_admitted(facts: Facts, resource: str, accesses: list[RecordedAccess], report: Report) -> None:
-    """A refusal needs a reason: a higher token, or the same from somebody else, that was granted by then."""
+    """A refusal needs a reason: by then a higher token was granted, or the same token to another holder."""
     given = [(lease.token, lease.holder, lease.asked) for lease in facts.leases]
     given += [(grant.token, grant.holder, grant.start) for grant in facts.grants]
     for write in accesses:

@@ -72,7 +72,8 @@ class _Gatherer:
             self.facts.end = at  # they come in order
             step(self, line, at, str(line.get("lane", line.get("actor", "?"))))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            where = f"{place}: " if (place := getattr(line, "where", "")) else ""  # who read it from a file may know
+            place = getattr(line, "where", "")  # set when the line was read from a file
+            where = f"{place}: " if place else ""
             msg = f"{where}a recorded event of kind {shown(line['kind'])} is incomplete: {_wrong(error)}"
             raise ConfigurationError(msg) from error
 

@@ -1,4 +1,4 @@
-"""P6 and P8: no lease is lost without a cause, and everybody gets a turn once faults have ended."""
+"""P6 and P8: no lease is lost without a cause, and every waiter gets a turn once faults have ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_liveness(facts: Facts, report: Report) -> None:
         for lease in facts.leases:
             _ridden_out(facts, lease, report)
     if facts.healed is not None:
-        _everybody_served(facts, *facts.healed, report)
+        _waiters_served(facts, *facts.healed, report)
 
 
 def _ridden_out(facts: Facts, lease: RecordedLease, report: Report) -> None:
@@ -81,7 +81,7 @@ def _ridden(facts: Facts, lease: RecordedLease, stretch: list[Trouble]) -> float
     return facts.rhythm.ridden(lease.ttl, refused=all(trouble.what == "refused" for trouble in stretch))
 
 
-def _everybody_served(facts: Facts, healed: float, within: float, report: Report) -> None:
+def _waiters_served(facts: Facts, healed: float, within: float, report: Report) -> None:
     for wait in facts.waits:
         if wait.start < healed or _gone(facts.troubles, wait.actor):
             continue

@@ -24,7 +24,7 @@ _DRIFT = 0.05
 
 
 class _State(NamedTuple):
-    """Who holds the lock, since when it was touched for sure, and the last token."""
+    """The holder of the lock, the moment from which its ttl counts at the earliest, and the last token."""
 
     holder: str = ""
     token: int = -1
@@ -99,7 +99,7 @@ def _acquired(call: RecordedCall, state: _State, *, mine: bool, may_be_free: boo
     if may_be_free and (call.token is None or call.token > state.last):
         token = -1 if call.token is None else call.token
         granted.append(_State(call.holder, token, call.asked, call.ttl, max(state.last, token)))
-    refused = [state]  # also a lock that is free may be somebody else's turn
+    refused = [state]  # a free lock may be kept for the next waiter in line
     return _answered(call, "granted", granted, refused)
 
 

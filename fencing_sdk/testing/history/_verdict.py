@@ -12,7 +12,7 @@ HEADLINES = {
     "P2": "a readable token is a usable token",
     "P3": "a stale writer is refused",
     "P4": "tokens only grow",
-    "P5": "nothing is left behind, and nobody releases another's grant",
+    "P5": "nothing is left behind, and a release frees only the releaser's own grant",
     "P6": "faults of the store are ridden out",
     "P7": "your errors stay yours",
     "P8": "waiters get their turn",

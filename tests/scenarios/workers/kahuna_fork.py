@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fencing_sdk._rest import pool
+from fencing_sdk._http import pool
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 

@@ -27,7 +27,7 @@ async def hold(locks: LockClient, number: int, name: str, ttl: float) -> None:
 def in_place(locks: LockClient) -> int:
     backend = locks._backend
     assert isinstance(backend, ZooKeeperBackend)
-    return sum(bool(stake.watched) for stake in backend._stakes.all())
+    return sum(bool(own_node.watched) for own_node in backend._own_nodes.all())
 
 
 async def main(url: str, name: str, tasks: str, ttl: str) -> None:

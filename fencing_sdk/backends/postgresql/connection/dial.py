@@ -186,4 +186,9 @@ async def _close_others(tasks: set[asyncio.Task[DriverConnection]], *, chosen: D
     for task in tasks:
         task.cancel()
         task.add_done_callback(close)
-    await asyncio.wait(tasks, timeout=_CANCEL_PATIENCE)
+    try:
+        await asyncio.wait(tasks, timeout=_CANCEL_PATIENCE)
+    except asyncio.CancelledError:
+        if chosen is not None:  # the caller will not get it
+            chosen.terminate()
+        raise

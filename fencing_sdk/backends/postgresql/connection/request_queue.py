@@ -204,9 +204,7 @@ class RequestQueue:
         return False
 
     async def _dial(self) -> PostgresqlSession:
-        if self._closed:
-            msg = "the backend was closed meanwhile"
-            raise ConnectionAbandonedError(msg)
+        self._check_open()
         dialing = self._dialing = self.owner.loop.create_task(self._dialer.dial(), context=Context())
         self._since = _CLOCK.now()
         try:
@@ -218,8 +216,18 @@ class RequestQueue:
         if error is not None:
             self._fail_all(error)
             raise error
+        try:
+            self._check_open()  # `aclose` may have run since the dialing ended
+        except ConnectionAbandonedError:
+            dialing.result().drop()
+            raise
         self._session = dialing.result()
         return self._session
+
+    def _check_open(self) -> None:
+        if self._closed:
+            msg = "the backend was closed meanwhile"
+            raise ConnectionAbandonedError(msg)
 
     def _fail_all(self, error: BaseException) -> None:
         """Fail every request at once: without a connection, each of them would wait for another attempt to connect."""

@@ -36,7 +36,7 @@ FORK_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _ThreadWork:
     do: Callable[[LockRows], object]
     answer: Future[Any]
 
@@ -46,10 +46,10 @@ class _WorkQueue:
 
     def __init__(self) -> None:
         self._arrivals: SimpleQueue[bool] = SimpleQueue()
-        self._urgent: deque[_Work] = deque()
-        self._others: deque[_Work] = deque()
+        self._urgent: deque[_ThreadWork] = deque()
+        self._others: deque[_ThreadWork] = deque()
 
-    def put(self, work: _Work, *, urgent: bool) -> None:
+    def put(self, work: _ThreadWork, *, urgent: bool) -> None:
         (self._urgent if urgent else self._others).append(work)
         self._arrivals.put(item=True)
 
@@ -57,7 +57,7 @@ class _WorkQueue:
         """Let the thread end after the work that was put before."""
         self._arrivals.put(item=False)
 
-    def take(self) -> _Work | None:
+    def take(self) -> _ThreadWork | None:
         """Wait for work; None when there will be no more."""
         if not self._arrivals.get():
             return None
@@ -99,7 +99,7 @@ class SqlThread:
             _forks.check()
             if self._life is None:
                 self._life = self._start()
-            self._life.queue.put(_Work(do, answer), urgent=urgent)
+            self._life.queue.put(_ThreadWork(do, answer), urgent=urgent)
         return answer
 
     def close(self) -> Future[None] | None:
@@ -141,7 +141,7 @@ def _serve(queue: _WorkQueue, opener: Opener, closed: Future[None]) -> None:
     closed.set_result(None)
 
 
-def _do(work: _Work, rows: LockRows | None, opener: Opener) -> LockRows | None:
+def _do(work: _ThreadWork, rows: LockRows | None, opener: Opener) -> LockRows | None:
     """Do one piece of work; return the rows for the next one, or None if they must be opened anew."""
     try:
         if rows is not None and rows.outdated():

@@ -1,0 +1,197 @@
+"""
+What the backend asks etcd about locks and leases, and how it reads the answers: one request for each method.
+
+Two revisions matter. A key's *created* revision is its place in the line, and the token of its holder. Its *modified*
+revision changes with every put, so a comparison with it proves that the key is still the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from fencing_sdk._etcd.gateway import GRANT, KEEP_ALIVE, RANGE, TIME_TO_LIVE, TXN, Gateway, GatewayReply
+from fencing_sdk._etcd.json_codec import Entry, Json, compared, delete, entries, number, put, ranged, responses, txn
+from fencing_sdk._http.bodies import UnreadableAnswerError
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation
+from fencing_sdk.backends.etcd.errors import BACKEND, unreadable
+from fencing_sdk.backends.etcd.keys import EtcdKeys, value_of
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
+
+__all__ = ["BATCH", "EtcdRequests", "Standing"]
+
+BATCH = 60
+"""Keys in one transaction: etcd allows 128 operations, and a claim may need two."""
+
+
+class Standing(NamedTuple):
+    """How one claim stands in the line of its lock: its own key, if there is one, and the key that is first."""
+
+    own: Entry | None
+    first: Entry | None
+    earlier_unknown: bool = False
+    """The outcome of an earlier try of this request is unknown: it may still be carried out."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim's own key is the first."""
+        return self.own is not None and self.first is not None and self.own.key == self.first.key
+
+
+class EtcdRequests:
+    """The requests of one backend."""
+
+    def __init__(self, gateway: Gateway, keys: EtcdKeys) -> None:
+        self._gateway = gateway
+        self.keys = keys
+        self.highest_revision = 0
+        """The highest revision of any answer: a key that is put later is created above it."""
+
+    async def _ask(self, operation: str, path: str, body: Json) -> GatewayReply:
+        reply = await self._gateway.call(operation, path, body)
+        header = reply.fields.get("header")
+        with suppress(UnreadableAnswerError):
+            revision = number(header, "revision") if isinstance(header, dict) else 0
+            if revision < TOKEN_LIMIT:
+                self.highest_revision = max(self.highest_revision, revision)
+        return reply
+
+    # Leases
+
+    async def grant_lease(self, operation: str, seconds: int) -> tuple[int, int]:
+        """Make a lease; return its id, and the seconds that etcd has granted."""
+        fields, _ = await self._ask(operation, GRANT, {"TTL": str(seconds)})
+        with ErrorTranslation(unreadable, operation):
+            lease, ttl = number(fields, "ID"), number(fields, "TTL")
+            if not lease or ttl <= 0:
+                msg = "the answer has no lease"
+                raise UnreadableAnswerError(msg)
+            return lease, ttl
+
+    async def keep_alive(self, operation: str, lease: int) -> int:
+        """Restart a lease; return its seconds, or 0 if it has ended."""
+        fields, _ = await self._ask(operation, KEEP_ALIVE, {"ID": str(lease)})
+        with ErrorTranslation(unreadable, operation):
+            return number(fields, "TTL")
+
+    async def remaining(self, operation: str, lease: int) -> float | None:
+        """The whole seconds that a lease has left; None if it has ended."""
+        fields, _ = await self._ask(operation, TIME_TO_LIVE, {"ID": str(lease)})
+        with ErrorTranslation(unreadable, operation):
+            left = number(fields, "TTL")  # below zero between the expiry and the moment when etcd ends the lease
+            return max(0.0, left) if number(fields, "grantedTTL") else None
+
+    # Locks
+
+    async def take(self, claim: Claim, lease: int) -> Standing:
+        """Put the claim's key if the lock has no key at all; return how the claim stands."""
+        begin, end = self.keys.line(claim.name)
+        return await self._put_if("acquire", claim, lease, compared(begin, "CREATE", "EQUAL", 0, end=end))
+
+    async def join_line(self, operation: str, claim: Claim, lease: int) -> Standing:
+        """Put the claim's key at the end of the line, unless it is there; return how the claim stands."""
+        absent = compared(self.keys.own(claim), "CREATE", "EQUAL", 0)
+        begin, end = self.keys.line(claim.name)
+        return await self._put_if(operation, claim, lease, absent, ranged(begin, end=end, first=1))
+
+    async def _put_if(self, operation: str, claim: Claim, lease: int, compare: Json, *look: Json) -> Standing:
+        """
+        Put the claim's key if a comparison holds, and read which key is first.
+
+        There are three cases:
+
+        1. The comparison fails. The answer holds the claim's own key, if there is one, and the first key.
+        2. It holds, and *look* reads the first key.
+        3. It holds, and there is no *look*: the line was empty, so the claim's key is the first.
+        """
+        begin, end = self.keys.line(claim.name)
+        key, value = self.keys.own(claim), value_of(claim)
+        body = txn(
+            compare=[compare],
+            success=[put(key, value, lease), *look],
+            failure=[ranged(key), ranged(begin, end=end, first=1)],
+        )
+        fields, earlier_unknown = await self._ask(operation, TXN, body)
+        with ErrorTranslation(unreadable, operation):
+            if fields.get("succeeded") is True:
+                revision = number(fields["header"], "revision")
+                own: Entry | None = Entry(key, value, revision, revision, lease)
+                first = _first_entry(responses(fields, 2)[1]) if look else own
+            else:
+                own, first = (_first_entry(part) for part in responses(fields, 2))
+        if own is not None and own.created >= TOKEN_LIMIT:
+            raise BackendRefusedError(BACKEND, operation, "the revision does not fit into 53 bits")
+        return Standing(own, first, earlier_unknown)
+
+    async def adopt(self, operation: str, own: Entry, lease: int) -> int | None:
+        """Move a key to *lease*, if it is unchanged; return its new revision, or None."""
+        body = txn(compare=[compared(own.key, "MOD", "EQUAL", own.modified)], success=[put(own.key, own.value, lease)])
+        fields, earlier_unknown = await self._ask(operation, TXN, body)
+        if fields.get("succeeded") is True:
+            with ErrorTranslation(unreadable, operation):
+                return number(fields["header"], "revision")
+        if earlier_unknown:
+            raise BackendUnavailableError(BACKEND, operation, "an earlier request may have been carried out")
+        return None
+
+    async def standings(self, operation: str, claims: Sequence[Claim]) -> list[Standing]:
+        """How each of a batch of claims stands."""
+        look = []
+        for claim in claims:
+            begin, end = self.keys.line(claim.name)
+            look += [ranged(self.keys.own(claim)), ranged(begin, end=end, first=1)]
+        fields, _ = await self._ask(operation, TXN, txn(compare=[], success=look))
+        with ErrorTranslation(unreadable, operation):
+            found = [_first_entry(part) for part in responses(fields, len(look))]
+        return [Standing(own, first) for own, first in zip(found[::2], found[1::2], strict=True)]
+
+    async def unchanged(self, operation: str, modified: dict[bytes, int]) -> int | dict[bytes, Entry | None]:
+        """If every key is at its *modified* revision: the revision of this view. Else: what is there of each key."""
+        body = txn(
+            compare=[compared(key, "MOD", "EQUAL", revision) for key, revision in modified.items()],
+            success=[],
+            failure=[ranged(key) for key in modified],  # these make etcd ask the majority in both cases
+        )
+        fields, _ = await self._ask(operation, TXN, body)
+        with ErrorTranslation(unreadable, operation):
+            if fields.get("succeeded") is True:
+                return number(fields["header"], "revision")
+            parts = responses(fields, len(modified))
+            return {key: _first_entry(part) for key, part in zip(modified, parts, strict=True)}
+
+    async def predecessor(self, operation: str, claim: Claim, created: int) -> tuple[Entry | None, int]:
+        """The key that was created last before revision *created*, and the revision of this view."""
+        begin, end = self.keys.line(claim.name)
+        body = ranged(begin, end=end, last=1, before=created, keys_only=True)["request_range"]
+        fields, _ = await self._ask(operation, RANGE, body)
+        with ErrorTranslation(unreadable, operation):
+            header = fields.get("header")
+            return _first_entry(fields), number(header if isinstance(header, dict) else {}, "revision")
+
+    async def first(self, operation: str, name: str) -> Entry | None:
+        """The key that holds the lock."""
+        begin, end = self.keys.line(name)
+        fields, _ = await self._ask(operation, RANGE, ranged(begin, end=end, first=1)["request_range"])
+        with ErrorTranslation(unreadable, operation):
+            return _first_entry(fields)
+
+    async def delete(self, operation: str, keys: Sequence[bytes]) -> bool:
+        """
+        Delete keys of this client; False: one was created above `highest_revision`, and none is deleted.
+
+        However late this request arrives, it spares a key that is put after the request was sent.
+        """
+        compare = [compared(key, "CREATE", "LESS", self.highest_revision + 1) for key in keys]
+        fields, _ = await self._ask(operation, TXN, txn(compare=compare, success=[delete(key) for key in keys]))
+        return fields.get("succeeded") is True
+
+    async def delete_unchanged(self, operation: str, key: bytes, modified: int) -> None:
+        """Delete a key if it is still at its *modified* revision."""
+        body = txn(compare=[compared(key, "MOD", "EQUAL", modified)], success=[delete(key)])
+        await self._ask(operation, TXN, body)
+
+
+def _first_entry(fields: Json) -> Entry | None:
+    return next(iter(entries(fields)), None)

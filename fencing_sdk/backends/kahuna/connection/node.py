@@ -1,0 +1,62 @@
+"""One request to one node: its limits, and what each failure says about the request."""
+
+from __future__ import annotations
+
+import ssl
+
+import aiohttp
+from yarl import URL
+
+from fencing_sdk._http.bodies import UnreadableAnswerError, read_body
+from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, request_failed
+from fencing_sdk._http.pool import HttpPool
+from fencing_sdk.backends.kahuna.requests import KahunaAnswer
+
+__all__ = ["NodeClient"]
+
+ANSWER_LIMIT = 30.0
+"""Seconds that a request may take, if its caller does not give up earlier. The engine's limits are far shorter."""
+BODY_LIMIT = 65_536
+"""Bytes of an answer. Kahuna's longest answer is an owner with its metadata, some 6 KiB."""
+
+
+class NodeClient:
+    """Sends requests over a bounded pool of connections to all nodes, opened by the first request."""
+
+    def __init__(self, *, tls: ssl.SSLContext | None, connect_timeout: float, connections: int) -> None:
+        limits = aiohttp.ClientTimeout(total=ANSWER_LIMIT, sock_connect=connect_timeout)
+        self.pool = HttpPool(tls=tls, connections=connections, limits=limits)
+
+    async def post(self, url: URL, body: bytes) -> KahunaAnswer:
+        """
+        Send *body* and read the answer.
+
+        Raises:
+            RequestFailedError: there is none that can be understood.
+        """
+        session = await self.pool.session()
+        try:
+            # A redirect is not followed: it could carry the owner id to any host.
+            async with session.post(url, data=body, allow_redirects=False) as response:
+                _check_status(response.status)
+                return KahunaAnswer.read(await read_body(response, BODY_LIMIT), response.headers.get("Date"))
+        except UnreadableAnswerError as error:
+            raise RequestFailedError(RequestOutcome.UNKNOWN, str(error)) from error
+        except (aiohttp.ClientError, OSError) as error:  # every TimeoutError is an OSError
+            raise request_failed(error) from error
+
+    async def aclose(self) -> None:
+        """Close the connections; the next request opens new ones."""
+        await self.pool.aclose()
+
+
+def _check_status(status: int) -> None:
+    if status == 200:  # noqa: PLR2004
+        return
+    if 300 <= status < 400:  # noqa: PLR2004
+        detail = f"HTTP {status}, a redirect, which is not followed; name the nodes themselves"
+        raise RequestFailedError(RequestOutcome.REJECTED, detail)
+    if 400 <= status < 500 and status not in {408, 429}:  # noqa: PLR2004
+        detail = f"HTTP {status}; is this a Kahuna, and at its HTTP port?"
+        raise RequestFailedError(RequestOutcome.REJECTED, detail)
+    raise RequestFailedError(RequestOutcome.UNKNOWN, f"HTTP {status}")

@@ -1,0 +1,84 @@
+"""
+How the driver reaches a server: connecting with TLS, waiting on sockets, and breaking off.
+
+kazoo's own threads for callbacks are not started: its connection thread hands every answer to
+the caller's callback, which passes it on to the event loop. What kazoo leaves to the session's timeout, which
+may be an hour, is bounded here: connecting, the handshake, and a connection that has gone silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+from typing import Any
+
+from kazoo.handlers.threading import SequentialThreadingHandler
+
+__all__ = ["Dial"]
+
+
+class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Runs all callbacks in the connection's thread, and can break a connection off from another thread."""
+
+    def __init__(self, *, connect_timeout: float, tls: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._limit = connect_timeout
+        self._tls = tls
+        self._link: socket.socket | None = None
+        self.refusing = False
+        self.last_error: Exception | None = None
+
+    def start(self) -> None:
+        """Start no threads: as long as the handler does not run, kazoo calls back at once."""
+
+    def stop(self) -> None:
+        """Nothing was started."""
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """Call back at once."""
+        callback.func(*callback.args)
+
+    def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
+        """Wait for sockets, by poll where there is one, and not longer than the limit for a single one."""
+        if len(rlist) + len(wlist) == 1:  # in the middle of a message, or of the handshake: the peer hangs
+            timeout = self._limit if timeout is None else min(timeout, self._limit)
+        if not hasattr(select, "poll"):
+            return super().select(rlist, wlist, xlist, timeout)
+        poll = select.poll()
+        by_fd = {}
+        for items, events in ((rlist, select.POLLIN), (wlist, select.POLLOUT)):
+            for item in items:
+                by_fd[item.fileno()] = item
+                poll.register(item, events)
+        ready = [by_fd[fd] for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
+        return [item for item in rlist if item in ready], [item for item in wlist if item in ready], []
+
+    def create_connection(self, address: Any, hostname: str | None = None, timeout: float = 1.0, **_: object) -> Any:
+        """Connect, by TLS if there is a context; kazoo leaves a connection open whose handshake failed."""
+        if self.refusing:
+            raise ConnectionAbortedError
+        try:
+            link = socket.create_connection(address, min(timeout, self._limit))
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                link = self._tls.wrap_socket(link, server_hostname=hostname)  # closes it when that fails
+        except Exception as error:
+            self.last_error = error
+            raise
+        self._link = link
+        self._refuse_late(link)
+        return link
+
+    def _refuse_late(self, link: socket.socket) -> None:
+        """Close a connection that was made while `hang_up` looked for one."""
+        if self.refusing:
+            link.close()
+            raise ConnectionAbortedError
+
+    def hang_up(self) -> None:
+        """Break the connection; kazoo then connects anew, unless it is to refuse."""
+        if (link := self._link) is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(link, socket.SHUT_RDWR)

@@ -1,0 +1,241 @@
+"""
+One session of kazoo's client: in one thread of its own, which calls back and never blocks the loop.
+
+kazoo is known here and in the two modules below: what is asked is in `_requests`, and how a server is
+reached in `_dial`. Four things have no public name in kazoo: sending a request that it has no method for,
+the timeout that the server has granted, the line of what is still to be sent, and what it makes of an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, ConnectionLoss, SessionExpiredError
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState
+from kazoo.retry import KazooRetry
+
+from fencing_sdk.backends._known_driver import DIFFERS, KnownDriver
+from fencing_sdk.backends.zookeeper.connection.dial import Dial
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY
+
+__all__ = ["BACKEND", "KAZOO", "ConnectionNews", "Identity", "KazooDriver", "ZooKeeperSettings"]
+
+BACKEND = "ZooKeeperBackend"
+KAZOO = KnownDriver("kazoo", ">=2.11,<2.12", backend=BACKEND)
+
+Identity = tuple[int, bytes]
+"""The id of a session and its password, with which another connection may go on with it."""
+
+_REFUSED_LOGINS = 3
+_FIRST_RETRY = 0.02
+_LAST_RETRY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeperSettings:
+    """How to reach the servers. Nothing of it is shown: it holds passwords."""
+
+    hosts: str
+    root: str
+    connect_timeout: float
+    acl: Sequence[object] = field(default=ANYBODY, repr=False)
+    auth: Sequence[tuple[str, str]] = field(default=(), repr=False)
+    sasl: Mapping[str, str] | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
+
+
+class ConnectionNews(NamedTuple):
+    """What became of the connection."""
+
+    connected: bool = False
+    ended: bool = False
+    identity: Identity | None = None
+    timeout: float = 0.0
+    error: Exception | None = None
+
+
+def _quiet_logger() -> logging.Logger:
+    """Keep kazoo from logging credentials and data (at DEBUG), and what our errors tell anyway (at WARNING)."""
+    logger = logging.Logger("fencing_sdk.zookeeper", logging.ERROR)  # noqa: LOG001  (not one that others configure)
+    logger.parent = logging.getLogger("fencing_sdk")
+    return logger
+
+
+class KazooDriver:
+    """
+    One ZooKeeper session, by way of one kazoo client.
+
+    A session that has ended is not followed by another one: a request that was meant for the first
+    must not be carried out on the second.
+    """
+
+    def __init__(self, settings: ZooKeeperSettings, timeout: float, identity: Identity | None) -> None:
+        self._tell: Callable[[ConnectionNews], None] = _ignore
+        self._identity = identity
+        self._refusal: Exception | None = None
+        self._broken_logins = 0
+        self._dial = Dial(connect_timeout=settings.connect_timeout, tls=settings.tls)
+        with KAZOO.known("connect"):
+            self._client = self._make_client(settings, timeout, identity)
+
+    def _make_client(self, settings: ZooKeeperSettings, timeout: float, identity: Identity | None) -> Any:
+        client: Any = KazooClient(
+            hosts=settings.hosts,
+            timeout=timeout,
+            client_id=identity,
+            handler=self._dial,
+            auth_data=list(settings.auth) or None,
+            sasl_options=dict(settings.sasl) if settings.sasl else None,
+            connection_retry=KazooRetry(max_tries=-1, delay=_FIRST_RETRY, max_delay=_LAST_RETRY),
+            logger=_quiet_logger(),
+        )
+        connection = client._connection  # noqa: SLF001
+        self._connect, connection._connect = connection._connect, self._connected  # noqa: SLF001
+        self._take, connection._read_response = connection._read_response, self._answered  # noqa: SLF001
+        self._call, _ = client._call, client._queue  # noqa: SLF001  (what is not there is noticed now)
+        client.add_listener(self._changed)
+        return client
+
+    @property
+    def last_error(self) -> Exception | None:
+        """Why connecting failed the last time."""
+        return self._dial.last_error
+
+    def start(self, tell: Callable[[ConnectionNews], None]) -> None:
+        """Begin to connect; *tell* is called in the driver's thread."""
+        self._tell = tell
+        self._client.start_async()
+
+    def _connected(self, *address: object) -> object:
+        """Connect and log in as kazoo does; tell which session it is and for how long it was granted."""
+        timeouts = self._log_in(*address)
+        try:
+            self._drop_late_requests()
+            identity, timeout = cast("Identity", self._client.client_id), timeouts[0] * 3 / 2 / 1000
+        except DIFFERS as error:
+            self._refusal = KAZOO.changed("connect", error)
+            raise AuthFailedError from error
+        if self._identity is not None and identity[0] != self._identity[0]:
+            self._dial.refusing = True
+            self._tell(ConnectionNews(ended=True, error=SessionExpiredError()))
+        else:
+            self._identity = identity
+            self._tell(ConnectionNews(connected=True, identity=identity, timeout=timeout))
+        return timeouts
+
+    def _log_in(self, *address: object) -> Any:
+        """
+        Let kazoo connect, and see to it that it knows what became of it.
+
+        What it does not expect would end its thread with a traceback; and a connection that broke during a login
+        by SASL would be a refused login to it, which ends the session. Servers do hang up on a wrong password, but
+        so do networks: only the same again and again is taken for a refusal, and the session is given up for neither.
+        """
+        broken, self._broken_logins = self._broken_logins, 0
+        try:
+            timeouts = self._connect(*address)
+        except (ConnectionDropped, KazooTimeoutError, SessionExpiredError) as error:
+            self._dial.last_error = _reason(error)
+            raise
+        except AuthFailedError as error:
+            if not isinstance(error.__cause__, ConnectionDropped):
+                raise
+            self._broken_logins = broken + 1
+            self._dial.last_error = error if self._broken_logins >= _REFUSED_LOGINS else error.__cause__
+            raise error.__cause__ from error
+        except Exception as error:
+            self._refusal = error
+            raise AuthFailedError from error
+        self._dial.last_error = None
+        return timeouts
+
+    def _answered(self, *answer: object) -> object:
+        """Take an answer as kazoo does; one that is out of turn costs the connection, and not kazoo's thread."""
+        try:
+            return self._take(*answer)
+        except (RuntimeError, IndexError) as error:
+            self._dial.last_error = error
+            raise ConnectionDropped from error
+
+    def _drop_late_requests(self) -> None:
+        """
+        Fail what was asked between a loss and the moment in which the loop heard of it.
+
+        kazoo would send it now, long after the caller has given it up.
+        """
+        queue = self._client._queue  # noqa: SLF001
+        goodbyes = []
+        while queue:
+            request, result = queue.popleft()
+            if result is None:  # kazoo's own, which no caller awaits: it ends the session
+                goodbyes.append((request, result))
+            else:
+                result.set_exception(ConnectionLoss())
+        queue.extend(goodbyes)
+
+    def _changed(self, state: object) -> None:
+        if state == KazooState.LOST:
+            self._dial.refusing = True
+            refused = self._client.client_state == "AUTH_FAILED"
+            error = self._refusal or (AuthFailedError() if refused else SessionExpiredError())
+            self._tell(ConnectionNews(ended=True, error=error))
+        elif state == KazooState.SUSPENDED:
+            self._tell(ConnectionNews())
+
+    def ask(self, request: object, answer: Callable[[Any], None]) -> None:
+        """Send *request*; *answer* is called in the driver's thread, with a kind of future that is done."""
+        result = self._dial.async_result()
+        result.rawlink(answer)
+        try:
+            self._call(request, result)
+        except DIFFERS as error:
+            result.set_exception(KAZOO.changed("request", error))
+
+    def hang_up(self) -> None:
+        """Break the connection and connect anew, with the same session."""
+        self._dial.hang_up()
+
+    def end(self, *, close_session: bool, done: Callable[[], None]) -> None:
+        """
+        Stop in a thread of its own, then call *done* there.
+
+        Args:
+            close_session: Tell the server, which then removes what is the session's. If not, the
+                session goes on without a connection until its timeout.
+
+            done: Called when nothing of the client is left.
+        """
+        if not close_session:
+            self._dial.refusing = True
+            self._dial.hang_up()
+
+        def stop() -> None:
+            try:
+                self._client.stop()
+                self._client.close()
+            except Exception:  # its thread hangs on, and is a daemon
+                self._client.logger.exception("a ZooKeeper client does not end")
+            finally:
+                done()
+
+        threading.Thread(target=stop, name="fencing-zookeeper-end", daemon=True).start()
+
+    def break_off(self) -> None:
+        """Do not wait for the server's goodbye."""
+        self._dial.refusing = True
+        self._dial.hang_up()
+
+
+def _reason(error: Exception) -> Exception:
+    """What made kazoo drop a connection: it says so in its text alone."""
+    return error.__context__ if isinstance(error.__context__, OSError) else error
+
+
+def _ignore(_: ConnectionNews) -> None: ...

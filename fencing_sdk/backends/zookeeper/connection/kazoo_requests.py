@@ -1,0 +1,122 @@
+"""
+What can be asked of ZooKeeper, in the driver's words: requests, the record about a node, and the access to it.
+
+One kind of request has no public name in kazoo, and is made up here: creating a container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
+from kazoo.protocol.serialization import Create, Create2, Delete, Exists, GetChildren, GetData, Sync, Transaction
+from kazoo.protocol.states import EventType
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+__all__ = [
+    "ANYBODY",
+    "CREATOR",
+    "NoNodeError",
+    "NodeExistsError",
+    "Stat",
+    "UnimplementedError",
+    "children",
+    "create_container",
+    "create_in_line",
+    "create_persistent",
+    "delete",
+    "exists",
+    "get",
+    "is_acl",
+    "is_deletion",
+    "replace",
+    "sync",
+]
+
+ANYBODY: Sequence[object] = tuple(OPEN_ACL_UNSAFE)
+CREATOR: Sequence[object] = tuple(CREATOR_ALL_ACL)
+
+_EPHEMERAL = 1
+_SEQUENTIAL = 2
+_CONTAINER = 4
+
+
+class Stat(Protocol):
+    """What is read of ZooKeeper's record about a node."""
+
+    @property
+    def czxid(self) -> int:
+        """The transaction that created the node."""
+        ...
+
+    @property
+    def ephemeralOwner(self) -> int:  # noqa: N802  (the driver's word)
+        """The session that keeps the node alive."""
+        ...
+
+
+class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
+    """A node that the server removes some time after its last child has gone. kazoo has no method for it."""
+
+    type = 19
+
+
+def create_in_line(path: str, data: bytes, acl: Sequence[object]) -> object:
+    """An ephemeral node with the next number of its folder at the end of *path*; answers path and `Stat`."""
+    return Create2(path, data, acl, _EPHEMERAL | _SEQUENTIAL)
+
+
+def create_container(path: str, acl: Sequence[object]) -> object:
+    """A node that the server removes some time after its last child has gone."""
+    return _CreateContainer(path, b"", acl, _CONTAINER)
+
+
+def create_persistent(path: str, acl: Sequence[object]) -> object:
+    """A node that stays."""
+    return Create2(path, b"", acl, 0)
+
+
+def replace(old: str, new: str, data: bytes, acl: Sequence[object]) -> object:
+    """Delete one node and create an ephemeral one, both or neither; answers a list that holds no error if both."""
+    return Transaction([Delete(old, -1), Create(new, data, acl, _EPHEMERAL)])
+
+
+def delete(path: str) -> object:
+    """Fails with `NoNodeError` if the node is not there."""
+    return Delete(path, -1)
+
+
+def sync(path: str) -> object:
+    """Answered by way of the leader, and nothing that is asked afterwards is answered with older knowledge."""
+    return Sync(path)
+
+
+def exists(path: str) -> object:
+    """Answers a `Stat` or None."""
+    return Exists(path, None)
+
+
+def children(path: str) -> object:
+    """Answers the names of the nodes in a folder."""
+    return GetChildren(path, None)
+
+
+def get(path: str, watch: Callable[[object], None] | None = None) -> object:
+    """
+    Answers the data and the `Stat`, or fails with `NoNodeError`.
+
+    *watch* is called once, in the driver's thread, when the node goes or the connection breaks. A
+    node that is not there is not watched: one that never comes would be watched for ever.
+    """
+    return GetData(path, watch)
+
+
+def is_acl(entry: object) -> bool:
+    """Whether *entry* is an ACL of kazoo."""
+    return isinstance(entry, ACL)
+
+
+def is_deletion(event: object) -> bool:
+    """Whether a watch was called because its node has gone, and not because the connection has."""
+    return bool(getattr(event, "type", None) == EventType.DELETED)

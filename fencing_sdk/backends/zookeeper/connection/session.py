@@ -1,0 +1,292 @@
+"""
+One ZooKeeper session in the event loop: requests as futures, and what becomes of the connection.
+
+A request is sent only while there is a connection, and fails with it: nothing is kept to be sent
+later without the caller's knowledge. So few are under way at once that handing them to the driver never
+blocks the loop. A connection on which answers are due but do not come is broken off long before
+the driver would notice, so that another server gets its chance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import anyio
+
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.futures import retrieve
+from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, Identity, KazooDriver, ZooKeeperSettings
+
+__all__ = ["UnconnectedError", "ZooKeeperSession"]
+
+_WINDOW = 100
+"""Requests under way at once. The driver is woken by a byte for each, through a pipe that takes 278 of them."""
+_SILENCE = 1 / 5
+"""Part of the session's timeout after which a connection that owes an answer is broken off."""
+_SHORTEST_SILENCE = 0.3
+_LONGEST_SILENCE = 5.0
+_GOODBYE = 1.0
+"""Seconds for the server to confirm that a session was closed."""
+_GRANTED = 2 / 3
+"""Part of a session's timeout that a lease may count on. See docs/backends/zookeeper.md, "Whose clock"."""
+
+_CLOCK = BootClock()
+
+
+class UnconnectedError(Exception):
+    """There is no connection; why, is the cause."""
+
+
+class ZooKeeperSession:
+    """
+    One session, which may outlive its connection and even its event loop.
+
+    Args:
+        settings: How to reach the servers.
+
+        ttl: Seconds that a lease on this session is to last without a sign of life.
+
+        on_resumed: Called when the connection was lost and found again.
+
+        on_ended: Called when the server has given the session up, and with it all of its nodes.
+    """
+
+    def __init__(
+        self,
+        settings: ZooKeeperSettings,
+        ttl: float,
+        *,
+        on_resumed: Callable[[ZooKeeperSession], None],
+        on_ended: Callable[[ZooKeeperSession], None],
+    ) -> None:
+        self._settings = settings
+        self._asked = (math.ceil(1000 * ttl / _GRANTED) + 1.5) / 1000  # the driver rounds down to milliseconds
+        self._on_resumed = on_resumed
+        self._on_ended = on_ended
+        self._identity: Identity | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._driver: KazooDriver | None = None
+        self._news = asyncio.Event()
+        self._waiting: deque[tuple[object, asyncio.Future[Any]]] = deque()
+        self._letters: deque[Callable[[], None]] = deque()
+        self._rung = False
+        self._under_way: dict[asyncio.Future[Any], None] = {}
+        self._heard_at = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+        self.connected = False
+        self.connections = 0
+        """How often it was connected: what was watched on an earlier connection is not watched any more."""
+        self.error: Exception | None = None
+        """Why the session has ended, if it has."""
+        self.timeout = 0.0
+        """Seconds that the server keeps the session without a sign of life."""
+
+    @property
+    def id(self) -> int:
+        """The number by which nodes name their owner."""
+        assert self._identity is not None, "the session was never connected"
+        return self._identity[0]
+
+    @property
+    def lease(self) -> float:
+        """Seconds after its last sign of life for which a lease on this session surely holds."""
+        return self.timeout * _GRANTED
+
+    def attach(self) -> None:
+        """Connect, in the running loop, unless that is done or under way."""
+        loop = asyncio.get_running_loop()
+        if self.error is not None or (self._driver is not None and self._loop is loop):
+            return
+        if self._driver is not None:  # of a loop that has ended without closing us
+            self._driver.end(close_session=False, done=lambda: None)
+        self._loop = loop
+        self._reset()
+        self._news = asyncio.Event()
+        driver = self._driver = KazooDriver(self._settings, self._asked, self._identity)
+        driver.start(partial(self._post_news, driver))
+
+    async def ready(self) -> None:
+        """
+        Wait for the connection, not much longer than one takes.
+
+        Raises:
+            UnconnectedError: there is none yet.
+            Exception: what the driver says when the session has ended.
+        """
+        self.attach()
+        if not self.connected and self.error is None:
+            with anyio.move_on_after(2 * self._settings.connect_timeout):
+                await self._news.wait()
+        if self.error is not None:
+            raise self.error
+        if not self.connected:
+            raise UnconnectedError from (None if self._driver is None else self._driver.last_error)
+
+    async def settled(self) -> bool:
+        """Wait for the connection for as long as it takes; False when the session ends instead."""
+        while not self.connected and self.error is None:
+            self.attach()
+            await self._news.wait()
+        return self.error is None
+
+    def call(self, request: object) -> asyncio.Future[Any]:
+        """Send *request*, in the order of the calls; the future has the driver's answer or error."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(retrieve)  # a caller that fails with the first of several awaits the others no more
+        if not self.connected or future.get_loop() is not self._loop:
+            future.set_exception(self.error or UnconnectedError())
+        else:
+            self._waiting.append((request, future))
+            self._send()
+        return future
+
+    def watched(self, call: Callable[..., None], *arguments: object) -> Callable[[object], None]:
+        """A watch for the driver: *call* is made in the loop, with the event as the last argument."""
+        driver = self._driver
+        return lambda event: self._post(driver, partial(call, *arguments, event))
+
+    def _send(self) -> None:
+        driver = self._driver
+        assert driver is not None
+        while self._waiting and len(self._under_way) < _WINDOW and self.connected:
+            request, future = self._waiting.popleft()
+            if future.done():
+                continue
+            if not self._under_way:
+                self._heard_at = _CLOCK.now()
+                self._watch_silence()
+            self._under_way[future] = None
+            driver.ask(request, partial(self._post_answer, driver, future))
+
+    def _answer(self, future: asyncio.Future[Any], answer: Any) -> None:
+        self._under_way.pop(future, None)
+        self._heard_at = _CLOCK.now()
+        if not future.done():
+            if answer.exception is None:
+                future.set_result(answer.value)
+            else:
+                future.set_exception(answer.exception)
+        self._send()
+
+    def _watch_silence(self) -> None:
+        if self._alarm is not None:
+            return
+        limit = min(max(self.timeout * _SILENCE, _SHORTEST_SILENCE), _LONGEST_SILENCE)
+        rest = self._heard_at + limit - _CLOCK.now()
+        if rest <= 0 and self._driver is not None:
+            self._heard_at = _CLOCK.now()
+            self._driver.hang_up()
+            rest = limit
+        assert self._loop is not None
+        self._alarm = self._loop.call_later(rest, self._look_again)
+
+    def _look_again(self) -> None:
+        self._alarm = None
+        if self._under_way and self.connected:
+            self._watch_silence()
+
+    # From the driver's thread to the loop, in order
+
+    def _post_news(self, driver: KazooDriver, news: ConnectionNews) -> None:
+        self._post(driver, partial(self._hear, driver, news))
+
+    def _post_answer(self, driver: KazooDriver, future: asyncio.Future[Any], answer: Any) -> None:
+        self._post(driver, partial(self._answer, future, answer))
+
+    def _post(self, driver: KazooDriver | None, letter: Callable[[], None]) -> None:
+        if driver is not self._driver or self._loop is None:
+            return
+        self._letters.append(letter)
+        if not self._rung:
+            self._rung = True
+            try:
+                self._loop.call_soon_threadsafe(self._open_letters)
+            except RuntimeError:  # the loop was closed, and no caller waits any more
+                self._rung = False
+
+    def _open_letters(self) -> None:
+        self._rung = False
+        while self._letters:
+            self._letters.popleft()()
+
+    def _hear(self, driver: KazooDriver | None, news: ConnectionNews) -> None:
+        if driver is not self._driver or self.error is not None:
+            return
+        resumed = news.connected and self._identity is not None
+        self.connected = news.connected
+        if news.connected:
+            self._identity, self.timeout = news.identity, news.timeout
+            self.connections += 1
+            self._news.set()
+            self._send()
+            if resumed:
+                self._on_resumed(self)
+            return
+        self._fail_waiting(news.error)
+        # The driver has answered what it had before it told us; what is left was handed to it in between.
+        late = list(self._under_way)
+        self._under_way.clear()
+        _fail(late, news.error)
+        self._news.clear()
+        if news.ended:
+            self.error = news.error
+            self._news.set()
+            self._part(close_session=True)
+            self._on_ended(self)
+
+    def _fail_waiting(self, error: Exception | None) -> None:
+        waiting = [future for _, future in self._waiting]
+        self._waiting.clear()
+        _fail(waiting, error)
+
+    # The end
+
+    async def aclose(self, *, close_session: bool) -> None:
+        """Disconnect; without *close_session* the session goes on until its timeout, and may be attached again."""
+        ended = self._part(close_session=close_session)
+        if ended is not None:
+            with anyio.move_on_after(2 * _GOODBYE):
+                await ended.wait()
+
+    def _part(self, *, close_session: bool) -> asyncio.Event | None:
+        driver, loop = self._driver, self._loop
+        self._reset()
+        if driver is None or loop is None or loop is not asyncio.get_running_loop():
+            return None
+        ended = asyncio.Event()
+        alarm = loop.call_later(_GOODBYE, driver.break_off)
+
+        def done() -> None:
+            alarm.cancel()
+            ended.set()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(done)
+
+        driver.end(close_session=close_session, done=tell)
+        return ended
+
+    def _reset(self) -> None:
+        self._driver = None
+        self.connected = False
+        self._fail_waiting(self.error)
+        _fail(self._under_way, self.error)
+        self._under_way.clear()
+        self._letters.clear()
+        self._rung = False
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+
+def _fail(futures: Iterable[asyncio.Future[Any]], error: Exception | None) -> None:
+    for future in futures:
+        if not future.done() and not future.get_loop().is_closed():
+            future.set_exception(error or UnconnectedError())

@@ -1,0 +1,224 @@
+"""From a URL, or from arguments, to the servers; read strictly, so that a typing error turns nothing off."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from urllib.parse import unquote, urlsplit
+
+from fencing_sdk._values.timing import seconds
+from fencing_sdk.backends import take_options
+from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY, CREATOR, is_acl
+from fencing_sdk.errors import ConfigurationError, shown
+
+__all__ = ["OPTIONS", "read_settings", "read_url"]
+
+OPTIONS = (
+    "acl",
+    "sasl",
+    "tls",
+    "ca",
+    "certfile",
+    "keyfile",
+    "keyfile_password",
+    "connect_timeout",
+)
+PORT = 2181
+DEFAULT_ROOT = "/fencing"
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
+_HIGHEST_PORT = 65_535
+_ROOT_LIMIT = 512
+_SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_ACLS: Mapping[str, Sequence[object]] = {"anybody": ANYBODY, "creator": CREATOR}
+
+
+def read_url(url: str, options: dict[str, object]) -> tuple[list[str], dict[str, object]]:
+    """
+    Read the servers and every argument of the backend from *url* and *options*.
+
+    Raises:
+        ConfigurationError: one of them cannot be read. The URL is never repeated.
+    """
+    chosen = take_options(url, options, OPTIONS)
+    if isinstance(chosen.get("sasl"), str):
+        msg = "sasl cannot stand in a url; pass the sasl_options of kazoo as an argument"
+        raise ConfigurationError(msg)
+    if isinstance(tls := chosen.get("tls"), str):
+        chosen["tls"] = _switch(tls)
+    if isinstance(limit := chosen.get("connect_timeout"), str):
+        chosen["connect_timeout"] = _number(limit)
+    parts = urlsplit(url)
+    login, at, hosts = parts.netloc.rpartition("@")
+    if at:
+        user, colon, password = login.partition(":")
+        if not (user and colon and password) or "@" in login:
+            msg = "url must have one user with a password; write zk://user:password@host,host, and %40 for an '@' in it"
+            raise ConfigurationError(msg)
+        chosen |= {"user": unquote(user), "password": unquote(password)}
+    if parts.path not in {"", "/"}:
+        chosen["root"] = unquote(parts.path)
+    return hosts.split(","), chosen
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        msg = f"tls must be one of {', '.join(_SWITCH)}"
+        raise ConfigurationError(msg)
+    return _SWITCH[text.lower()]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    msg = f"connect_timeout must be a number of seconds, got {shown(text)}"
+    raise ConfigurationError(msg)
+
+
+def read_settings(
+    hosts: object,
+    *,
+    root: object,
+    login: tuple[object, object],
+    acl: object,
+    sasl: object,
+    tls: object,
+    files: Mapping[str, object],
+    connect_timeout: object,
+) -> ZooKeeperSettings:
+    """
+    Check every argument of the backend.
+
+    Raises:
+        ConfigurationError: naming the argument that cannot work, never with what is secret.
+    """
+    auth = _login(*login)
+    return ZooKeeperSettings(
+        hosts=_hosts(hosts),
+        root=_root(root),
+        connect_timeout=seconds(connect_timeout, "connect_timeout", above=True),
+        acl=_acl(acl, logged_in=bool(auth or sasl is not None)),
+        auth=auth,
+        sasl=_sasl(sasl),
+        tls=_tls(tls, files),
+    )
+
+
+def _hosts(hosts: object) -> str:
+    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:
+        msg = "hosts must be a list of 'host:port'; write zk://host:2181,host:2181"
+        raise ConfigurationError(msg)
+    return ",".join(_host(host) for host in hosts)
+
+
+def _host(host: object) -> str:
+    match = _HOST.fullmatch(host) if isinstance(host, str) else None
+    if match is None or not 0 < int(match[3] or PORT) <= _HIGHEST_PORT:
+        msg = "hosts must be 'host:port' each, or '[address]:port' for IPv6, separated by commas in a url"
+        raise ConfigurationError(msg)
+    return f"{f'[{match[1]}]' if match[1] else match[2]}:{match[3] or PORT}"
+
+
+def _root(root: object) -> str:
+    text = root.rstrip("/") if isinstance(root, str) else ""
+    parts = text.split("/")[1:]
+    if (
+        not text.startswith("/")
+        or len(text) > _ROOT_LIMIT
+        or not text.isprintable()
+        or any(part in {"", ".", ".."} for part in parts)
+        or parts[0] == "zookeeper"
+    ):
+        msg = "root must be the path of a node, such as '/shop/locks'; '/zookeeper' belongs to the server"
+        raise ConfigurationError(msg)
+    return text
+
+
+def _login(user: object, password: object) -> Sequence[tuple[str, str]]:
+    if user is None and password is None:
+        return ()
+    if not (isinstance(user, str) and user and isinstance(password, str) and password):
+        msg = "user and password must be texts, and both are needed for a login"
+        raise ConfigurationError(msg)
+    if ":" in user:
+        msg = "user must not contain ':', by which ZooKeeper separates it from the password"
+        raise ConfigurationError(msg)
+    return (("digest", f"{user}:{password}"),)
+
+
+def _acl(acl: object, *, logged_in: bool) -> Sequence[object]:
+    if acl is None:
+        return CREATOR if logged_in else ANYBODY
+    if isinstance(acl, str) and acl in _ACLS:
+        if acl == "creator" and not logged_in:
+            msg = "acl='creator' needs a login: pass user and password, or sasl"
+            raise ConfigurationError(msg)
+        return _ACLS[acl]
+    if isinstance(acl, Sequence) and not isinstance(acl, str) and acl and all(is_acl(entry) for entry in acl):
+        return tuple(acl)
+    msg = f"acl must be 'anybody', 'creator' or a list of kazoo.security.ACL, not {shown(acl)}"
+    raise ConfigurationError(msg)
+
+
+def _sasl(sasl: object) -> Mapping[str, str] | None:
+    if sasl is None:
+        return None
+    if not isinstance(sasl, Mapping) or "mechanism" not in sasl:
+        msg = "sasl must be the sasl_options of kazoo, a mapping with a 'mechanism'"
+        raise ConfigurationError(msg)
+    if find_spec("puresasl") is None:
+        msg = "sasl needs the package pure-sasl; install it with pip install 'kazoo[sasl]'"
+        raise ConfigurationError(msg)
+    return dict(sasl)
+
+
+def _tls(tls: object, files: Mapping[str, object]) -> ssl.SSLContext | None:
+    if not isinstance(tls, bool):
+        msg = f"tls must be True or False, not {shown(tls)}"
+        raise ConfigurationError(msg)
+    given = {name: value for name, value in files.items() if value is not None}
+    for name, value in given.items():
+        if not tls:
+            msg = f"{name} is for TLS; write ?tls=true, or pass tls=True"
+            raise ConfigurationError(msg)
+        if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+            msg = f"{name} must be a text that is not empty"
+            raise ConfigurationError(msg)
+        if name != "keyfile_password" and not os.path.isfile(value):  # noqa: PTH113  (a value may be a str)
+            msg = f"{name} must be the path of a file that exists"
+            raise ConfigurationError(msg)
+    if ("certfile" in given) != ("keyfile" in given):
+        msg = "certfile and keyfile belong together"
+        raise ConfigurationError(msg)
+    return _context(given) if tls else None
+
+
+def _context(files: Mapping[str, object]) -> ssl.SSLContext:
+    """Trust the system's authorities and those of *files*; there is no way not to check."""
+    ca, certfile, keyfile, password = (
+        os.fspath(value) if isinstance(value := files.get(name), str | os.PathLike) else None
+        for name in ("ca", "certfile", "keyfile", "keyfile_password")
+    )
+    context = ssl.create_default_context()
+    if ca is not None:
+        _load("ca", lambda: context.load_verify_locations(ca))
+    if certfile is not None:
+        # An empty password makes OpenSSL fail where it would ask the terminal for one.
+        _load("certfile", lambda: context.load_cert_chain(certfile, keyfile, password or ""))
+    return context
+
+
+def _load(name: str, load: Callable[[], None]) -> None:
+    try:
+        load()
+    except (OSError, ValueError):  # ssl.SSLError is an OSError; its text is no help, and may name what is secret
+        pass
+    else:
+        return
+    msg = f"{name} must be a PEM file that can be read, with a keyfile and keyfile_password that go with it"
+    raise ConfigurationError(msg)

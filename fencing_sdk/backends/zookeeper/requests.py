@@ -1,0 +1,167 @@
+"""
+What is asked of ZooKeeper to join a line, to look at it and to leave it: the recipe of a lock.
+
+It is the known one (ZooKeeper Recipes and Solutions, "Locks"): an ephemeral node with a number, the
+lowest number holds the lock, and every waiter watches the node before its own alone. What belongs together is
+sent together, so that a free lock costs one round trip. Every look is preceded by something that
+only the leader answers (a create, or a sync): a server that is cut off from its leader goes on
+answering reads, and would call a session alive that the leader has ended long ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from fencing_sdk._values.claim import Claim
+from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import (
+    NodeExistsError,
+    NoNodeError,
+    Stat,
+    UnimplementedError,
+    children,
+    create_container,
+    create_in_line,
+    create_persistent,
+    delete,
+    exists,
+    get,
+    replace,
+    sync,
+)
+from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
+from fencing_sdk.backends.zookeeper.nodes import LineNode, Paths, in_line, read_token, rewritten, written
+
+__all__ = ["Found", "Recipe"]
+
+_TRIES = 3
+"""The server may delete the folder of a lock that is not in use just when it was made or found."""
+
+
+class Found(NamedTuple):
+    """A node of a claim of this backend object."""
+
+    path: str
+    token: int
+    born: int
+
+
+class Recipe:
+    """The requests, each on a session that is connected. They raise what the driver raises."""
+
+    def __init__(self, settings: ZooKeeperSettings) -> None:
+        self._acl = settings.acl
+        self.paths = Paths(settings.root)
+
+    async def join(self, session: ZooKeeperSession, claim: Claim) -> tuple[Found, list[LineNode]]:
+        """Create a node at the end of the line, and look at the line."""
+        for last in range(1, _TRIES + 1):
+            request = create_in_line(self.paths.stem(claim, session.id), written(claim), self._acl)
+            created = session.call(request)
+            listed = session.call(children(self.paths.folder(claim.name)))
+            try:
+                path, stat = await created
+            except NoNodeError:
+                if last == _TRIES:
+                    raise
+                await self._make_folder(session, claim.name)
+                continue
+            return Found(path, stat.czxid, stat.czxid), in_line(await listed)
+        raise AssertionError
+
+    async def _make_folder(self, session: ZooKeeperSession, name: str) -> None:
+        folder = self.paths.folder(name)
+        try:
+            await self._create(session, create_container(folder, self._acl))
+        except NoNodeError:
+            await self._make_root(session)
+            await self._create(session, create_container(folder, self._acl))
+        except UnimplementedError:  # before ZooKeeper 3.5.3: a folder for each name stays for ever
+            await self._create(session, create_persistent(folder, self._acl))
+
+    async def _make_root(self, session: ZooKeeperSession) -> None:
+        for path in self.paths.parents():
+            if await session.call(exists(path)) is None:
+                await self._create(session, create_persistent(path, self._acl))
+
+    async def _create(self, session: ZooKeeperSession, request: object) -> None:
+        with suppress(NodeExistsError):
+            await session.call(request)
+
+    async def look(self, session: ZooKeeperSession, name: str) -> list[LineNode]:
+        """The line, as it is now."""
+        synced = session.call(sync(self.paths.root))
+        listed = session.call(children(self.paths.folder(name)))
+        await synced
+        try:
+            return in_line(await listed)
+        except NoNodeError:
+            return []
+
+    async def look_at_all(self, session: ZooKeeperSession, names: Sequence[str]) -> list[list[LineNode]]:
+        """Many lines at once."""
+        synced = session.call(sync(self.paths.root))
+        listed = [session.call(children(self.paths.folder(name))) for name in names]
+        await synced
+        lines = []
+        for asked in listed:
+            try:
+                lines.append(in_line(await asked))
+            except NoNodeError:
+                lines.append([])
+        return lines
+
+    async def born(self, session: ZooKeeperSession, paths: Sequence[str]) -> list[int | None]:
+        """For many nodes, the transaction that created each, or None where there is none."""
+        synced = session.call(sync(self.paths.root))
+        asked = [session.call(exists(path)) for path in paths]
+        await synced
+        stats: list[Stat | None] = [await one for one in asked]
+        return [None if stat is None else stat.czxid for stat in stats]
+
+    async def read(self, session: ZooKeeperSession, path: str) -> tuple[bytes, Stat]:
+        """The data of a node, and the record about it."""
+        data, stat = await session.call(get(path))
+        return data, stat
+
+    async def find(self, session: ZooKeeperSession, path: str) -> Found:
+        """Read a node that was created by a request whose answer was lost."""
+        data, stat = await self.read(session, path)
+        return Found(path, read_token(data, stat), stat.czxid)
+
+    async def watch(self, session: ZooKeeperSession, path: str, call: Callable[[object], None]) -> bool:
+        """Have *call* made when a node goes; False when it has gone already."""
+        try:
+            await session.call(get(path, call))
+        except NoNodeError:
+            return False
+        return True
+
+    async def remove(self, session: ZooKeeperSession, path: str) -> bool:
+        """Delete a node; False when it was not there."""
+        try:
+            await session.call(delete(path))
+        except NoNodeError:
+            return False
+        return True
+
+    async def adopt(self, session: ZooKeeperSession, claim: Claim, node: LineNode) -> Found:
+        """
+        Let *session* keep a node alive that was another one's: at its place, with its token.
+
+        One transaction deletes the one and creates the other, so no other client gets in between.
+        """
+        old, new = self.paths.node(claim.name, node), self.paths.moved(claim, node, session.id)
+        data, stat = await self.read(session, old)
+        token = read_token(data, stat)
+        moved = session.call(replace(old, new, rewritten(data, claim, token), self._acl))
+        found = session.call(exists(new))
+        for outcome in await moved:
+            if isinstance(outcome, Exception):
+                raise outcome
+        stat = await found
+        if stat is None:
+            raise NoNodeError
+        return Found(new, token, stat.czxid)

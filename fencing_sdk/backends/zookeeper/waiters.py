@@ -1,0 +1,154 @@
+"""
+What wakes a waiter of this store, and when a claim has the lock.
+
+The line of a lock is the nodes in its folder, in the order of their numbers. A claim joins with a node at the end, and
+has the lock when its node is the first. A waiter watches the node before its own, and is woken
+
+1. when that node is deleted: it looks at the line, and watches the next one or has the lock;
+2. when the session has another connection, because watches end with their connection (`clean_up`);
+3. when its own node has gone, or its session has ended: it has to join again.
+"""
+
+from __future__ import annotations
+
+from fencing_sdk._values.claim import Claim, Grant, Held
+from fencing_sdk.backends.zookeeper.clean_up import CleanUp
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
+from fencing_sdk.backends.zookeeper.connection.sessions import ZooKeeperSessions
+from fencing_sdk.backends.zookeeper.nodes import LineNode, is_of, mark_of
+from fencing_sdk.backends.zookeeper.own_nodes import OwnNode, OwnNodes, key_of
+from fencing_sdk.backends.zookeeper.requests import Found, Recipe
+
+__all__ = ["ZooKeeperWaitQueue"]
+
+_TRIES = 3
+"""Times that a line is looked at while it moves."""
+
+
+class ZooKeeperWaitQueue:
+    """The lines of all locks, as this backend object sees them: one call about a claim at a time."""
+
+    def __init__(self, recipe: Recipe, sessions: ZooKeeperSessions, own_nodes: OwnNodes, clean_up: CleanUp) -> None:
+        self._recipe = recipe
+        self._sessions = sessions
+        self._own_nodes = own_nodes
+        self._clean_up = clean_up
+
+    async def acquire(self, claim: Claim) -> Grant | Held:
+        """Try once. The node of a waiter stays in the line; any other claim that is refused leaves no node."""
+        async with self._own_nodes.turn(key_of(claim)):
+            return await self._acquire(claim)
+
+    async def _acquire(self, claim: Claim) -> Grant | Held:
+        own_node = await self._current(claim)
+        session = self._sessions.of(claim.ttl) if own_node is None else own_node.session
+        await session.ready()
+        try:
+            if own_node is not None:
+                return await self._try(own_node, await self._recipe.look(session, claim.name))
+            found, line = await self._recipe.join(session, claim)
+            return await self._try(OwnNode(claim, session, *found), line)
+        except BaseException:
+            if own_node is None:
+                self._clean_up.sweep_later(claim, session)
+            raise
+
+    async def _current(self, claim: Claim) -> OwnNode | None:
+        """The node of the claim, if it still counts; one that has ended is deleted."""
+        own_node = self._own_nodes.get(key_of(claim))
+        if own_node is None or not (own_node.over or (own_node.ends_at is not None and not own_node.held)):
+            return own_node
+        own_node.finish()
+        if own_node.session.error is None:
+            await own_node.session.ready()
+            await self._recipe.remove(own_node.session, own_node.path)
+        self._own_nodes.drop(own_node)
+        return None
+
+    async def _try(self, own_node: OwnNode, line: list[LineNode]) -> Grant | Held:
+        """Grant if the node is the first in the line. If not, delete it unless it is a waiter's."""
+        claim, session = own_node.claim, own_node.session
+        waiting = self._own_nodes.get(key_of(claim)) is own_node
+        if not await self._is_behind(own_node, line):
+            if own_node.over:
+                raise NoNodeError
+            self._own_nodes.put(own_node)
+            self._clean_up.granted(own_node)
+            return Grant(own_node.token, ttl=session.lease if session.lease < claim.ttl else None)
+        if not waiting:
+            await self._recipe.remove(session, own_node.path)
+        return Held()
+
+    async def _is_behind(self, own_node: OwnNode, line: list[LineNode]) -> bool:
+        """Whether a node is before *own_node* in the line; a waiter then watches it."""
+        claim, session = own_node.claim, own_node.session
+        for _ in range(_TRIES):
+            position = await self._find(own_node, line)
+            if position == 0:
+                return False
+            if self._own_nodes.get(key_of(claim)) is not own_node:
+                return True
+            path = self._recipe.paths.node(claim.name, line[position - 1])
+            if own_node.watched == path:
+                return True
+            own_node.watched = path
+            if await self._recipe.watch(session, path, session.watched(self._on_predecessor_gone, own_node, path)):
+                return True
+            own_node.watched = ""
+            line = await self._recipe.look(session, claim.name)
+        own_node.woken.set()  # the line has moved at every look
+        return True
+
+    def _on_predecessor_gone(self, own_node: OwnNode, path: str, _: object) -> None:
+        if own_node.watched == path:
+            own_node.watched = ""
+            own_node.woken.set()
+
+    async def _find(self, own_node: OwnNode, line: list[LineNode]) -> int:
+        """
+        Return the position of the claim's node in the line, and let *own_node* be that node.
+
+        Usually it is the known one. A request whose answer was lost may have left another one before it, which
+        counts then; or another client has one with the same claim, which this session then keeps alive.
+        """
+        claim, session = own_node.claim, own_node.session
+        ours = [position for position, node in enumerate(line) if node.mark == mark_of(claim.owner)]
+        if not ours:
+            own_node.finish()
+            self._own_nodes.drop(own_node)
+            own_node.woken.set()
+            raise NoNodeError
+        first = line[ours[0]]
+        for position in ours[1:]:
+            await self._recipe.remove(session, self._recipe.paths.node(claim.name, line[position]))
+        path = self._recipe.paths.node(claim.name, first)
+        if path != own_node.path:
+            known = is_of(first, session.id)
+            found: Found = await (
+                self._recipe.find(session, path) if known else self._recipe.adopt(session, claim, first)
+            )
+            own_node.path, own_node.token, own_node.born = found
+        return ours[0]
+
+    async def join(self, claim: Claim) -> OwnNode:
+        """Join the end of the line, or go on with the node that is there."""
+        session = self._sessions.of(claim.ttl)
+        await session.ready()
+        try:
+            async with self._own_nodes.turn(key_of(claim)):
+                known = await self._current(claim)
+                if known is not None:
+                    known.woken.set()
+                    return known
+                found, line = await self._recipe.join(session, claim)
+                own_node = OwnNode(claim, session, *found)
+                self._own_nodes.put(own_node)
+                if not await self._is_behind(own_node, line):
+                    own_node.woken.set()
+                return own_node
+        except BaseException:
+            stray = self._own_nodes.get(key_of(claim))
+            if stray is not None and stray.ends_at is None:
+                self._own_nodes.drop(stray)
+            await self._clean_up.leave_unknown(claim, session)
+            raise
