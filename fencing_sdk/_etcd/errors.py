@@ -60,9 +60,9 @@ def error_of_failures(component: str, operation: str, failures: Sequence[Request
     last, unknown = failures[-1], any_unknown(failures)
     if last.code == NOT_FOUND and not unknown:
         return LeaseNotFoundError(component, operation, last.detail)
-    told = last if last.code else next((failure for failure in failures if failure.outcome is not _REJECTED), last)
-    detail = told.detail if len(failures) == 1 else f"{told.detail} (the last of {len(failures)} members asked)"
-    refused = told.outcome is _REJECTED and not unknown
+    decisive = last if last.code else next((failure for failure in failures if failure.outcome is not _REJECTED), last)
+    detail = decisive.detail if len(failures) == 1 else f"{decisive.detail} (the last of {len(failures)} members asked)"
+    refused = decisive.outcome is _REJECTED and not unknown
     error = (BackendRefusedError if refused else BackendUnavailableError)(component, operation, detail)
-    error.__cause__ = told
+    error.__cause__ = decisive
     return error

@@ -54,7 +54,7 @@ async def backend_on(url: str, **options: Any) -> AsyncIterator[EtcdBackend]:
 
 
 async def held_for(seconds: float, log: Log, rival: LockClient, name: str) -> None:
-    """See renewals go on for so long, and nobody else get the lock."""
+    """Renewals go on for so long, and no other claim gets the lock."""
     started = CLOCK.now()
     while CLOCK.now() < started + seconds:
         renewed = len(log.of(Renewed))

@@ -44,7 +44,7 @@ async def test_a_server_that_stands_still_for_less_than_the_ttl_costs_nothing(et
 
 
 async def test_a_server_that_stands_still_for_longer_ends_the_work_before_the_lock_is_free(etcd_server: EtcdCluster):
-    """The deadline needs no answer; and etcd, when it goes on, gives the lock to somebody else with a higher token."""
+    """The deadline needs no answer. When etcd goes on, it gives the lock to another claim, with a higher token."""
     async with opened(etcd_server.url) as (locks, _), staying(locks.lock("a", ttl=1.5)) as stay:
         etcd_server.members[0].pause()
         await stay.over()
@@ -140,7 +140,7 @@ async def test_a_renewal_is_refused_when_the_key_is_gone_although_its_lease_live
 
 
 async def test_a_key_that_was_deleted_and_made_again_by_a_late_request_is_not_the_grant(etcd: EtcdBackend, etcd_server):
-    """Its number is another one, and somebody else may have been in between."""
+    """Its revision is another one: another holder may have had the lock in between."""
     claim = Claim("a", 10.0)
     token = await granted(etcd, claim)
     (key,) = (await asyncio.to_thread(etcd_server.keys)).items()
@@ -272,7 +272,7 @@ async def test_an_acquisition_whose_answer_was_lost_finds_its_own_grant(etcd_ser
 
 
 async def test_a_refusal_after_a_lost_request_is_no_refusal(etcd_server, etcd_proxy: FaultProxy):
-    """The request may still arrive, and find the lock free: whoever gives up has to release."""
+    """The request may still arrive, and find the lock free: a caller that gives up has to release."""
     url = f"etcd://127.0.0.1:{etcd_proxy.port},127.0.0.1:{etcd_server.members[0].port}"
     async with backend_on(url) as backend, backend_on(etcd_server.url) as rival:
         await granted(rival, Claim("a", 30.0))

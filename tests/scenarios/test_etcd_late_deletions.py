@@ -42,7 +42,7 @@ class Post:
         if not self.holding:
             return await self._call(operation, path, body)
         self._late.append(asyncio.create_task(self._deliver(operation, path, body)))
-        return await asyncio.shield(self._late[-1])  # whoever gives up waiting does not take it back
+        return await asyncio.shield(self._late[-1])  # a caller that is cancelled does not take the request back
 
     async def _deliver(self, *request: Any) -> Any:
         await self._delivered.wait()
@@ -156,7 +156,7 @@ async def test_a_debt_that_is_being_paid_while_its_owner_comes_back_is_not_paid_
 async def test_a_place_that_was_left_and_taken_again_is_not_deleted_as_a_debt(
     etcd: EtcdBackend, etcd_server: EtcdCluster
 ):
-    """Nobody who comes later is served before it."""
+    """No later waiter is served before it."""
     post, kept = Post(etcd), Claim("kept", 2.0)
     holder, claim, later = (Claim("a", 60.0) for _ in range(3))
     await granted(etcd, holder)
@@ -237,8 +237,8 @@ async def test_a_place_that_a_deletion_on_its_way_may_hit_is_left_for_another(
     """A request without an answer has made it, after one deletion and before another."""
     claim, pending = Claim("a", 60.0), etcd._leases.pending_deletes
     key, now = etcd._keys.own(claim), etcd._leases.now()
-    async with backend_on(etcd_server.url) as stray:
-        made = await granted(stray, claim)
+    async with backend_on(etcd_server.url) as other:
+        made = await granted(other, claim)
     pending.add(key, now, may_return=True)
     pending.cancel(key, now, made)
     with pytest.raises(BackendUnavailableError):

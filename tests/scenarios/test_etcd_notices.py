@@ -20,7 +20,7 @@ from fencing_sdk.backends.etcd import losses
 pytest_plugins = ["etcd_fixtures"]
 
 TTL = 3600.0
-"""The next heartbeat is minutes away, so whoever hears of a loss was told."""
+"""The next heartbeat is minutes away, so a holder that knows of a loss had a notice."""
 
 
 @asynccontextmanager
@@ -154,7 +154,7 @@ async def test_what_happened_while_the_stream_was_broken_is_told_when_it_is_back
 async def test_a_silent_network_is_left_for_a_new_stream(
     etcd_server: EtcdCluster, etcd_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ):
-    """No end of the connection is ever seen; whoever says nothing for too long is not there."""
+    """The client never sees an end of the connection. It takes a member that is silent for too long as gone."""
     monkeypatch.setattr(losses, "_SILENCE", 0.6)
     url = f"etcd://127.0.0.1:{etcd_proxy.port}"
     async with opened(url) as (locks, _), holding(locks, "a") as (stay,):

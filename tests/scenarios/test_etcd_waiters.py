@@ -1,4 +1,4 @@
-"""Many who wait for one lock in etcd: in order, woken one by one, and nobody is forgotten."""
+"""Many waiters for one lock in etcd: in order, woken one by one, and none is forgotten."""
 
 from __future__ import annotations
 

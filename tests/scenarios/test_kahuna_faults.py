@@ -70,8 +70,8 @@ async def granted(backend: KahunaBackend, claim: Claim) -> Grant:
 
 
 async def free(backend: KahunaBackend, name: str) -> None:
-    """Wait until nobody holds *name*."""
-    while await backend.inspect(name) is not None:  # noqa: ASYNC110  (the store tells nobody)
+    """Wait until *name* has no holder."""
+    while await backend.inspect(name) is not None:  # noqa: ASYNC110  (the store wakes no waiter)
         await asyncio.sleep(0.01)
 
 
@@ -130,7 +130,7 @@ async def test_what_no_other_try_changes_is_refused(kahuna_server: KahunaServer,
 async def test_what_was_answered_with_must_retry_is_not_refused_later(
     kahuna_server: KahunaServer, kahuna: KahunaBackend, act: str, value: str
 ):
-    """The first request may still be carried out, so whoever gives up must release."""
+    """The first request may still be carried out, so a caller that gives up must release."""
     kahuna_server.fault("body", '{"type":101}', call="try-lock", times=1)
     kahuna_server.fault(act, value, call="try-lock", apply=False)
     with pytest.raises(BackendUnavailableError):
@@ -152,7 +152,7 @@ async def test_a_redirect_is_followed_nowhere(kahuna_server: KahunaServer, kahun
 
 
 async def test_a_no_of_another_node_is_no_no_after_a_lost_request(kahuna_cluster: KahunaServer):
-    """The lost request is carried out late, when the holder has gone: whoever gives up must release."""
+    """The lost request is carried out late, after the holder has released: a caller that gives up must release."""
     holder, claim = Claim("a", 60.0), Claim("a", 60.0)
     async with backend_on(kahuna_cluster) as backend:
         await granted(backend, holder)
@@ -184,7 +184,7 @@ async def test_the_same_owner_gets_the_grant_again_without_a_fresh_ttl(kahuna: K
 
 
 async def test_a_grant_that_was_found_again_is_restarted(kahuna_server: KahunaServer, kahuna: KahunaBackend):
-    """Nobody knows since when it runs, so it is extended, and a rival waits for a whole ttl from then on."""
+    """It is unknown since when the grant runs, so it is extended, and a rival waits for a whole ttl from then on."""
     clock, claim = BootClock(), Claim("a", 1.0)
     kahuna_server.fault("drop", call="try-lock", times=1)
     with pytest.raises(BackendUnavailableError):
@@ -299,7 +299,7 @@ async def test_a_request_that_is_carried_out_late_is_given_back(kahuna_server: K
 
 
 async def test_rivals_that_arrive_together_are_told_who_won(kahuna_server: KahunaServer):
-    """While a grant is replicated nobody is answered for; all but one hear of it afterwards, and no error."""
+    """While a grant is replicated, Kahuna answers "must retry"; then it refuses all other claims, without an error."""
     kahuna_server.replication(0.02)
     async with contextlib.AsyncExitStack() as opened:
         backends = [await opened.enter_async_context(backend_on(kahuna_server)) for _ in range(10)]
@@ -340,7 +340,7 @@ async def test_a_refusal_stays_one_when_nobody_tells_until_when(
 
 
 async def test_a_waiter_is_never_told_to_come_back_at_once(kahuna_server: KahunaServer, kahuna: KahunaBackend):
-    """Clocks differ: a holder whose end seems to have passed is still there, and asking on and on helps nobody."""
+    """Clocks differ: a holder whose end seems to have passed is still there, and the waiter must pause."""
     await granted(kahuna, Claim("a", 40.0))
     told = {"type": 4, "owner": "YQ==", "expires": {"n": 1, "l": 1, "c": 0}, "fencingToken": 0}
     kahuna_server.fault("body", told, call="get-info")
@@ -561,7 +561,7 @@ async def test_a_node_that_accepts_and_says_nothing_does_not_eat_the_limit(
 
 
 def test_a_backend_moves_to_another_loop(kahuna_server: KahunaServer):
-    """Also when nobody closed it in the first one, which has ended."""
+    """Also if the first loop ended without closing the backend."""
     backend = from_url(kahuna_server.url)
     claim = Claim("a", 60.0)
 

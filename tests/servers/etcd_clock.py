@@ -47,7 +47,7 @@ class ClockError(Exception):
 
 class ForeignClock:
     """
-    The clocks of the running process *pid*, a child of this one or somebody else's whom root may meddle with.
+    The clocks of the running process *pid*, a child of this one, or any other that root may control.
 
     Raises:
         ClockError: another kind of machine, or a kernel that does not allow it.

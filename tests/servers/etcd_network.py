@@ -4,7 +4,7 @@ The network between the members of one etcd cluster, which a test may cut betwee
 A member announces one address to all others, so what they dial does not say who dials. Here each
 member therefore goes out through a proxy of its own (etcd honours HTTP_PROXY between members), and
 the address it asks for says where to: every pair can be told apart. The addresses are those that are
-set aside for documentation, so a member that went around its proxy would reach nobody at all.
+set aside for documentation, so a member that went around its proxy would reach no host at all.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PeerNetwork:
         return f"http://{HOST}:{self._doors[address].sockets[0].getsockname()[1]}"
 
     def cut(self, one: str, other: str) -> None:
-        """Nothing arrives between these two, in either direction; connections stay open, and nobody is told."""
+        """Nothing arrives between these two, in either direction. Connections stay open, without an error."""
         self._loop.call_soon_threadsafe(self._open[frozenset((one, other))].clear)
 
     def isolate(self, address: str) -> None:

@@ -137,7 +137,7 @@ class EtcdMember:
             end(self._process, politely=False)
 
     def pause(self) -> None:
-        """Stop the process with SIGSTOP: the kernel still takes connections and bytes, and nobody answers."""
+        """Stop the process with SIGSTOP: the kernel still takes connections and bytes, and no answer comes."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

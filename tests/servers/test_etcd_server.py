@@ -36,7 +36,7 @@ def test_a_member_that_is_cut_off_runs_and_is_of_no_use_until_the_network_heals(
     leader, network = partitioned_etcd.leader(), partitioned_etcd.network
     assert network is not None
     with network.isolated(leader.address):
-        wait_until(lambda: not leader.leads(), what="the leader knows that it leads nobody")
+        wait_until(lambda: not leader.leads(), what="the leader knows that it has no followers")
         assert not leader.ready()
         assert partitioned_etcd.leader() is not leader
     wait_until(leader.ready, what="it is back")

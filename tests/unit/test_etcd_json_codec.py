@@ -58,7 +58,7 @@ def test_what_is_no_answer_of_etcd_says_nothing(body):
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "fate"),
+    ("body", "status", "outcome"),
     [
         ({"error": "x", "code": 3}, 400, RequestOutcome.REJECTED),
         ({"error": "x", "code": 8}, 429, RequestOutcome.UNSENT),
@@ -69,10 +69,10 @@ def test_what_is_no_answer_of_etcd_says_nothing(body):
         ({"error": {"code": 16}}, 200, RequestOutcome.REJECTED),
     ],
 )
-def test_an_error_is_told_by_its_code_in_every_version_of_the_gateway(body, status, fate):
-    with pytest.raises(RequestFailedError) as told:
+def test_an_error_is_told_by_its_code_in_every_version_of_the_gateway(body, status, outcome):
+    with pytest.raises(RequestFailedError) as failed:
         read_answer(json.dumps(body).encode(), status)
-    assert told.value.outcome is fate
+    assert failed.value.outcome is outcome
 
 
 def test_the_lines_of_two_names_never_overlap():

@@ -70,7 +70,7 @@ def test_a_url_that_cannot_work_is_refused_when_it_is_read(url: str):
     "url", ["kahuna://me:s3cret@h1", "kahuna://h1:s3cret", "kahuna://s3cret,h2:0", "kahuna://[s3cret]"]
 )
 def test_what_may_be_a_password_is_not_repeated(url: str):
-    """Kahuna has none, so whoever writes one has to hear of it."""
+    """Kahuna has none, so a URL with one is an error."""
     with pytest.raises(ConfigurationError) as raised:
         from_url(url)
     assert "s3cret" not in f"{raised.value!r} {raised.value.__cause__!r} {raised.value.__context__!r}"

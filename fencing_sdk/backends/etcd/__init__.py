@@ -58,7 +58,7 @@ _POLL_PART = 1 / 4
 """Part of a lease after which a waiter tries again, which also keeps its place in the line alive."""
 _LONGEST_POLL = 5.0
 _LEAST_REMAINING = 0.5
-"""Seconds: etcd tells whole seconds, rounded down, so a lease with 0 of them is still alive."""
+"""Seconds: etcd answers with whole seconds, rounded down, so a lease with 0 of them is still alive."""
 
 
 class EtcdBackend:

@@ -22,16 +22,16 @@ def error_of_answer(answer: KahunaAnswer, operation: str) -> BackendError:
     """Make an error of an answer that is not one of the operation's outcomes."""
     if answer.type is AnswerType.INVALID_INPUT and not (answer.earlier_unknown or answer.retried):
         return BackendRefusedError(BACKEND, operation, "InvalidInput; is this a Kahuna older than 1.0.7?")
-    word = "".join(part.capitalize() for part in answer.type.name.split("_"))
+    type_name = "".join(part.capitalize() for part in answer.type.name.split("_"))
     unknown = ", and an earlier request may still be carried out" if answer.earlier_unknown else ""
-    return BackendUnavailableError(BACKEND, operation, f"the answer was {word}{unknown}")
+    return BackendUnavailableError(BACKEND, operation, f"the answer was {type_name}{unknown}")
 
 
 def error_of_failures(failures: Sequence[RequestFailedError], operation: str) -> BackendError:
     """Make an error of the failures of all nodes: refused only if every node has rejected the request."""
-    told = next((failure for failure in failures if failure.outcome is not RequestOutcome.REJECTED), failures[0])
-    detail = told.detail if len(failures) == 1 else f"none of {len(failures)} nodes: {told.detail}"
-    kind = BackendRefusedError if told.outcome is RequestOutcome.REJECTED else BackendUnavailableError
+    decisive = next((failure for failure in failures if failure.outcome is not RequestOutcome.REJECTED), failures[0])
+    detail = decisive.detail if len(failures) == 1 else f"none of {len(failures)} nodes: {decisive.detail}"
+    kind = BackendRefusedError if decisive.outcome is RequestOutcome.REJECTED else BackendUnavailableError
     error = kind(BACKEND, operation, detail)
-    error.__cause__ = told.__cause__
+    error.__cause__ = decisive.__cause__
     return error
