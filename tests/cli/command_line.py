@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-PATIENCE = 20.0
+PATIENCE = 60.0
+"""Seconds: for what hangs. A process takes more than twenty to start beside a few dozen others on two cores."""
 
 
 def until(happened: Callable[[], object], what: str = "it") -> None:
@@ -89,5 +90,7 @@ class Fencing:
                 if stream is not None:
                     stream.close()  # unread: what a test has left behind may hold the other end for a minute
         for path in self.folder.glob("*.pid"):
-            with suppress(ProcessLookupError, ValueError):
-                os.kill(int(path.read_text()), signal.SIGKILL)
+            with suppress(OSError, ValueError):
+                pid = int(path.read_text())
+                if Path(f"/proc/{pid}/cwd").samefile(self.folder):  # else the number is another process's by now
+                    os.kill(pid, signal.SIGKILL)
