@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = {item for item in items if any(mark.kwargs.get("only") for mark in item.iter_markers("campaign"))}
         items[:] = [item for item in items if item not in long]
         config.hook.pytest_deselected(items=list(long))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say once why tests were skipped, with what to install for them, and not once for every line of a test."""
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
+    for reason, tests in reasons.most_common():
+        terminalreporter.write_line(f"{tests} skipped: {reason.removeprefix('Skipped: ')}")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

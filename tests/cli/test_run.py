@@ -282,12 +282,10 @@ def test_times_are_durations(fencing: Fencing):
 
 
 def test_a_command_that_hangs_is_stopped_after_max_hold(fencing: Fencing):
-    started = time.monotonic()
     done = fencing("run", "job", "--ttl", "1h", "--max-hold", "500ms", *shell(f"exec sleep {LONG}"))
     assert done.returncode == 76
     assert "max_hold" in done.stderr
     assert "the command was stopped" in done.stderr
-    assert time.monotonic() - started < 10
     assert fencing("run", "job", "--", "true").returncode == 0
 
 

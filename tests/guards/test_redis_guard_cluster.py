@@ -274,9 +274,9 @@ async def test_a_client_of_a_sentinel_finds_the_next_master(redis_sentinels):
         await each.aclose()
 
 
-async def test_a_failover_that_loses_writes_loses_fence_and_data_together():
+async def test_a_failover_that_loses_writes_loses_fence_and_data_together(redis_binary: str):
     """Not promised to be kept. But there is never data of a token whose fence is gone."""
-    async with Replicated() as group:
+    async with Replicated(binary=redis_binary) as group:
         async with RedisGuard(group.master.url) as guard:
             await guard.set("a", OLD, "x", "old")
             await group.synced()

@@ -71,20 +71,20 @@ async def have_commits_wait_for_the_standby(group: Replicated) -> None:
     await writing
 
 
-async def test_a_grant_that_a_synchronous_standby_has_survives_the_failover():
-    async with Replicated() as group:
-        await have_commits_wait_for_the_standby(group)
-        async with opened(group.primary.url) as (before, _):
-            lease = await before.lock("a", ttl=60).acquire()
-            token, holder = lease.token, lease.holder
-            group.primary.kill()
-            promoted = await group.promote()
-            await promoted.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            await promoted.execute("SELECT pg_reload_conf()")
-            async with opened(promoted.url) as (after, _):
-                assert await after.lock("a").try_acquire() is None
-                found = await after.inspect("a")
-                assert (found.token, found.holder) == (token, holder)
+async def test_a_grant_that_a_synchronous_standby_has_survives_the_failover(postgresql_group):
+    group = postgresql_group
+    await have_commits_wait_for_the_standby(group)
+    async with opened(group.primary.url) as (before, _):
+        lease = await before.lock("a", ttl=60).acquire()
+        token, holder = lease.token, lease.holder
+        group.primary.kill()
+        promoted = await group.promote()
+        await promoted.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        await promoted.execute("SELECT pg_reload_conf()")
+        async with opened(promoted.url) as (after, _):
+            assert await after.lock("a").try_acquire() is None
+            found = await after.inspect("a")
+            assert (found.token, found.holder) == (token, holder)
 
 
 async def test_a_grant_that_a_synchronous_standby_does_not_confirm_is_not_reported(postgresql_group):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, RenewalLate
+from fencing_sdk._engine.stalls import StallWatch
 from fencing_sdk._lease import state_of
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
@@ -19,8 +21,26 @@ SHORT, LONG = 0.5, 1.2
 """Seconds for which the loop is blocked: the lease is renewed late, and the lease is lost."""
 
 
+looked = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def a_look_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = StallWatch._sample
+
+    def noticed(watch: StallWatch) -> str | None:
+        seen = sample(watch)
+        looked.set()
+        return seen
+
+    monkeypatch.setattr(StallWatch, "_sample", noticed)
+
+
 def crunch_the_numbers(seconds: float) -> None:
+    """Block the loop, on a busy machine for as long as it takes the other thread to have a look."""
+    looked.clear()
     time.sleep(seconds)
+    looked.wait(20)
 
 
 def messages(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:

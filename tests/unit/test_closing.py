@@ -171,10 +171,21 @@ async def closing_client(**options: object) -> AsyncIterator[tuple[LockClient, S
     await client.aclose()
 
 
+_of_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def threads_of_other_tests() -> None:
+    """A thread that another test has told to end may still do so."""
+    _of_others.clear()
+    _of_others.update(threading.enumerate())
+
+
 def ours() -> list[str]:
     """What the package still runs: its tasks and its threads."""
     tasks = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("fencing")]
-    return tasks + [thread.name for thread in threading.enumerate() if thread.name.startswith("fencing")]
+    threads = [thread.name for thread in set(threading.enumerate()) - _of_others if thread.name.startswith("fencing")]
+    return tasks + threads
 
 
 async def nothing_runs() -> None:

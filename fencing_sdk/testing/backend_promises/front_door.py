@@ -100,7 +100,7 @@ class FrontDoorPromises(BackendUnderTest):
         entered = asyncio.get_running_loop().create_future()
 
         async def work() -> None:
-            async with locks.lock(NAME, ttl=60, heartbeat_interval=0.1) as lease:
+            async with locks.lock(NAME, ttl=60, heartbeat_interval=1) as lease:  # time for both calls between two beats
                 entered.set_result(lease.owner)
                 await asyncio.Event().wait()
 
