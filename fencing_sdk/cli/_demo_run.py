@@ -167,7 +167,7 @@ class DemoRun:
             self._check_alive()
             self._check_leases()
             if time.monotonic() >= end:
-                msg = f"waited {PATIENCE:g} s in vain for {what}"
+                msg = f"{what} did not happen within {PATIENCE:g} s"
                 raise DemoRunError(msg)
             time.sleep(_POLL)
 

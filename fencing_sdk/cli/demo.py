@@ -1,8 +1,8 @@
 """
 ``fencing demo``: a worker is frozen while it holds a lock, and writes when it is too late.
 
-Twice the same: two processes add money to one account, each reads the balance and writes the new
-one. The first is stopped by SIGSTOP between its read and its write, its lease expires, the second
+The demo runs twice. Two processes add money to one account: each reads the balance and writes the
+new one. The first is stopped by SIGSTOP between its read and its write, its lease expires, the second
 takes over. Without a guard the late write destroys the second one's; with a guard it is refused.
 """
 

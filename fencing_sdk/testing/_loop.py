@@ -4,9 +4,6 @@ An asyncio event loop without I/O and without time of its own: its driver decide
 One turn is one iteration of CPython's selector loop, in the same order: what was ready before, what
 arrived meanwhile, the timers that are due. What these schedule waits for the next turn. Nothing
 runs between two turns, so there a process can be frozen as a signal or a hypervisor freezes it.
-
-Tasks are numbered and hash by their number: sets of tasks (`asyncio.wait`, `asyncio.TaskGroup`, a
-cancel scope) are then walked in the same order in every run, which addresses would not grant.
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ from contextvars import Context, copy_context
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast
 
 from fencing_sdk.errors import FencingError, UsageError
+from fencing_sdk.testing._virtual_task import VirtualTask
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -48,27 +46,6 @@ _NOT_HERE = (
     "subprocess_exec",
     "subprocess_shell",
 )
-
-
-class VirtualTask(asyncio.Task[T]):
-    """A task whose hash is its number, not its address."""
-
-    def __init__(self, number: int, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **options: Any) -> None:
-        self._number = number  # first: registering the task hashes it
-        super().__init__(coro, **options)
-
-    def __hash__(self) -> int:
-        return self._number
-
-    @property
-    def unseen(self) -> bool:
-        """Whether the task failed and its outcome was never retrieved."""
-        return self._log_traceback  # what asyncio itself reports a lost exception by
-
-    @property
-    def failed(self) -> bool:
-        """Whether the task ended with an error. Asking does not count as having seen it."""
-        return self._exception is not None
 
 
 class _Handle(asyncio.Handle):

@@ -65,7 +65,7 @@ class FaultyBackend:
         self._add(operation, _CallFault(lost=True, error=error, times=times))
 
     def drop(self, operation: Operation, *, times: int | None = None) -> None:
-        """Lose the requests without a word: nothing is applied, and the caller waits until it gives up."""
+        """Lose the requests silently: nothing is applied, and the caller waits until it gives up."""
         self._add(operation, _CallFault(lost=True, silent=True, times=times))
 
     def lose_reply(self, operation: Operation, *, times: int | None = None, silent: bool = False) -> None:

@@ -149,7 +149,7 @@ class GrantPromises(BackendUnderTest):
         await backend.release(claim)
         await self.granted(backend, self.claim())
 
-    # The store's no
+    # Refusals
 
     async def test_retry_after_is_a_number_of_seconds_or_unknown(self, backend: Backend) -> None:
         """It never sends a waiter to sleep beyond the moment at which the holder's grant ends."""
