@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import fencing_sdk.backends
+
 PAGE = Path(__file__).parent.parent.parent / "docs" / "extending.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 ANYIO = "\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
@@ -31,8 +33,19 @@ def run(folder: Path, code: str, options: tuple[str, ...], *arguments: str) -> s
 def test_the_page_passes_its_own_suite(tmp_path: Path):
     done = run(tmp_path, CODE, AUTO)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 100
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 200, "two backends, over a hundred tests each"
     assert "skipped" not in done.stdout
+
+
+def test_the_true_cost_is_true():
+    backends = Path(fencing_sdk.backends.__file__).parent
+    for name, files, lines in re.findall(r"^\| (\w+) \| (\d+) \| ([\d,]+) \|", PAGE.read_text(), re.MULTILINE):
+        folder = backends / name.lower()
+        found = [path for path in folder.rglob("*.*") if path.suffix in {".py", ".lua", ".sql"}]
+        found = found or [folder.with_suffix(".py")]
+        assert int(files) == pytest.approx(sum(path.suffix == ".py" for path in found), rel=0.3), name
+        counted = sum(len(path.read_text().splitlines()) for path in found)
+        assert int(lines.replace(",", "")) == pytest.approx(counted, rel=0.2), name
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)

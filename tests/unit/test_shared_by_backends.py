@@ -6,7 +6,7 @@ import contextvars
 import pytest
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk.backends._shared.background_task import BackgroundTask
+from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict, verdict_by_class
 from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
@@ -25,6 +25,10 @@ async def returned(waiter: Waiter) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
 
 
 class TestWaiters:
@@ -211,6 +215,39 @@ class TestBackgroundTask:
 
         assert [asyncio.run(use(close=False)), asyncio.run(use(close=True))] == [False, False]
         assert len(set(begun)) == 2
+
+
+class TestBackgroundTasks:
+    async def test_several_run_side_by_side_and_get_a_moment_to_end(self):
+        ended: list[int] = []
+
+        async def work(number: int) -> None:
+            await asyncio.sleep(0)
+            ended.append(number)
+
+        tasks = BackgroundTasks()
+        for number in range(3):
+            tasks.start(work(number))
+        await tasks.aclose(patience=10.0)
+        assert ended == [0, 1, 2]
+
+    async def test_those_that_do_not_end_are_cancelled(self):
+        tasks = BackgroundTasks()
+        task = tasks.start(forever())
+        await tasks.aclose(patience=0.01)
+        assert task.cancelled()
+
+    async def test_a_forked_child_forgets_those_of_its_parent(self):
+        tasks = BackgroundTasks()
+        task = tasks.start(forever())
+        tasks.forget()
+        await tasks.aclose(patience=0.0)
+        assert not task.done()
+        task.cancel()
+
+    def test_without_a_loop_the_work_is_not_left_unawaited(self):
+        with pytest.raises(RuntimeError):
+            BackgroundTasks().start(forever())  # a warning would be an error here
 
 
 class TestErrorTranslation:
