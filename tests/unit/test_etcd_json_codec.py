@@ -9,6 +9,7 @@ import json
 import pytest
 
 from fencing_sdk._etcd.answers import read_answer
+from fencing_sdk._etcd.errors import LeaseNotFoundError, error_of_failures
 from fencing_sdk._etcd.gateway import GatewayReply
 from fencing_sdk._etcd.json_codec import Entry, decoded, entries, number, responses
 from fencing_sdk._etcd.shared_call import SharedCall
@@ -21,6 +22,7 @@ from fencing_sdk.backends.etcd import from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys, holder_of_key
 from fencing_sdk.backends.etcd.leases import SharedLease, SharedLeases
 from fencing_sdk.backends.etcd.pending_deletes import LATE_ARRIVAL, PendingDeletes
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 from fencing_sdk.testing.backend_promises.names import ODD_NAMES
 
 
@@ -73,6 +75,15 @@ def test_an_error_is_told_by_its_code_in_every_version_of_the_gateway(body, stat
     with pytest.raises(RequestFailedError) as failed:
         read_answer(json.dumps(body).encode(), status)
     assert failed.value.outcome is outcome
+
+
+@pytest.mark.parametrize(("code", "alone"), [(3, BackendRefusedError), (5, LeaseNotFoundError)])
+def test_a_rejection_after_a_lost_answer_leaves_the_outcome_unknown(code: int, alone: type[BackendError]):
+    """The engine sends no release after a refusal, but the request before it may have been granted."""
+    lost = RequestFailedError(RequestOutcome.UNKNOWN, "the answer was lost")
+    rejected = RequestFailedError(RequestOutcome.REJECTED, "no", code)
+    assert type(error_of_failures("EtcdBackend", "acquire", [rejected])) is alone
+    assert type(error_of_failures("EtcdBackend", "acquire", [lost, rejected])) is BackendUnavailableError
 
 
 def test_the_lines_of_two_names_never_overlap():
