@@ -11,6 +11,8 @@ import fencing_sdk
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {path.relative_to(DOCS).with_suffix("") for kind in ("*.md", "*.rst") for path in DOCS.rglob(kind)}
 
+INSIDE_A_STORE = re.compile(r"backends\.\w+\.")
+"""Modules of one backend. Users import from its package, such as `fencing_sdk.backends.redis`."""
 NOT_FOR_USERS = ("cli", "testing.backend_promises", "testing.guard_promises")
 NOT_IN_THE_REFERENCE = {"from_url", "shown"}
 """What `connect` calls with a URL, and how messages quote a text: for code of this package."""
@@ -45,6 +47,8 @@ def public_modules() -> dict[str, list[str]]:
     for module in pkgutil.walk_packages(fencing_sdk.__path__, "fencing_sdk."):
         inside = module.name.removeprefix("fencing_sdk.")
         if any(part.startswith("_") for part in inside.split(".")) or inside.startswith(NOT_FOR_USERS):
+            continue
+        if INSIDE_A_STORE.match(inside):
             continue
         found[module.name] = getattr(importlib.import_module(module.name), "__all__", [])
     return found | {"fencing_sdk": fencing_sdk.__all__}
