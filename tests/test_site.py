@@ -42,11 +42,12 @@ def test_a_link_to_a_page_that_is_not_there_reaches_nothing():
 
 @functools.cache
 def public_modules() -> dict[str, list[str]]:
-    """Each module that users import from, and the names that it promises."""
+    """Each module that users import from, and the names that it promises. What a store's folder holds is its own."""
     found = {}
     for module in pkgutil.walk_packages(fencing_sdk.__path__, "fencing_sdk."):
         inside = module.name.removeprefix("fencing_sdk.")
-        if any(part.startswith("_") for part in inside.split(".")) or inside.startswith(NOT_FOR_USERS):
+        _, *path = inside.split(".")
+        if "._" in f".{inside}" or len(path) > 1 or inside.startswith(NOT_FOR_USERS):
             continue
         if INSIDE_A_STORE.match(inside):
             continue

@@ -58,8 +58,8 @@ class ZooKeeperBackend:
 
         password: See *user*.
 
-        acl: The access to the nodes: ``"anybody"``, ``"creator"`` for clients with the same login, or a
-            list of ``kazoo.security.ACL``. The default is ``"creator"`` with a login, else ``"anybody"``.
+        acl: The access to the nodes: ``"open"`` for all clients, ``"creator"`` for clients with the same login, or a
+            list of ``kazoo.security.ACL``. The default is ``"creator"`` with a login, else ``"open"``.
 
         sasl: The ``sasl_options`` of kazoo, for a login by SASL.
 

@@ -33,7 +33,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))
 _HIGHEST_PORT = 65_535
 _ROOT_LIMIT = 512
 _SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-_ACLS: Mapping[str, Sequence[object]] = {"anybody": ANYBODY, "creator": CREATOR}
+_ACLS: Mapping[str, Sequence[object]] = {"open": ANYBODY, "creator": CREATOR}
 
 
 def read_url(url: str, options: dict[str, object]) -> tuple[list[str], dict[str, object]]:
@@ -161,7 +161,7 @@ def _acl(acl: object, *, logged_in: bool) -> Sequence[object]:
         return _ACLS[acl]
     if isinstance(acl, Sequence) and not isinstance(acl, str) and acl and all(is_acl(entry) for entry in acl):
         return tuple(acl)
-    msg = f"acl must be 'anybody', 'creator' or a list of kazoo.security.ACL, not {shown(acl)}"
+    msg = f"acl must be 'open', 'creator' or a list of kazoo.security.ACL, not {shown(acl)}"
     raise ConfigurationError(msg)
 
 
