@@ -25,7 +25,10 @@ def price_service() -> web.Application:
     app = web.Application(middlewares=[guard_middleware(guard, resource="prices/{item}")])
 
     async def write(request: web.Request) -> web.Response:
-        item, text = request.match_info["item"], await request.text()  # whoever comes meanwhile may be later than us
+        item, text = (
+            request.match_info["item"],
+            await request.text(),
+        )  # a request that comes meanwhile may have a later token
         guard.write(f"prices/{item}", request_token(request), prices.__setitem__, item, text)
         return web.Response()
 

@@ -41,7 +41,7 @@ async def build_report(report_id: int, *, seconds: float = 0.3) -> int:
 
 @locks.locked("report/{report_id}", wait=0.1)
 async def peek(report_id: int) -> None:
-    """Give up soon: somebody else is building this report."""
+    """Give up soon: another worker is building this report."""
 
 
 async def main() -> None:

@@ -68,7 +68,7 @@ def box_office(locks: LockClient, seats_url: str, bank: Bank) -> FastAPI:
         who: str,
         lease: Annotated[Lease, Leased(locks, "seats/{seat}", ttl=1.5, max_hold=1, wait=10)],
     ) -> str:
-        """A plain function: it runs in a thread, and nobody can cancel a thread."""
+        """A plain function: it runs in a thread, and a thread cannot be cancelled."""
         print(f"{who} holds the lock with token {lease.token}")
         on_the_wire = lease.headers()
         bank.charge(who)

@@ -53,7 +53,7 @@ class BoxOffice:
             print(f"{who} has the seat")
 
     def charge_and_book(self, who: str, token: int) -> None:
-        """Runs in a thread, and nobody can cancel a thread."""
+        """Runs in a thread, and a thread cannot be cancelled."""
         self.bank.charge(who)
         try:
             with closing(sqlite3.connect(self.database)) as connection, connection:  # one transaction

@@ -4,7 +4,7 @@ Two workers sell one seat, with the locks, the fences and the seats in one Postg
     uv run python examples/seat_booking_postgresql.py postgresql://me@localhost/app
 
 Each worker is a process. The first one is frozen (SIGSTOP) while the bank is charging the card, loses
-its lock, and wakes up too late. Its booking runs in a thread, which nobody can cancel: the database
+its lock, and wakes up too late. Its booking runs in a thread, which cannot be cancelled: the database
 itself refuses it, in the transaction that would have booked the seat, and the worker gives the money back.
 
 The database may also be named by FENCING_URL. The example makes a table example_seats and drops it.

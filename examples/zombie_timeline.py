@@ -49,7 +49,7 @@ def say(world: World, text: str) -> None:
 print("A store that believes every writer:")
 with World() as world:
     assert tell(world, world.unfenced_store()) == "written by A"
-print("B's write is gone, and everybody was told that all went well.\n")
+print("B's write is gone, and no client got an error.\n")
 
 print("A store that looks at the token:")
 with World() as world:

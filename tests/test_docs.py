@@ -13,7 +13,7 @@ from types import CodeType
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")])
 WITH_A_SERVER = {"seat_booking_postgresql.py"}  # run by a test that has one
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in WITH_A_SERVER)
 BLOCK = re.compile(r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
@@ -107,3 +107,10 @@ def test_the_python_programs_that_a_page_names_are_there(page: Path):
 def test_every_example_is_on_the_page_of_the_examples():
     shown = re.findall(r"\{literalinclude\} \.\./examples/(\S+)", (ROOT / "docs" / "examples.md").read_text())
     assert sorted(shown) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_subject_of_a_sentence_is_a_noun_of_the_field(page: Path):
+    """The caller, the holder, the waiter, the store: a reader should not have to guess who is meant."""
+    guessed = re.findall(r"(?i)\b(?:whoever|whichever|nobody|somebody|anybody|everybody)\b", page.read_text())
+    assert not guessed
