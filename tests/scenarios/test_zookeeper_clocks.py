@@ -16,7 +16,7 @@ from zookeeper_stage import Operator, operating
 from fencing_sdk._lease import state_of
 from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk.backends.zookeeper import from_url
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY, create_persistent, delete, get
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent, delete, get
 
 LIMIT = 3 * PATIENCE
 HOURS = 6 * 3600
@@ -71,7 +71,7 @@ async def _wall_clock(operator: Operator) -> float:
     """The time that the leader writes into a node."""
     session = await operator.session()
     path = f"{operator._paths.root}/clock"
-    await session.call(create_persistent(path, ANYBODY))
+    await session.call(create_persistent(path, ALL_CLIENTS))
     _, stat = await session.call(get(path))
     await session.call(delete(path))
     return stat.ctime / 1000

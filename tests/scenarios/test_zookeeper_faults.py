@@ -322,7 +322,7 @@ async def test_tokens_grow_when_an_operator_deletes_the_folder_of_a_held_lock(zo
 
 async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted(zookeeper_url):
     """Deleted and created again by somebody else: the path is the same, the transaction is not."""
-    from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY, create_persistent
+    from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent
 
     backend = from_url(zookeeper_url)
     claim = Claim("a", 60.0)
@@ -333,7 +333,7 @@ async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted
         (node,) = await operator.line("a")
         await operator.delete("a", node)
         session = await operator.session()
-        await session.call(create_persistent(f"{operator._paths.folder('a')}/{node}", ANYBODY))
+        await session.call(create_persistent(f"{operator._paths.folder('a')}/{node}", ALL_CLIENTS))
         assert await backend.renew([claim]) == [Renewal.REFUSED]
         await operator.delete("a", node)
     await backend.aclose()

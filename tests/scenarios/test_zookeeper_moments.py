@@ -55,7 +55,7 @@ async def test_it_fails_as_soon_as_the_loss_is_known(call, server, backend):
 async def test_it_is_not_sent_when_the_connection_is_back(server, backend):
     session = backend._sessions.of(60.0)
     lose(server, session)
-    asked = session.call(_requests.create_persistent("/late", _requests.ANYBODY))
+    asked = session.call(_requests.create_persistent("/late", _requests.ALL_CLIENTS))
     assert not asked.done()
     await asyncio.to_thread(server.start)
     with pytest.raises((UnconnectedError, ConnectionLoss)):

@@ -10,7 +10,7 @@ from redis_stage import eventually
 from fencing_sdk import LockClient
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, KazooDriver
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY, create_persistent, delete, exists
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent, delete, exists
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 
 
@@ -42,7 +42,7 @@ class Operator:
         """Let the folder of a lock be there, and not be removed because nobody uses the lock."""
         session = await self.session()
         await self._backend._recipe._make_folder(session, name)
-        await session.call(create_persistent(f"{self._paths.folder(name)}/not-ours", ANYBODY))
+        await session.call(create_persistent(f"{self._paths.folder(name)}/not-ours", ALL_CLIENTS))
 
     async def has_folder(self, name: str) -> bool:
         return await (await self.session()).call(exists(self._paths.folder(name))) is not None

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY, CREATOR, is_acl
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, CREATOR, is_acl
 from fencing_sdk.errors import ConfigurationError, shown
 
 __all__ = ["OPTIONS", "read_settings", "read_url"]
@@ -33,7 +33,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))
 _HIGHEST_PORT = 65_535
 _ROOT_LIMIT = 512
 _SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-_ACLS: Mapping[str, Sequence[object]] = {"open": ANYBODY, "creator": CREATOR}
+_ACLS: Mapping[str, Sequence[object]] = {"open": ALL_CLIENTS, "creator": CREATOR}
 
 
 def read_url(url: str, options: dict[str, object]) -> tuple[list[str], dict[str, object]]:
@@ -153,7 +153,7 @@ def _login(user: object, password: object) -> Sequence[tuple[str, str]]:
 
 def _acl(acl: object, *, logged_in: bool) -> Sequence[object]:
     if acl is None:
-        return CREATOR if logged_in else ANYBODY
+        return CREATOR if logged_in else ALL_CLIENTS
     if isinstance(acl, str) and acl in _ACLS:
         if acl == "creator" and not logged_in:
             msg = "acl='creator' needs a login: pass user and password, or sasl"

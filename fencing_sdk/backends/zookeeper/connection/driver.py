@@ -23,7 +23,7 @@ from kazoo.retry import KazooRetry
 
 from fencing_sdk.backends._known_driver import DIFFERS, KnownDriver
 from fencing_sdk.backends.zookeeper.connection.dial import Dial
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ANYBODY
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS
 
 __all__ = ["BACKEND", "KAZOO", "ConnectionNews", "Identity", "KazooDriver", "ZooKeeperSettings"]
 
@@ -45,7 +45,7 @@ class ZooKeeperSettings:
     hosts: str
     root: str
     connect_timeout: float
-    acl: Sequence[object] = field(default=ANYBODY, repr=False)
+    acl: Sequence[object] = field(default=ALL_CLIENTS, repr=False)
     auth: Sequence[tuple[str, str]] = field(default=(), repr=False)
     sasl: Mapping[str, str] | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None

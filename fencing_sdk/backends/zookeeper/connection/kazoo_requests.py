@@ -15,7 +15,7 @@ from kazoo.protocol.states import EventType
 from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 __all__ = [
-    "ANYBODY",
+    "ALL_CLIENTS",
     "CREATOR",
     "NoNodeError",
     "NodeExistsError",
@@ -34,7 +34,7 @@ __all__ = [
     "sync",
 ]
 
-ANYBODY: Sequence[object] = tuple(OPEN_ACL_UNSAFE)
+ALL_CLIENTS: Sequence[object] = tuple(OPEN_ACL_UNSAFE)
 CREATOR: Sequence[object] = tuple(CREATOR_ALL_ACL)
 
 _EPHEMERAL = 1
