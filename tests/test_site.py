@@ -11,8 +11,6 @@ import fencing_sdk
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {path.relative_to(DOCS).with_suffix("") for kind in ("*.md", "*.rst") for path in DOCS.rglob(kind)}
 
-INSIDE_A_STORE = re.compile(r"backends\.\w+\.")
-"""Modules of one backend. Users import from its package, such as `fencing_sdk.backends.redis`."""
 NOT_FOR_USERS = ("cli", "testing.backend_promises", "testing.guard_promises")
 NOT_IN_THE_REFERENCE = {"from_url", "shown"}
 """What `connect` calls with a URL, and how messages quote a text: for code of this package."""
@@ -42,14 +40,12 @@ def test_a_link_to_a_page_that_is_not_there_reaches_nothing():
 
 @functools.cache
 def public_modules() -> dict[str, list[str]]:
-    """Each module that users import from, and the names that it promises. What a store's folder holds is its own."""
+    """Each module that users import from, and the names that it promises."""
     found = {}
     for module in pkgutil.walk_packages(fencing_sdk.__path__, "fencing_sdk."):
         inside = module.name.removeprefix("fencing_sdk.")
-        _, *path = inside.split(".")
-        if "._" in f".{inside}" or len(path) > 1 or inside.startswith(NOT_FOR_USERS):
-            continue
-        if INSIDE_A_STORE.match(inside):
+        inside_a_folder = inside.count(".") > 1  # users import from `fencing_sdk.backends.redis`, not from its modules
+        if "._" in f".{inside}" or inside_a_folder or inside.startswith(NOT_FOR_USERS):
             continue
         found[module.name] = getattr(importlib.import_module(module.name), "__all__", [])
     return found | {"fencing_sdk": fencing_sdk.__all__}
