@@ -29,7 +29,7 @@ async def test_sixty_waiters_of_whom_a_third_is_killed_are_served_in_order(etcd_
             served.append((number, lease.token))
 
     async with opened(etcd_server.url) as (here, _), opened(etcd_server.url) as (there, _):
-        async with waiters(etcd_server.url, "a", ttl=2, count=WAITERS // 3) as doomed, asyncio.TaskGroup() as group:
+        async with waiters(etcd_server.url, "a", ttl=6, count=WAITERS // 3) as doomed, asyncio.TaskGroup() as group:
             async with asyncio.timeout(20):
                 first = await here.lock("b").acquire()  # both clients have a lease before the line forms
                 await first.release()

@@ -37,7 +37,10 @@ def etcd_binary() -> str:
     return require_etcd()
 
 
-@pytest.fixture(scope="session")
+# Members tell each other all the time that they are alive, and a new cluster is quick: so each module has its own.
+
+
+@pytest.fixture(scope="module")
 def _shared_etcd(etcd_binary: str) -> Iterator[EtcdCluster]:
     with EtcdCluster() as cluster:
         yield cluster
@@ -45,13 +48,13 @@ def _shared_etcd(etcd_binary: str) -> Iterator[EtcdCluster]:
 
 @pytest.fixture
 def etcd_server(_shared_etcd: EtcdCluster) -> EtcdCluster:
-    """The one server that all quick tests share, empty; a test that harms it for good takes `start_etcd`."""
+    """The server that the quick tests of a module share, empty; a test that harms it for good takes `start_etcd`."""
     _shared_etcd.heal()
     _shared_etcd.clear()
     return _shared_etcd
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _shared_etcd_cluster(etcd_binary: str) -> Iterator[EtcdCluster]:
     with EtcdCluster(3) as cluster:
         yield cluster

@@ -103,7 +103,7 @@ async def proxy(redis_server: RedisServer) -> AsyncIterator[FaultProxy]:
         yield proxy
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _shared_sentinels(redis_binary: str) -> Iterator[Sentinels]:
     with Sentinels(binary=redis_binary) as sentinels:
         yield sentinels

@@ -64,7 +64,7 @@ async def zookeeper_proxy(zookeeper_server: ZooKeeperServer) -> AsyncIterator[Fa
         yield proxy
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _shared_ensemble() -> Iterator[ZooKeeperEnsemble]:
     require_zookeeper()
     with ZooKeeperEnsemble() as ensemble:

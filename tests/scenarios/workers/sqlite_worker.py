@@ -19,6 +19,7 @@ from pathlib import Path
 from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.sqlite import SqliteBackend
+from fencing_sdk.backends.sqlite.connection import file
 from fencing_sdk.errors import BackendUnavailableError
 
 CLOCK = BootClock()
@@ -54,6 +55,7 @@ async def fight(backend: SqliteBackend, journal: str) -> None:
 
 
 async def race(backend: SqliteBackend, rounds: str) -> None:
+    file.PATIENCE = 30.0  # a machine that does much else gives a process that has waited no turn for seconds
     faults = 0
     grants = 0
     while grants < int(rounds):
