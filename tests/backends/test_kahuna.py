@@ -20,6 +20,7 @@ pytest_plugins = ["kahuna_fixtures"]
 
 
 class TestKahunaBackend(BackendSuite):
+    patience = 60.0
     resolution = 0.02
 
     @pytest.fixture(autouse=True)
