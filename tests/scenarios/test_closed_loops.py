@@ -15,7 +15,11 @@ import pytest
 
 from fencing_sdk import LeaseLostError, LockClient, connect
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # the sockets of the closed loop
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # the sockets of the closed loop
+    # Python ends the coroutines of the closed loop when they are collected, and some of them need a loop for that.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "etcd_fixtures", "zookeeper_fixtures", "kahuna_fixtures"]
 
 
