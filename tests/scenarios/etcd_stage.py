@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from etcd_server import EtcdCluster
-from failing_store import CLOCK, Log
+from event_log import CLOCK, Log
 from patience import until
-from redis_stage import Stay
+from stays import Stay
 
 from fencing_sdk import LockClient, Renewed
 from fencing_sdk.abc import Backend, Claim, Grant

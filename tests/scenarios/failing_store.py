@@ -1,43 +1,20 @@
-"""What the tests of the failure modes share: a store that keeps a ledger, a worker that leaves tracks, and waits."""
+"""What the tests of the failure modes share: a store that keeps a ledger, and a worker that leaves tracks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from fencing_sdk import Event, Lease, LeaseLostError, LossReason
+from event_log import CLOCK
+
+from fencing_sdk import Lease, LeaseLostError
 from fencing_sdk._values.claim import holder_of
-from fencing_sdk._values.clock import BootClock
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
 
-E = TypeVar("E", bound=Event)
-
-CLOCK = BootClock()
-ENDED_BY_TIME = {LossReason.EXPIRED, LossReason.STALLED}
-"""A busy machine makes the loop late by itself; which of the two it was is not what these tests are about."""
 OPERATIONS = ("acquire", "renew", "release", "inspect")
-
-
-class Log:
-    """An observer that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def __call__(self, event: Event) -> None:
-        self.events.append(event)
-
-    def of(self, kind: type[E]) -> list[E]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    async def seen(self, kind: type[E], count: int = 1) -> E:
-        """Wait for the *count*-th event of *kind* and return it."""
-        await until(lambda: len(self.of(kind)) >= count)
-        return self.of(kind)[count - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +89,3 @@ class Tracks:
                 self.last_token = now
             self.begun.set()
             await asyncio.sleep(0.002)
-
-
-async def until(condition: Callable[[], object], *, within: float = 20.0) -> None:
-    """Wait until *condition* is true."""
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110  (most conditions here have no event)
-            await asyncio.sleep(0.005)
-
-
-async def ticks(count: int) -> None:
-    """Let the event loop turn *count* times."""
-    for _ in range(count):
-        await asyncio.sleep(0)

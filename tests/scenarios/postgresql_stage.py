@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from postgresql_server import BENCH_NAME, PostgresqlServer
-from redis_stage import PATIENCE, Stay, eventually, opened, staying
+from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import LockHeldError, Lost, RenewalFailed, Renewed
 

@@ -1,139 +1,17 @@
-"""What scenarios on Redis share: a client whose events are kept, a stay under a lock, proofs that nothing is left."""
+"""What scenarios on Redis share: keys as an operator writes them, and questions to the server."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
-from failing_store import CLOCK, Log
 from redis_server import RedisServer
-
-import fencing_sdk
-from fencing_sdk import Lease, Lock, LockClient, LossReason, connect
-from fencing_sdk._values.clock import wall_micros
-
-PACKAGE = Path(fencing_sdk.__file__).parent
-PATIENCE = 20.0
-"""Seconds after which something that should happen soon has not happened."""
+from stays import PATIENCE, eventually
 
 
 def key(name: str, part: str = "l", prefix: str = "fencing") -> str:
     """The key of a lock, as an operator writes it."""
     return f"{{{prefix}:{name}}}:{part}"
-
-
-class Stay:
-    """One stay inside ``async with lock``, and when it ended."""
-
-    def __init__(self, lock: Lock, *, work: float | None = None) -> None:
-        self._lock = lock
-        self._work = work
-        self._stop = asyncio.Event()
-        self.entered = asyncio.Event()
-        self.lease: Lease | None = None
-        self.token = -1
-        self.granted_at = self.body_ended_at = self.left_at = float("nan")
-        self.body_ended_micros = 0
-        self.error: BaseException | None = None
-        self.task = asyncio.get_running_loop().create_task(self._run())
-
-    async def _run(self) -> None:
-        try:
-            async with self._lock as lease:
-                self.lease, self.token, self.granted_at = lease, lease.token, CLOCK.now()
-                self.entered.set()
-                try:
-                    async with asyncio.timeout(self._work):
-                        await self._stop.wait()
-                except TimeoutError:
-                    pass
-                finally:
-                    self.body_ended_at, self.body_ended_micros = CLOCK.now(), wall_micros()
-        except Exception as error:
-            self.error = error
-        finally:
-            self.left_at = CLOCK.now()
-
-    @property
-    def lost(self) -> LossReason | None:
-        """Why the lease was lost, if a bare `LeaseLostError` left."""
-        return self.error.reason if isinstance(self.error, fencing_sdk.LeaseLostError) else None
-
-    async def begun(self) -> Lease:
-        """Wait until the body runs."""
-        entered = asyncio.ensure_future(self.entered.wait())
-        async with asyncio.timeout(PATIENCE):
-            await asyncio.wait((entered, self.task), return_when=asyncio.FIRST_COMPLETED)
-        entered.cancel()
-        if self.lease is None:
-            raise AssertionError(f"the lock was not entered: {self.error!r}") from self.error
-        return self.lease
-
-    async def over(self, within: float = PATIENCE) -> None:
-        """Wait until the ``async with`` was left."""
-        async with asyncio.timeout(within):
-            await asyncio.wait((self.task,))
-
-    async def end(self) -> None:
-        """Let the body end, and see the ``async with`` left without an error."""
-        self._stop.set()
-        await self.over()
-        assert self.error is None, self.error
-
-    async def abandon(self) -> None:
-        """Cancel the task, whatever it does."""
-        self.task.cancel()
-        await asyncio.wait((self.task,))
-
-
-@asynccontextmanager
-async def staying(lock: Lock, **options: Any) -> AsyncIterator[Stay]:
-    """A stay whose body runs, and that does not outlive the block."""
-    stay = Stay(lock, **options)
-    try:
-        await stay.begun()
-        yield stay
-    finally:
-        await stay.abandon()
-
-
-@asynccontextmanager
-async def opened(url: str, **options: Any) -> AsyncIterator[tuple[LockClient, Log]]:
-    """A client and its events, and afterwards the proof that it left no task and no unhandled error behind."""
-    log = Log()
-    with no_loose_ends():
-        async with connect(url, observers=[log], **options) as client:
-            yield client, log
-
-
-_clients: list[asyncio.AbstractEventLoop] = []
-
-
-@contextlib.contextmanager
-def no_loose_ends() -> Iterator[None]:
-    """When the last client of the loop is closed: no task of the package, and nothing that only the loop was told."""
-    loop = asyncio.get_running_loop()
-    unhandled: list[dict[str, Any]] = []
-    handler = loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: unhandled.append(context))
-    _clients.append(loop)
-    try:
-        yield
-        assert loop in _clients[:-1] or [task for task in asyncio.all_tasks() if _runs_the_package(task)] == []
-        assert unhandled == []
-    finally:
-        _clients.pop()
-        loop.set_exception_handler(handler)
-
-
-def _runs_the_package(task: asyncio.Task[Any]) -> bool:
-    code = getattr(task.get_coro(), "cr_code", None)
-    return code is not None and Path(code.co_filename).is_relative_to(PACKAGE)
 
 
 async def connections(server: RedisServer) -> list[dict[str, str]]:
@@ -146,15 +24,6 @@ async def connections(server: RedisServer) -> list[dict[str, str]]:
 async def keys(server: RedisServer) -> set[str]:
     """The keys that are not the last token of a lock."""
     return {found for found in await server.command("KEYS", "*") if not found.endswith(":t")}
-
-
-async def eventually(ask: Any, *, what: str, within: float = PATIENCE) -> Any:
-    """Ask a server again and again, until the answer is true; return it."""
-    stop = CLOCK.now() + within
-    while not (answer := await ask()):
-        assert CLOCK.now() < stop, f"{what}: not within {within} s"
-        await asyncio.sleep(0.01)
-    return answer
 
 
 async def nothing_left(server: RedisServer, *, within: float = PATIENCE) -> None:

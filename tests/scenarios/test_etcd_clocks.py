@@ -9,9 +9,9 @@ import pytest
 from etcd_clock import ClockError, ForeignClock
 from etcd_server import EtcdCluster, EtcdMember, StartEtcd, gone
 from etcd_stage import backend_on, count_of_keys, granted, held_for, keys
-from failing_store import CLOCK, ENDED_BY_TIME
+from event_log import CLOCK, ENDED_BY_TIME
 from fault_proxy import FaultProxy
-from redis_stage import Stay, opened, staying
+from stays import Stay, opened, staying
 
 from fencing_sdk import LossReason, StaleTokenError
 from fencing_sdk.abc import Claim

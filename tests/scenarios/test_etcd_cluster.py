@@ -6,8 +6,8 @@ import asyncio
 
 from etcd_server import EtcdCluster, gone
 from etcd_stage import backend_on, count_of_keys, granted, in_order, six_in_line
-from failing_store import CLOCK, ENDED_BY_TIME
-from redis_stage import Stay, opened, staying
+from event_log import CLOCK, ENDED_BY_TIME
+from stays import Stay, opened, staying
 
 from fencing_sdk import Renewed
 from fencing_sdk.abc import Claim

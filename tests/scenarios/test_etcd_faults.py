@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from etcd_server import EtcdCluster, b64, gone
 from etcd_stage import backend_on, count_of_keys, granted, keys, waiters
-from failing_store import CLOCK, ENDED_BY_TIME, until
+from event_log import CLOCK, ENDED_BY_TIME
 from fault_proxy import FaultProxy
-from redis_stage import Stay, opened, staying
+from patience import until
+from stays import Stay, opened, staying
 
 from fencing_sdk import LossReason, Renewed
 from fencing_sdk.abc import Claim, Grant, Held, Renewal

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from etcd_server import EtcdCluster
 from etcd_stage import backend_on, count_of_keys, granted, keys
-from failing_store import CLOCK
+from event_log import CLOCK
 from fault_proxy import FaultProxy
 from patience import until
-from redis_stage import Stay, opened, staying
+from stays import Stay, opened, staying
 
 from fencing_sdk import LockClient
 from fencing_sdk.abc import Claim, Held, Renewal

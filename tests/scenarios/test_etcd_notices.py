@@ -9,9 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from etcd_server import EtcdCluster, StartEtcd
 from etcd_stage import backend_on, granted
-from failing_store import CLOCK, until
+from event_log import CLOCK
 from fault_proxy import FaultProxy
-from redis_stage import Stay, opened, staying
+from patience import until
+from stays import Stay, opened, staying
 
 from fencing_sdk import LockClient, LossReason
 from fencing_sdk.abc import Claim

@@ -8,8 +8,8 @@ import pytest
 from etcd_network import PeerNetwork
 from etcd_server import EtcdCluster, EtcdMember, b64, gone
 from etcd_stage import backend_on, count_of_keys, granted, held_for, in_order, six_in_line
-from failing_store import ENDED_BY_TIME
-from redis_stage import Stay, opened, staying
+from event_log import ENDED_BY_TIME
+from stays import Stay, opened, staying
 
 from fencing_sdk import StaleTokenError
 from fencing_sdk.abc import Claim

@@ -8,7 +8,7 @@ import traceback
 import pytest
 from etcd_server import EtcdCluster, EtcdError, StartEtcd, b64
 from etcd_stage import backend_on, granted
-from redis_stage import opened, staying
+from stays import opened, staying
 from throwaway_certificates import Certificates
 
 from fencing_sdk import Renewed

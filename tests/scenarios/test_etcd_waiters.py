@@ -10,7 +10,7 @@ from etcd_server import EtcdCluster, gone
 from etcd_stage import backend_on, count_of_keys, granted, keys, waiters
 from fault_proxy import FaultProxy
 from patience import until
-from redis_stage import Stay, opened, staying
+from stays import Stay, opened, staying
 
 from fencing_sdk.abc import Claim, Held
 from fencing_sdk.backends.etcd import EtcdBackend

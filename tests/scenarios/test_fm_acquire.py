@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
-from failing_store import CLOCK, ENDED_BY_TIME, LedgerBackend, Log, ticks, until
+from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
+from failing_store import LedgerBackend
+from patience import until
 
 from fencing_sdk import (
     Acquired,

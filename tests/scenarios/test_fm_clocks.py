@@ -5,9 +5,11 @@ import contextlib
 import time
 
 import pytest
-from failing_store import CLOCK, ENDED_BY_TIME, OPERATIONS, LedgerBackend, Log, Tracks, until
+from event_log import CLOCK, ENDED_BY_TIME, Log
+from failing_store import OPERATIONS, LedgerBackend, Tracks
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import until
 
 from fencing_sdk import (
     ConfigurationError,

@@ -6,7 +6,9 @@ import time
 
 import anyio
 import pytest
-from failing_store import CLOCK, ENDED_BY_TIME, OPERATIONS, LedgerBackend, Log, Tracks, ticks, until
+from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
+from failing_store import OPERATIONS, LedgerBackend, Tracks
+from patience import until
 
 from fencing_sdk import (
     BackendRefusedError,

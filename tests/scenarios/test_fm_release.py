@@ -5,7 +5,9 @@ from contextlib import suppress
 
 import anyio
 import pytest
-from failing_store import CLOCK, ENDED_BY_TIME, LedgerBackend, Log, Tracks, ticks, until
+from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
+from failing_store import LedgerBackend, Tracks
+from patience import until
 
 from fencing_sdk import Event, LeaseLostError, LockClient, LossReason, Lost, Released, RenewalFailed, Renewed
 from fencing_sdk.testing import FaultyBackend

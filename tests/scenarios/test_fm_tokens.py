@@ -5,7 +5,9 @@ import random
 import time
 
 import pytest
-from failing_store import CLOCK, LedgerBackend, Log, ticks, until
+from event_log import CLOCK, Log, ticks
+from failing_store import LedgerBackend
+from patience import until
 
 from fencing_sdk import (
     BackendUnavailableError,

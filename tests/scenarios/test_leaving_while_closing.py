@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from failing_store import CLOCK
+from event_log import CLOCK
 from fault_proxy import FaultProxy
 from postgresql_proxy import PostgresqlProxy
 from redis_server import RedisServer

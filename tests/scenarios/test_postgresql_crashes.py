@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from postgresql_stage import ENDS, LONG, SHORT, line, nothing_left, sessions, terminate, waiting
-from redis_stage import PATIENCE, Stay, eventually, opened, staying
+from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed
 from fencing_sdk._lease import state_of

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from postgresql_replicas import Replicated
 from postgresql_stage import LONG, SHORT, waiting
-from redis_stage import PATIENCE, Stay, opened, staying
+from stays import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed, StaleTokenError
 from fencing_sdk.guards.memory import MemoryGuard

@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
-from failing_store import CLOCK, ENDED_BY_TIME, until
+from event_log import CLOCK, ENDED_BY_TIME
+from patience import until
 from postgresql_stage import ENDS, LEAVING, LEFT, LONG, SHORT, nothing_left, sessions, terminate, waiting
-from redis_stage import PATIENCE, Stay, eventually, opened, staying
+from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import (
     BackendUnavailableError,

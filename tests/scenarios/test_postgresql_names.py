@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from failing_store import until
+from patience import until
 from postgresql_stage import LONG, everything_works, nothing_left, role, waiting
-from redis_stage import PATIENCE, Stay, opened, staying
+from stays import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import ConfigurationError, Lost, RenewalFailed, Renewed
 

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
-from failing_store import CLOCK, until
+from event_log import CLOCK
+from patience import until
 from pgbouncer import PgBouncer
 from postgresql_stage import LONG, everything_works, line, terminate, use_in_turn, waiting
-from redis_stage import PATIENCE, Stay, opened, staying
+from stays import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import Lost, Renewed
 from fencing_sdk._values.claim import Claim, Held

@@ -14,7 +14,7 @@ from postgresql_proxy import PostgresqlProxy
 from postgresql_replicas import Replicated
 from postgresql_server import PostgresqlServer
 from postgresql_stage import LISTENING, LONG, role, sessions, waiting
-from redis_stage import PATIENCE, Stay, eventually, opened, staying
+from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed
 from fencing_sdk._values.claim import Claim, Grant, Held

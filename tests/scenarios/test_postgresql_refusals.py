@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from failing_store import CLOCK, ENDED_BY_TIME
+from event_log import CLOCK, ENDED_BY_TIME
 from postgresql_server import PostgresqlServer
 from postgresql_stage import (
     LEAVING,
@@ -19,7 +19,7 @@ from postgresql_stage import (
     terminate,
     waiting,
 )
-from redis_stage import PATIENCE, Stay, opened, staying
+from stays import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import (
     BackendRefusedError,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from postgresql_stage import LEFT, LONG, line, nothing_left, waiting
-from redis_stage import PATIENCE, Stay, eventually, opened, staying
+from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import AcquireTimeoutError, BackendUnavailableError, LeaseLostError, Lost, Renewed
 

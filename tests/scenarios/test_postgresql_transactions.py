@@ -5,9 +5,10 @@ import contextlib
 
 import asyncpg
 import pytest
-from failing_store import CLOCK, until
+from event_log import CLOCK
+from patience import until
 from postgresql_stage import LEAVING, LONG, NEEDED, SHORT, idle_in_transaction, nothing_left, role, use_in_turn, waiting
-from redis_stage import PATIENCE, Stay, opened, staying
+from stays import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import (
     AcquireTimeoutError,

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from failing_store import CLOCK, until
+from event_log import CLOCK
+from patience import until
 from postgresql_stage import nothing_left, sessions, terminate, use_in_turn, waiting
-from redis_stage import PATIENCE, Stay, opened, staying
+from stays import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import AcquireTimeoutError
 from fencing_sdk.backends.postgresql import schema

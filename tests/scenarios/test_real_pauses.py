@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from failing_store import CLOCK, until
+from event_log import CLOCK
+from patience import until
 
 from fencing_sdk import LockClient, StaleTokenError, connect
 from fencing_sdk.guards.memory import MemoryGuard

@@ -12,7 +12,8 @@ import pytest
 from redis_cluster import Cluster
 from redis_replicas import Replicated
 from redis_server import RedisServer
-from redis_stage import PATIENCE, calls_of, eventually, key, no_loose_ends
+from redis_stage import calls_of, key
+from stays import PATIENCE, eventually, no_loose_ends
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.redis import RedisBackend, from_url

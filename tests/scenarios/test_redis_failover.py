@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from failing_store import ENDED_BY_TIME
+from event_log import ENDED_BY_TIME
 from patience import until
 from redis_cluster import Cluster
 from redis_replicas import Replicated

@@ -5,20 +5,11 @@ import contextlib
 import random
 
 import pytest
-from failing_store import CLOCK, ENDED_BY_TIME, until
+from event_log import CLOCK, ENDED_BY_TIME
+from patience import until
 from redis_server import version_of
-from redis_stage import (
-    PATIENCE,
-    Stay,
-    connections,
-    eventually,
-    key,
-    keys,
-    milliseconds_left,
-    nothing_left,
-    opened,
-    staying,
-)
+from redis_stage import connections, key, keys, milliseconds_left, nothing_left
+from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import (
     AcquireTimeoutError,

@@ -1,18 +1,10 @@
 """Somebody else changes a lease behind its holder's back: the holder is told, and tokens still grow."""
 
 import pytest
-from failing_store import Log, until
-from redis_stage import (
-    PATIENCE,
-    Stay,
-    connections,
-    eventually,
-    key,
-    milliseconds_left,
-    nothing_left,
-    opened,
-    staying,
-)
+from event_log import Log
+from patience import until
+from redis_stage import connections, key, milliseconds_left, nothing_left
+from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, LockHeldError, LossReason, Lost, Renewed
 from fencing_sdk.backends.redis import scripts

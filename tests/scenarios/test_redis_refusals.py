@@ -6,20 +6,10 @@ import pickle
 import traceback
 
 import pytest
-from failing_store import ENDED_BY_TIME
+from event_log import ENDED_BY_TIME
 from redis_server import version_of
-from redis_stage import (
-    PATIENCE,
-    Stay,
-    calls_of,
-    connections,
-    eventually,
-    key,
-    keys,
-    nothing_left,
-    opened,
-    staying,
-)
+from redis_stage import calls_of, connections, key, keys, nothing_left
+from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import (
     BackendRefusedError,

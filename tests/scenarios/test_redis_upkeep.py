@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from redis_stage import PATIENCE, connections, eventually, key, keys, nothing_left, opened, staying
+from redis_stage import connections, key, keys, nothing_left
+from stays import PATIENCE, eventually, opened, staying
 
 from fencing_sdk import LossReason, connect
 from fencing_sdk.abc import Claim, Grant, Held

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from failing_store import CLOCK, until
-from redis_stage import PATIENCE, Stay, calls_of, connections, eventually, key, keys, nothing_left, opened, staying
+from event_log import CLOCK
+from patience import until
+from redis_stage import calls_of, connections, key, keys, nothing_left
+from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import AcquireTimeoutError, LockHeldError
 from fencing_sdk.backends.redis import scripts

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from failing_store import CLOCK
-from redis_stage import PATIENCE, eventually, opened, staying
+from event_log import CLOCK
+from stays import PATIENCE, eventually, opened, staying
 from zookeeper_clock import WallClock, require_compiler
 from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
 from zookeeper_stage import Operator, operating

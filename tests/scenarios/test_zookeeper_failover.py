@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from failing_store import CLOCK
-from redis_stage import PATIENCE, eventually, opened, staying
+from event_log import CLOCK
+from stays import PATIENCE, eventually, opened, staying
 from zookeeper_server import fresh_root
 from zookeeper_stage import in_place
 

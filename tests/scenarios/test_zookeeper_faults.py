@@ -6,8 +6,8 @@ import asyncio
 import socket
 
 import pytest
-from failing_store import CLOCK
-from redis_stage import PATIENCE, eventually, opened, staying
+from event_log import CLOCK
+from stays import PATIENCE, eventually, opened, staying
 from zookeeper_server import fresh_root
 from zookeeper_stage import in_place, kill_session, operating
 

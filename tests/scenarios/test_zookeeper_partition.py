@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from failing_store import CLOCK
-from redis_stage import PATIENCE, eventually, opened, staying
+from event_log import CLOCK
+from stays import PATIENCE, eventually, opened, staying
 from zookeeper_network import MemberNetwork
 from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
 

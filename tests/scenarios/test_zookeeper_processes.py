@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from redis_stage import PATIENCE, eventually, opened, staying
+from stays import PATIENCE, eventually, opened, staying
 from zookeeper_stage import in_place, operating
 
 from fencing_sdk import LossReason

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kazoo.client import KazooClient
-from redis_stage import opened
+from stays import opened
 from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
 from zookeeper_stage import operating
 

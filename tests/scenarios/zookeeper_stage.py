@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from redis_stage import eventually
+from stays import eventually
 
 from fencing_sdk import LockClient
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
