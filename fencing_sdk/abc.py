@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Token
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Grant, Held, Holder, Mode, Permit, Renewal, Token
 from fencing_sdk.errors import LossReason
 
 __all__ = [
+    "LOCK",
+    "READER",
+    "WRITER",
     "Backend",
     "Claim",
     "Grant",
@@ -23,12 +26,15 @@ __all__ = [
     "Held",
     "Holder",
     "LossNotice",
+    "Mode",
+    "Permit",
     "Renewal",
     "SupportsFence",
     "SupportsLossNotice",
     "SupportsOpen",
     "SupportsQueue",
     "SupportsSchema",
+    "SupportsShares",
     "Token",
     "TransactionalGuard",
     "Turn",
@@ -132,6 +138,33 @@ class SupportsQueue(Protocol):
 
         Entering returns only when a release can no longer be missed. While a waiter is in the
         line, `Backend.acquire` grants to the head of the line alone.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsShares(Protocol):
+    """
+    A backend that lets several owners hold one name: claims of every `Mode`, and not of `LOCK` alone.
+
+    * A writer and a lock are granted when no other owner holds the name; a reader when only readers hold it; a
+      permit when nothing but permits is held, and fewer than its `Permit.of`. It gets the lowest free number.
+    * There is one line, in order of arrival, and only its head is granted, so no writer starves. A granted share
+      wakes the next head if that one fits too. A release, and a waiter that leaves, wakes the head if it fits.
+    * The token of a permit and of a writer is higher than every earlier one of the name. That of a reader is the token
+      of the readers who hold the name now, else a new one.
+    * To renew, to release and to inspect work as for a lock; `Backend.inspect` tells one of several holders.
+
+    What happens when permits, readers and plain locks use the same name is not specified, except that they never
+    hold it together.
+    """
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """
+        Tell who holds *name*, in the order of their permits, or of their tokens.
+
+        Raises:
+            BackendUnavailableError, BackendRefusedError: as `Backend.inspect`.
         """
         ...
 

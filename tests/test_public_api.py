@@ -109,7 +109,7 @@ SHOWN = {
     },
     "Lock": {"acquire", "locked", "name", "try_acquire"},
     "LockClient": {"aclose", "inspect", "lock", "locked"},
-    "Holder": {"holder", "metadata", "name", "remaining", "token"},
+    "Holder": {"holder", "metadata", "mode", "name", "permit", "remaining", "token"},
     "Token": set(dir(int)),
 }
 """What each class of the front door shows; events and errors show their fields, and what their bases show."""

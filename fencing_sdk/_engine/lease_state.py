@@ -133,7 +133,7 @@ class LeaseState:
         self.check()
         token = self._token
         if token is None:
-            token = self._token = Token(self.number, self.holder)
+            token = self._token = Token(self.number, self.claim.token_holder(self.number))
         return token
 
     @property

@@ -45,6 +45,40 @@ def holder_of(owner: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Mode:
+    """How a claim wants to hold a name: alone, or together with others. `LOCK`, `WRITER`, `READER`, or a `Permit`."""
+
+    word: str
+    """The mode as one word: ``lock``, ``writer``, ``reader`` or ``permit``."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether several claims of this mode may hold one name at the same time."""
+        return self.word in _SHARED
+
+
+_SHARED = frozenset({"reader", "permit"})
+
+LOCK = Mode("lock")
+"""Alone. The default."""
+
+WRITER = Mode("writer")
+"""Alone, in one line with readers."""
+
+READER = Mode("reader")
+"""Together with every other reader. They share one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permit(Mode):
+    """One of so many numbered permits. Each has a token of its own."""
+
+    of: int
+    """How many permits may be held at the same time. A claim gets the lowest free number from 0 to below this."""
+    word: str = field(default="permit", init=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """
     One acquisition, asked for: a name and the owner id made for it before anything is sent.
@@ -58,11 +92,21 @@ class Claim:
     """128 random bits, never shown: they are enough to release the lock."""
     metadata: str | None = None
     """Shown by `LockClient.inspect` to other clients."""
+    mode: Mode = LOCK
+    """How it holds the name. Only a `fencing_sdk.abc.SupportsShares` gets claims of another mode than `LOCK`."""
 
     @property
     def holder(self) -> str:
         """The public digest of the owner id."""
         return holder_of(self.owner)
+
+    def token_holder(self, token: int) -> str:
+        """
+        The ``holder`` of the *token* that was granted to this claim, by which a guard knows two writers apart.
+
+        Readers that hold together share it, as they share the token.
+        """
+        return holder_of(f"readers\0{self.name}\0{token:d}") if self.mode == READER else self.holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +121,8 @@ class Grant:
     Whether this answer (re)started the ttl. False from a store that repeats an earlier grant to
     the same owner without prolonging it: the deadline then counts from the first attempt.
     """
+    permit: int | None = None
+    """The number of the permit, where the claim's mode is a `Permit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +156,6 @@ class Holder:
     remaining: float
     """Seconds until the store would hand the lock on without a renewal."""
     metadata: str | None = None
+    mode: Mode = LOCK
+    permit: int | None = None
+    """The number of the permit, where the mode is a `Permit`."""

@@ -12,7 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fencing_sdk import Token
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk._values.claim import (
+    LOCK,
+    READER,
+    TOKEN_LIMIT,
+    WRITER,
+    Claim,
+    Grant,
+    Held,
+    Holder,
+    Permit,
+    Renewal,
+    holder_of,
+)
 
 values = st.integers(0, TOKEN_LIMIT - 1)
 
@@ -127,3 +139,19 @@ def test_a_grant_restarts_the_ttl_unless_the_store_says_otherwise():
 def test_the_outcomes_of_a_renewal():
     assert [outcome.name for outcome in Renewal] == ["RENEWED", "REFUSED", "TAKEN_OVER", "UNKNOWN"]
     assert all(pickle.loads(pickle.dumps(outcome)) is outcome for outcome in Renewal)
+
+
+def test_a_claim_wants_the_name_for_itself_unless_it_says_otherwise():
+    assert Claim("a", 1.0).mode is LOCK
+    assert [mode.shared for mode in (LOCK, WRITER, READER, Permit(of=4))] == [False, False, True, True]
+    assert Permit(of=4) == Permit(of=4) != Permit(of=5)
+    assert Permit(of=4).word == "permit"
+
+
+def test_readers_that_hold_together_are_one_holder_to_a_guard():
+    one, other = (Claim("a", 1.0, mode=READER) for _ in range(2))
+    assert one.token_holder(7) == other.token_holder(7)
+    assert one.holder != other.holder
+    assert one.token_holder(7) != one.token_holder(8)
+    assert one.token_holder(7) != Claim("b", 1.0, mode=READER).token_holder(7)
+    assert Claim("a", 1.0, one.owner).token_holder(7) == one.holder
