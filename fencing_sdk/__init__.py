@@ -37,6 +37,7 @@ from fencing_sdk.events import (
     Renewed,
     StaleRejected,
 )
+from fencing_sdk.recipes.holding import holding
 
 __version__ = "0.1.0"
 
@@ -77,4 +78,5 @@ __all__ = [
     "connect",
     "current_lease",
     "current_token",
+    "holding",
 ]

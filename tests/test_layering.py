@@ -25,9 +25,10 @@ ROOMS = {
     "_lease": {"errors", "_values", "_engine.lease_state"},
     "_current": {"errors", "_values", "_lease", "_engine.lease_state"},
     "_lock": {"errors", "events", "abc", "_values", "_engine", "_lease", "_current"},
+    "recipes": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_current", "_name_template"},
     "_arguments": {"errors", "events", "abc", "_values", "_engine"},
     "_client": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_arguments", "_name_template"}
-    | {"_recording", "backends", "_current"},
+    | {"_recording", "backends", "_current", "recipes"},
 }
 """Which rooms a room may enter besides itself. A room is a folder, or a module at the front."""
 EDGES = ("integrations", "testing", "cli")

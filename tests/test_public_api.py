@@ -46,6 +46,7 @@ PROMISED = {
     "connect",
     "current_lease",
     "current_token",
+    "holding",
 }
 
 

@@ -21,6 +21,7 @@ from fencing_sdk import (
     connect,
     current_lease,
     current_token,
+    holding,
 )
 from fencing_sdk.abc import Backend, Guard
 from fencing_sdk.backends.memory import MemoryBackend
@@ -40,6 +41,21 @@ class Tenant:
         return str(price)
 
     key = "acme"
+
+
+@holding("accounts/{account_id}")
+async def withdraw(account_id: int, *, cents: int) -> bytes:
+    return b"%d" % (account_id + cents)
+
+
+@holding("accounts/{account_id}")
+def withdraw_at_once(account_id: int, *, cents: int) -> bytes:
+    return b"%d" % (account_id + cents)
+
+
+async def a_function_that_needs_a_lock_keeps_its_signature() -> None:
+    assert_type(await withdraw(7, cents=5), bytes)
+    assert_type(withdraw_at_once(7, cents=5), bytes)
 
 
 async def a_decorated_coroutine_keeps_its_signature() -> None:

@@ -12,7 +12,7 @@ from psycopg.rows import TupleRow
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from fencing_sdk import Event, LockClient, connect, current_token
+from fencing_sdk import Event, LockClient, connect, current_token, holding
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.sql import SqlGuard
 
@@ -27,10 +27,15 @@ async def build_report(report_id: int) -> str:
 async def calls_of_a_decorated_coroutine() -> None:
     await build_report("seven")  # type: ignore[arg-type]
     await build_report()  # type: ignore[call-arg]
+    withdraw("seven")  # type: ignore[arg-type]
     await build_report(7, colour="red")  # type: ignore[call-arg]
     number: int = await build_report(7)  # type: ignore[assignment]
     build_report(7)  # type: ignore[unused-coroutine]
     print(number)  # noqa: T201  (never run)
+
+
+@holding("accounts/{account_id}")
+def withdraw(account_id: int) -> None: ...
 
 
 @locks.locked("a")  # type: ignore[arg-type]
