@@ -9,16 +9,33 @@ from __future__ import annotations
 import inspect
 import unicodedata
 from collections.abc import Sequence
-from typing import cast
+from typing import TypedDict, cast
 
 from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Backoff
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk._values.names import check_name
+from fencing_sdk._values.timing import Seconds
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, shown
 
 METADATA_LIMIT = 1024
 """Characters of metadata a store keeps beside a grant."""
+
+Fence = Guard | tuple[Guard, str]
+"""A guard whose resource is named like the lock, or a guard and the name of its resource."""
+
+
+class LockOptions(TypedDict, total=False):
+    """The parameters of `LockClient.lock` besides the name."""
+
+    ttl: Seconds
+    wait: Seconds | None
+    safety_buffer: Seconds | None
+    heartbeat_interval: Seconds | None
+    max_hold: Seconds | None
+    fences: Sequence[Fence]
+    backoff: Backoff
+    metadata: str | None
 
 
 def check_backend(backend: object, *, takes: str = "backend must be") -> None:

@@ -12,9 +12,11 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from fencing_sdk._arguments import (
+    Fence,
+    LockOptions,
     check_backend,
     check_backoff,
     check_clock,
@@ -34,29 +36,13 @@ from fencing_sdk._values.names import check_name, check_namespace, in_namespace
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, patience
 from fencing_sdk._values.wire import ENV_RECORD, ENV_URL
-from fencing_sdk.abc import Backend, Guard
+from fencing_sdk.abc import Backend
 from fencing_sdk.backends import from_url
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Observer
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-Fence = Guard | tuple[Guard, str]
-"""A guard whose resource is named like the lock, or a guard and the name of its resource."""
-
-
-class LockOptions(TypedDict, total=False):
-    """The parameters of `LockClient.lock` besides the name."""
-
-    ttl: Seconds
-    wait: Seconds | None
-    safety_buffer: Seconds | None
-    heartbeat_interval: Seconds | None
-    max_hold: Seconds | None
-    fences: Sequence[Fence]
-    backoff: Backoff
-    metadata: str | None
 
 
 class LockClient:

@@ -25,8 +25,9 @@ ROOMS = {
     "_lease": {"errors", "_values", "_engine.lease_state"},
     "_current": {"errors", "_values", "_lease", "_engine.lease_state"},
     "_lock": {"errors", "events", "abc", "_values", "_engine", "_lease", "_current"},
-    "recipes": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_current", "_name_template"},
     "_arguments": {"errors", "events", "abc", "_values", "_engine"},
+    "recipes": {"errors", "events", "abc", "_values", "_engine", "_name_template", "_lease", "_current", "_lock"}
+    | {"_arguments"},
     "_client": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_arguments", "_name_template"}
     | {"_recording", "backends", "_current", "recipes"},
 }

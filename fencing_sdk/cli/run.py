@@ -21,7 +21,8 @@ from urllib.parse import quote
 
 import anyio
 
-from fencing_sdk._client import LockOptions, connect
+from fencing_sdk._arguments import LockOptions
+from fencing_sdk._client import connect
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.clock import BootClock, wall_seconds

@@ -17,7 +17,8 @@ from typing import Annotated, Any, TypeAlias, Unpack
 from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.params import Depends as Dependency
 
-from fencing_sdk._client import LockClient, LockOptions
+from fencing_sdk._arguments import LockOptions
+from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.wire import HEADER, OLD_HEADER

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, Unpack
 
-from fencing_sdk._client import LockClient, LockOptions
+from fencing_sdk._arguments import LockOptions
+from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Event
