@@ -38,6 +38,7 @@ from fencing_sdk.events import (
     StaleRejected,
 )
 from fencing_sdk.recipes.holding import holding
+from fencing_sdk.recipes.multilock import HeldLocks, MultiLock
 
 __version__ = "0.1.0"
 
@@ -53,6 +54,7 @@ __all__ = [
     "Event",
     "FenceRaised",
     "FencingError",
+    "HeldLocks",
     "Holder",
     "InvalidNameError",
     "Lease",
@@ -62,6 +64,7 @@ __all__ = [
     "LockHeldError",
     "LossReason",
     "Lost",
+    "MultiLock",
     "NoLeaseError",
     "NotAcquired",
     "NotAcquiredReason",

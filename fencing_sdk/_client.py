@@ -40,6 +40,7 @@ from fencing_sdk.abc import Backend
 from fencing_sdk.backends import from_url
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Observer
+from fencing_sdk.recipes.multilock import MultiLock, check_names
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -194,6 +195,30 @@ class LockClient:
             metadata=check_metadata(metadata),
         )
         return Lock(self._opened, terms, check_fences(fences))
+
+    def multilock(self, *names: str, **options: Unpack[LockOptions]) -> MultiLock:
+        """
+        Describe how to hold several locks together; nothing is sent until ``async with`` enters them.
+
+        They are acquired in the order of their names, whatever order they are given in, so that callers that need
+        the same locks do not wait for each other in a circle. That holds among multi-locks: do not enter one while
+        this task holds another lock that their callers need.
+
+        Args:
+            *names: What is protected: two or more names, in any order. One is allowed.
+
+            **options: As for `lock`, for each of the locks. ``wait`` is the patience for all of them together.
+                ``fences`` are guards alone: each lock raises the fence of the resource that is named like it.
+
+        Returns:
+            A `MultiLock`, whose ``async with`` yields `HeldLocks` and raises what that of a `Lock` raises.
+
+        Raises:
+            ConfigurationError: a name stands twice or cannot be a name, or an option cannot work.
+        """
+        in_order = check_names(names, options.get("fences"))
+        wait = patience(options.pop("wait", None))
+        return MultiLock([self.lock(name, **options) for name in in_order], wait, self._clock)
 
     def locked(
         self, name: str, **options: Unpack[LockOptions]

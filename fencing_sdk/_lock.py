@@ -106,7 +106,10 @@ class Lock:
             return await engine.hold(terms, self._fences)
 
     async def __aenter__(self) -> Lease:
-        lease = await self._acquire(self._terms)
+        return await self._enter(self._terms)
+
+    async def _enter(self, terms: Terms) -> Lease:
+        lease = await self._acquire(terms)
         try:
             self._scopes.append(LeaseScope(lease))
         except BaseException:
@@ -148,3 +151,8 @@ class Lock:
         scope = candidates[0]
         self._scopes.remove(scope)
         return scope
+
+
+async def enter(lock: Lock, *, wait: float | None) -> Lease:
+    """Do what ``async with`` does first, with another patience. For this package alone: the caller leaves *lock*."""
+    return await lock._enter(lock._terms._replace(wait=wait))  # noqa: SLF001  (the one door to it)

@@ -8,12 +8,14 @@ from tenacity import wait_exponential, wait_random
 
 from fencing_sdk import (
     Event,
+    HeldLocks,
     Holder,
     Lease,
     LeaseLostError,
     Lock,
     LockClient,
     LossReason,
+    MultiLock,
     NotAcquired,
     NotAcquiredReason,
     Observer,
@@ -56,6 +58,15 @@ def withdraw_at_once(account_id: int, *, cents: int) -> bytes:
 async def a_function_that_needs_a_lock_keeps_its_signature() -> None:
     assert_type(await withdraw(7, cents=5), bytes)
     assert_type(withdraw_at_once(7, cents=5), bytes)
+
+
+async def several_locks_have_a_lease_each() -> None:
+    several = locks.multilock("accounts/1", "accounts/7", wait=5, ttl=timedelta(seconds=15))
+    assert_type(several, MultiLock)
+    async with several as held:
+        assert_type(held, HeldLocks)
+        assert_type(held["accounts/1"], Lease)
+        assert_type(held.tokens, dict[str, Token])
 
 
 async def a_decorated_coroutine_keeps_its_signature() -> None:

@@ -1,0 +1,149 @@
+"""
+Several locks, held together or not at all.
+
+    async with locks.multilock("accounts/1", "accounts/7", wait=5, fences=[ledger]) as held:
+        async with pool.acquire() as connection, connection.transaction():
+            await ledger.admit_all(connection, held.tokens)
+
+They are acquired one after the other, in the order of their names in the store, so that two callers which need the same
+locks never wait for each other in a circle. A caller that gets one late gives back the ones before it: by its
+patience, which all of them share, or because one of those was lost meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from itertools import pairwise
+from types import TracebackType
+
+from fencing_sdk._lease import Lease
+from fencing_sdk._lock import Lock, enter
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.names import check_name
+from fencing_sdk.errors import AcquireTimeoutError, ConfigurationError, shown
+
+_NO_PATIENCE_LEFT = 1e-9
+"""Seconds to wait when the patience is over: 0 would mean that the caller asked for one try."""
+
+
+class HeldLocks(Mapping[str, Lease]):
+    """
+    The leases of a `MultiLock` that is held, by the names of the locks, in the order of their names.
+
+    ``held["accounts/7"].token`` is the token of one lock, ``held.tokens`` those of all.
+    """
+
+    __slots__ = ("_leases",)
+
+    def __init__(self, leases: Mapping[str, Lease]) -> None:
+        self._leases = dict(leases)
+
+    def __getitem__(self, name: str) -> Lease:
+        return self._leases[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._leases)
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __repr__(self) -> str:
+        return f"<HeldLocks {', '.join(map(repr, self._leases.values()))}>"
+
+    @property
+    def tokens(self) -> dict[str, Token]:
+        """
+        The fencing token of each lock, by its name: what ``admit_all`` of a guard takes. Read it at the last moment.
+
+        Raises:
+            LeaseLostError: one of the leases is over. The clock is looked at now, at this very read.
+        """
+        return {name: lease.token for name, lease in self._leases.items()}
+
+    def check(self) -> None:
+        """
+        Do nothing while every lease is held.
+
+        Raises:
+            LeaseLostError: one of the leases is over; the error names it.
+        """
+        for lease in self._leases.values():
+            lease.check()
+
+
+class MultiLock:
+    """
+    Several locks, described. Nothing is sent until ``async with`` enters it. Made by `LockClient.multilock`.
+
+    The body is cancelled when one of the locks is lost, and `LeaseLostError` names that one. The others are given back.
+    """
+
+    __slots__ = ("_clock", "_locks", "_wait")
+
+    def __init__(self, locks: Sequence[Lock], wait: float | None, clock: Clock) -> None:
+        self._locks = locks
+        self._wait = wait
+        self._clock = clock
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the locks protect, in the order in which they are acquired."""
+        return tuple(lock.name for lock in self._locks)
+
+    def __repr__(self) -> str:
+        return f"<MultiLock {', '.join(map(shown, self.names))}>"
+
+    async def __aenter__(self) -> HeldLocks:
+        began = self._clock.now()
+        leases: dict[str, Lease] = {}
+        async with AsyncExitStack() as entered:
+            for lock in self._locks:
+                leases[lock.name] = await self._enter(lock, began)
+                entered.push_async_exit(lock)
+            entered.pop_all()  # held from here on: `__aexit__` leaves them
+        return HeldLocks(leases)
+
+    async def _enter(self, lock: Lock, began: float) -> Lease:
+        wait = self._wait
+        if wait:
+            wait = max(_NO_PATIENCE_LEFT, began + wait - self._clock.now())
+        try:
+            return await enter(lock, wait=wait)
+        except AcquireTimeoutError as error:
+            raise AcquireTimeoutError(error.name, self._clock.now() - began) from None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        held = AsyncExitStack()  # every lock pairs the exit with its own entry, so nothing is kept here
+        for lock in self._locks:
+            held.push_async_exit(lock)
+        return await held.__aexit__(kind, raised, traceback)
+
+
+def check_names(names: Iterable[str], fences: object) -> list[str]:
+    """
+    Return the *names* in the order in which every client acquires them.
+
+    The store has them in a namespace, a prefix that all of them share and that does not change their order.
+
+    Raises:
+        ConfigurationError: there are none, one of them stands twice, or a fence has a resource of its own.
+    """
+    checked = sorted(check_name(name) for name in names)
+    if not checked:
+        msg = "multilock() needs names, such as multilock('accounts/1', 'accounts/7')"
+        raise ConfigurationError(msg)
+    for name, following in pairwise(checked):
+        if name == following:
+            msg = f"multilock() has the name {shown(name)} twice; each lock is held once, so pass it once"
+            raise ConfigurationError(msg)
+    if isinstance(fences, Sequence) and any(isinstance(fence, tuple) for fence in fences):
+        msg = (
+            "fences of multilock() must be guards without a resource: the tokens of two locks cannot be compared, so "
+            "each lock raises the fence of the resource that is named like it"
+        )
+        raise ConfigurationError(msg)
+    return checked
