@@ -89,6 +89,37 @@ def test_every_backend_has_a_url_and_a_page():
         assert (PACKAGE.parent / "docs" / "backends" / f"{backend}.md").exists()
 
 
+SCENARIOS = {
+    "FaultsSuite": {
+        "memory": "there is no server and no network between: the faults are those of tests/scenarios/test_fm_*.py",
+        "sqlite": "there is no server and no network between: test_sqlite_processes.py has what a file can do",
+        "kahuna": "its stand-in has faults of its own kind: test_kahuna_faults.py",
+    },
+}
+"""The suites of tests/stores, and the backends that do not run them, each with the reason."""
+
+
+def test_every_suite_of_scenarios_is_in_this_matrix():
+    written = {
+        node.name
+        for path in (TESTS / "stores").glob("*_suite.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Suite")
+    }
+    assert written == set(SCENARIOS)
+
+
+@pytest.mark.parametrize("suite", SCENARIOS)
+def test_every_scenario_runs_on_every_store_or_it_is_written_here_why_not(suite: str):
+    runs = {
+        node.name.removeprefix("Test").lower()
+        for path in (TESTS / "stores").glob("test_*.py")
+        for node in _collected(ast.parse(path.read_text()), suite)
+    }
+    assert runs | set(SCENARIOS[suite]) == set(LACKS)
+    assert not runs & set(SCENARIOS[suite]), "what runs needs no reason"
+
+
 @pytest.mark.parametrize("room", ["backends", "guards"])
 def test_no_suite_of_a_shipped_store_skips(room: str):
     """What a store lacks is declared, and then not collected; a skip would hide it."""

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from etcd_server import EtcdCluster, b64, gone
+from etcd_server import EtcdCluster, b64
 from etcd_stage import backend_on, count_of_keys, granted, keys, waiters
-from event_log import CLOCK, ENDED_BY_TIME
+from event_log import CLOCK
 from fault_proxy import FaultProxy
 from patience import until
 from stays import Stay, opened, staying
@@ -29,31 +29,6 @@ pytestmark = pytest.mark.usefixtures("no_blocking_calls")
 
 
 # The server stands still
-
-
-async def test_a_server_that_stands_still_for_less_than_the_ttl_costs_nothing(etcd_server: EtcdCluster):
-    async with (
-        opened(etcd_server.url) as (locks, log),
-        staying(locks.lock("a", ttl=15, heartbeat_interval=0.3)) as stay,
-    ):
-        etcd_server.members[0].pause()
-        await asyncio.sleep(1.5)
-        etcd_server.members[0].resume()
-        renewed = len(log.of(Renewed))
-        await log.seen(Renewed, renewed + 2)
-        await stay.end()
-
-
-async def test_a_server_that_stands_still_for_longer_ends_the_work_before_the_lock_is_free(etcd_server: EtcdCluster):
-    """The deadline needs no answer. When etcd goes on, it gives the lock to another claim, with a higher token."""
-    async with opened(etcd_server.url) as (locks, _), staying(locks.lock("a", ttl=1.5)) as stay:
-        etcd_server.members[0].pause()
-        await stay.over()
-        assert stay.lost in ENDED_BY_TIME
-        assert stay.body_ended_at - stay.granted_at < 6
-        etcd_server.members[0].resume()
-        async with locks.lock("a", wait=20) as lease:
-            assert lease.token > stay.token
 
 
 async def test_a_lock_is_held_for_many_times_its_ttl(etcd_server: EtcdCluster):
@@ -287,33 +262,6 @@ async def test_a_refusal_after_a_lost_request_is_no_refusal(etcd_server, etcd_pr
             await acquiring
         assert isinstance(await backend.acquire(claim), Held)
         etcd_proxy.heal()
-
-
-async def test_a_lease_rides_out_a_network_that_loses_everything_for_a_while(etcd_server, etcd_proxy: FaultProxy):
-    url = f"etcd://127.0.0.1:{etcd_proxy.port}"
-    async with opened(url) as (locks, log), staying(locks.lock("a", ttl=15, heartbeat_interval=0.3)) as stay:
-        for fault in (etcd_proxy.blackhole, etcd_proxy.half_open, etcd_proxy.refuse):
-            fault()
-            etcd_proxy.cut()
-            await asyncio.sleep(0.7)
-            etcd_proxy.cut()
-            etcd_proxy.heal()
-            renewed = len(log.of(Renewed))
-            await log.seen(Renewed, renewed + 1)
-        await stay.end()
-    await gone(etcd_server, "fencing/")
-
-
-async def test_giving_up_on_a_silent_network_leaves_nothing_behind(etcd_server, etcd_proxy: FaultProxy):
-    url = f"etcd://127.0.0.1:{etcd_proxy.port}"
-    async with opened(url) as (locks, _):
-        async with locks.lock("a", ttl=3):
-            etcd_proxy.half_open()
-            with pytest.raises(BackendUnavailableError):
-                await locks.lock("b", ttl=3, wait=0.5).acquire()
-            etcd_proxy.cut()
-            etcd_proxy.heal()
-        await gone(etcd_server, "fencing/b/")
 
 
 # Other loops, other processes

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from postgresql_stage import ENDS, LONG, SHORT, line, nothing_left, sessions, terminate, waiting
-from stays import PATIENCE, Stay, eventually, opened, staying
+from postgresql_stage import ENDS, line, nothing_left, sessions, terminate, waiting
+from stays import LONG, PATIENCE, SHORT, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed
 from fencing_sdk._lease import state_of

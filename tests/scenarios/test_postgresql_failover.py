@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from postgresql_replicas import Replicated
-from postgresql_stage import LONG, SHORT, waiting
-from stays import PATIENCE, Stay, opened, staying
+from postgresql_stage import waiting
+from stays import LONG, PATIENCE, SHORT, Stay, opened, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed, StaleTokenError
 from fencing_sdk.guards.memory import MemoryGuard

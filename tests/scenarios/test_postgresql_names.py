@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from patience import until
-from postgresql_stage import LONG, everything_works, nothing_left, role, waiting
-from stays import PATIENCE, Stay, opened, staying
+from postgresql_stage import everything_works, nothing_left, role, waiting
+from stays import LONG, PATIENCE, Stay, opened, staying
 
 from fencing_sdk import ConfigurationError, Lost, RenewalFailed, Renewed
 

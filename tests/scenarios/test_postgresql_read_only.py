@@ -13,8 +13,8 @@ from local_ports import HOST
 from postgresql_proxy import PostgresqlProxy
 from postgresql_replicas import Replicated
 from postgresql_server import PostgresqlServer
-from postgresql_stage import LISTENING, LONG, role, sessions, waiting
-from stays import PATIENCE, Stay, eventually, opened, staying
+from postgresql_stage import LISTENING, role, sessions, waiting
+from stays import LONG, PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed
 from fencing_sdk._values.claim import Claim, Grant, Held

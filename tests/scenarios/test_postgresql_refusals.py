@@ -7,10 +7,7 @@ import pytest
 from event_log import CLOCK, ENDED_BY_TIME
 from postgresql_server import PostgresqlServer
 from postgresql_stage import (
-    LEAVING,
-    LONG,
     NEEDED,
-    SHORT,
     everything_shown_by,
     everything_works,
     nothing_left,
@@ -19,7 +16,7 @@ from postgresql_stage import (
     terminate,
     waiting,
 )
-from stays import PATIENCE, Stay, opened, staying
+from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, opened, staying
 
 from fencing_sdk import (
     BackendRefusedError,

@@ -5,8 +5,8 @@ import contextlib
 import random
 
 import pytest
-from postgresql_stage import LEFT, LONG, line, nothing_left, waiting
-from stays import PATIENCE, Stay, eventually, opened, staying
+from postgresql_stage import LEFT, line, nothing_left, waiting
+from stays import LONG, PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import AcquireTimeoutError, BackendUnavailableError, LeaseLostError, Lost, Renewed
 

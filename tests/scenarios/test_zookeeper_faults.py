@@ -6,7 +6,6 @@ import asyncio
 import socket
 
 import pytest
-from event_log import CLOCK
 from stays import PATIENCE, eventually, opened, staying
 from zookeeper_server import fresh_root
 from zookeeper_stage import in_place, kill_session, operating
@@ -119,21 +118,6 @@ async def _try(backend, claim) -> Grant | Held | None:
 # A connection that breaks.
 
 
-async def test_a_client_that_is_cut_off_stops_before_another_one_is_granted(by_proxy, zookeeper_proxy, zookeeper_url):
-    async with opened(by_proxy) as (cut_off, _), opened(zookeeper_url) as (locks, _):
-        async with staying(cut_off.lock("a", ttl=2)) as stay:
-            zookeeper_proxy.blackhole()
-            second = await locks.lock("a", ttl=2, wait=PATIENCE).acquire()
-            granted_at = CLOCK.now()
-            await stay.over()
-            assert stay.lost in {LossReason.EXPIRED, LossReason.STALLED}
-            assert stay.body_ended_at < granted_at
-            assert second.token > stay.token
-            await second.release()
-        zookeeper_proxy.cut()
-        zookeeper_proxy.heal()
-
-
 async def test_a_short_outage_of_the_network_costs_nothing(by_proxy, zookeeper_proxy):
     """SUSPENDED is not LOST: the same session goes on, the lease with it, and a waiter keeps its place."""
     async with opened(by_proxy) as (locks, log):
@@ -167,31 +151,6 @@ async def test_a_connection_that_hangs_is_given_up_for_another_one(by_proxy, zoo
             before = len(log.events)
             await eventually(lambda: _has(log, "renewed", since=before), what="a renewal again")
             await stay.end()
-
-
-async def test_a_server_that_stands_still_for_a_while_costs_nothing(zookeeper_server, zookeeper_url):
-    async with opened(zookeeper_url) as (locks, log):
-        async with staying(locks.lock("a", ttl=10, heartbeat_interval=0.2)) as stay:
-            zookeeper_server.pause()
-            await eventually(lambda: _has(log, "renewal_failed"), what="a renewal failed")
-            zookeeper_server.resume()
-            before = len(log.events)
-            await eventually(lambda: _has(log, "renewed", since=before), what="a renewal again")
-            await stay.end()
-
-
-async def test_a_server_that_stands_still_for_long_ends_the_lease_on_time(zookeeper_server, zookeeper_url):
-    async with opened(zookeeper_url) as (locks, _):
-        async with staying(locks.lock("a", ttl=2)) as stay:
-            paused_at = CLOCK.now()
-            zookeeper_server.pause()
-            await stay.over()
-            zookeeper_server.resume()
-            assert stay.lost in {LossReason.EXPIRED, LossReason.STALLED}
-            assert stay.body_ended_at < paused_at + 2
-        second = await locks.lock("a", ttl=2, wait=PATIENCE).acquire()
-        assert second.token > stay.token
-        await second.release()
 
 
 async def _true(value: object) -> bool:

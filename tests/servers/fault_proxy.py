@@ -37,6 +37,7 @@ class FaultProxy:
         self.requests: list[tuple[bytes, ...]] = []
         """Every command that clients sent, with its arguments; none when they speak TLS."""
         self._links: set[Link] = set()
+        self._forgotten: list[Link] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server | None = None
         self._accepting = False
@@ -94,6 +95,18 @@ class FaultProxy:
     def lose_ends(self) -> None:
         """Do not tell the server that a client closes its connection from now on, as when a machine loses its power."""
         self._losing_ends = True
+
+    def forget(self) -> None:
+        """Lose the state of the connections that are open, as a NAT gateway may: they never carry a byte again."""
+        for link in self._links:
+            link.up.stop()
+            link.down.stop()
+            self._forgotten.append(link)
+
+    def cut_forgotten(self) -> None:
+        """Tell both ends at last that the connections of `forget` are gone."""
+        while self._forgotten:
+            self._forgotten.pop().cut()
 
     def delay(self, *, requests: float = 0.0, replies: float = 0.0) -> None:
         """Let what arrives from now on take so many seconds more."""
@@ -222,6 +235,10 @@ class _Way:
         while self._due and self._waiting and self.target is not None and not self._held():
             self._due -= 1
             self._deliver(self._waiting.popleft(), self.target)
+
+    def stop(self) -> None:
+        """Deliver nothing any more."""
+        self._held = lambda: True
 
     def lose(self) -> None:
         self._waiting.clear()

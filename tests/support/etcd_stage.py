@@ -21,7 +21,7 @@ from fencing_sdk.abc import Backend, Claim, Grant
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError
 
-WORKER = Path(__file__).parent / "workers" / "etcd_waiters.py"
+WORKER = Path(__file__).parents[1] / "scenarios" / "workers" / "etcd_waiters.py"
 
 
 async def keys(cluster: EtcdCluster, name: str = "") -> list[str]:

@@ -12,18 +12,9 @@ from typing import Any
 
 import pytest
 from postgresql_server import BENCH_NAME, PostgresqlServer
-from stays import PATIENCE, Stay, eventually, opened, staying
+from stays import LONG, PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import LockHeldError, Lost, RenewalFailed, Renewed
-
-SHORT = {"ttl": 3.0, "safety_buffer": 1.4, "heartbeat_interval": 0.4}
-"""For a lease that is to be lost. The buffer is longer than an interval, and than a machine may stand still."""
-
-LONG = {"ttl": 6.0, "safety_buffer": 0.6, "heartbeat_interval": 0.3}
-"""For a lease that is to be kept, on a machine that may stand still for seconds."""
-
-LEAVING = 4.0
-"""Seconds in which an ``async with`` is left whatever the server does: release is given two."""
 
 HELD = "SELECT name FROM fencing.fencing_lock WHERE owner IS NOT NULL AND expires_at > clock_timestamp()"
 LEFT = "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM fencing.fencing_lock WHERE name = $1"

@@ -1,0 +1,170 @@
+"""
+One real store under a scenario: where it is, how it and the network before it fail, and what it still holds.
+
+A scenario asks only what every store can be asked. What it asks blocks the event loop where the very moment counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import postgresql_stage
+import redis_stage
+from etcd_server import EtcdCluster
+from fault_proxy import FaultProxy
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+from local_ports import HOST
+from postgresql_proxy import PostgresqlProxy
+from postgresql_server import PostgresqlServer
+from redis_server import RedisServer
+from stays import PATIENCE, eventually
+from zookeeper_server import ZooKeeperServer
+
+from fencing_sdk.backends.zookeeper.nodes import in_line
+
+
+class StoreBench(Protocol):
+    """What a scenario needs of a store. The lock of a scenario has a plain name, such as ``a``."""
+
+    url: str
+    by_proxy: str
+    """The same store, by way of the network with faults."""
+    proxy: FaultProxy
+    connections: int
+    """How many connections one client keeps open at most."""
+
+    def pause(self) -> None:
+        """Stop the server in the middle of what it does."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def seconds_left(self, name: str) -> float:
+        """For how long the server will not hand the lock on, at least; 0 when it is free. Blocks the loop."""
+        ...
+
+    async def waiting(self, name: str, count: int) -> None:
+        """Return when the server knows of *count* waiters of the lock."""
+        ...
+
+    async def leavings(self) -> list[object]:
+        """What the server still has of clients that are closed: leases, waiters, connections."""
+        ...
+
+
+async def nothing_left(bench: StoreBench, *, within: float = PATIENCE) -> None:
+    """See that no lease, no waiter and no connection remains."""
+
+    async def clean() -> bool:
+        return not await bench.leavings()
+
+    with contextlib.suppress(AssertionError):
+        await eventually(clean, what="nothing is left", within=within)
+    left = await bench.leavings()
+    assert not left, left
+
+
+async def _counted(ask: Callable[[], Awaitable[int]], count: int) -> None:
+    async def reached() -> bool:
+        return await ask() == count
+
+    await eventually(reached, what=f"{count} wait")
+
+
+class RedisBench:
+    connections = 1
+
+    def __init__(self, server: RedisServer, proxy: FaultProxy) -> None:
+        self.server, self.proxy = server, proxy
+        self.url, self.by_proxy = server.url, proxy.url
+        self.pause, self.resume = server.pause, server.resume
+
+    def seconds_left(self, name: str) -> float:
+        return max(0, int(self.server.ask("PTTL", redis_stage.key(name)))) / 1000
+
+    async def waiting(self, name: str, count: int) -> None:
+        async def line() -> int:
+            return int(await self.server.command("ZCARD", redis_stage.key(name, "q")))
+
+        await _counted(line, count)
+
+    async def leavings(self) -> list[object]:
+        return [*await redis_stage.keys(self.server), *await redis_stage.connections(self.server)]
+
+
+class PostgresqlBench:
+    connections = 1
+
+    def __init__(self, server: PostgresqlServer, proxy: PostgresqlProxy) -> None:
+        self.server, self.proxy = server, proxy
+        self.url, self.by_proxy = server.url, proxy.url
+        self.pause, self.resume = server.pause, server.resume
+
+    def seconds_left(self, name: str) -> float:
+        return max(0.0, *(left for (left,) in self.server.ask(postgresql_stage.LEFT, name)), 0.0)
+
+    async def waiting(self, name: str, count: int) -> None:
+        await postgresql_stage.waiting(self.server, count, name)
+
+    async def leavings(self) -> list[object]:
+        return await postgresql_stage.leavings(self.server)
+
+
+class EtcdBench:
+    connections = 100  # the limit of the pool
+
+    def __init__(self, cluster: EtcdCluster, proxy: FaultProxy) -> None:
+        self.cluster, self.proxy = cluster, proxy
+        self.url, self.by_proxy = cluster.url, f"etcd://{HOST}:{proxy.port}"
+        self.pause, self.resume = cluster.members[0].pause, cluster.members[0].resume
+
+    def _keys(self, name: str) -> dict[str, Any]:
+        return self.cluster.keys(f"fencing/{name}/")
+
+    def seconds_left(self, name: str) -> float:
+        leases = [kv["lease"] for kv in self._keys(name).values()]
+        left = [int(self.cluster.ask("lease/timetolive", {"ID": lease})["TTL"]) for lease in leases]
+        return max([0.0, *left])  # whole seconds, rounded down
+
+    async def waiting(self, name: str, count: int) -> None:
+        async def line() -> int:
+            return len(await asyncio.to_thread(self._keys, name)) - 1  # without the holder
+
+        await _counted(line, count)
+
+    async def leavings(self) -> list[object]:
+        return list(await asyncio.to_thread(self.cluster.keys))
+
+
+class ZooKeeperBench:
+    connections = 2  # a session for each ttl, and the one with which the client was opened
+
+    def __init__(self, server: ZooKeeperServer, url: str, proxy: FaultProxy, operator: KazooClient) -> None:
+        self.server, self.proxy, self._operator = server, proxy, operator
+        self._root = url.rsplit("/", 1)[1]
+        self.url, self.by_proxy = url, f"zk://{HOST}:{proxy.port}/{self._root}"
+        self.pause, self.resume = server.pause, server.resume
+
+    def _line(self, name: str) -> list[Any]:
+        try:
+            return in_line(self._operator.get_children(f"/{self._root}/{name}"))
+        except NoNodeError:
+            return []
+
+    def seconds_left(self, name: str) -> float:
+        """Infinite while the node is there: ZooKeeper does not tell when a session will end."""
+        return math.inf if self._line(name) else 0.0
+
+    async def waiting(self, name: str, count: int) -> None:
+        async def line() -> int:
+            return len(await asyncio.to_thread(self._line, name)) - 1
+
+        await _counted(line, count)
+
+    async def leavings(self) -> list[object]:
+        return [node for name in "ab" for node in await asyncio.to_thread(self._line, name)]
