@@ -168,6 +168,16 @@ async def test_a_yes_of_another_node_is_one(kahuna_cluster: KahunaServer):
         assert await granted(backend, Claim("a", 60.0)) == Grant(0, restarted=False)
 
 
+async def test_a_look_while_a_change_is_replicated_is_answered(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    """The server says WaitingForReplication to it, for as long as that takes, and then who holds the lock."""
+    kahuna_server.replication(0.04)
+    claim = Claim("a", 60.0)
+    acquiring = asyncio.create_task(kahuna.acquire(claim))
+    found = [await kahuna.inspect("a") for _ in range(20)]
+    assert isinstance(await acquiring, Grant)
+    assert [holder.holder for holder in found if holder][-1:] == [claim.holder]
+
+
 # Since when a grant runs
 
 

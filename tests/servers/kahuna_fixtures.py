@@ -1,26 +1,23 @@
 """
 A Kahuna cluster for tests; a test module asks for it with ``pytest_plugins = ["kahuna_fixtures"]``.
 
-It is a stand-in, because a real one needs .NET. ``FENCING_TEST_KAHUNA_URL``, such as ``http://localhost:2070``, puts
-that server behind it, and the very same tests run against a real Kahuna.
+It is a stand-in, because a real one needs .NET. ``FENCING_TEST_KAHUNA_URL``, one URL such as ``http://localhost:2070``
+or several with commas between them, puts those nodes behind it, and the very same tests run against a real Kahuna.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from kahuna_server import KahunaServer
+from kahuna_server import UPSTREAMS, KahunaServer
 
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
-
-UPSTREAM = os.environ.get("FENCING_TEST_KAHUNA_URL", "").rstrip("/")
 
 
 @pytest.fixture(scope="session")
 def _shared_kahuna(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KahunaServer]:
-    with KahunaServer(tmp_path_factory.mktemp("kahuna"), upstream=UPSTREAM) as server:
+    with KahunaServer(tmp_path_factory.mktemp("kahuna"), upstreams=UPSTREAMS) as server:
         yield server
 
 
@@ -33,7 +30,7 @@ def kahuna_server(_shared_kahuna: KahunaServer) -> KahunaServer:
 
 @pytest.fixture(scope="session")
 def _shared_kahuna_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KahunaServer]:
-    with KahunaServer(tmp_path_factory.mktemp("kahuna-cluster"), nodes=3, upstream=UPSTREAM) as server:
+    with KahunaServer(tmp_path_factory.mktemp("kahuna-cluster"), nodes=3, upstreams=UPSTREAMS) as server:
         yield server
 
 

@@ -25,6 +25,10 @@ PAUSES = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
 """Seconds before each further try while nodes answer "must retry": another request is being replicated."""
 
 
+_NOT_YET = {AnswerType.MUST_RETRY, AnswerType.WAITING_FOR_REPLICATION}
+"""A change of the lock is being replicated; the second is what `get-info` says of it."""
+
+
 class KahunaCluster:
     """Asks the nodes in turn until one answers."""
 
@@ -41,7 +45,7 @@ class KahunaCluster:
             BackendRefusedError: every node rejected the request.
         """
         answer = await self._ask_nodes(operation, path, body)
-        if answer.type is AnswerType.MUST_RETRY:
+        if answer.type in _NOT_YET:
             answer = await self._ask_again(operation, path, body, earlier_unknown=answer.earlier_unknown)
         return answer
 
@@ -55,7 +59,7 @@ class KahunaCluster:
             except BackendRefusedError as error:  # the request before it may still be carried out
                 raise BackendUnavailableError(BACKEND, operation, error.detail) from error
             earlier_unknown = earlier_unknown or answer.earlier_unknown
-            if answer.type is not AnswerType.MUST_RETRY:
+            if answer.type not in _NOT_YET:
                 return replace(answer, retried=True, earlier_unknown=earlier_unknown)
         raise BackendUnavailableError(BACKEND, operation, "the cluster cannot answer yet (MustRetry)")
 
