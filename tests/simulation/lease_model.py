@@ -12,7 +12,6 @@ One tick is the unit of time. A client's deadline counts from the tick before it
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -71,6 +70,7 @@ class Model:
     def __init__(self, bounds: Bounds, broken: str = "") -> None:
         self.bounds = bounds
         self.broken = broken
+        self.start = State()
 
     def steps(self, state: State) -> Iterator[Step]:
         """Everything that can happen in *state*."""
@@ -262,37 +262,3 @@ class Model:
             return
         if state.clients[row.who].at == "idle":
             yield "everything has arrived", "P5: a grant is left behind by a client that wants nothing"
-
-
-class Outcome(NamedTuple):
-    states: int
-    exhausted: bool
-    broken: str = ""
-    way: tuple[str, ...] = ()
-    """The shortest way to the broken promise."""
-
-
-def explore(model: Model, limit: int) -> Outcome:
-    """Visit every state once, nearest first; stop at a broken promise, or after *limit* states."""
-    start = State()
-    came: dict[State, tuple[State, str] | None] = {start: None}
-    queue = deque([start])
-    while queue:
-        state = queue.popleft()
-        for what, after in model.steps(state):
-            if isinstance(after, str):
-                return Outcome(len(came), False, after, (*_way(came, state), what))
-            if after not in came:
-                if len(came) >= limit:
-                    return Outcome(len(came), False)
-                came[after] = (state, what)
-                queue.append(after)
-    return Outcome(len(came), True)
-
-
-def _way(came: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
-    way: list[str] = []
-    while (before := came[state]) is not None:
-        state, what = before
-        way.append(what)
-    return tuple(reversed(way))

@@ -2,7 +2,8 @@
 
 import pytest
 from campaigns import amount
-from lease_model import Bounds, Model, Outcome, explore
+from lease_model import Bounds, Model
+from state_search import Outcome, explore
 
 LIMIT = 400_000
 SCOPES = {

@@ -9,6 +9,9 @@ outright, so it belongs to every run; what is rare shows in the long version, wh
 from __future__ import annotations
 
 import os
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _FULL = "FENCING_TEST_CAMPAIGNS"
 
@@ -18,6 +21,6 @@ def choose(*, full: bool) -> None:
     os.environ[_FULL] = "full" if full else ""
 
 
-def amount(full: int, *, short: int) -> int:
-    """How many examples, histories or seconds this run is for."""
+def amount(full: T, *, short: T) -> T:
+    """How many examples, histories or seconds this run is for, or which ones."""
     return full if os.environ.get(_FULL) else short

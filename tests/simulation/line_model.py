@@ -1,0 +1,262 @@
+"""
+Permits, readers and writers on a store with a line of keys, where each client decides by what it sees: etcd, ZooKeeper.
+
+A client puts a key of its own in the line, looks, and when its turn has come draws its token in a second step, which
+the store makes only while the client's key lives:
+
+    reader   no writer is ahead              the revision of the phase key, which it creates if there is none
+    writer   it is the first                 deletes the phase key; the revision of that step
+    permit   fewer than `permits` are ahead  creates the key of a free number; the revision of that step
+
+The phase key belongs to no lease. A lease that ends takes away the client's key and its number in one step. A waiter
+watches keys, and looks again when one of them is gone: a reader the last writer ahead, a writer the key before its
+own, a permit every key ahead. A watch misses nothing that is gone since the look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from share_model import Mishaps, broken_rule
+
+
+class LineClient(NamedTuple):
+    """``at``: joining, looking, waiting, drawing, held, body, writing, ending, done, dead."""
+
+    at: str
+    rounds: int
+    turn: int = 0
+    token: int = 0
+    permit: int = 0
+    valid: bool = False
+    watched: tuple[int, ...] = ()
+    """The revisions of the keys that it watches."""
+
+
+class LineKey(NamedTuple):
+    who: int
+    turn: int
+    created: int
+
+
+class LineState(NamedTuple):
+    clients: tuple[LineClient, ...]
+    left: Mishaps
+    revision: int = 0
+    line: tuple[LineKey, ...] = ()
+    phase: int = 0
+    numbers: tuple[tuple[int, int, int], ...] = ()
+    """The permit, the client and its turn."""
+    fences: tuple[tuple[str, tuple[int, str]], ...] = ()
+
+    def become(self, who: int, **changes: object) -> LineState:
+        client = self.clients[who]._replace(**changes)  # type: ignore[arg-type]
+        return self._replace(clients=(*self.clients[:who], client, *self.clients[who + 1 :]))
+
+    def without(self, who: int, turn: int) -> LineState:
+        """The store after the keys of one owner are gone."""
+        return self._replace(
+            revision=self.revision + 1,
+            line=tuple(key for key in self.line if key[:2] != (who, turn)),
+            numbers=tuple(number for number in self.numbers if number[1:] != (who, turn)),
+        )
+
+
+LineStep = tuple[str, "LineState | str"]
+
+
+class LineModel:
+    """The rules, or a broken variant of them. ``kinds`` and ``permits`` as for `ShareModel`."""
+
+    def __init__(
+        self, kinds: str, *, permits: int = 2, rounds: int = 1, mishaps: Mishaps | None = None, broken: str = ""
+    ) -> None:
+        self.kinds, self.permits, self.broken = kinds, permits, broken
+        self.start = LineState(tuple(LineClient("joining", rounds) for _ in kinds), mishaps or Mishaps())
+
+    def done(self, state: object) -> bool:
+        assert isinstance(state, LineState)
+        return all(client.at in {"done", "dead"} for client in state.clients) and not state.line and not state.numbers
+
+    def steps(self, state: LineState) -> Iterator[LineStep]:
+        """Everything that can happen in *state*, each judged by what it leads to."""
+        for what, after in self._happens(state):
+            yield what, after if isinstance(after, str) else self._judged(after)
+
+    def _happens(self, state: LineState) -> Iterator[LineStep]:
+        for who, client in enumerate(state.clients):
+            name = f"{self.kinds[who]}{who}"
+            for what, after in getattr(self, f"_{client.at}")(state, who, client):
+                yield f"{name} {what}", after
+            left = state.left
+            if client.valid and left.pauses:
+                yield f"{name} pauses", state.become(who, valid=False)._replace(left=left.one_less("pauses"))
+            if client.at in {"looking", "drawing"} and left.pauses:
+                gone = state.without(who, client.turn)._replace(left=left.one_less("pauses"))
+                yield f"{name} stands still, and its lease ends", gone
+            if left.kills and client.at not in {"done", "dead"}:
+                dead = state.become(who, at="dead", valid=False, token=0, permit=0)
+                yield f"{name} is killed", dead._replace(left=left.one_less("kills"))
+        for key in state.line:
+            client = state.clients[key.who]
+            unaware = client.at in {"held", "body", "writing", "ending"} and not client.valid
+            if client.at == "dead" or client.turn != key.turn or unaware:
+                yield f"the lease of {key.who} ends", state.without(key.who, key.turn)
+
+    # What a client sees.
+
+    def _ahead(self, state: LineState, who: int) -> list[LineKey] | None:
+        """The keys before its own; None when its own is gone."""
+        mine = [key[:2] for key in state.line].index((who, state.clients[who].turn)) if self._lives(state, who) else -1
+        return list(state.line[:mine]) if mine >= 0 else None
+
+    @staticmethod
+    def _lives(state: LineState, who: int) -> bool:
+        return any(key[:2] == (who, state.clients[who].turn) for key in state.line)
+
+    def _may(self, who: int, ahead: list[LineKey]) -> bool:
+        kind, kinds = self.kinds[who], {self.kinds[key.who] for key in ahead}
+        if kind == "W":
+            return not ahead
+        return kinds <= {kind} and (kind == "R" or len(ahead) < self.permits)
+
+    def _to_watch(self, who: int, ahead: list[LineKey]) -> tuple[int, ...]:
+        kind = self.kinds[who]
+        if kind == "P" and self.broken != "a permit watches the key before it":
+            return tuple(key.created for key in ahead)
+        if kind == "R" and self.broken != "a reader watches the key before it":
+            ahead = [key for key in ahead if self.kinds[key.who] != "R"]
+        return (ahead[-1].created,)
+
+    # What clients do.
+
+    def _joining(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
+        key = LineKey(who, client.turn, state.revision + 1)
+        yield "joins", state._replace(revision=key.created, line=(*state.line, key)).become(who, at="looking")
+
+    def _looking(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
+        ahead = self._ahead(state, who)
+        if ahead is None:
+            yield "finds its key gone", state.become(who, at="ending")
+        elif not self._may(who, ahead):
+            yield "has to wait", state.become(who, at="waiting", watched=self._to_watch(who, ahead))
+        elif self.kinds[who] == "R" and state.phase:
+            yield "joins the phase", self._held_with(state, who, state.phase)
+        elif self.broken == "a writer's token from its place" and self.kinds[who] == "W":
+            place = next(key.created for key in state.line if key[:2] == (who, client.turn))
+            yield "takes its place as token", self._held_with(state._replace(phase=0), who, place)
+        else:
+            yield "sees its turn", state.become(who, at="drawing")
+
+    def _waiting(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
+        if not self._lives(state, who) or self._sees_a_change(state, client):
+            yield "looks again", state.become(who, at="looking", watched=())
+        if state.left.cancellations:
+            left = state.left.one_less("cancellations")
+            yield "is cancelled", state.become(who, at="ending", watched=())._replace(left=left)
+
+    @staticmethod
+    def _sees_a_change(state: LineState, client: LineClient) -> bool:
+        return not set(client.watched) <= {key.created for key in state.line}
+
+    def _drawing(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
+        if not self._lives(state, who) and self.broken != "drawn without a look at the own key":
+            yield "finds its key gone", state.become(who, at="ending")
+            return
+        new = state.revision + 1
+        kind = self.kinds[who]
+        if kind == "R":
+            phase = state.phase or new
+            after = state._replace(revision=max(state.revision, phase), phase=phase)
+            yield f"has the phase {phase}", self._held_with(after, who, phase)
+        elif kind == "W":
+            phase = state.phase if self.broken == "the phase outlives a writer" else 0
+            yield f"draws {new}", self._held_with(state._replace(revision=new, phase=phase), who, new)
+        else:
+            taken = {number for number, _, _ in state.numbers}
+            number = next((free for free in range(self.permits) if free not in taken), None)
+            if number is None:
+                yield "takes a permit", "P8: a client whose turn has come finds no permit"
+                return
+            token = new
+            if self.broken == "a permit's token from its place":
+                token = next(key.created for key in state.line if key[:2] == (who, client.turn))
+            numbers = tuple(sorted((*state.numbers, (number, who, client.turn))))
+            after = state._replace(revision=new, numbers=numbers)
+            yield f"takes {number} with {token}", self._held_with(after, who, token, number)
+
+    @staticmethod
+    def _held_with(state: LineState, who: int, token: int, permit: int = 0) -> LineState:
+        return state.become(who, at="held", token=token, permit=permit, valid=True)
+
+    def _held(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
+        if not client.valid:
+            yield "finds out", state.become(who, at="ending")
+        elif (fences := self._admitted(state, who, client)) is None:
+            yield "raises its fence", "P3: a holder cannot raise its fence"
+        else:
+            yield "raises its fence", state._replace(fences=fences).become(who, at="body")
+
+    def _body(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
+        if client.valid:
+            yield "reads its token", state.become(who, at="writing")
+        yield "ends", state.become(who, at="ending")
+
+    def _writing(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
+        fences = self._admitted(state, who, client)
+        if fences is None and client.valid:
+            yield "writes", "P3: the write of a holder is refused"
+        elif fences is not None and not client.valid and self._superseded(state, who, client):
+            yield "writes", "P3: a stale write is accepted"
+        else:
+            after = state if fences is None else state._replace(fences=fences)
+            yield "writes", after.become(who, at="ending")
+
+    def _ending(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
+        turn, rounds = client.turn, client.rounds
+        again = LineClient("joining", rounds - 1, turn + 1) if rounds > 1 else LineClient("done", 0, turn)
+        gone = state.without(who, turn)
+        yield "deletes its keys", gone._replace(clients=(*gone.clients[:who], again, *gone.clients[who + 1 :]))
+
+    def _done(self, _state: LineState, _who: int, _client: LineClient) -> Iterator[LineStep]:
+        return iter(())
+
+    _dead = _done
+
+    # The guard, and what must hold.
+
+    def _admitted(
+        self, state: LineState, who: int, client: LineClient
+    ) -> tuple[tuple[str, tuple[int, str]], ...] | None:
+        fences = dict(state.fences)
+        resource = f"pool/{client.permit}" if self.kinds[who] == "P" else "pool"
+        fence = (client.token, "readers" if self.kinds[who] == "R" else f"{who}.{client.turn}")
+        before = fences.get(resource, fence)
+        if fence[0] < before[0] or (fence[0] == before[0] and fence[1] != before[1]):
+            return None
+        fences[resource] = fence
+        return tuple(sorted(fences.items()))
+
+    def _superseded(self, state: LineState, who: int, client: LineClient) -> bool:
+        return any(
+            other.at in {"body", "writing"}
+            and other.token > client.token
+            and ("W" in pair or (pair == "PP" and other.permit == client.permit))
+            for number, other in enumerate(state.clients)
+            if number != who
+            for pair in [self.kinds[who] + self.kinds[number]]
+        )
+
+    def _judged(self, state: LineState) -> LineState | str:
+        alive = [(self.kinds[who], c.permit, c.token) for who, c in enumerate(state.clients) if c.valid]
+        return broken_rule(alive, self.permits) or self._left(state) or state
+
+    def _left(self, state: LineState) -> str:
+        """A waiter that may go on has a watch that tells it so."""
+        for who, client in enumerate(state.clients):
+            if client.at == "waiting" and not self._sees_a_change(state, client):
+                ahead = self._ahead(state, who)
+                if ahead is not None and self._may(who, ahead):
+                    return "P8: there is room, and a waiter watches what does not tell it"
+        return ""
