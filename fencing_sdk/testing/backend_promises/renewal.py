@@ -109,7 +109,7 @@ class RenewalPromises(BackendUnderTest):
 
     async def test_more_than_a_thousand_claims_fit_into_one_call(self, backend: Backend) -> None:
         """No limit of a statement, a script or a packet cuts the batch; the order stays."""
-        asked = [self.claim(f"batch/{number}") for number in range(1100)]
+        asked = [self.claim(f"batch/{number}", ttl=600.0) for number in range(1100)]  # time for a slow machine
         held = asked[::50] + asked[-1:]
         async with self.soon():
             await asyncio.gather(*(self.granted(backend, claim) for claim in held))
