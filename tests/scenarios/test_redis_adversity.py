@@ -296,3 +296,22 @@ async def test_what_stands_in_a_line_makes_nobody_run_other_commands(redis_serve
             await redis_server.command("HSET", key("a", "w"), waiter.owner, f"{sign} SET planted 1")
             await backend.release(holder)
             assert await redis_server.command("EXISTS", "planted") == 0
+
+
+@pytest.mark.parametrize("tokens", ["hybrid", "counter"])
+@pytest.mark.parametrize("last", [("SET", "no number"), ("RPUSH", "no", "text"), ("SET", str(2**53 - 1))])
+async def test_a_grant_whose_token_cannot_be_drawn_is_taken_back(tokens, last, redis_server):
+    """The lease is written before the last token is read, in one step at the server."""
+    async with using(redis_server.url, tokens=tokens) as backend:
+        await redis_server.command(last[0], key("a", "t"), *last[1:])
+        with pytest.raises(BackendRefusedError):
+            await backend.acquire(Claim("a", 60))
+        assert await redis_server.command("EXISTS", key("a")) == 0
+        if last[0] == "SET":
+            assert await redis_server.command("GET", key("a", "t")) == last[1]
+        await redis_server.command("DEL", key("a", "t"))
+        await redis_server.command("SET", key("a", "t"), 41)
+        claim = Claim("a", 60)
+        [token] = await granted(backend, claim)
+        assert token == 42 if tokens == "counter" else token > 42
+        assert int(await redis_server.command("GET", key("a", "t"))) == token

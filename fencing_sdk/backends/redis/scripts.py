@@ -3,7 +3,9 @@ The Lua scripts beside this file. The server runs each as one atomic step.
 
     acquire.lua, renew.lua, release.lua, inspect.lua     what `fencing_sdk.abc.Backend` promises
     join.lua, leave.lua                                  a waiter enters the line of a lock, and leaves it
-    line.lua                                             functions of the line, put in front of the scripts that use it
+    grant.lua                                            a function: grants a free lock
+    line.lua                                             functions of the line, for the scripts that use it
+    acquire_in_line.lua, release_to_line.lua             the rest of these two, run where there is a line
 """
 
 from __future__ import annotations
@@ -52,9 +54,9 @@ class ScriptCall(NamedTuple):
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.arguments)
 
 
-ACQUIRE = RedisScript("line", "acquire")
+ACQUIRE = RedisScript("grant", "acquire", "line", "acquire_in_line")
 RENEW = RedisScript("renew")
-RELEASE = RedisScript("line", "release")
+RELEASE = RedisScript("release", "line", "release_to_line")
 INSPECT = RedisScript("inspect")
 JOIN = RedisScript("line", "join")
 LEAVE = RedisScript("line", "leave")

@@ -1,0 +1,2 @@
+wake_head(q, w)
+return 1
