@@ -2,13 +2,13 @@
 One request to etcd through its JSON gateway, whichever member answers it.
 
 Requests may be repeated, because a transaction compares before it writes. So if a member cannot be reached,
-answers too late or has no leader, the next member is asked at once. A request whose answer was lost may still
-be carried out; the reply of the next member says so in ``earlier_unknown``.
+answers too late or has no leader, the next member is asked at once. Requests that read, delete or keep alive are
+also sent to the next member when there is no answer soon. A request whose answer was lost may still be carried out;
+the reply of the next member says so in ``earlier_unknown``.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -22,7 +22,8 @@ from fencing_sdk._etcd.login import Credentials, Login
 from fencing_sdk._etcd.streams import StreamRequests, stream_answers
 from fencing_sdk._http.bodies import UnreadableAnswerError, read_body, to_json
 from fencing_sdk._http.endpoints import Endpoint, EndpointRules, Endpoints
-from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, any_unknown, request_failed
+from fencing_sdk._http.node_race import PATIENCE, NodeRace
+from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, request_failed
 from fencing_sdk._http.pool import HttpPool
 
 __all__ = ["GRANT", "KEEP_ALIVE", "RANGE", "RULES", "TIME_TO_LIVE", "TXN", "WATCH", "Gateway", "GatewayReply"]
@@ -89,9 +90,23 @@ class Gateway:
         limited = aiohttp.ClientTimeout(total=MEMBER_LIMIT, sock_connect=requests.limits.sock_connect)
         self._limits = requests.limits if only_member else limited
 
-    async def call(self, operation: str, path: str, body: Json, *, once: bool = False) -> GatewayReply:
+    async def call(
+        self, operation: str, path: str, body: Json, *, once: bool = False, hedged: bool = False
+    ) -> GatewayReply:
         """
-        Ask member after member until one answers; with *once*, until one may have carried the request out.
+        Ask member after member until one answers.
+
+        Args:
+            operation: What is done, for errors.
+
+            path: Of the gateway.
+
+            body: The request.
+
+            once: Ask until one member may have carried the request out.
+
+            hedged: Ask the next member also when there is no answer soon. For requests that may be carried out twice,
+                and late.
 
         Raises:
             LeaseNotFoundError: the lease in *body* does not exist.
@@ -99,23 +114,18 @@ class Gateway:
             BackendRefusedError: etcd rejects the request.
         """
         payload = to_json(body)
-        failures: list[RequestFailedError] = []
-        for endpoint in self._endpoints.in_turn():
-            try:
-                fields = await self._ask(endpoint, path, payload)
-            except RequestFailedError as failure:
-                failures.append(failure)
-                if failure.code and failure.outcome is RequestOutcome.REJECTED:
-                    break  # the cluster has decided this, so every member would say the same
-                self._endpoints.mark_failed(endpoint)
-                if once and failure.outcome is RequestOutcome.UNKNOWN:
-                    break
-            except asyncio.CancelledError:  # most often the engine's time limit: the member hangs
-                self._endpoints.mark_failed(endpoint)
-                raise
-            else:
-                return GatewayReply(fields, any_unknown(failures))
-        raise error_of_failures(self.component, operation, failures)
+        race = NodeRace(
+            self._endpoints.in_turn(),
+            lambda endpoint: self._ask(endpoint, path, payload),
+            leave=self._endpoints.mark_failed,
+            patience=PATIENCE if hedged else None,
+            is_final=_once_is_final if once else _is_decision,
+        )
+        try:
+            fields = await race.run()
+        except RequestFailedError as failure:
+            raise error_of_failures(self.component, operation, race.failures) from failure
+        return GatewayReply(fields, race.earlier_unknown)
 
     async def _ask(self, endpoint: Endpoint, path: str, payload: bytes) -> Json:
         if self._login is None:
@@ -198,3 +208,12 @@ class Gateway:
             await self._login.aclose()
         await self._requests.aclose()
         await self._streams.aclose()
+
+
+def _is_decision(failure: RequestFailedError) -> bool:
+    """Whether the cluster has rejected the request, so that every member would."""
+    return bool(failure.code) and failure.outcome is RequestOutcome.REJECTED
+
+
+def _once_is_final(failure: RequestFailedError) -> bool:
+    return _is_decision(failure) or failure.outcome is RequestOutcome.UNKNOWN

@@ -194,7 +194,7 @@ async def test_how_far_etcd_has_come_is_not_read_out_of_nonsense():
     backend = from_url("etcd://localhost")
     headers = [{"revision": "7"}, {"revision": "3"}, {"revision": "x"}, {"revision": str(2**60)}, 5, None]
 
-    async def call(*_: object) -> GatewayReply:
+    async def call(*_: object, **__: object) -> GatewayReply:
         return GatewayReply({"header": headers.pop(0)}, earlier_unknown=False)
 
     backend._gateway.call = call

@@ -49,8 +49,8 @@ class EtcdRequests:
         self.highest_revision = 0
         """The highest revision of any answer: a key that is put later is created above it."""
 
-    async def _ask(self, operation: str, path: str, body: Json) -> GatewayReply:
-        reply = await self._gateway.call(operation, path, body)
+    async def _ask(self, operation: str, path: str, body: Json, *, hedged: bool = True) -> GatewayReply:
+        reply = await self._gateway.call(operation, path, body, hedged=hedged)
         header = reply.fields.get("header")
         with suppress(UnreadableAnswerError):
             revision = number(header, "revision") if isinstance(header, dict) else 0
@@ -62,7 +62,7 @@ class EtcdRequests:
 
     async def grant_lease(self, operation: str, seconds: int) -> tuple[int, int]:
         """Make a lease; return its id, and the seconds that etcd has granted."""
-        fields, _ = await self._ask(operation, GRANT, {"TTL": str(seconds)})
+        fields, _ = await self._ask(operation, GRANT, {"TTL": str(seconds)}, hedged=False)
         with ErrorTranslation(unreadable, operation):
             lease, ttl = number(fields, "ID"), number(fields, "TTL")
             if not lease or ttl <= 0:
@@ -113,7 +113,7 @@ class EtcdRequests:
             success=[put(key, value, lease), *look],
             failure=[ranged(key), ranged(begin, end=end, first=1)],
         )
-        fields, earlier_unknown = await self._ask(operation, TXN, body)
+        fields, earlier_unknown = await self._ask(operation, TXN, body, hedged=False)
         with ErrorTranslation(unreadable, operation):
             if fields.get("succeeded") is True:
                 revision = number(fields["header"], "revision")
@@ -128,7 +128,7 @@ class EtcdRequests:
     async def adopt(self, operation: str, own: Entry, lease: int) -> int | None:
         """Move a key to *lease*, if it is unchanged; return its new revision, or None."""
         body = txn(compare=[compared(own.key, "MOD", "EQUAL", own.modified)], success=[put(own.key, own.value, lease)])
-        fields, earlier_unknown = await self._ask(operation, TXN, body)
+        fields, earlier_unknown = await self._ask(operation, TXN, body, hedged=False)
         if fields.get("succeeded") is True:
             with ErrorTranslation(unreadable, operation):
                 return number(fields["header"], "revision")

@@ -1,0 +1,151 @@
+"""
+One call to a cluster, whichever node answers it.
+
+The nodes are asked in an order. There are three reasons to ask the next one:
+
+1. A node failed: it could not be reached, its answer was lost, or it says that it cannot answer.
+2. No answer came for `patience` seconds. The requests that are under way go on, and the first answer counts.
+3. All nodes were asked so, and all hang. Then each is asked once more, with twice the pause: after a failover a
+   follower answers a new request, while one that it passed on to the former leader hangs for seconds.
+
+Without a patience, one request at a time is under way. So it must be where a late one could grant a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextvars import Context
+from typing import Any, Generic, TypeVar
+
+from fencing_sdk._http.endpoints import Endpoint
+from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, any_unknown
+from fencing_sdk._values.futures import retrieve
+
+__all__ = ["PATIENCE", "NodeRace"]
+
+T = TypeVar("T")
+
+PATIENCE = 0.25
+"""Seconds without an answer after which the next node is asked too. A healthy cluster answers in milliseconds."""
+
+
+class NodeRace(Generic[T]):
+    """
+    The requests of one call.
+
+    Args:
+        order: The nodes, the one to ask first at the beginning.
+
+        ask: Sends the request to one node; raises `RequestFailedError`.
+
+        leave: Called with each node that failed, or that was overtaken by another one: ask it last from now on.
+
+        patience: Seconds after which the next node is asked too; None: only after a failure.
+
+        is_final: Whether no other node is asked after this failure.
+    """
+
+    def __init__(
+        self,
+        order: Sequence[Endpoint],
+        ask: Callable[[Endpoint], Coroutine[Any, Any, T]],
+        *,
+        leave: Callable[[Endpoint], None],
+        patience: float | None,
+        is_final: Callable[[RequestFailedError], bool],
+    ) -> None:
+        self._order = order
+        self._ask = ask
+        self._leave = leave
+        self._patience = patience if len(order) > 1 else None
+        self._is_final = is_final
+        self._under_way: dict[asyncio.Task[T], Endpoint] = {}
+        self.failures: list[RequestFailedError] = []
+        """What each node said that failed, the last one at the end."""
+        self.overtaken = False
+        """Whether a request was left without an answer: it may still be carried out."""
+
+    @property
+    def earlier_unknown(self) -> bool:
+        """Whether another request of this call may still be carried out."""
+        return self.overtaken or any_unknown(self.failures)
+
+    async def run(self) -> T:
+        """
+        Return the first answer.
+
+        Raises:
+            RequestFailedError: no node answered; it is the last of `failures`.
+        """
+        return await (self._run_one_by_one() if self._patience is None else self._run_side_by_side(self._patience))
+
+    async def _run_one_by_one(self) -> T:
+        for endpoint in self._order:
+            try:
+                return await self._ask(endpoint)
+            except RequestFailedError as failure:
+                self._note(endpoint, failure)
+            except asyncio.CancelledError:  # most often the engine's time limit: the node hangs
+                self._leave(endpoint)
+                raise
+        raise self.failures[-1]
+
+    async def _run_side_by_side(self, patience: float) -> T:
+        turns = self._turns(patience)
+        try:
+            while True:
+                pause = next(turns, None)
+                for task in await self._settled(pause):
+                    endpoint = self._under_way.pop(task)
+                    if (failure := _failure(task)) is None:
+                        return task.result()
+                    self._note(endpoint, failure)
+        finally:
+            await self._end()
+
+    def _note(self, endpoint: Endpoint, failure: RequestFailedError) -> None:
+        """Take note of a failure; raise it if no other node is to be asked."""
+        self.failures.append(failure)
+        final = self._is_final(failure)
+        if not final or failure.outcome is not RequestOutcome.REJECTED:  # else the node did its part
+            self._leave(endpoint)
+        if final:
+            raise failure
+
+    def _turns(self, patience: float) -> Iterator[float]:
+        """Ask the next node at each step, and say how long to wait for an answer then."""
+        for number in (1, 2):
+            for endpoint in self._order:
+                if number > 1 and not self._under_way:
+                    return  # every node has failed, and none hangs
+                task = asyncio.get_running_loop().create_task(self._ask(endpoint), context=Context())
+                self._under_way[task] = endpoint
+                yield patience * number
+
+    async def _settled(self, pause: float | None) -> Sequence[asyncio.Task[T]]:
+        """Wait for answers and failures, at most *pause* seconds."""
+        if not self._under_way:
+            raise self.failures[-1]
+        done, _ = await asyncio.wait(self._under_way, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        return sorted(done, key=lambda task: _failure(task) is not None)  # an answer first
+
+    async def _end(self) -> None:
+        """Give up the requests that are left, also when the caller is cancelled: most often their nodes hang."""
+        left, self._under_way = self._under_way, {}
+        self.overtaken = bool(left)
+        for endpoint in reversed(dict.fromkeys(left.values())):  # the one that hangs for the longest time at the end
+            self._leave(endpoint)
+        for task in left:
+            task.add_done_callback(retrieve)
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+
+
+def _failure(task: asyncio.Task[Any]) -> RequestFailedError | None:
+    """The failure of a request that is done; another error is raised."""
+    error = task.exception()
+    if error is not None and not isinstance(error, RequestFailedError):
+        raise error
+    return error
