@@ -34,7 +34,7 @@ from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.names import check_name, check_namespace, in_namespace
 from fencing_sdk._values.observers import Observers
-from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, patience
+from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, patience, seconds
 from fencing_sdk._values.wire import ENV_RECORD, ENV_URL
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends import from_url
@@ -68,6 +68,8 @@ class LockClient:
         watch_stalls: Whether a sleeping thread looks for the code that blocks the event loop when
             a heartbeat is overdue.
 
+        drain: Seconds for which closing the client lets bodies go on, as `drain` does. None ends them at once.
+
     Raises:
         ConfigurationError: an argument cannot work.
     """
@@ -81,6 +83,7 @@ class LockClient:
         drift: float = DEFAULT_DRIFT,
         clock: Clock | None = None,
         watch_stalls: bool = True,
+        drain: Seconds | None = None,
     ) -> None:
         check_backend(backend)
         self._backend = backend
@@ -89,6 +92,7 @@ class LockClient:
         self._drift = check_drift(drift)
         self._clock = check_clock(clock)
         self._watch_stalls = check_watch_stalls(watch_stalls)
+        self._drain = None if drain is None else seconds(drain, "drain")
         self._engine: Engine | None = None
 
     def __repr__(self) -> str:
@@ -116,6 +120,8 @@ class LockClient:
         """
         Close the client. Idempotent, bounded, and never raises because of the store.
 
+        A client with ``drain`` is drained first, for at most so many seconds.
+
         Leases that are still held are lost with `LossReason.CLOSED` and given back. Every caller waits
         until the client is closed. One that is cancelled meanwhile waits too, and is cancelled afterwards.
 
@@ -126,7 +132,7 @@ class LockClient:
         if engine is None:
             return
         try:
-            await engine.aclose()
+            await engine.aclose(drain=self._drain)
         finally:
             if engine.closed and self._engine is engine:
                 self._engine = None
@@ -255,6 +261,38 @@ class LockClient:
 
         return decorate
 
+    async def drain(self, *, within: Seconds) -> bool:
+        """
+        Let what runs end, and begin nothing new: the last call before the client is closed.
+
+        From now on every acquisition raises `DrainingError`, and those that wait leave the line at once. Bodies go
+        on, and their leases are renewed, until they end or *within* is over. Then they are cancelled, with
+        `LossReason.DRAINED`. Each lock is given back after its body has ended. A second call may bring the bound
+        forward, but not put it off. Cancelling the caller stops the waiting and not the drain.
+
+        Not waited for: locks of the task that calls, plain handles that are held beyond *within*, and a body that
+        has not ended five seconds after it was cancelled.
+
+        Args:
+            within: Seconds that bodies may take.
+
+        Returns:
+            Whether every body ended by itself.
+
+        Raises:
+            ConfigurationError: *within* is no such time.
+            UsageError: the client is not open.
+        """
+        limit = seconds(within, "within")
+        engine = self._opened()
+        engine.check_usable()
+        return await engine.drain(limit)
+
+    @property
+    def draining(self) -> bool:
+        """Whether the client drains, so that nothing new begins: to be looked at by worker loops."""
+        return self._engine is not None and self._engine.draining.begun
+
     async def inspect(self, name: str) -> Holder | None:
         """
         Tell who holds *name*, or None when it is free. An answer may be outdated when it arrives.
@@ -280,6 +318,7 @@ def connect(
     drift: float = DEFAULT_DRIFT,
     clock: Clock | None = None,
     watch_stalls: bool = True,
+    drain: Seconds | None = None,
     **options: object,
 ) -> LockClient:
     """
@@ -302,6 +341,8 @@ def connect(
         watch_stalls: Whether a sleeping thread looks for the code that blocks the event loop when
             a heartbeat is overdue.
 
+        drain: Seconds for which closing the client lets bodies go on: for the lifespan of an application.
+
         **options: Options of the backend, as they may also stand in the URL's query.
 
     Raises:
@@ -323,5 +364,11 @@ def connect(
     if record := os.environ.get(ENV_RECORD):
         observers = (Observers(observers).emit, Recorder(record))
     return LockClient(
-        backend, namespace=namespace, observers=observers, drift=drift, clock=clock, watch_stalls=watch_stalls
+        backend,
+        namespace=namespace,
+        observers=observers,
+        drift=drift,
+        clock=clock,
+        watch_stalls=watch_stalls,
+        drain=drain,
     )

@@ -10,6 +10,7 @@ Every exception of the SDK, and the reasons for which a lease ends.
       AcquireError                         .name .waited
         LockHeldError                      asked once, someone else holds it; .retry_after
         AcquireTimeoutError (TimeoutError)
+        DrainingError                      the client drains: nothing new begins
       LeaseLostError                       .name .token .reason
       StaleTokenError                      .resource .token .fence .conflict   (the resource's side)
       BackendError                         .backend .operation, cause kept
@@ -31,6 +32,7 @@ __all__ = [
     "BackendRefusedError",
     "BackendUnavailableError",
     "ConfigurationError",
+    "DrainingError",
     "FencingError",
     "InvalidNameError",
     "LeaseLostError",
@@ -82,6 +84,9 @@ class LossReason(StrEnum):
 
     CLOSED = "closed"
     """The client was closed, its engine failed, or this process is a fork of the holder."""
+
+    DRAINED = "drained"
+    """The client was drained, and the body had not ended when the bound was over."""
 
 
 class FencingError(Exception):
@@ -161,6 +166,17 @@ class AcquireTimeoutError(AcquireError, TimeoutError):
         return f"lock {shown(self.name)} not acquired within {_rounded(self.waited)} s; it is still held"
 
 
+class DrainingError(AcquireError):
+    """
+    The client drains, so no acquisition begins and those that wait have left the line.
+
+    It is how a worker loop ends in order: see `LockClient.draining_on`.
+    """
+
+    def __str__(self) -> str:
+        return f"lock {shown(self.name)} not acquired: this client is draining, so nothing new begins"
+
+
 _LOSS_TEXT = {
     LossReason.EXPIRED: "its deadline passed",
     LossReason.REFUSED: "the store says the grant is not ours any more",
@@ -168,6 +184,7 @@ _LOSS_TEXT = {
     LossReason.REVOKED: "it was taken away by an operator",
     LossReason.STALLED: "the process was paused past the lease's deadline",
     LossReason.CLOSED: "it was given back or its client was closed",
+    LossReason.DRAINED: "its client was drained, and the body had not ended within the bound",
 }
 
 

@@ -74,6 +74,9 @@ class NotAcquiredReason(StrEnum):
     TOO_LATE = "too_late"
     """The grant came after its own deadline and was given back. The caller goes on in another acquisition."""
 
+    DRAINING = "draining"
+    """The client began to drain meanwhile."""
+
     CLOSED = "closed"
     """The client was closed meanwhile."""
 

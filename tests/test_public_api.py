@@ -18,6 +18,7 @@ PROMISED = {
     "BackendRefusedError",
     "BackendUnavailableError",
     "ConfigurationError",
+    "DrainingError",
     "Event",
     "FenceRaised",
     "FencingError",
@@ -113,7 +114,7 @@ SHOWN = {
     "Lock": {"acquire", "locked", "name", "try_acquire"},
     "HeldLocks": {"check", "get", "items", "keys", "tokens", "values"},
     "MultiLock": {"names"},
-    "LockClient": {"aclose", "inspect", "lock", "locked", "multilock"},
+    "LockClient": {"aclose", "drain", "draining", "inspect", "lock", "locked", "multilock"},
     "Holder": {"holder", "metadata", "mode", "name", "permit", "remaining", "token"},
     "Token": set(dir(int)),
 }

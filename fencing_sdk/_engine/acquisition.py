@@ -38,6 +38,7 @@ from fencing_sdk.errors import (
     BackendRefusedError,
     BackendUnavailableError,
     ConfigurationError,
+    DrainingError,
     LockHeldError,
     StaleTokenError,
     UsageError,
@@ -102,6 +103,9 @@ class Acquisition:
         self._unknown_since: float | None = None
         self._silent_since: float | None = None
         self._tries: tenacity.RetryCallState | None = None
+        self._task = asyncio.current_task()
+        self._cancelling = 0 if self._task is None else self._task.cancelling()
+        self._interrupted = False
 
     async def run(self) -> AcquireResult:
         """
@@ -113,6 +117,7 @@ class Acquisition:
             BackendUnavailableError: the store did not answer for a ttl, or until the patience ended.
             BackendRefusedError: the store will not grant this, whatever is tried.
             StaleTokenError: a fence could not be raised with the grant, so there is none.
+            DrainingError: it was interrupted.
         """
         self._report.began(self._claim)
         self._started = self._report.began_at
@@ -129,16 +134,34 @@ class Acquisition:
                     _forget_frames(outcome)
         except BaseException as error:
             self._give_up()
-            self._report.failed(error, self._undone, closing=self._store_calls.closing)
+            interruption = self._take_interruption_back(error)
+            self._report.failed(interruption or error, self._undone, closing=self._store_calls.closing)
+            if interruption is not None:
+                raise interruption from None
             raise
         self._leave_line()
         self._calls.clear()
         return outcome
 
-    def undo(self, result: AcquireResult) -> None:
-        """Give the grant in *result* back after all, because the client was closed meanwhile."""
+    def undo(self, result: AcquireResult, reason: NotAcquiredReason) -> None:
+        """Give the grant in *result* back after all, because of what happened to the client meanwhile."""
         self._store_calls.undo(result.claim, list(result.unanswered_calls), self._limit)
-        self._report.ended(NotAcquiredReason.CLOSED, self._undone)
+        self._report.ended(reason, self._undone)
+
+    def interrupt(self) -> None:
+        """End the waiting at once, also for an answer of the store: the client drains."""
+        assert self._task is not None  # an acquisition runs in a task
+        self._interrupted = True
+        self._task.cancel()
+
+    def _take_interruption_back(self, error: BaseException) -> DrainingError | None:
+        """Tell the cancellation by `interrupt` from one that came from outside, which wins."""
+        if not self._interrupted or self._task is None:
+            return None
+        still_cancelled = self._task.uncancel() > self._cancelling
+        if still_cancelled or not isinstance(error, asyncio.CancelledError):
+            return None
+        return DrainingError(self._terms.name, self._clock.now() - self._started)
 
     def _new_claim(self) -> Claim:
         terms = self._terms

@@ -14,6 +14,7 @@ from contextvars import Context
 from fencing_sdk._engine.acquisition import AcquireResult, Acquisition, Terms
 from fencing_sdk._engine.cancellation import scope_class
 from fencing_sdk._engine.closing import Closing
+from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.fences import Fences, raise_fence
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_state import LeaseState
@@ -28,7 +29,8 @@ from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.ownership import running_loop
 from fencing_sdk._values.process import generation
 from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsLossNotice, SupportsOpen
-from fencing_sdk.errors import LossReason, StaleTokenError, UsageError
+from fencing_sdk.errors import DrainingError, LossReason, StaleTokenError, UsageError
+from fencing_sdk.events import NotAcquiredReason
 
 _CALL_LIMIT = 5.0
 """Seconds for opening, inspecting and closing a backend."""
@@ -51,6 +53,8 @@ class Engine:
         self._stop_notices: Callable[[], object] = lambda: None
         self._releases = Releases(self._store_calls, clock, self._report)
         self._closing = Closing(self._releases.held)
+        self.draining = Draining(self._releases)
+        self._releases.on_end = self.draining.look_again
 
     def __len__(self) -> int:
         return len(self._heartbeat)
@@ -96,21 +100,31 @@ class Engine:
     async def hold(self, terms: Terms, fences: Fences) -> Lease:
         """Acquire a lease that is renewed from now on, with every fence raised."""
         self.check_usable()
+        self.draining.check(terms.name)
         named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
         joint = [fence for fence in named if self._raises_with_the_grant(fence[0])]
         terms = terms._replace(fences=joint)
         acquisition = Acquisition(self._backend, self._clock, self._store_calls, self._observers, terms)
-        result = await acquisition.run()
+        self.draining.waiting[acquisition] = None
+        try:
+            result = await acquisition.run()
+        finally:
+            del self.draining.waiting[acquisition]
+            if self.draining.begun:
+                self.draining.look_again()
         try:
             self.check_usable()
-        except UsageError:
-            acquisition.undo(result)
+            self.draining.check(terms.name)
+        except (UsageError, DrainingError) as error:
+            closed = isinstance(error, UsageError)
+            acquisition.undo(result, NotAcquiredReason.CLOSED if closed else NotAcquiredReason.DRAINING)
             raise
         lease = self._begin(terms, result)
         try:
             for _, resource in joint:
                 self._report.fence_raised(lease, resource, lease.token)
             await self._raise_fences(lease, [fence for fence in named if fence not in joint])
+            self.draining.check(terms.name)
         except BaseException:
             await self.release(lease)
             raise
@@ -145,6 +159,11 @@ class Engine:
                 raise
             lease.check()
             self._report.fence_raised(lease, resource, token)
+
+    async def drain(self, within: float) -> bool:
+        """Begin nothing new, and wait until every lock was given back; return whether every body ended by itself."""
+        self.draining.begin(within)
+        return await self.draining.wait()
 
     async def inspect(self, name: str) -> Holder | None:
         """Ask the store who holds *name*."""
@@ -217,9 +236,12 @@ class Engine:
             raise UsageError(msg)
         await self._closing.wait()
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, drain: float | None = None) -> None:
         """
         End every lease, give back what can be given back, and close the backend. Bounded.
+
+        Before that, *drain* lets bodies go on for at most so many seconds. A caller that is cancelled meanwhile
+        begins to close at once.
 
         Every caller waits for the end of the same closing, also one that is cancelled meanwhile.
         Nothing is done in a forked child, whose parent goes on with all of it.
@@ -233,7 +255,11 @@ class Engine:
             return
         if running_loop() is not self._loop:
             self._leave_dead_loop()
-        await self._closing.join(self._close)
+        try:
+            if drain is not None and not self._closing.begun and self._beating is not None:
+                await self.drain(drain)
+        finally:
+            await self._closing.join(self._close)
 
     def _leave_dead_loop(self) -> None:
         """Go on in the running loop: of the tasks of a closed one, not even a closing that began will go on."""
@@ -255,6 +281,7 @@ class Engine:
             steps.push_async_callback(self._end_heartbeat)
             self._heartbeat.lose_all(LossReason.CLOSED)
             self._stop_notices()
+            self.draining.stop()
             self._releases.give_back_all(but=await self._closing.await_bodies(_CALL_LIMIT))
 
     async def _end_heartbeat(self) -> None:

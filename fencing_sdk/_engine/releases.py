@@ -7,7 +7,7 @@ A release holds up its caller for a bounded time and goes on in the background.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextvars import Context
 
 from fencing_sdk._engine.cancellation import outlast_cancellation
@@ -28,7 +28,10 @@ class Releases:
         self.store_calls = store_calls
         self.held: dict[str, LeaseState] = {}
         """By owner: those that were not given back."""
-        self._returning: dict[str, LeaseState] = {}  # those that were, and whose end is not told yet
+        self.returning: dict[str, LeaseState] = {}
+        """By owner: those that were, and whose end is not told yet."""
+        self.on_end: Callable[[], object] = lambda: None
+        """Called when the end of a lease was told."""
         self._clock = clock
         self._report = report
 
@@ -40,7 +43,7 @@ class Releases:
         """Begin to give *lease* back; None if that began before, or if the client was closed meanwhile."""
         if lease.owner not in self.held:
             return None
-        self._returning[lease.owner] = self.held.pop(lease.owner)
+        self.returning[lease.owner] = self.held.pop(lease.owner)
         limit = _limit(lease)
         returned = self.store_calls.give_back(lease.claim, limit)
         if lease.unanswered_calls and lease.held_for < lease.timing.ttl:
@@ -76,11 +79,11 @@ class Releases:
     def tell_ends(self) -> None:
         """Tell the end of the leases whose release was not confirmed until now."""
         self._leave_rest()
-        for lease in tuple(self._returning.values()):
+        for lease in tuple(self.returning.values()):
             self._tell_end(lease, confirmed=False)
 
     def _leave_rest(self) -> None:
-        self._returning.update(self.held)
+        self.returning.update(self.held)
         self.held.clear()
 
     def _tell_when_done(self, lease: LeaseState, returned: asyncio.Task[bool]) -> None:
@@ -93,8 +96,9 @@ class Releases:
 
     def _tell_end(self, lease: LeaseState, *, confirmed: bool) -> None:
         """Tell the one end of *lease*, unless it was told before."""
-        if self._returning.pop(lease.owner, None) is not None:
+        if self.returning.pop(lease.owner, None) is not None:
             self._report.released(lease, confirmed=confirmed)
+            self.on_end()
 
 
 def _limit(lease: LeaseState) -> float:

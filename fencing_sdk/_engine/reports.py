@@ -12,6 +12,7 @@ from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendRefusedError,
     BackendUnavailableError,
+    DrainingError,
     LockHeldError,
     LossReason,
     StaleTokenError,
@@ -33,6 +34,7 @@ from fencing_sdk.events import (
 _REASONS: dict[type[BaseException], NotAcquiredReason] = {
     LockHeldError: NotAcquiredReason.HELD,
     AcquireTimeoutError: NotAcquiredReason.TIMED_OUT,
+    DrainingError: NotAcquiredReason.DRAINING,
     StaleTokenError: NotAcquiredReason.STALE,
     BackendUnavailableError: NotAcquiredReason.UNAVAILABLE,
     BackendRefusedError: NotAcquiredReason.REFUSED,

@@ -6,6 +6,7 @@ What both sides say about a refused request: RFC 9457, ``application/problem+jso
     409   StaleTokenError (or 412, where chosen)
     423   the lock that the handler needs is held by another holder; with Retry-After
     503   the handler lost its own lease on the way; with Retry-After
+    503   this process drains, so that another one should be asked; with Retry-After
     503   the store of a lock did not answer, with Retry-After; it refused, without
 
 A stale token is never a 5xx: what retries those would retry it. Neither owners nor the names of
@@ -28,6 +29,7 @@ from fencing_sdk.errors import (
     BackendError,
     BackendUnavailableError,
     ConfigurationError,
+    DrainingError,
     FencingError,
     InvalidNameError,
     LeaseLostError,
@@ -46,6 +48,7 @@ _MALFORMED = "urn:fencing-sdk:problem:malformed-token"
 _NO_RESOURCE = "urn:fencing-sdk:problem:no-such-resource"
 _LOCKED = "urn:fencing-sdk:problem:locked"
 _LOST = "urn:fencing-sdk:problem:lease-lost"
+_DRAINING = "urn:fencing-sdk:problem:draining"
 _NO_STORE = "urn:fencing-sdk:problem:lock-store-unavailable"
 _OUTAGE = 5
 """Seconds after which a caller may ask again for a lock whose store is down."""
@@ -129,8 +132,7 @@ def problem_of(error: FencingError, *, stale_status: int) -> Problem:
         case InvalidNameError():  # its message may tell the name of a lock, or the namespace
             return unnamed_resource("the request makes no valid name: empty, too long, or with control characters")
         case AcquireError():
-            text = "another holder has the lock that this request needs"
-            return Problem(423, _LOCKED, "Locked", text, retry_after=_seconds(error))
+            return _not_acquired(error)
         case BackendError():
             return _without_store(error)
     text = "the lease that this request worked under is over; what it did may be incomplete"
@@ -145,6 +147,14 @@ def _stale(error: StaleTokenError, status: int) -> Problem:
         "conflict": error.conflict,
     }
     return Problem(status, _STALE, "Stale fencing token", str(error), members)
+
+
+def _not_acquired(error: AcquireError) -> Problem:
+    if isinstance(error, DrainingError):
+        text = "this process is about to end and begins nothing that needs a lock; another one may answer"
+        return Problem(503, _DRAINING, "Draining", text, retry_after=1)
+    text = "another holder has the lock that this request needs"
+    return Problem(423, _LOCKED, "Locked", text, retry_after=_seconds(error))
 
 
 def _without_store(error: BackendError) -> Problem:

@@ -23,6 +23,7 @@ from fencing_sdk import (
     AcquireTimeoutError,
     BackendUnavailableError,
     ConfigurationError,
+    DrainingError,
     LeaseLostError,
     LockClient,
     LockHeldError,
@@ -394,6 +395,7 @@ async def test_the_callers_token_is_not_blamed_for_another_one_that_the_handler_
         (LockHeldError("tenants/9", 0.0, float("inf")), 423, "3600"),
         (LockHeldError("tenants/9", 0.0), 423, "1"),
         (AcquireTimeoutError("tenants/9", 5.0), 423, "1"),
+        (DrainingError("tenants/9", 5.0), 503, "1"),
         (LeaseLostError("tenants/9", 3, LossReason.REVOKED), 503, "1"),
     ],
 )

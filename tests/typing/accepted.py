@@ -80,6 +80,12 @@ async def a_decorated_coroutine_keeps_its_signature() -> None:
     await job(1)
 
 
+async def a_client_drains() -> None:
+    assert_type(await locks.drain(within=timedelta(seconds=25)), bool)
+    assert_type(locks.draining, bool)
+    assert_type(connect("memory://", drain=25), LockClient)
+
+
 async def a_lock_gives_leases() -> None:
     lock = locks.lock("seats/42", ttl=timedelta(minutes=1), max_hold=3600, metadata="worker 3")
     assert_type(lock, Lock)

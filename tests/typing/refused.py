@@ -50,6 +50,12 @@ async def misspelt_option() -> None: ...
 async def wrong_type_of_option() -> None: ...
 
 
+async def bounds_of_a_drain() -> None:
+    await locks.drain(25)  # type: ignore[call-arg]
+    await locks.drain(within=None)  # type: ignore[arg-type]
+    locks.draining = True  # type: ignore[misc]
+
+
 lock_of_one_call = locks.lock("a")
 
 

@@ -19,6 +19,7 @@ from fencing_sdk.errors import (
     BackendRefusedError,
     BackendUnavailableError,
     ConfigurationError,
+    DrainingError,
     FencingError,
     InvalidNameError,
     LeaseLostError,
@@ -42,6 +43,7 @@ EXAMPLES = [
     LockHeldError("seats/42", 0.001),
     LockHeldError("seats/42", 0.001, 7.5),
     AcquireTimeoutError("seats/42", 5.0),
+    DrainingError("seats/42", 5.0),
     *[LeaseLostError("seats/42", 34, reason) for reason in LossReason],
     LeaseLostError("seats/42", 34, LossReason.EXPIRED, "max_hold=5 is over"),
     StaleTokenError("seats/42", 33, 34),
@@ -74,7 +76,7 @@ def test_the_tree_is_exactly_the_documented_one():
         if inspect.isclass(thing) and issubclass(thing, Exception)
     }
     assert real == documented_tree()
-    assert len(real) == 14
+    assert len(real) == 15
 
 
 def test_the_attributes_are_exactly_the_documented_ones():
@@ -141,12 +143,14 @@ def test_what_a_reader_of_the_message_learns():
         "lock 'seats/42' is held already; pass wait= to wait for it",
         "lock 'seats/42' is held already (its lease has 7.5 s left); pass wait= to wait for it",
         "lock 'seats/42' not acquired within 5 s; it is still held",
+        "lock 'seats/42' not acquired: this client is draining, so nothing new begins",
         "lease on 'seats/42' (token 34) is over: its deadline passed",
         "lease on 'seats/42' (token 34) is over: the store says the grant is not ours any more",
         "lease on 'seats/42' (token 34) is over: another holder has the lock now",
         "lease on 'seats/42' (token 34) is over: it was taken away by an operator",
         "lease on 'seats/42' (token 34) is over: the process was paused past the lease's deadline",
         "lease on 'seats/42' (token 34) is over: it was given back or its client was closed",
+        "lease on 'seats/42' (token 34) is over: its client was drained, and the body had not ended within the bound",
         "lease on 'seats/42' (token 34) is over: its deadline passed: max_hold=5 is over",
         "token 33 for 'seats/42' refused: the resource has seen 34; the lock has gone to a later holder",
         f"token 34 for 'seats/42' refused: {CONFLICT}",
@@ -186,6 +190,7 @@ def test_a_name_in_a_message_is_escaped_and_cut(name):
         AcquireError(name, 1.0),
         LockHeldError(name, 1.0),
         AcquireTimeoutError(name, 1.0),
+        DrainingError(name, 1.0),
         LeaseLostError(name, 34, LossReason.EXPIRED),
         StaleTokenError(name, 33, 34),
         StaleTokenError(name, 33, 34, conflict=True),
@@ -233,6 +238,7 @@ def test_a_loss_is_known_by_the_word_of_its_reason():
         "revoked",
         "stalled",
         "closed",
+        "drained",
     ]
     assert json.dumps(LossReason.TAKEN_OVER) == '"taken_over"'
     assert pickle.loads(pickle.dumps(LossReason.STALLED)) is LossReason.STALLED
