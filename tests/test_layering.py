@@ -17,8 +17,9 @@ ROOMS = {
     "abc": {"errors", "_values"},
     "_http": {"errors", "_values"},
     "_etcd": {"errors", "_values", "_http"},
-    "backends": {"errors", "events", "abc", "_values", "_http", "_etcd"},
-    "guards": {"errors", "events", "abc", "_values", "_http", "_etcd"},
+    "_kahuna": {"errors", "_values", "_http"},
+    "backends": {"errors", "events", "abc", "_values", "_http", "_etcd", "_kahuna"},
+    "guards": {"errors", "events", "abc", "_values", "_http", "_etcd", "_kahuna"},
     "_engine": {"errors", "events", "abc", "_values", "_lease", "_current"},
     "_name_template": {"errors", "_values"},
     "_recording": {"errors", "events", "_values"},
@@ -40,12 +41,12 @@ ONE_HOME = {
     "ContextVar": {"_current"},
     "tenacity": {"_engine.acquisition"},
     "secrets": {"_values.claim"},
-    "aiohttp": {"_http", "_etcd", "backends.kahuna", "integrations"},
+    "aiohttp": {"_http", "_etcd", "_kahuna", "integrations"},
     "threading": {"_engine.stalls", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files", "cli"},
 }
 TIME_HOME = {"_values.clock"}
 FRAMEWORKS = {
-    "aiohttp": {"_http", "_etcd", "backends.kahuna", "integrations.aiohttp"},
+    "aiohttp": {"_http", "_etcd", "_kahuna", "integrations.aiohttp"},
     "fastapi": {"integrations.fastapi"},
     "httpx": set(),  # recognised by what its objects can do
     "httpx2": set(),

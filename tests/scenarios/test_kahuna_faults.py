@@ -23,7 +23,6 @@ from fencing_sdk import LockClient
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
-from fencing_sdk.backends.kahuna.connection import node
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendError,
@@ -626,7 +625,7 @@ async def test_a_long_answer_is_not_read_to_its_end(
     kahuna_server: KahunaServer, kahuna: KahunaBackend, monkeypatch: pytest.MonkeyPatch
 ):
     """One that says how long it is, and one that does not."""
-    monkeypatch.setattr(node, "BODY_LIMIT", 1000)
+    monkeypatch.setattr(kahuna._nodes, "_body_limit", 1000)
     kahuna_server.fault("body", '{"type":0,"fencingToken":0}' + " " * 2000)
     with pytest.raises(BackendUnavailableError, match="longer"):
         await kahuna.acquire(Claim("a", 60.0))

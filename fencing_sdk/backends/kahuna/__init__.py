@@ -12,7 +12,9 @@ Waiters: Kahuna wakes no waiter, so each tries again when the holder's grant end
     requests.py   what requests say and answers mean
     errors.py     which error of the contract a failure becomes
     options.py    the options and the endpoints
-    connection/   cluster.py asks node after node; node.py sends one request to one node
+    connection/   cluster.py asks node after node
+
+One request to one node, which the guard uses too, is `fencing_sdk._kahuna`.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ import anyio
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import check_connections, read_numbers
 from fencing_sdk._http.tls import tls_context
+from fencing_sdk._kahuna.node import NodeClient
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.kahuna.connection.cluster import KahunaCluster
-from fencing_sdk.backends.kahuna.connection.node import NodeClient
 from fencing_sdk.backends.kahuna.errors import BACKEND, error_of_answer
 from fencing_sdk.backends.kahuna.options import OPTIONS, check_durability, read_nodes
 from fencing_sdk.backends.kahuna.renewals import renew_each
@@ -54,6 +56,8 @@ __all__ = ["KahunaBackend", "from_url"]
 
 _PROBE = "fencing-sdk/open"
 """The lock that `KahunaBackend.open` asks about. It need not exist."""
+_BODY_LIMIT = 65_536
+"""Bytes of an answer. Kahuna's longest answer is an owner with its metadata, some 6 KiB."""
 _EXPIRY_LIMIT = 0.5
 """Seconds that asking for the holder's remaining time may take: the refusal is known already."""
 _EXPIRY_PART = 1 / 8
@@ -110,6 +114,8 @@ class KahunaBackend:
         self._writer = RequestWriter(check_durability(durability))
         self._renewal_width = max(1, check_connections(connections) // 2)  # a heartbeat leaves room for other calls
         self._nodes = NodeClient(
+            KahunaAnswer.read,
+            body_limit=_BODY_LIMIT,
             tls=tls_context(tls=tls, scheme="kahuna+https", ca=ca, context=ssl_context),
             connect_timeout=seconds(connect_timeout, "connect_timeout", above=True),
             connections=connections,

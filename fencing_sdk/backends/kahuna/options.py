@@ -6,7 +6,8 @@ Options are read strictly: a mistyped durability must not keep grants in the mem
 
 from __future__ import annotations
 
-from fencing_sdk._http.endpoints import EndpointRules, Endpoints, read_endpoints
+from fencing_sdk._http.endpoints import Endpoints, read_endpoints
+from fencing_sdk._kahuna.node import rules_for
 from fencing_sdk.backends.kahuna.requests import DURABILITY, GET_INFO, TRY_EXTEND, TRY_LOCK, TRY_UNLOCK
 from fencing_sdk.errors import ConfigurationError, shown
 
@@ -14,13 +15,7 @@ __all__ = ["OPTIONS", "check_durability", "read_nodes"]
 
 OPTIONS = ("durability", "ca", "ssl_context", "connect_timeout", "connections")
 
-_RULES = EndpointRules(
-    example="kahuna://localhost:2070",
-    plain_port=2070,
-    tls_port=2071,
-    paths=(TRY_LOCK, TRY_EXTEND, TRY_UNLOCK, GET_INFO),
-    user_hint="which Kahuna does not have; write host:port",
-)
+_RULES = rules_for(TRY_LOCK, TRY_EXTEND, TRY_UNLOCK, GET_INFO)
 
 
 def check_durability(durability: object) -> str:

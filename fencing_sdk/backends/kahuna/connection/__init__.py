@@ -1,1 +1,1 @@
-"""From a request to an answer: `cluster` asks node after node, and `node` sends one request to one node."""
+"""From a request to an answer: `cluster` asks node after node."""

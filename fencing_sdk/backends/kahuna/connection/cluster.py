@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from fencing_sdk._http.endpoints import Endpoints
 from fencing_sdk._http.outcomes import RequestFailedError, any_unknown
-from fencing_sdk.backends.kahuna.connection.node import NodeClient
+from fencing_sdk._kahuna.node import NodeClient
 from fencing_sdk.backends.kahuna.errors import BACKEND, error_of_failures
 from fencing_sdk.backends.kahuna.requests import AnswerType, KahunaAnswer
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
@@ -32,7 +32,7 @@ _NOT_YET = {AnswerType.MUST_RETRY, AnswerType.WAITING_FOR_REPLICATION}
 class KahunaCluster:
     """Asks the nodes in turn until one answers."""
 
-    def __init__(self, nodes: NodeClient, endpoints: Endpoints) -> None:
+    def __init__(self, nodes: NodeClient[KahunaAnswer], endpoints: Endpoints) -> None:
         self._nodes = nodes
         self._endpoints = endpoints
 

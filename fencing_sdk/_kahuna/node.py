@@ -3,31 +3,67 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import aiohttp
 from yarl import URL
 
 from fencing_sdk._http.bodies import UnreadableAnswerError, read_body
+from fencing_sdk._http.endpoints import EndpointRules
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, request_failed
 from fencing_sdk._http.pool import HttpPool
-from fencing_sdk.backends.kahuna.requests import KahunaAnswer
 
-__all__ = ["NodeClient"]
+__all__ = ["NodeClient", "rules_for"]
+
+T = TypeVar("T")
 
 ANSWER_LIMIT = 30.0
 """Seconds that a request may take, if its caller does not give up earlier. The engine's limits are far shorter."""
-BODY_LIMIT = 65_536
-"""Bytes of an answer. Kahuna's longest answer is an owner with its metadata, some 6 KiB."""
 
 
-class NodeClient:
-    """Sends requests over a bounded pool of connections to all nodes, opened by the first request."""
+def rules_for(*paths: str) -> EndpointRules:
+    """What is the same for all nodes, asked at *paths*."""
+    return EndpointRules(
+        example="kahuna://localhost:2070",
+        plain_port=2070,
+        tls_port=2071,
+        paths=paths,
+        user_hint="which Kahuna does not have; write host:port",
+    )
 
-    def __init__(self, *, tls: ssl.SSLContext | None, connect_timeout: float, connections: int) -> None:
+
+class NodeClient(Generic[T]):
+    """
+    Sends requests over a bounded pool of connections to all nodes, opened by the first request.
+
+    Args:
+        read: Reads the body of an HTTP 200 and the Date header; raises `UnreadableAnswerError`.
+
+        body_limit: The most bytes of an answer.
+
+        tls: None for plain HTTP.
+
+        connect_timeout: Seconds in which a node must accept a connection.
+
+        connections: The most that are open at once, to all nodes together.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[bytes, str | None], T],
+        *,
+        body_limit: int,
+        tls: ssl.SSLContext | None,
+        connect_timeout: float,
+        connections: int,
+    ) -> None:
+        self._read = read
+        self._body_limit = body_limit
         limits = aiohttp.ClientTimeout(total=ANSWER_LIMIT, sock_connect=connect_timeout)
         self.pool = HttpPool(tls=tls, connections=connections, limits=limits)
 
-    async def post(self, url: URL, body: bytes) -> KahunaAnswer:
+    async def post(self, url: URL, body: bytes) -> T:
         """
         Send *body* and read the answer.
 
@@ -39,7 +75,7 @@ class NodeClient:
             # A redirect is not followed: it could carry the owner id to any host.
             async with session.post(url, data=body, allow_redirects=False) as response:
                 _check_status(response.status)
-                return KahunaAnswer.read(await read_body(response, BODY_LIMIT), response.headers.get("Date"))
+                return self._read(await read_body(response, self._body_limit), response.headers.get("Date"))
         except UnreadableAnswerError as error:
             raise RequestFailedError(RequestOutcome.UNKNOWN, str(error)) from error
         except (aiohttp.ClientError, OSError) as error:  # every TimeoutError is an OSError

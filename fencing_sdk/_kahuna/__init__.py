@@ -1,0 +1,1 @@
+"""Requests to a Kahuna node over REST, for the backend and the guard."""
