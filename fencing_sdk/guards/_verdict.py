@@ -12,7 +12,7 @@ Pure: the caller must keep the fence unchanged until it has acted on the answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from fencing_sdk._values.claim import Token
@@ -20,7 +20,7 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.observers import Observers, stale_rejected
 from fencing_sdk._values.wire import check_token
-from fencing_sdk.errors import StaleTokenError
+from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
 from fencing_sdk.events import FenceRaised, Observer
 
 
@@ -40,6 +40,30 @@ def admitted(resource: str, token: int, fence: Token | None) -> Token:
     if token < fence or conflicting(token, fence):
         raise refusal(resource, token, fence)
     return fence if token.holder is None else token
+
+
+def check_tokens(tokens: object) -> dict[str, Token]:
+    """
+    Return the token of each resource, sorted by the resources as every guard sorts them: by their bytes.
+
+    Raises:
+        ConfigurationError: it is no mapping of such, or an empty one.
+    """
+    if not isinstance(tokens, Mapping) or not tokens:
+        msg = f"tokens must be a mapping of resources to their tokens, such as held.tokens, not {shown(tokens)}"
+        raise ConfigurationError(msg)
+    checked = {check_name(resource, parameter="resource"): check_token(token) for resource, token in tokens.items()}
+    return dict(sorted(checked.items()))
+
+
+def check_token_of(resource: str, token: int) -> dict[str, Token]:
+    """
+    Do the same for one *resource*.
+
+    Raises:
+        ConfigurationError: *resource* or *token* is not one.
+    """
+    return {check_name(resource, parameter="resource"): check_token(token)}
 
 
 def conflicting(token: Token, fence: Token) -> bool:
@@ -62,11 +86,12 @@ class Reports:
         self._clock = BootClock()
 
     @contextmanager
-    def of_refusals(self, token: int) -> Iterator[None]:
-        """Report the `StaleTokenError` about *token* that leaves the body, if one does."""
+    def of_refusals(self, tokens: int | Mapping[str, int]) -> Iterator[None]:
+        """Report the `StaleTokenError` that leaves the body, if one does; *tokens* is a token, or those by resource."""
         try:
             yield
         except StaleTokenError as error:
+            token = tokens.get(error.resource) if isinstance(tokens, Mapping) else tokens
             now, holder = self._clock.now(), token.holder if isinstance(token, Token) else None
             self._observers.emit(stale_rejected(error, name=error.resource, at=now, holder=holder))
             raise

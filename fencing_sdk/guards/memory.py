@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 from fencing_sdk._values.claim import Token
@@ -17,7 +17,7 @@ from fencing_sdk._values.names import check_name
 from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import UsageError
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import Reports, admitted
+from fencing_sdk.guards._verdict import Reports, admitted, check_token_of, check_tokens
 
 __all__ = ["MemoryGuard"]
 
@@ -57,9 +57,23 @@ class MemoryGuard:
             UsageError: *function* is a coroutine function: its writes would come after the check.
             ConfigurationError: *resource* or *token* is not one.
         """
+        return self.write_all(check_token_of(resource, token), function, *args, **kwargs)
+
+    def write_all(self, tokens: Mapping[str, int], function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """
+        Check the token of each resource and call *function* as one step, as `write` does for one resource.
+
+        *tokens* has the token of each resource, such as ``held.tokens`` of a `MultiLock`.
+
+        Raises:
+            StaleTokenError: one of the resources has seen a later token, and the error names it; *function* was not
+                called, and no fence was raised.
+            UsageError, ConfigurationError: as `write`.
+        """
         _refuse_coroutine_function(function)
-        with self._reports.of_refusals(token), self._lock:
-            self._admit(resource, token)
+        checked = check_tokens(tokens)
+        with self._reports.of_refusals(checked), self._lock:
+            self._admit(checked)
             result = function(*args, **kwargs)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
@@ -79,8 +93,19 @@ class MemoryGuard:
             StaleTokenError: the resource has seen a later token; do not write.
             ConfigurationError: *resource* or *token* is not one.
         """
-        with self._reports.of_refusals(token), self._lock:
-            self._admit(resource, token)
+        self.admit_all(check_token_of(resource, token))
+
+    def admit_all(self, tokens: Mapping[str, int]) -> None:
+        """
+        Check the token of each resource and remember all of them, or none. As after `admit`, the writes follow at once.
+
+        Raises:
+            StaleTokenError: one of the resources has seen a later token, and the error names it; do not write.
+            ConfigurationError: *tokens* is no mapping of resources to tokens.
+        """
+        checked = check_tokens(tokens)
+        with self._reports.of_refusals(checked), self._lock:
+            self._admit(checked)
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. Waits for a `write` that another thread is in."""
@@ -91,9 +116,10 @@ class MemoryGuard:
         """See `fencing_sdk.abc.Guard.highest`."""
         return self._fences.get(check_name(resource, parameter="resource"))
 
-    def _admit(self, resource: str, token: int) -> None:
-        fence = self._fences.get(check_name(resource, parameter="resource"))
-        self._fences[resource] = admitted(resource, token, fence)
+    def _admit(self, tokens: Mapping[str, Token]) -> None:
+        self._fences |= {
+            resource: admitted(resource, token, self._fences.get(resource)) for resource, token in tokens.items()
+        }
 
 
 def _refuse_coroutine_function(function: Callable[..., object]) -> None:

@@ -23,14 +23,16 @@ from __future__ import annotations
 
 from fencing_sdk.testing.guard_promises.fences import FencePromises
 from fencing_sdk.testing.guard_promises.races import RacePromises
+from fencing_sdk.testing.guard_promises.several import SeveralPromises
 from fencing_sdk.testing.guard_promises.tokens import GuardTokenPromises
 
 
-class GuardSuite(GuardTokenPromises, FencePromises, RacePromises):
+class GuardSuite(GuardTokenPromises, FencePromises, RacePromises, SeveralPromises):
     """
     Every promise of `fencing_sdk.abc.Guard`, and of the write that it is part of.
 
     A subclass provides the fixture ``guard``, the adapters ``write`` and ``read``, and ``reopen``: an
     async context manager that opens one more guard as another process would. It declares
-    ``durable = False`` where a guard that is opened anew knows no fence.
+    ``durable = False`` where a guard that is opened anew knows no fence, and ``several = True``, with the adapter
+    ``write_all``, where several resources can be written in one step.
     """

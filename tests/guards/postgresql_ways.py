@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import asyncpg
@@ -47,6 +48,9 @@ class Way:
     async def admit(self, guard: Any, transaction: Any, resource: str, token: int) -> None:
         await guard.admit(transaction, resource, token)
 
+    async def admit_all(self, guard: Any, transaction: Any, tokens: Mapping[str, int]) -> None:
+        await guard.admit_all(transaction, tokens)
+
     async def put(self, transaction: Any, resource: str, value: str) -> None:
         await self.execute(transaction, PUT.format(*self.marks), resource, value)
 
@@ -62,6 +66,12 @@ class Way:
         async with self.begin() as transaction:
             await self.admit(guard, transaction, resource, token)
             await self.put(transaction, resource, value)
+
+    async def write_all(self, guard: Any, tokens: Mapping[str, int], values: Mapping[str, str]) -> None:
+        async with self.begin() as transaction:
+            await self.admit_all(guard, transaction, tokens)
+            for resource, value in values.items():
+                await self.put(transaction, resource, value)
 
     async def read(self, resource: str) -> str | None:
         async with self.begin() as transaction:
@@ -160,6 +170,9 @@ class PsycopgSync(Way):
     async def admit(self, guard, transaction, resource, token):
         await asyncio.to_thread(guard.admit_sync, transaction, resource, token)
 
+    async def admit_all(self, guard, transaction, tokens):
+        await asyncio.to_thread(guard.admit_all_sync, transaction, tokens)
+
 
 class Alchemy(Way):
     """SQLAlchemy's AsyncConnection, over asyncpg."""
@@ -237,6 +250,9 @@ class AlchemySyncSession(Alchemy):
 
     async def admit(self, guard, transaction, resource, token):
         await asyncio.to_thread(guard.admit_sync, transaction, resource, token)
+
+    async def admit_all(self, guard, transaction, tokens):
+        await asyncio.to_thread(guard.admit_all_sync, transaction, tokens)
 
 
 WAYS = {

@@ -33,6 +33,8 @@ def value(server, key):
 
 
 class EtcdSuite(GuardSuite):
+    several = True
+
     @pytest.fixture
     async def guard(self, etcd_server):
         self.server = etcd_server
@@ -43,6 +45,9 @@ class EtcdSuite(GuardSuite):
     async def opened(self):
         async with EtcdGuard(self.server.url) as guard:
             yield guard
+
+    async def write_all(self, guard, tokens, values):
+        await guard.execute_all(tokens, *(put(f"data/{name}", value) for name, value in values.items()))
 
     async def read(self, guard, resource):
         return value(self.server, f"data/{resource}")

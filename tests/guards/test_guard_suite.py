@@ -3,13 +3,14 @@
 import asyncio
 import inspect
 import itertools
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
 from fencing_sdk import StaleTokenError, Token
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.wire import check_token
+from fencing_sdk.guards._verdict import check_tokens
 from fencing_sdk.testing.guard_suite import GuardSuite
 
 
@@ -38,6 +39,20 @@ class Honest:
     async def write(self, resource, token, value):
         self.admit(resource, token)
         self.data[resource] = value
+
+    async def write_all(self, tokens, values):
+        fences = dict(self.fences)
+        try:
+            for resource, token in self.each(tokens):
+                self.admit(resource, token)
+        except StaleTokenError:
+            self.fences.clear()
+            self.fences.update(fences)
+            raise
+        self.data.update(values)
+
+    def each(self, tokens):
+        return check_tokens(tokens).items()
 
     async def raise_to(self, resource, token):
         self.admit(resource, token)
@@ -198,11 +213,80 @@ class ForgetsOnRestart(Honest):
         return type(self)()
 
 
+class RaisesSomeOfSeveral(Honest):
+    async def write_all(self, tokens, values):
+        for resource, token in self.each(tokens):
+            self.admit(resource, token)
+        self.data.update(values)
+
+
+class WritesSomeOfSeveral(Honest):
+    async def write_all(self, tokens, values):
+        for resource, token in self.each(tokens):
+            self.admit(resource, token)
+            self.data[resource] = values[resource]
+
+
+class TearsSeveral(Honest):
+    async def write_all(self, tokens, values):
+        await super().write_all(tokens, {})
+        for resource, token in self.each(tokens):
+            for _ in range(token * 7 % 5):
+                await asyncio.sleep(0)
+            self.data[resource] = values[resource]
+
+
+class NamesTheFirst(Honest):
+    async def write_all(self, tokens, values):
+        try:
+            await super().write_all(tokens, values)
+        except StaleTokenError as error:
+            raise StaleTokenError(min(tokens), error.token, error.fence, conflict=error.conflict) from None
+
+
+class ChecksTheFirst(Honest):
+    def each(self, tokens):
+        return list(check_tokens(tokens).items())[:1]
+
+
+class CutsSeveral(Honest):
+    def each(self, tokens):
+        return list(check_tokens(tokens).items())[:49]
+
+
+class LocksInAnyOrder(Honest):
+    def __init__(self, shelf=None):
+        super().__init__(shelf)
+        self.locks = {}
+
+    async def write_all(self, tokens, values):
+        check_tokens(tokens)
+        async with AsyncExitStack() as stack:
+            for resource in tokens:
+                await stack.enter_async_context(self.locks.setdefault(resource, asyncio.Lock()))
+                await asyncio.sleep(0)
+            await super().write_all(tokens, values)
+
+
+class TakesEverythingForTokens(Honest):
+    def each(self, tokens):
+        return {} if not isinstance(tokens, dict) else super().each(tokens)
+
+
 class CannotRaise(Honest):
     raise_to = None
 
 
+REFUSALS = (StaleTokenError, TimeoutError, pytest.fail.Exception)
+
+
 class Suite(GuardSuite):
+    several = True
+    patience = 1.0
+
+    async def write_all(self, guard, tokens, values):
+        await guard.write_all(tokens, values)
+
     async def write(self, guard, resource, token, value):
         await guard.write(resource, token, value)
 
@@ -222,7 +306,7 @@ class TestHonest(Suite):
 
 def promises():
     """Every promise of the suite, once for each of its parameters."""
-    for name, promise in inspect.getmembers(GuardSuite, inspect.isfunction):
+    for name, promise in inspect.getmembers(Suite, inspect.isfunction):
         if name.startswith("test_"):
             marks = [mark for mark in getattr(promise, "pytestmark", []) if mark.name == "parametrize"]
             choices = [[(mark.args[0], value) for value in mark.args[1]] for mark in marks]
@@ -237,7 +321,7 @@ async def broken_promises(kind) -> set[str]:
             outcome = getattr(Suite(), name)(guard=kind(), **arguments)
             if inspect.isawaitable(outcome):
                 await outcome
-        except (AssertionError, ValueError, TypeError, AttributeError, StaleTokenError, pytest.fail.Exception):
+        except (AssertionError, ValueError, TypeError, AttributeError, *REFUSALS):
             broken.add(name)
     return broken
 
@@ -276,6 +360,17 @@ async def broken_promises(kind) -> set[str]:
         (TakesEverythingForAToken, "test_what_is_no_token_is_refused_and_changes_nothing"),
         (TakesEverythingForAName, "test_what_names_no_resource_is_refused"),
         (ForgetsOnRestart, "test_the_fence_outlives_the_guard_or_the_guard_says_that_it_does_not"),
+        (RaisesSomeOfSeveral, "test_one_stale_token_refuses_all_and_is_named"),
+        (RaisesSomeOfSeveral, "test_one_conflict_refuses_all_and_is_named"),
+        (WritesSomeOfSeveral, "test_one_stale_token_refuses_all_and_is_named"),
+        (TearsSeveral, "test_no_step_is_torn_by_another"),
+        (NamesTheFirst, "test_one_stale_token_refuses_all_and_is_named"),
+        (NamesTheFirst, "test_one_conflict_refuses_all_and_is_named"),
+        (ChecksTheFirst, "test_several_resources_are_written_together"),
+        (ChecksTheFirst, "test_each_fence_refuses_by_itself_afterwards"),
+        (CutsSeveral, "test_fifty_resources_fit_into_one_step"),
+        (LocksInAnyOrder, "test_steps_that_overlap_do_not_wait_for_each_other_in_a_circle"),
+        (TakesEverythingForTokens, "test_what_is_no_mapping_of_tokens_is_refused_and_changes_nothing"),
         (CannotRaise, "test_a_guard_can_stand_in_fences"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,

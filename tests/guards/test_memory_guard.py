@@ -15,6 +15,7 @@ OLD, NEW = Token(33, "aaaaaaaa"), Token(34, "bbbbbbbb")
 
 class MemorySuite(GuardSuite):
     durable = False
+    several = True
 
     @pytest.fixture
     def guard(self):
@@ -33,6 +34,9 @@ class TestMemoryGuardWrite(MemorySuite):
     async def write(self, guard, resource, token, value):
         guard.write(resource, token, self.data.__setitem__, resource, value)
 
+    async def write_all(self, guard, tokens, values):
+        guard.write_all(tokens, self.data.update, values)
+
 
 class TestMemoryGuardAdmitInOneLoop(MemorySuite):
     """`admit` is for one event loop: the write follows it without an await."""
@@ -43,6 +47,10 @@ class TestMemoryGuardAdmitInOneLoop(MemorySuite):
     async def write(self, guard, resource, token, value):
         guard.admit(resource, token)
         self.data[resource] = value
+
+    async def write_all(self, guard, tokens, values):
+        guard.admit_all(tokens)
+        self.data.update(values)
 
 
 def test_write_returns_what_the_function_returns():

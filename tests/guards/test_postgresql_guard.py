@@ -47,6 +47,7 @@ async def fence(server, resource="a"):
 
 
 class PostgresqlSuite(GuardSuite):
+    several = True
     way: str
 
     def make_guard(self, way):
@@ -71,6 +72,9 @@ class PostgresqlSuite(GuardSuite):
 
     async def write(self, guard, resource, token, value):
         await guard.way.write(guard, resource, token, value)
+
+    async def write_all(self, guard, tokens, values):
+        await guard.way.write_all(guard, tokens, values)
 
     async def read(self, guard, resource):
         return await guard.way.read(resource)
@@ -117,6 +121,24 @@ async def test_fence_and_data_are_committed_together(way, server):
         await way.write(guard, "a", Token(34, "cccccccc"), "conflict")
     assert refusal.value.conflict
     assert (await fence(server), await way.read("a")) == (34, "new")
+
+
+async def test_the_fences_of_several_resources_are_committed_together(way, server):
+    guard, tokens, values = SqlGuard(), {"b": NEW, "a": 5}, {"a": "x", "b": "y"}
+    await way.write_all(guard, tokens, values)
+    assert [await fence(server, name) for name in "ab"] == [5, 34]
+    with pytest.raises(StaleTokenError) as refusal:
+        await way.write_all(guard, {"a": 6, "b": OLD}, {"a": "stale", "b": "stale"})
+    assert (refusal.value.resource, refusal.value.fence) == ("b", 34)
+    assert [await fence(server, name) for name in "ab"] == [5, 34], "the transaction was rolled back"
+    assert [await way.read(name) for name in "ab"] == ["x", "y"]
+
+
+async def test_fences_of_several_resources_need_a_transaction(server):
+    connection = await asyncpg.connect(server.url)
+    with pytest.raises(UsageError, match="begin one first"):
+        await SqlGuard().admit_all(connection, {"a": 1, "b": 2})
+    await connection.close()
 
 
 async def test_rolling_back_takes_the_fence_back(way, server):

@@ -49,6 +49,8 @@ WRITER = Path(__file__).with_name("redis_guard_writer.py")
 
 
 class RedisSuite(GuardSuite):
+    several = True
+
     @pytest.fixture
     async def guard(self, redis_server):
         self.server = redis_server
@@ -62,6 +64,9 @@ class RedisSuite(GuardSuite):
 
     async def write(self, guard, resource, token, value):
         await guard.execute(resource, token, ("SET", guard.key(resource, "value"), value))
+
+    async def write_all(self, guard, tokens, values):
+        await guard.execute_all(tokens, *(("SET", guard.key(name, "value"), value) for name, value in values.items()))
 
     async def read(self, guard, resource):
         return self.server.ask("GET", guard.key(resource, "value"))

@@ -289,3 +289,27 @@ async def test_a_failover_that_loses_writes_loses_fence_and_data_together(redis_
             await guard.raise_to("a", Token(35))
             with pytest.raises(StaleTokenError):
                 await guard.set("a", NEW, "x", "stale")
+
+
+# Several resources on a cluster.
+
+ACCOUNTS = ("accounts/1", "accounts/2", "accounts/3", "accounts/4")
+
+
+async def test_several_resources_are_admitted_one_slot_after_the_other(redis_cluster):
+    async with RedisGuard(cluster_url(redis_cluster)) as guard:
+        await guard.admit_all(dict.fromkeys(ACCOUNTS, 33))
+        assert [await guard.highest(name) for name in ACCOUNTS] == [33] * 4
+        await guard.raise_to("accounts/3", 99)
+        with pytest.raises(StaleTokenError) as refusal:
+            await guard.admit_all(dict.fromkeys(ACCOUNTS, 34))
+        assert (refusal.value.resource, refusal.value.fence) == ("accounts/3", 99)
+        assert await guard.highest("accounts/3") == 99
+
+
+async def test_commands_for_several_resources_need_one_slot(redis_cluster):
+    async with RedisGuard(cluster_url(redis_cluster)) as guard:
+        with pytest.raises(ConfigurationError, match="different slots of the cluster"):
+            await guard.execute_all(dict.fromkeys(ACCOUNTS, 33), ("SET", guard.key("accounts/1", "value"), "x"))
+        assert [await guard.highest(name) for name in ACCOUNTS] == [None] * 4
+        assert await guard.execute_all({"accounts/1": 33}, ("SET", guard.key("accounts/1", "value"), "x"))

@@ -6,7 +6,15 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, StaleTokenError, guards
+from fencing_sdk import (
+    ConfigurationError,
+    LeaseLostError,
+    LockClient,
+    StaleTokenError,
+    Token,
+    UnsupportedError,
+    guards,
+)
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.etcd import EtcdGuard
 from fencing_sdk.guards.files import FileGuard
@@ -44,6 +52,25 @@ def test_the_list_is_complete():
         *SHIPPED,
         *SERVED,
     }
+
+
+def test_every_guard_says_whether_it_takes_several_resources_in_one_step(guard):
+    assert callable(guard.admit_all)
+
+
+async def test_a_guard_that_takes_one_resource_at_a_time_says_so(tmp_path):
+    with pytest.raises(UnsupportedError, match="one resource at a time"):
+        await FileGuard(tmp_path).admit_all({"a": 1, "b": 2})
+
+
+async def test_a_refusal_of_several_is_told_with_the_resource_and_the_holder_that_were_refused():
+    events = []
+    guard = MemoryGuard(observers=[events.append])
+    await guard.raise_to("b", 34)
+    with pytest.raises(StaleTokenError):
+        guard.admit_all({"a": Token(40, "aaaaaaaa"), "b": Token(33, "bbbbbbbb")})
+    (refused,) = (event for event in events if event.kind == "stale_rejected")
+    assert (refused.resource, refused.token, refused.holder) == ("b", 33, "bbbbbbbb")
 
 
 @pytest.mark.parametrize("resource", NO_RESOURCES, ids=lambda resource: ascii(resource)[:20])

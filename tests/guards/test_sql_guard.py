@@ -67,6 +67,8 @@ def fence(path, resource="a"):
 
 
 class SqlSuite(GuardSuite):
+    several = True
+
     @pytest.fixture(autouse=True)
     def at(self, path):
         self.path = path
@@ -94,12 +96,25 @@ class TestSqlite3InAWorkerThread(StdlibSuite):
             guard.admit_sync(connection, resource, token)
             connection.execute(PUT, (resource, value))
 
+    async def write_all(self, guard, tokens, values):
+        await asyncio.to_thread(self.write_all_sync, guard, tokens, values)
+
+    def write_all_sync(self, guard, tokens, values):
+        with connected(self.path) as connection, connection:
+            guard.admit_all_sync(connection, tokens)
+            connection.executemany(PUT, values.items())
+
 
 class TestSqlite3InTheEventLoop(StdlibSuite):
     async def write(self, guard, resource, token, value):
         with connected(self.path) as connection, connection:
             await guard.admit(connection, resource, token)
             connection.execute(PUT, (resource, value))
+
+    async def write_all(self, guard, tokens, values):
+        with connected(self.path) as connection, connection:
+            await guard.admit_all(connection, tokens)
+            connection.executemany(PUT, values.items())
 
 
 class AlchemySuite(SqlSuite):
@@ -130,12 +145,22 @@ class TestAsyncSession(AlchemySuite):
             await guard.admit(session, resource, token)
             await session.execute(PUT_TEXT, {"resource": resource, "value": value})
 
+    async def write_all(self, guard, tokens, values):
+        async with AsyncSession(guard.engine) as session, session.begin():
+            await guard.admit_all(session, tokens)
+            await session.execute(PUT_TEXT, [{"resource": name, "value": value} for name, value in values.items()])
+
 
 class TestAsyncConnection(AlchemySuite):
     async def write(self, guard, resource, token, value):
         async with guard.engine.begin() as connection:
             await guard.admit(connection, resource, token)
             await connection.execute(PUT_TEXT, {"resource": resource, "value": value})
+
+    async def write_all(self, guard, tokens, values):
+        async with guard.engine.begin() as connection:
+            await guard.admit_all(connection, tokens)
+            await connection.execute(PUT_TEXT, [{"resource": name, "value": value} for name, value in values.items()])
 
 
 @pytest.mark.parametrize("kind", [Session, Connection])

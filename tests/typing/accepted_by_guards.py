@@ -9,8 +9,10 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session
 
+from fencing_sdk import connect
 from fencing_sdk.guards.sql import SqlGuard
 
+locks = connect("memory://")
 guard = SqlGuard(create_async_engine("sqlite+aiosqlite:///app.db"))
 
 
@@ -30,6 +32,9 @@ async def connections_that_are_awaited(
     await guard.admit(connection, "a", 1)
     await guard.admit(session, "a", 1)
     await guard.raise_in(session, "a", 1)
+    async with locks.multilock("a", "b", fences=[guard]) as held:
+        for transaction in (plain, psycopg_async, with_other_rows, connection, session):
+            await guard.admit_all(transaction, held.tokens)
 
 
 async def connections_that_block(
@@ -42,4 +47,5 @@ async def connections_that_block(
 ) -> None:
     for transaction in (file, plain, with_other_rows, connection, session, scoped):
         guard.admit_sync(transaction, "a", 1)
+        guard.admit_all_sync(transaction, {"a": 1, "b": 2})
         await guard.admit(transaction, "a", 1)

@@ -17,7 +17,7 @@ import os
 import re
 import ssl
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -31,7 +31,7 @@ from fencing_sdk._values.names import check_name, safe_segment
 from fencing_sdk._values.wire import check_token, format_token, parse_token
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import Reports, admitted
+from fencing_sdk.guards._verdict import Reports, admitted, check_token_of, check_tokens
 
 __all__ = ["EtcdGuard", "delete", "put"]
 
@@ -152,63 +152,123 @@ class EtcdGuard:
             BackendUnavailableError: the outcome is unknown.
             BackendRefusedError: etcd rejects the transaction.
         """
-        return await self._write("execute", resource, token, _GuardedWrite(operations, compare, once=True))
+        return await self.execute_all(check_token_of(resource, token), *operations, compare=compare)
+
+    async def execute_all(
+        self, tokens: Mapping[str, int], *operations: Json, compare: Sequence[Json] = ()
+    ) -> list[Json] | None:
+        """
+        Check the token of each resource and carry out *operations*, as one transaction.
+
+        etcd allows 128 operations in one, of which each fence that has to be raised takes one (``--max-txn-ops``).
+
+        Args:
+            tokens: The token of each resource, such as ``held.tokens`` of a `MultiLock`.
+
+            operations: As for `execute`.
+
+            compare: As for `execute`.
+
+        Raises:
+            StaleTokenError: one of the resources has seen a later token, and the error names it; nothing was
+                written, and no fence was raised.
+            ConfigurationError, BackendUnavailableError, BackendRefusedError: as `execute`.
+        """
+        return await self._write("execute", check_tokens(tokens), _GuardedWrite(operations, compare, once=True))
+
+    async def admit_all(self, tokens: Mapping[str, int]) -> None:
+        """
+        Check the token of each resource and raise all their fences, as one transaction: all of them or none.
+
+        From then on, each `comparison` with one of these tokens holds, until a later holder raises that fence.
+
+        Raises:
+            StaleTokenError, ConfigurationError, BackendUnavailableError, BackendRefusedError: as `execute_all`.
+        """
+        checked = check_tokens(tokens)
+        await self._write("admit_all", checked, _GuardedWrite())
+        for resource, token in checked.items():
+            self._reports.raised(resource, token)
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stays as it is."""
-        await self._write("raise_to", resource, token, _GuardedWrite())
-        self._reports.raised(resource, check_token(token))
+        checked = check_token_of(resource, token)
+        await self._write("raise_to", checked, _GuardedWrite())
+        self._reports.raised(resource, checked[resource])
 
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
-        return (await self._read("highest", check_name(resource, parameter="resource"))).token
+        resource = check_name(resource, parameter="resource")
+        return (await self._read("highest", [resource]))[resource].token
 
-    async def _write(self, operation: str, resource: str, token: int, write: _GuardedWrite) -> list[Json] | None:
-        resource, checked = check_name(resource, parameter="resource"), check_token(token)
-        format_token(checked)  # refuses a token whose text in the fence could be read in two ways
-        with self._reports.of_refusals(checked):
-            fence = self._known.get(resource)
-            if fence is None or (fence.token is not None and checked < fence.token):
-                fence = await self._read(operation, resource)  # a token is refused only after a fresh read
+    async def _write(self, operation: str, tokens: Mapping[str, Token], write: _GuardedWrite) -> list[Json] | None:
+        for token in tokens.values():
+            format_token(token)  # refuses a token whose text in the fence could be read in two ways
+        with self._reports.of_refusals(tokens):
+            fences = await self._fences_for(operation, tokens)
             for _ in range(_TRIES):
-                wanted = admitted(resource, checked, fence.token)
-                answer = await self._transact(operation, resource, fence, wanted, write)
-                if not isinstance(answer, _FenceState):
+                wanted = {name: admitted(name, token, fences[name].token) for name, token in tokens.items()}
+                answer = await self._transact(operation, fences, wanted, write)
+                if isinstance(answer, list):
                     return answer
-                if answer == fence:
+                if answer == fences:
                     return None  # a comparison of the caller's did not hold
-                fence = self._learn(resource, answer)
+                fences = answer
         raise BackendUnavailableError(_GUARD, operation, f"the fence was raised {_TRIES} times meanwhile")
 
+    async def _fences_for(self, operation: str, tokens: Mapping[str, Token]) -> dict[str, _FenceState]:
+        """The last state of each fence as far as it is known. A token is refused only after a fresh read."""
+        fences = {}
+        for resource, token in tokens.items():
+            fence = self._known.get(resource)
+            if fence is None or (fence.token is not None and token < fence.token):
+                return await self._read(operation, tokens)
+            fences[resource] = fence
+        return fences
+
     async def _transact(
-        self, operation: str, resource: str, fence: _FenceState, wanted: Token, write: _GuardedWrite
-    ) -> list[Json] | _FenceState:
-        """Write if the fence is still *fence*; else return its present state."""
-        key = self._key(resource)
-        raising = [] if _same(wanted, fence.token) else [json_codec.put(key, format_token(wanted).encode())]
+        self, operation: str, fences: Mapping[str, _FenceState], wanted: Mapping[str, Token], write: _GuardedWrite
+    ) -> list[Json] | dict[str, _FenceState]:
+        """Write if the *fences* stand where they stood; else return their present state."""
+        keys = {resource: self._key(resource) for resource in fences}
+        raised = [resource for resource, token in wanted.items() if not _same(token, fences[resource].token)]
+        raising = [json_codec.put(keys[resource], format_token(wanted[resource]).encode()) for resource in raised]
+        unchanged = [compared(keys[resource], "MOD", "EQUAL", fence.modified) for resource, fence in fences.items()]
         body = txn(
-            compare=[compared(key, "MOD", "EQUAL", fence.modified), *write.compare],
+            compare=[*unchanged, *write.compare],
             success=[*raising, *write.operations],
-            failure=[ranged(key)],
+            failure=[ranged(key) for key in keys.values()],
         )
         fields, _ = await self._gateway.call(operation, TXN, body, once=write.once)
         try:
             if fields.get("succeeded") is not True:
-                return self._fence_of(entries(responses(fields, 1)[0]), operation)
+                return self._learn_all(operation, fences, responses(fields, len(fences)))
             answers = responses(fields, len(raising) + len(write.operations))
-            if raising:
-                self._learn(resource, _FenceState(wanted, json_codec.number(fields["header"], "revision")))
+            for resource in raised:
+                revision = json_codec.number(fields["header"], "revision")
+                self._learn(resource, _FenceState(wanted[resource], revision))
         except (UnreadableAnswerError, KeyError, TypeError) as error:
             raise BackendUnavailableError(_GUARD, operation, str(error)) from error
         return answers[len(raising) :]
 
-    async def _read(self, operation: str, resource: str) -> _FenceState:
-        body = ranged(self._key(resource))["request_range"]
-        fields, _ = await self._gateway.call(operation, RANGE, body)
+    async def _read(self, operation: str, resources: Iterable[str]) -> dict[str, _FenceState]:
+        """Read the fences of *resources* in one view of etcd."""
+        resources = list(resources)
+        looks = [ranged(self._key(resource)) for resource in resources]
         try:
-            return self._learn(resource, self._fence_of(entries(fields), operation))
+            if len(looks) == 1:
+                found, _ = await self._gateway.call(operation, RANGE, looks[0]["request_range"])
+                return self._learn_all(operation, resources, [found])
+            fields, _ = await self._gateway.call(operation, TXN, txn(compare=[], success=looks))
+            return self._learn_all(operation, resources, responses(fields, len(looks)))
         except UnreadableAnswerError as error:
             raise BackendUnavailableError(_GUARD, operation, str(error)) from error
+
+    def _learn_all(self, operation: str, resources: Iterable[str], answers: Sequence[Json]) -> dict[str, _FenceState]:
+        return {
+            resource: self._learn(resource, self._fence_of(entries(answer), operation))
+            for resource, answer in zip(resources, answers, strict=True)
+        }
 
     def _fence_of(self, found: Sequence[Entry], operation: str) -> _FenceState:
         if not found:

@@ -24,8 +24,9 @@ may lose it with its server; then only rule 3 holds.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import NoReturn
 
 import anyio.to_thread
 
@@ -104,6 +105,19 @@ class FileGuard:
     def read_sync(self, resource: str) -> bytes | None:
         """`read` for code without an event loop."""
         return self._read(_check_folder(resource))
+
+    async def admit_all(self, tokens: Mapping[str, int]) -> NoReturn:  # noqa: ARG002
+        """
+        Refuse: each resource is a folder of its own, and no step publishes files in several of them.
+
+        Raises:
+            UnsupportedError: always. Write one file that holds all of it, or keep the data in a database.
+        """
+        msg = (
+            "FileGuard checks and publishes one resource at a time; let one resource hold what several locks protect, "
+            "or keep it in a database with SqlGuard.admit_all"
+        )
+        raise UnsupportedError(msg)
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stays as it is."""

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Self, TypeAlias, cast
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.timing import Seconds, seconds
-from fencing_sdk._values.wire import check_token, format_token
+from fencing_sdk._values.wire import format_token
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import Reports
+from fencing_sdk.guards._verdict import Reports, check_token_of, check_tokens
 from fencing_sdk.guards.redis._answers import accepted, fence_from, unless_failed
 from fencing_sdk.guards.redis._commands import Argument, Command, check_arguments, check_commands, keys_of, packed
 from fencing_sdk.guards.redis._connection import connection_to
-from fencing_sdk.guards.redis._keys import check_prefix, check_slots, fence_key, tag
+from fencing_sdk.guards.redis._keys import check_one_slot, check_prefix, check_slots, fence_key, slot, tag
 from fencing_sdk.guards.redis._scripts import CheckedScript, checked_body, script_of_file
 
 if TYPE_CHECKING:
@@ -119,10 +119,57 @@ class RedisGuard:
             StaleTokenError: the resource has seen a later token; no command ran.
             ConfigurationError: an argument has a wrong type or value, or a key is in another slot of the cluster.
         """
+        return await self.execute_all(check_token_of(resource, token), *commands, keys=keys)
+
+    async def execute_all(
+        self, tokens: Mapping[str, int], *commands: Command, keys: Iterable[Argument] | None = None
+    ) -> list[object]:
+        """
+        Check the token of each resource and run *commands*, as one step, as `execute` does for one resource.
+
+        On a cluster the fences of all resources have to be in one slot, which those of different resources seldom
+        are. There call `admit_all`, and then `execute` for each resource.
+
+        Args:
+            tokens: The token of each resource, such as ``held.tokens`` of a `MultiLock`.
+
+            commands: As for `execute`.
+
+            keys: As for `execute`.
+
+        Raises:
+            StaleTokenError: one of the resources has seen a later token, and the error names it; no command ran,
+                and no fence was raised.
+            ConfigurationError: as `execute`; or the fences are in several slots of the cluster.
+        """
         checked = check_commands(commands)
         touched = keys_of(checked) if keys is None else keys
-        replies = await self._write(self._execute, resource, token, touched, packed(checked))
+        replies = await self._write(self._execute, check_tokens(tokens), touched, packed(checked))
         return unless_failed(cast("list[object]", replies), checked)
+
+    async def admit_all(self, tokens: Mapping[str, int]) -> None:
+        """
+        Check the token of each resource and raise all their fences: all of them or none.
+
+        The writes come later, each with its own check: `execute` or `set`. What is gained is that none of them begins
+        if one of the tokens is stale already.
+
+        On a cluster it is one step for each slot, one after the other. If a later one is refused, the fences of those
+        before it stay raised, to tokens that are yours.
+
+        Raises:
+            StaleTokenError: one of the resources has seen a later token, and the error names it.
+            ConfigurationError: *tokens* is no mapping of resources to tokens.
+        """
+        checked = check_tokens(tokens)
+        steps: dict[int, dict[str, Token]] = {}
+        for resource, token in checked.items():
+            one_step = slot(fence_key(self._prefix, resource)) if self._connection.is_cluster else 0
+            steps.setdefault(one_step, {})[resource] = token
+        for step in steps.values():
+            await self._write(self._check, step, (), (), once=False)
+        for resource, token in checked.items():
+            self._reports.raised(resource, token)
 
     async def set(
         self, resource: str, token: int, key: Argument, value: Argument, *, ttl: Seconds | None = None
@@ -168,8 +215,7 @@ class RedisGuard:
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stays as it is."""
-        await self._write(self._check, resource, token, (), (), once=False)
-        self._reports.raised(resource, check_token(token))
+        await self.admit_all(check_token_of(resource, token))
 
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
@@ -192,29 +238,32 @@ class RedisGuard:
     async def _write(
         self,
         script: CheckedScript,
-        resource: str,
-        token: int,
+        tokens: Mapping[str, Token],
         keys: Iterable[Argument],
         arguments: Sequence[Argument],
         *,
         once: bool = True,
     ) -> object:
-        resource, checked = check_name(resource, parameter="resource"), _check_holder(check_token(token))
-        fence = fence_key(self._prefix, resource)
-        touched = self._touched(resource, fence, keys)
-        check = (f"{checked:d}", checked.holder or "", self._retention)
-        with self._reports.of_refusals(checked):
-            reply = await self._connection.evaluate(script, [*touched, fence], [*arguments, *check], once=once)
-            return accepted(resource, checked, fence, reply)
+        fences = {resource: fence_key(self._prefix, resource) for resource in tokens}
+        touched = self._touched(fences, keys)
+        check = [word for token in tokens.values() for word in (f"{token:d}", _checked_holder(token))]
+        words = [*arguments, *check, self._retention, str(len(tokens))]
+        with self._reports.of_refusals(tokens):
+            reply = await self._connection.evaluate(script, [*touched, *fences.values()], words, once=once)
+            return accepted(tokens, list(fences.values()), reply)
 
-    def _touched(self, resource: str, fence: bytes, keys: Iterable[Argument]) -> list[bytes]:
-        """Return each of *keys* once, as bytes. Refuse the fence, and keys in other slots of a cluster."""
+    def _touched(self, fences: Mapping[str, bytes], keys: Iterable[Argument]) -> list[bytes]:
+        """Return each of *keys* once, as bytes. Refuse the fences, and what is in several slots of a cluster."""
         touched = list(dict.fromkeys(self._connection.encode(key) for key in check_arguments(keys, "keys")))
-        if fence in touched:
-            msg = f"key {shown(fence)} is the fence of {shown(resource)}, which no command may write; use raise_to()"
-            raise ConfigurationError(msg)
+        for resource, fence in fences.items():
+            if fence in touched:
+                what = f"key {shown(fence)} is the fence of {shown(resource)}"
+                msg = f"{what}, which no command may write; use raise_to()"
+                raise ConfigurationError(msg)
         if self._connection.is_cluster:
-            check_slots(resource, fence, touched)
+            check_one_slot(fences)
+            for resource, fence in fences.items():
+                check_slots(resource, fence, touched)
         return touched
 
 
@@ -240,7 +289,7 @@ class FencedScript:
             StaleTokenError, ConfigurationError: as `RedisGuard.execute`.
         """
         arguments = check_arguments(args, "args")
-        value = await self._guard._write(self._script, resource, token, keys, arguments)  # noqa: SLF001  (both are of one module)
+        value = await self._guard._write(self._script, check_token_of(resource, token), keys, arguments)  # noqa: SLF001  (both are of one module)
         if isinstance(value, Exception):
             raise value
         return value
@@ -250,6 +299,6 @@ def _milliseconds(duration: Seconds | None, parameter: str = "retention", *, low
     return "0" if duration is None else str(math.ceil(seconds(duration, parameter, low=low, high=1e12) * 1000))
 
 
-def _check_holder(token: Token) -> Token:
+def _checked_holder(token: Token) -> str:
     format_token(token)  # refuses a holder that is not hex digits, which would make a fence ambiguous
-    return token
+    return token.holder or ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from fencing_sdk._values.claim import Token
@@ -15,21 +15,23 @@ _REFUSED, _ACCEPTED = 0, 1
 _FENCE = re.compile(r"([0-9]{1,16})(?: ([0-9a-f]{1,64}))?", re.ASCII)
 
 
-def accepted(resource: str, token: Token, fence: bytes, reply: object) -> object:
+def accepted(tokens: Mapping[str, Token], fences: Sequence[bytes], reply: object) -> object:
     """
-    Return the value of a script whose check has accepted the *token*.
+    Return the value of a script whose check has accepted the *tokens*, of which each resource has a fence.
 
     Raises:
-        StaleTokenError: the check has refused it.
+        StaleTokenError: the check has refused one.
         BackendRefusedError: the key of the fence holds something that no guard has written.
     """
     verdict, *rest = cast("list[object]", reply)
     if verdict == _ACCEPTED:
         return rest[0] if rest else None
+    which = cast("int", rest[-1]) - 1
     if verdict == _REFUSED:
-        number, holder = (_text(part) for part in rest)
+        resource, token = list(tokens.items())[which]
+        number, holder = (_text(part) for part in rest[:-1])
         raise refusal(resource, token, Token(int(number), holder or None))
-    raise _no_fence(fence, "write")
+    raise _no_fence(fences[which], "write")
 
 
 def fence_from(stored: object, key: bytes) -> Token:

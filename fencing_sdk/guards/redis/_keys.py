@@ -12,6 +12,7 @@ percent-encoded: no two resources share a fence.
 from __future__ import annotations
 
 from binascii import crc_hqx
+from collections.abc import Mapping
 
 from fencing_sdk._values.names import check_name
 from fencing_sdk.errors import ConfigurationError, shown
@@ -44,6 +45,23 @@ def slot(key: bytes) -> int:
     _, opened, rest = key.partition(b"{")
     tagged, closed, _ = rest.partition(b"}")
     return crc_hqx(tagged if opened and closed and tagged else key, 0) % _SLOTS
+
+
+def check_one_slot(fences: Mapping[str, bytes]) -> None:
+    """
+    Refuse fences, by resource, that a cluster would keep apart from one another.
+
+    Raises:
+        ConfigurationError: one of them is in another slot.
+    """
+    first, *others = fences.items()
+    for other in others:
+        if slot(other[1]) != slot(first[1]):
+            msg = (
+                f"the fences of {shown(first[0])} and {shown(other[0])} are in different slots of the cluster, so no "
+                "script can check both and write: call admit_all(tokens), then execute(...) for each resource"
+            )
+            raise ConfigurationError(msg)
 
 
 def check_slots(resource: str, fence: bytes, keys: list[bytes]) -> None:

@@ -1,37 +1,44 @@
 -- The check in front of every script of RedisGuard. It decides as fencing_sdk/guards/_verdict.py does.
 --
 -- Its lines are joined to one, so that the line numbers in an error message are those of the body. So a
--- comment needs a line of its own. The last of KEYS is the fence. The last of ARGV are the token, its holder
--- ('' if unknown) and the retention in ms ('0': for ever). The check removes them from KEYS and ARGV, and the
--- body finds only its own.
+-- comment needs a line of its own. The last of KEYS are the fences, one or more. The last of ARGV are a token and its
+-- holder ('' if unknown) for each fence, the retention in ms ('0': for ever), and the number of fences. The check
+-- removes them from KEYS and ARGV, and the body finds only its own. No fence is written before all have accepted.
 --
--- {1, value} accepted    {0, number, holder} refused    {-1} the key holds something that is no fence
-local key = table.remove(KEYS)
+-- {1, value} accepted    {0, number, holder, which} refused    {-1, which} the key holds something that is no fence
+local count = tonumber(table.remove(ARGV))
 local retention = table.remove(ARGV)
-local holder = table.remove(ARGV)
-local token = table.remove(ARGV)
+local asked = {}
+for which = count, 1, -1 do
+  local holder = table.remove(ARGV)
+  asked[which] = {key = table.remove(KEYS), holder = holder, token = table.remove(ARGV)}
+end
 
-local fence = redis.call('GET', key)
-if fence then
-  local number, known = string.match(fence, '^%d+$'), ''
-  if not number then number, known = string.match(fence, '^(%d+) (%x+)$') end
-  if not number then return {-1} end
-  -- Both are below 2^53, where a double is exact.
-  local ahead, asked = tonumber(number), tonumber(token)
-  local conflict = ahead == asked and known ~= '' and holder ~= '' and known ~= holder
-  if ahead > asked or conflict then return {0, number, known} end
-  if ahead == asked and holder == '' then holder = known end
+for which, claim in ipairs(asked) do
+  claim.fence = redis.call('GET', claim.key)
+  if claim.fence then
+    local number, known = string.match(claim.fence, '^%d+$'), ''
+    if not number then number, known = string.match(claim.fence, '^(%d+) (%x+)$') end
+    if not number then return {-1, which} end
+    -- Both are below 2^53, where a double is exact.
+    local ahead, token = tonumber(number), tonumber(claim.token)
+    local conflict = ahead == token and known ~= '' and claim.holder ~= '' and known ~= claim.holder
+    if ahead > token or conflict then return {0, number, known, which} end
+    if ahead == token and claim.holder == '' then claim.holder = known end
+  end
 end
 
 -- Store the token as the text in ARGV: Lua would print a large number with 14 digits. An unchanged fence is not
 -- written, so that its holder can delete keys on a server that is full.
-local raised = token
-if holder ~= '' then raised = token .. ' ' .. holder end
-if retention ~= '0' then
-  -- Not PEXPIRE: a full server allows it, and then allows every other write of this script.
-  redis.call('SET', key, raised, 'PX', retention)
-elseif raised ~= fence then
-  redis.call('SET', key, raised)
-elseif redis.call('PTTL', key) ~= -1 then
-  redis.call('PERSIST', key)
+for _, claim in ipairs(asked) do
+  local raised = claim.token
+  if claim.holder ~= '' then raised = raised .. ' ' .. claim.holder end
+  if retention ~= '0' then
+    -- Not PEXPIRE: a full server allows it, and then allows every other write of this script.
+    redis.call('SET', claim.key, raised, 'PX', retention)
+  elseif raised ~= claim.fence then
+    redis.call('SET', claim.key, raised)
+  elseif redis.call('PTTL', claim.key) ~= -1 then
+    redis.call('PERSIST', claim.key)
+  end
 end

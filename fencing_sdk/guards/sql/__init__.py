@@ -15,7 +15,7 @@ psycopg 3 or SQLAlchemy. This module imports none of them unless a URL needs it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fencing_sdk._values.claim import Token
@@ -23,7 +23,7 @@ from fencing_sdk._values.names import check_name
 from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import Reports
+from fencing_sdk.guards._verdict import Reports, check_tokens
 from fencing_sdk.guards.sql._fence_column import FenceColumn
 from fencing_sdk.guards.sql._identifiers import POSTGRESQL, SQLITE, check_identifier
 from fencing_sdk.guards.sql._own_database import WRITER_PATIENCE, own_database
@@ -42,6 +42,8 @@ class _FenceTable(Protocol):
     def ddl(self) -> str: ...
 
     def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]: ...
+
+    def admit_all(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]: ...
 
     def raise_fence(
         self, transaction: Transaction, resource: str, token: Token, wait: float, *, own: bool = False
@@ -152,6 +154,38 @@ class SqlGuard:
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         with self._reports.of_refusals(checked):
             perform_sync(transaction, lambda opened: self._of(opened).admit(opened, resource, checked))
+
+    async def admit_all(self, transaction: AsyncTransaction | SyncTransaction, tokens: Mapping[str, int]) -> None:
+        """
+        Check the token of each resource and write all of them as fences, in your *transaction*, by one statement.
+
+        PostgreSQL locks the fences in the order of their names, so two transactions that need the same ones do not wait
+        for each other in a circle. Call it once for all, as several calls of `admit` would lock them in any order.
+
+        Args:
+            transaction: Yours, as for `admit`.
+
+            tokens: The token of each resource, such as ``held.tokens`` of a `MultiLock`.
+
+        Raises:
+            StaleTokenError: one of the resources has seen a later token, and the error names it. Roll back; else
+                the fences of the others are raised.
+            UsageError, UnsupportedError, ConfigurationError: as `admit`.
+        """
+        checked = check_tokens(tokens)
+        with self._reports.of_refusals(checked):
+            await perform(transaction, lambda opened: self._of(opened).admit_all(opened, checked))
+
+    def admit_all_sync(self, transaction: SyncTransaction, tokens: Mapping[str, int]) -> None:
+        """
+        Do the same as `admit_all` without an event loop.
+
+        Raises:
+            StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit_all`.
+        """
+        checked = check_tokens(tokens)
+        with self._reports.of_refusals(checked):
+            perform_sync(transaction, lambda opened: self._of(opened).admit_all(opened, checked))
 
     async def raise_to(self, resource: str, token: int) -> None:
         """

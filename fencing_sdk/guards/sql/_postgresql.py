@@ -28,7 +28,7 @@ from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
 from fencing_sdk.guards.sql._width import refuse_narrow, type_of_column
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fencing_sdk.guards.sql._transaction import Transaction
 
@@ -76,9 +76,16 @@ ON CONFLICT (resource) DO UPDATE SET
 WHERE excluded.token > fence.token
    OR (excluded.token = fence.token
        AND coalesce(excluded.holder = fence.holder, TRUE))
-RETURNING fence.token"""
+RETURNING fence.resource"""
 
 _ADMITTED_ROW = "VALUES ({p[0]}, {p[1]}, {p[2]})"
+
+# In one order for all transactions, whatever the collation of the database: each row is locked when its turn comes, and
+# two transactions that lock the same rows in opposite orders would wait for each other.
+_ADMITTED_ROWS = """\
+SELECT asked.resource, asked.token, asked.holder
+FROM unnest({p[0]}::text[], {p[1]}::bigint[], {p[2]}::text[]) AS asked (resource, token, holder)
+ORDER BY asked.resource COLLATE "C" ASC"""
 
 # The holder relies on a fence that was raised, so it must survive a crash of the server. The settings end with the
 # transaction. PostgreSQL evaluates the WHERE before it inserts the row, and so before it waits for a locked one.
@@ -100,8 +107,10 @@ class PostgresqlFenceStatements:
 
     admit: str
     """Parameters: resource, token, holder. One row if the token is admitted, none if it is refused."""
+    admit_all: str
+    """Parameters: arrays of resources, tokens and holders. One row for each token that is admitted."""
     raise_fence: str
-    """The same, and a fourth parameter: how long to wait for the row, in PostgreSQL's notation."""
+    """As for `admit`, and a fourth parameter: how long to wait for the row, in PostgreSQL's notation."""
     fence: str
     """Parameter: resource. Token and holder of the fence, if there is one."""
 
@@ -114,6 +123,7 @@ class PostgresqlFenceStatements:
 
         return cls(
             admit=_ADMIT.format(table=table, row=filled(_ADMITTED_ROW)),
+            admit_all=_ADMIT.format(table=table, row=filled(_ADMITTED_ROWS)),
             raise_fence=_ADMIT.format(table=table, row=filled(_RAISED_ROW)),
             fence=filled(_FENCE),
         )
@@ -147,10 +157,23 @@ class PostgresqlFences:
             StaleTokenError: the resource has seen a later token.
             UsageError: the connection commits every statement by itself.
         """
-        if not (transaction.begun() and self._seen_by.get(transaction.driver) is True):
-            yield from self._ensure_table(transaction, own=False)
+        yield from self._ensure_known_table(transaction)
         statement = self._statements(transaction).admit
-        yield from self._admit(transaction, resource, token, statement, (resource, int(token), token.holder))
+        yield from self._admit(transaction, {resource: token}, statement, (resource, int(token), token.holder))
+
+    def admit_all(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
+        """
+        Do the same as `admit` for several resources, whose rows are locked in one order.
+
+        Raises:
+            StaleTokenError: one of the resources has seen a later token.
+            UsageError: the connection commits every statement by itself.
+        """
+        yield from self._ensure_known_table(transaction)
+        statement = self._statements(transaction).admit_all
+        rows = [(resource, int(token), token.holder) for resource, token in tokens.items()]
+        columns = tuple(list(column) for column in zip(*rows, strict=True))
+        yield from self._admit(transaction, tokens, statement, columns)
 
     def raise_fence(
         self, transaction: Transaction, resource: str, token: Token, wait: float, *, own: bool = False
@@ -167,7 +190,8 @@ class PostgresqlFences:
         statement = self._statements(transaction).raise_fence
         patience = f"{max(1, round(wait * 1000))}ms"  # 0 would mean no limit
         yield from self._ensure_table(transaction, own=own)
-        yield from self._admit(transaction, resource, token, statement, (resource, int(token), token.holder, patience))
+        parameters = (resource, int(token), token.holder, patience)
+        yield from self._admit(transaction, {resource: token}, statement, parameters)
 
     def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
         """Return the fence of *resource*, if it has one. Create no table, because the server may be a standby."""
@@ -177,15 +201,17 @@ class PostgresqlFences:
         return (yield from self._fence(transaction, resource))
 
     def _admit(
-        self, transaction: Transaction, resource: str, token: Token, statement: str, parameters: Parameters
+        self, transaction: Transaction, tokens: Mapping[str, Token], statement: str, parameters: Parameters
     ) -> Steps[None]:
         admitted = yield from self._fetch(transaction, statement, parameters)
         if not transaction.begun():
             raise UsageError(_AUTOCOMMIT)  # the driver hides its mode, and has committed the statement
-        if not admitted:
+        if len(admitted) < len(tokens):
+            passed = {row[0] for row in admitted}
+            resource = next(resource for resource in tokens if resource not in passed)
             fence = yield from self._fence(transaction, resource)
             assert fence is not None  # it has just refused the token, and its row is locked
-            raise refusal(resource, token, fence)
+            raise refusal(resource, tokens[resource], fence)
 
     def _fence(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
         for token, holder in (yield from self._fetch(transaction, self._statements(transaction).fence, (resource,))):
@@ -208,6 +234,10 @@ class PostgresqlFences:
                     "and USAGE on its schema"
                 )
             raise
+
+    def _ensure_known_table(self, transaction: Transaction) -> Steps[None]:
+        if not (transaction.begun() and self._seen_by.get(transaction.driver) is True):
+            yield from self._ensure_table(transaction, own=False)
 
     def _ensure_table(self, transaction: Transaction, *, own: bool) -> Steps[None]:
         """

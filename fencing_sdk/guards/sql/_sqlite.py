@@ -18,7 +18,7 @@ from fencing_sdk.guards.sql._identifiers import quoted
 from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fencing_sdk.guards.sql._transaction import Transaction
 
@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 ) WITHOUT ROWID"""
 
 _ADMIT = """\
-INSERT INTO {table} AS fence (resource, token, holder) VALUES (?, ?, ?)
+INSERT INTO {table} AS fence (resource, token, holder) VALUES {rows}
 ON CONFLICT (resource) DO UPDATE SET
     holder = CASE WHEN excluded.token > fence.token THEN excluded.holder
              ELSE coalesce(excluded.holder, fence.holder) END,
@@ -41,7 +41,9 @@ ON CONFLICT (resource) DO UPDATE SET
 WHERE excluded.token > fence.token
    OR (excluded.token = fence.token
        AND coalesce(excluded.holder = fence.holder, TRUE))
-RETURNING token"""
+RETURNING resource"""
+
+_ROW = "(?, ?, ?)"
 
 _FENCE = "SELECT token, holder FROM {table} WHERE resource = ?"
 
@@ -51,15 +53,19 @@ class SqliteFenceStatements:
     """The statements on one table of fences."""
 
     ddl: str
-    admit: str
-    """Parameters: resource, token, holder. One row if the token is admitted, none if it is refused."""
     fence: str
     """Parameter: resource. Token and holder of the fence, if there is one."""
+    table: str
 
     @classmethod
     def for_table(cls, table: str) -> SqliteFenceStatements:
         """Write the statements for a *table* whose name was checked."""
-        return cls(*(text.format(table=quoted(table)) for text in (_DDL, _ADMIT, _FENCE)))
+        name = quoted(table)
+        return cls(_DDL.format(table=name), _FENCE.format(table=name), name)
+
+    def admit(self, count: int) -> str:
+        """Parameters: resource, token and holder, *count* times. One row for each token that is admitted."""
+        return _ADMIT.format(table=self.table, rows=", ".join([_ROW] * count))
 
 
 class SqliteFences:
@@ -74,21 +80,28 @@ class SqliteFences:
         return self._statements.ddl
 
     def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]:
+        """Check *token* and write it as the fence: see `admit_all`."""
+        return self.admit_all(transaction, {resource: token})
+
+    def admit_all(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
         """
-        Check *token* and write it as the fence.
+        Check the token of each resource and write it as the fence.
 
         Raises:
-            StaleTokenError: the resource has seen a later token.
+            StaleTokenError: one of the resources has seen a later token.
             UsageError: the connection commits every statement by itself.
         """
         driver = cast("SqliteDriverConnection", transaction.driver)
         refuse_autocommit(driver)
-        admitted = yield from self._fetch(self._statements.admit, (resource, int(token), token.holder))
+        rows = tuple(part for resource, token in tokens.items() for part in (resource, int(token), token.holder))
+        admitted = yield from self._fetch(self._statements.admit(len(tokens)), rows)
         refuse_committed(driver)
-        if not admitted:
+        if len(admitted) < len(tokens):
+            passed = {row[0] for row in admitted}
+            resource = next(resource for resource in tokens if resource not in passed)
             fence = yield from self.highest(transaction, resource)
             assert fence is not None  # it has just refused the token in this transaction
-            raise refusal(resource, token, fence)
+            raise refusal(resource, tokens[resource], fence)
 
     def raise_fence(
         self,

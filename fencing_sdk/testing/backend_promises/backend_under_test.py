@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import pytest
 
@@ -18,8 +18,7 @@ from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, R
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.timing import MIN_TTL
 from fencing_sdk.abc import Backend, SupportsLossNotice, SupportsQueue
-
-F = TypeVar("F", bound=Callable[..., object])
+from fencing_sdk.testing._powers import collect_by_power
 
 NAME = "invoices/42"
 DRIFT = 0.01
@@ -34,16 +33,6 @@ class QueueingBackend(Backend, SupportsQueue, Protocol):
 
 class NoticingBackend(Backend, SupportsLossNotice, Protocol):
     """A backend that tells when a grant is taken away."""
-
-
-def needs(power: str) -> Callable[[F], F]:
-    """Collect a promise only for a suite that declares *power*."""
-
-    def mark(promise: F) -> F:
-        promise.__dict__["power"] = power
-        return promise
-
-    return mark
 
 
 class BackendUnderTest:
@@ -89,9 +78,7 @@ class BackendUnderTest:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        for name, promise in _promises_with_a_power(cls).items():
-            if vars(cls).get(name) is not promise:  # where it is defined it stays, for other subclasses
-                setattr(cls, name, promise if getattr(cls, promise.power) else None)
+        collect_by_power(cls)
 
     # What a subclass provides.
 
@@ -220,11 +207,3 @@ class BackendUnderTest:
             if not limit.expired():
                 raise
             pytest.fail(f"waited in vain for {self.patience} s")
-
-
-def _promises_with_a_power(cls: type) -> dict[str, Any]:
-    """The promises that need a declared power, as first defined, even if a subclass replaced them."""
-    found: dict[str, Any] = {}
-    for parent in reversed(cls.__mro__):
-        found |= {name: value for name, value in vars(parent).items() if getattr(value, "power", None)}
-    return found

@@ -13,7 +13,8 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._values.wire import ENV_URL
 from fencing_sdk.abc import Backend
 from fencing_sdk.testing import counting
-from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest, Reopen, needs
+from fencing_sdk.testing._powers import needs
+from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest, Reopen
 from fencing_sdk.testing.counting import Counter
 
 _ROUNDS = 8

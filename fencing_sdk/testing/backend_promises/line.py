@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack, aclosing
 
 from fencing_sdk._values.claim import Claim, Grant, Held
 from fencing_sdk.abc import Backend, SupportsQueue, Turn
-from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest, QueueingBackend, Reopen, needs
+from fencing_sdk.testing._powers import needs
+from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest, QueueingBackend, Reopen
 
 _WAITERS = 50
 _YIELDS = range(8)

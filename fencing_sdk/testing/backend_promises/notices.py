@@ -9,7 +9,8 @@ import pytest
 from fencing_sdk._client import LockClient
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.errors import LeaseLostError, LossReason
-from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, NoticingBackend, needs
+from fencing_sdk.testing._powers import needs
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, NoticingBackend
 
 
 class NoticePromises(BackendUnderTest):

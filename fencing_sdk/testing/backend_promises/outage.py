@@ -12,7 +12,8 @@ from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.events import Event
-from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, needs
+from fencing_sdk.testing._powers import needs
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest
 
 _CALLS: dict[str, Callable[[Backend, Claim], Awaitable[object]]] = {
     "acquire": lambda backend, claim: backend.acquire(claim),

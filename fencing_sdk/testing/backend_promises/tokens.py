@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack, aclosing
 
 from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.abc import Backend
-from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen, needs
+from fencing_sdk.testing._powers import needs
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen
 
 
 class TokenPromises(BackendUnderTest):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from fencing_sdk._values.claim import Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import StaleTokenError
+from fencing_sdk.testing._powers import collect_by_power
 
 RESOURCE = "invoices/42"
 OLD = Token(33, "aaaaaaaa")
@@ -29,6 +31,16 @@ class GuardUnderTest:
     durable: bool = True
     """The fences outlive the guard object, and are shared by all that are opened on the same resources."""
 
+    several: bool = False
+    """Several resources can be written in one step. Needs `write_all`."""
+
+    patience: float = 60.0
+    """Seconds after which a promise that waits for something is broken."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        collect_by_power(cls)
+
     # What a subclass provides.
 
     @pytest.fixture
@@ -39,6 +51,10 @@ class GuardUnderTest:
     async def write(self, guard: Any, resource: str, token: int, value: str) -> None:
         """Write *value* with *token* as a user of *guard* would, check and write being one step."""
         pytest.fail(f"provide write() for {type(guard).__name__}: {resource}, {token}, {value}")
+
+    async def write_all(self, guard: Any, tokens: Mapping[str, int], values: Mapping[str, str]) -> None:
+        """Write the value of each resource with its token, all of it being one step."""
+        pytest.fail(f"declare several = False, or provide write_all() for {type(guard).__name__}: {tokens}, {values}")
 
     async def read(self, guard: Any, resource: str) -> str | None:
         """Read the value that was written last, or None when there is none."""
