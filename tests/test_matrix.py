@@ -95,6 +95,10 @@ SCENARIOS = {
         "sqlite": "there is no server and no network between: test_sqlite_processes.py has what a file can do",
         "kahuna": "its stand-in has faults of its own kind: test_kahuna_faults.py",
     },
+    "WaitersSuite": {
+        "memory": "it lives in one process, and its line is that of BackendSuite",
+        "kahuna": "it has no line",
+    },
 }
 """The suites of tests/stores, and the backends that do not run them, each with the reason."""
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 
 import pytest
-from etcd_server import EtcdCluster, gone
-from etcd_stage import backend_on, count_of_keys, granted, keys, waiters
+from etcd_server import EtcdCluster
+from etcd_stage import backend_on, count_of_keys, granted, keys
 from fault_proxy import FaultProxy
 from patience import until
 from stays import Stay, opened, staying
@@ -18,56 +18,6 @@ from fencing_sdk.backends.etcd import EtcdBackend
 pytest_plugins = ["etcd_fixtures"]
 
 WAITERS = 60
-
-
-async def test_sixty_waiters_of_whom_a_third_is_killed_are_served_in_order(etcd_server: EtcdCluster):
-    """The dead leave the line with their lease; the others keep their order, and each token is higher."""
-    served: list[tuple[int, int]] = []
-
-    async def wait(number: int) -> None:
-        async with (here, there)[number % 2].lock("a", ttl=20) as lease:
-            served.append((number, lease.token))
-
-    async with opened(etcd_server.url) as (here, _), opened(etcd_server.url) as (there, _):
-        async with waiters(etcd_server.url, "a", ttl=6, count=WAITERS // 3) as doomed, asyncio.TaskGroup() as group:
-            async with asyncio.timeout(20):
-                first = await here.lock("b").acquire()  # both clients have a lease before the line forms
-                await first.release()
-            await doomed.told("held")
-            for number in range(WAITERS * 2 // 3):
-                group.create_task(wait(number))
-                await asyncio.sleep(0.005)
-            await count_of_keys(etcd_server, "a", WAITERS)
-            order = await keys(etcd_server, "a")
-            await doomed.kill()
-            await until(lambda: len(served) == WAITERS * 2 // 3, what="all are served", within=40)
-    tokens = [token for _, token in served]
-    assert tokens == sorted(set(tokens))
-    assert len(order) == WAITERS
-    await gone(etcd_server, "fencing/a/")
-
-
-async def test_waiters_that_are_cancelled_leave_the_line_to_the_others(etcd_server: EtcdCluster):
-    served: list[int] = []
-
-    async def wait(number: int) -> None:
-        async with locks.lock("a"):
-            served.append(number)
-
-    async with opened(etcd_server.url) as (locks, _):
-        tasks = []
-        async with staying(locks.lock("a")) as first:
-            for number in range(30):
-                tasks.append(asyncio.create_task(wait(number)))
-                await count_of_keys(etcd_server, "a", number + 2)
-            for task in tasks[::3]:
-                task.cancel()
-            await count_of_keys(etcd_server, "a", 21)
-            await first.end()
-            async with asyncio.timeout(30):
-                await asyncio.wait(tasks)
-    assert served == [number for number in range(30) if number % 3]
-    await gone(etcd_server, "fencing/")
 
 
 async def test_a_release_wakes_the_next_and_nobody_else(etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch):

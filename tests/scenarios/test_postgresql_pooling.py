@@ -10,8 +10,8 @@ import pytest
 from event_log import CLOCK
 from patience import until
 from pgbouncer import PgBouncer
-from postgresql_stage import everything_works, line, terminate, use_in_turn, waiting
-from stays import LONG, PATIENCE, Stay, opened, staying
+from postgresql_stage import everything_works, line, terminate, waiting
+from stays import LONG, PATIENCE, Stay, opened, staying, use_in_turn
 
 from fencing_sdk import Lost, Renewed
 from fencing_sdk._values.claim import Claim, Held

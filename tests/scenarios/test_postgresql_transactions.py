@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 from event_log import CLOCK
 from patience import until
-from postgresql_stage import NEEDED, idle_in_transaction, nothing_left, role, use_in_turn, waiting
-from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, opened, staying
+from postgresql_stage import NEEDED, idle_in_transaction, nothing_left, role, waiting
+from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, opened, staying, use_in_turn
 
 from fencing_sdk import (
     AcquireTimeoutError,

@@ -1,7 +1,6 @@
 """Many wait for one lock; some are killed, wake-ups are lost: all others are served, in order, one by one."""
 
 import asyncio
-import itertools
 import math
 import signal
 import sys
@@ -9,10 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from event_log import CLOCK
 from patience import until
-from postgresql_stage import nothing_left, sessions, terminate, use_in_turn, waiting
-from stays import PATIENCE, Stay, opened, staying
+from postgresql_stage import nothing_left, sessions, terminate, waiting
+from stays import PATIENCE, Stay, opened, staying, use_in_turn
 
 from fencing_sdk import AcquireTimeoutError
 from fencing_sdk.backends.postgresql import schema
@@ -68,37 +66,6 @@ async def start() -> AsyncIterator:
 # Processes.
 
 
-async def test_sixty_waiters_are_served_in_order_although_a_third_of_them_is_killed(postgresql_server, start):
-    server = postgresql_server
-    async with opened(server.url) as (locks, _), staying(locks.lock("a", ttl=60)) as stay:
-        stuck = await start("redis_waiters.py", server.url, "a", 10, 2.0, "stuck")
-        await waiting(server, 10, within=LIMIT)
-        others = []
-        for number in range(1, 6):
-            others.append(await start("redis_waiters.py", server.url, "a", 10, 30.0, "quick"))
-            await waiting(server, 10 + 10 * number, within=LIMIT)
-        await others[1].kill()  # while all of it waits
-        survivors = [others[0], *others[2:]]
-        begun = CLOCK.now()
-        await stay.end()
-        async with asyncio.timeout(LIMIT):
-            await stuck.granted.wait()
-            await stuck.kill()  # while one of it holds the lock, and the others wait at the head of the line
-            await asyncio.gather(*(worker.listening for worker in survivors))
-        assert CLOCK.now() - begun < 40
-        for worker in survivors:
-            assert sorted(number for number, _ in worker.grants) == list(range(10))
-            if worker.lag < 1:  # one whose loop stood still was passed over, and stood in line again
-                assert worker.grants == sorted(worker.grants)
-        if all(worker.lag < 1 for worker in survivors):
-            lasts = [(worker.grants[0][1], worker.grants[-1][1]) for worker in survivors]
-            assert all(last < first for (_, last), (first, _) in itertools.pairwise(lasts))
-        granted = [token for worker in [stuck, *survivors] for _, token in worker.grants]
-        assert len(set(granted)) == len(granted) == 1 + 4 * 10
-        assert min(granted) > stay.token
-    await nothing_left(server)
-
-
 async def test_twelve_processes_that_are_the_first_at_the_same_time_create_the_schema_once(postgresql_server, start):
     server = postgresql_server
     workers = [await start("postgresql_first.py", server.url, "a") for _ in range(12)]
@@ -116,40 +83,7 @@ async def test_twelve_processes_that_are_the_first_at_the_same_time_create_the_s
     await nothing_left(server)
 
 
-@pytest.mark.parametrize("kind", ["idle", "close", "use"])
-async def test_a_forked_child_does_not_disturb_its_parent(kind, postgresql_server):
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(WORKERS / "forking_holder.py"),
-        postgresql_server.url,
-        kind,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(LIMIT):
-            assert await process.stdout.readline() == b"held\n"
-            (before,) = await sessions(postgresql_server)
-            assert await process.stdout.readline() == b"forked\n"
-            assert before["pid"] in [record["pid"] for record in await sessions(postgresql_server)]
-            said, _ = await process.communicate(b"\n")
-        assert said == b"ended\n"
-        assert process.returncode == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-    await nothing_left(postgresql_server)
-
-
 # One process.
-
-
-async def test_many_clients_that_fight_for_one_lock_enter_one_by_one(postgresql_server):
-    async with opened(postgresql_server.url) as (one, _), opened(postgresql_server.url) as (two, _):
-        async with opened(postgresql_server.url, tokens="counter") as (three, _):
-            await use_in_turn([one, two, three], tasks=5, times=5)
-    await nothing_left(postgresql_server)
 
 
 @pytest.fixture
@@ -247,20 +181,6 @@ async def test_a_head_that_leaves_while_it_is_its_turn_wakes_the_next(postgresql
             await following.over()
             assert following.error is None
         proxy.heal()
-    await nothing_left(server)
-
-
-async def test_a_client_that_closes_leaves_the_line_at_once(postgresql_server):
-    server = postgresql_server
-    async with opened(server.url) as (others, _):
-        async with staying(others.lock("a", ttl=60)) as stay:
-            async with opened(server.url) as (locks, _):
-                stays = [Stay(locks.lock("a", ttl=60)) for _ in range(5)]
-                await waiting(server, 5)
-            for waiter in stays:
-                await waiter.over()
-            await waiting(server, 0)
-            await stay.end()
     await nothing_left(server)
 
 

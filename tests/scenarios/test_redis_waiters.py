@@ -67,7 +67,7 @@ async def start() -> AsyncIterator:
     workers: list[Worker] = []
 
     async def start(url: str, name: str, tasks: int, ttl: float, kind: str) -> Worker:
-        command = [sys.executable, str(WORKERS / "redis_waiters.py"), url, name, str(tasks), str(ttl), kind]
+        command = [sys.executable, str(WORKERS / "waiters.py"), url, name, str(tasks), str(ttl), kind]
         workers.append(Worker(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)))
         return workers[-1]
 

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from stays import PATIENCE, eventually, opened, staying
-from zookeeper_stage import in_place, operating
+from stays import PATIENCE, eventually, opened
 
 from fencing_sdk import LossReason
 from fencing_sdk._lease import state_of
@@ -60,54 +59,6 @@ async def start() -> AsyncIterator[Start]:
         await worker.kill()
 
 
-async def test_sixty_waiters_are_served_in_order_although_a_third_of_them_is_killed(zookeeper_url, start):
-    """The killed process dies in the middle of the line; its places go with its session, and the line moves on."""
-    workers = [await start("zookeeper_waiters.py", zookeeper_url, "a", "20", ttl) for ttl in ("20", "1", "20")]
-    order = []
-    async with opened(zookeeper_url) as (locks, _), staying(locks.lock("a", ttl=60)) as stay:
-        for number in range(20):
-            for place, worker in enumerate(workers):
-                worker.tell()
-                assert await worker.says() == ["joined", str(number)]
-                order.append((place, number))
-        async with operating(zookeeper_url) as operator:
-            await operator.stands("a", 61)
-        await workers[1].kill()
-        await stay.end()
-    grants: list[tuple[int, int, int]] = []
-    for place in (0, 2):
-        for _ in range(20):
-            _, number, token = await workers[place].says()
-            grants.append((int(token), place, int(number)))
-        assert await workers[place].says() == ["done"]
-    served = [(place, number) for _, place, number in sorted(grants)]
-    assert served == [waiter for waiter in order if waiter[0] != 1]
-
-
-async def test_a_third_of_sixty_waiters_is_cancelled_and_the_others_keep_their_order(zookeeper_url):
-    served: list[int] = []
-
-    async def wait(number: int) -> None:
-        async with clients[number % 2].lock("a", ttl=20):
-            served.append(number)
-
-    async with opened(zookeeper_url) as (first, _), opened(zookeeper_url) as (second, _):
-        clients = (first, second)
-        async with staying(first.lock("a", ttl=60)) as stay:
-            waiters = []
-            for number in range(60):
-                waiters.append(asyncio.ensure_future(wait(number)))
-                await in_place(clients[number % 2], number // 2 + 1)
-            for waiter in waiters[::3]:
-                waiter.cancel()
-            await stay.end()
-        async with asyncio.timeout(LIMIT):
-            await asyncio.gather(*waiters, return_exceptions=True)
-        assert served == [number for number in range(60) if number % 3]
-        async with operating(zookeeper_url) as operator:
-            await operator.stands("a", 0)
-
-
 async def test_a_holder_that_was_stopped_for_longer_than_its_session_finds_its_lease_gone(
     zookeeper_url, start, tmp_path
 ):
@@ -144,13 +95,3 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_session_finds_its_l
 
 async def _some(sent: list[tuple[float, int]]) -> bool:
     return bool(sent)
-
-
-@pytest.mark.parametrize("kind", ["idle", "close", "use"])
-async def test_a_forked_child_does_not_disturb_its_parent(kind, zookeeper_url, start):
-    worker = await start("forking_holder.py", zookeeper_url, kind)
-    assert await worker.says() == ["held"]
-    assert await worker.says() == ["forked"]
-    worker.tell()
-    assert await worker.says() == ["ended"]
-    assert await asyncio.wait_for(worker.process.wait(), LIMIT) == 0

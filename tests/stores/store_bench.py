@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sqlite3
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import postgresql_stage
@@ -28,10 +30,23 @@ from zookeeper_server import ZooKeeperServer
 from fencing_sdk.backends.zookeeper.nodes import in_line
 
 
-class StoreBench(Protocol):
-    """What a scenario needs of a store. The lock of a scenario has a plain name, such as ``a``."""
+class WaitersBench(Protocol):
+    """What a scenario needs of a store with a line. The lock of a scenario has a plain name, such as ``a``."""
 
     url: str
+
+    async def waiting(self, name: str, count: int) -> None:
+        """Return when the store knows of *count* waiters of the lock."""
+        ...
+
+    async def leavings(self) -> list[object]:
+        """What the store still has of clients that are closed: leases, waiters, connections."""
+        ...
+
+
+class StoreBench(WaitersBench, Protocol):
+    """What a scenario needs of a store that is a server, behind a network."""
+
     by_proxy: str
     """The same store, by way of the network with faults."""
     proxy: FaultProxy
@@ -48,16 +63,8 @@ class StoreBench(Protocol):
         """For how long the server will not hand the lock on, at least; 0 when it is free. Blocks the loop."""
         ...
 
-    async def waiting(self, name: str, count: int) -> None:
-        """Return when the server knows of *count* waiters of the lock."""
-        ...
 
-    async def leavings(self) -> list[object]:
-        """What the server still has of clients that are closed: leases, waiters, connections."""
-        ...
-
-
-async def nothing_left(bench: StoreBench, *, within: float = PATIENCE) -> None:
+async def nothing_left(bench: WaitersBench, *, within: float = PATIENCE) -> None:
     """See that no lease, no waiter and no connection remains."""
 
     async def clean() -> bool:
@@ -74,6 +81,29 @@ async def _counted(ask: Callable[[], Awaitable[int]], count: int) -> None:
         return await ask() == count
 
     await eventually(reached, what=f"{count} wait")
+
+
+class SqliteBench:
+    def __init__(self, path: Path) -> None:
+        self.url, self._path = f"sqlite:///{path}", path
+
+    def _ask(self, statement: str, *arguments: object) -> list[Any]:
+        if not self._path.exists():
+            return []
+        with contextlib.closing(sqlite3.connect(self._path, timeout=PATIENCE)) as connection:
+            return connection.execute(statement, arguments).fetchall()
+
+    async def waiting(self, name: str, count: int) -> None:
+        async def line() -> int:
+            statement = "SELECT owner FROM fencing_waiter WHERE name = ?"
+            return len(await asyncio.to_thread(self._ask, statement, name))
+
+        await _counted(line, count)
+
+    async def leavings(self) -> list[object]:
+        waiters = await asyncio.to_thread(self._ask, "SELECT name FROM fencing_waiter")
+        holders = await asyncio.to_thread(self._ask, "SELECT name FROM fencing_lock WHERE owner IS NOT NULL")
+        return [*waiters, *holders]
 
 
 class RedisBench:

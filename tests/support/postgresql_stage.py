@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import pickle
 import traceback
@@ -110,26 +109,6 @@ def everything_shown_by(error: BaseException) -> str:
         texts += [repr(found), str(found), repr(vars(found))]
         chain += [cause for cause in (found.__cause__, found.__context__) if cause is not None]
     return "\n".join(texts)
-
-
-async def use_in_turn(clients: Any, *, tasks: int, times: int, **options: Any) -> list[int]:
-    """Let *tasks* tasks of each client enter one lock *times* times; the tokens, after a look at every one of them."""
-    inside: list[int] = []
-    tokens: list[int] = []
-
-    async def use(locks: Any, number: int) -> None:
-        for _ in range(times):
-            async with locks.lock("a", ttl=60, wait=100, **options) as lease:
-                assert inside == []
-                inside.append(number)
-                tokens.append(lease.token)
-                await asyncio.sleep(0.001)
-                assert inside.pop() == number
-
-    await asyncio.gather(*(use(locks, number) for locks in clients for number in range(tasks)))
-    assert tokens == sorted(set(tokens))
-    assert len(tokens) == len(clients) * tasks * times
-    return tokens
 
 
 async def everything_works(url: str, **options: Any) -> None:

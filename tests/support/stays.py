@@ -145,3 +145,23 @@ async def eventually(ask: Any, *, what: str, within: float = PATIENCE) -> Any:
         assert CLOCK.now() < stop, f"{what}: not within {within} s"
         await asyncio.sleep(0.01)
     return answer
+
+
+async def use_in_turn(clients: Any, *, tasks: int, times: int, **options: Any) -> list[int]:
+    """Let *tasks* tasks of each client enter one lock *times* times; the tokens, after a look at every one of them."""
+    inside: list[int] = []
+    tokens: list[int] = []
+
+    async def use(locks: Any, number: int) -> None:
+        for _ in range(times):
+            async with locks.lock("a", ttl=60, wait=100, **options) as lease:
+                assert inside == []
+                inside.append(number)
+                tokens.append(lease.token)
+                await asyncio.sleep(0.001)
+                assert inside.pop() == number
+
+    await asyncio.gather(*(use(locks, number) for locks in clients for number in range(tasks)))
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == len(clients) * tasks * times
+    return tokens

@@ -1,7 +1,7 @@
 """
 A process with many tasks that wait for one lock.
 
-    redis_waiters.py URL NAME TASKS TTL KIND
+    waiters.py URL NAME TASKS TTL KIND
 
 It says "granted TASK TOKEN" for each grant, in the order of the grants, and "done LAG" at the end.
 

@@ -1,0 +1,195 @@
+"""
+Many wait for one lock; some give up, some are killed, some fork: all others are served, in order, one by one.
+
+The scenarios are written once. A store with a line runs them by a subclass with a fixture ``bench``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from event_log import CLOCK
+from stays import PATIENCE, Stay, opened, staying, use_in_turn
+from store_bench import WaitersBench, nothing_left
+
+WORKERS = Path(__file__).parents[1] / "scenarios" / "workers"
+LIMIT = 60.0
+"""Seconds for what several processes do on a busy machine."""
+
+
+class WorkerProcess:
+    """A process with waiters: what it said so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.grants: list[tuple[int, int]] = []
+        """The number of the waiter and its token, in the order of the grants."""
+        self.lag = math.inf
+        """For how many seconds its loop stood still at most; known when it is done."""
+        self.granted = asyncio.Event()
+        self.listening = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        assert self.process.stdout is not None
+        while line := (await self.process.stdout.readline()).split():
+            if line[0] == b"granted":
+                self.grants.append((int(line[1]), int(line[2])))
+                self.granted.set()
+            else:
+                self.lag = float(line[1])
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+        await self.listening
+
+
+Start = Callable[[str, float, str], Awaitable[WorkerProcess]]
+
+
+class WaitersSuite:
+    """What waiters see of each other."""
+
+    @pytest.fixture
+    async def start(self) -> AsyncIterator[Start]:
+        """Start a process with ten waiters for the lock ``a``, which does not outlive the test."""
+        workers: list[WorkerProcess] = []
+
+        async def start(url: str, ttl: float, kind: str) -> WorkerProcess:
+            command = [sys.executable, str(WORKERS / "waiters.py"), url, "a", "10", str(ttl), kind]
+            pipe = asyncio.subprocess.PIPE
+            workers.append(WorkerProcess(await asyncio.create_subprocess_exec(*command, stdout=pipe)))
+            return workers[-1]
+
+        yield start
+        for worker in workers:
+            await worker.kill()
+
+    async def test_sixty_waiters_are_served_in_order_although_a_third_of_them_is_killed(
+        self, bench: WaitersBench, start: Start
+    ):
+        async with opened(bench.url) as (locks, _), staying(locks.lock("a", ttl=60)) as stay:
+            stuck = await start(bench.url, 2.0, "stuck")
+            await bench.waiting("a", 10)
+            others = []
+            for number in range(1, 6):
+                others.append(await start(bench.url, 6.0 if number == 2 else 30.0, "quick"))
+                await bench.waiting("a", 10 + 10 * number)
+            await others[1].kill()  # while all of it waits
+            survivors = [others[0], *others[2:]]
+            begun = CLOCK.now()
+            await stay.end()
+            async with asyncio.timeout(LIMIT):
+                await stuck.granted.wait()
+                await stuck.kill()  # while one of it holds the lock, and the others wait at the head of the line
+                await asyncio.gather(*(worker.listening for worker in survivors))
+            assert CLOCK.now() - begun < 40
+        for worker in survivors:
+            assert sorted(number for number, _ in worker.grants) == list(range(10))
+        if all(worker.lag < 1 for worker in survivors):  # one whose loop stood still may have been passed over
+            lasts = [(worker.grants[0][1], worker.grants[-1][1]) for worker in survivors]
+            assert all(last < first for (_, last), (first, _) in itertools.pairwise(lasts))
+        granted = [token for worker in [stuck, *survivors] for _, token in worker.grants]
+        assert len(set(granted)) == len(granted) == 1 + 4 * 10
+        assert min(granted) > stay.token
+        await nothing_left(bench)
+
+    @pytest.mark.parametrize("kind", ["idle", "close", "use"])
+    async def test_a_forked_child_does_not_disturb_its_parent(self, kind: str, bench: WaitersBench):
+        pipe = asyncio.subprocess.PIPE
+        command = [sys.executable, str(WORKERS / "forking_holder.py"), bench.url, kind]
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(LIMIT):
+                assert await process.stdout.readline() == b"held\n"
+                assert await process.stdout.readline() == b"forked\n"
+                said, _ = await process.communicate(b"\n")
+            assert said == b"ended\n"
+            assert process.returncode == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+        await nothing_left(bench)
+
+    async def test_a_released_lock_reaches_the_waiters_in_the_order_of_their_arrival(self, bench: WaitersBench):
+        async with opened(bench.url) as (locks, _), opened(bench.url) as (others, _):
+            order: list[int] = []
+
+            async def wait(number: int) -> None:
+                async with others.lock("a", ttl=60):
+                    order.append(number)
+
+            async with staying(locks.lock("a", ttl=60)) as stay:
+                tasks = []
+                for number in range(20):
+                    tasks.append(asyncio.create_task(wait(number)))
+                    await bench.waiting("a", number + 1)
+                await stay.end()
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(*tasks)
+            assert order == list(range(20)), order
+        await nothing_left(bench)
+
+    async def test_waiters_that_are_cancelled_leave_the_line_to_the_others(self, bench: WaitersBench):
+        async with opened(bench.url) as (one, _), opened(bench.url) as (two, _):
+            served: list[int] = []
+
+            async def wait(number: int) -> None:
+                async with (one, two)[number % 2].lock("a", ttl=60):
+                    served.append(number)
+
+            async with staying(one.lock("a", ttl=60)) as stay:
+                tasks = []
+                for number in range(15):
+                    tasks.append(asyncio.create_task(wait(number)))
+                    await bench.waiting("a", number + 1)
+                for task in tasks[::3]:
+                    task.cancel()
+                await bench.waiting("a", 10)
+                await stay.end()
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.wait(tasks)
+            assert served == [number for number in range(15) if number % 3], served
+        await nothing_left(bench)
+
+    async def test_waiters_that_give_up_when_the_lock_is_released_pass_it_on(self, bench: WaitersBench):
+        async with opened(bench.url) as (locks, _), opened(bench.url) as (others, _):
+            async with staying(others.lock("a", ttl=60)) as stay:
+                leaving = [Stay(locks.lock("a", ttl=60)) for _ in range(10)]
+                await bench.waiting("a", 10)
+                patient = Stay(locks.lock("a", ttl=60), work=0)
+                await bench.waiting("a", 11)
+                ending = asyncio.create_task(stay.end())
+                for waiter in leaving:
+                    waiter.task.cancel()  # the head, too, at the moment it is woken
+                await ending
+                await patient.over()
+                assert patient.error is None
+                await asyncio.wait([waiter.task for waiter in leaving])
+        await nothing_left(bench)
+
+    async def test_a_client_that_closes_leaves_the_line_at_once(self, bench: WaitersBench):
+        async with opened(bench.url) as (others, _), staying(others.lock("a", ttl=60)) as stay:
+            async with opened(bench.url) as (locks, _):
+                stays = [Stay(locks.lock("a", ttl=60)) for _ in range(5)]
+                await bench.waiting("a", 5)
+            for waiter in stays:
+                await waiter.over()
+            await bench.waiting("a", 0)
+            await stay.end()
+        await nothing_left(bench)
+
+    async def test_many_clients_that_fight_for_one_lock_enter_one_by_one(self, bench: WaitersBench):
+        async with opened(bench.url) as (one, _), opened(bench.url) as (two, _), opened(bench.url) as (three, _):
+            await use_in_turn([one, two, three], tasks=4, times=4)
+        await nothing_left(bench)
