@@ -1,6 +1,7 @@
 """Distributed locks for asyncio: leases that cancel the work in time, and tokens that fence it off."""
 
-from fencing_sdk._client import LockClient, connect
+from fencing_sdk._client import LockClient
+from fencing_sdk._connect import connect
 from fencing_sdk._current import current_lease, current_token
 from fencing_sdk._lease import Lease
 from fencing_sdk._lock import Lock

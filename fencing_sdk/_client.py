@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
@@ -29,15 +28,12 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import NameTemplate
-from fencing_sdk._recording import Recorder
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.names import check_name, check_namespace, in_namespace
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, patience, seconds
-from fencing_sdk._values.wire import ENV_RECORD, ENV_URL
 from fencing_sdk.abc import Backend
-from fencing_sdk.backends import from_url
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.recipes.multilock import MultiLock, check_names
@@ -308,67 +304,3 @@ class LockClient:
             msg = "this client is not open; enter it first: async with client"
             raise UsageError(msg)
         return self._engine
-
-
-def connect(
-    url: str | Backend | None = None,
-    *,
-    namespace: str = "",
-    observers: Sequence[Observer] = (),
-    drift: float = DEFAULT_DRIFT,
-    clock: Clock | None = None,
-    watch_stalls: bool = True,
-    drain: Seconds | None = None,
-    **options: object,
-) -> LockClient:
-    """
-    Make a client for the store at *url*. No I/O happens here, so it is fine at import time.
-
-    When the environment variable ``FENCING_RECORD`` names a file, every event is appended to it.
-
-    Args:
-        url: ``"memory://"``, ``"sqlite:///locks.db"``, a backend object, or None for the value of
-            the environment variable ``FENCING_URL``.
-
-        namespace: A prefix for every lock name.
-
-        observers: Callables that receive every event.
-
-        drift: How much faster or slower than ours the store's clock may run, as a fraction. 0.01 by default.
-
-        clock: The monotonic clock of deadlines. The default goes on while the machine is suspended.
-
-        watch_stalls: Whether a sleeping thread looks for the code that blocks the event loop when
-            a heartbeat is overdue.
-
-        drain: Seconds for which closing the client lets bodies go on: for the lifespan of an application.
-
-        **options: Options of the backend, as they may also stand in the URL's query.
-
-    Raises:
-        ConfigurationError: there is no such backend, its driver is missing, or an option is unknown.
-    """
-    if url is None:
-        url = os.environ.get(ENV_URL)
-        if not url:
-            msg = f"connect() needs a URL such as 'sqlite:///locks.db', or {ENV_URL} in the environment"
-            raise ConfigurationError(msg)
-    if isinstance(url, str):
-        backend = from_url(url, **options)
-    else:
-        check_backend(url, takes="url must be a URL or")
-        if options:
-            msg = f"a backend object takes no options, got {', '.join(sorted(options))}; set them on the object"
-            raise ConfigurationError(msg)
-        backend = url
-    if record := os.environ.get(ENV_RECORD):
-        observers = (Observers(observers).emit, Recorder(record))
-    return LockClient(
-        backend,
-        namespace=namespace,
-        observers=observers,
-        drift=drift,
-        clock=clock,
-        watch_stalls=watch_stalls,
-        drain=drain,
-    )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from fencing_sdk._client import connect
+from fencing_sdk._connect import connect
 from fencing_sdk._lease import Lease
 from fencing_sdk._recording import Recorder
 from fencing_sdk._values.observers import keep_off_console

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import anyio
 
 from fencing_sdk._arguments import LockOptions
-from fencing_sdk._client import connect
+from fencing_sdk._connect import connect
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.clock import BootClock, wall_seconds

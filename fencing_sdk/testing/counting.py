@@ -12,7 +12,8 @@ import random
 import sys
 from pathlib import Path
 
-from fencing_sdk._client import LockClient, connect
+from fencing_sdk._client import LockClient
+from fencing_sdk._connect import connect
 
 LOCK = "counter"
 TASKS = 2
