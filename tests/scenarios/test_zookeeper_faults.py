@@ -6,11 +6,13 @@ import asyncio
 import socket
 
 import pytest
+from event_log import CLOCK
+from fault_proxy import FaultProxy
 from stays import PATIENCE, eventually, opened, staying
 from zookeeper_server import fresh_root
 from zookeeper_stage import in_place, kill_session, operating
 
-from fencing_sdk import LossReason
+from fencing_sdk import LossReason, Renewed
 from fencing_sdk._lease import state_of
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.zookeeper import from_url
@@ -324,3 +326,34 @@ async def test_members_that_are_down_are_passed_over(zookeeper_server):
                 with pytest.raises(LockHeldError):
                     await locks.lock("a", wait=0).acquire()
     silent.close()
+
+
+# A server that hangs, beside one that does not.
+
+
+async def test_a_connection_that_hangs_is_left_early_where_there_is_another_server(zookeeper_server, zookeeper_url):
+    """A tenth of a ttl after the renewal that it owes, and not after a third: the lease is not near its end."""
+    root = zookeeper_url.rsplit("/", 1)[1]
+    async with FaultProxy(zookeeper_server.port) as one, FaultProxy(zookeeper_server.port) as other:
+        url = f"zk://127.0.0.1:{one.port},127.0.0.1:{other.port}/{root}"
+        async with opened(url) as (locks, log), staying(locks.lock("a", ttl=10, heartbeat_interval=1)) as stay:
+            (one if one.connections else other).blackhole()
+            silent_at = CLOCK.now()
+            while (renewed := await log.seen(Renewed, len(log.of(Renewed)) + 1)).at < silent_at + 0.3:
+                pass
+            assert renewed.spare > 4.7, "3.9 s would be left if it were left after a fifth of the session's timeout"
+            await stay.end()
+
+
+async def test_a_single_server_that_is_slow_is_not_left_early(by_proxy, zookeeper_proxy):
+    """There is no other one to ask."""
+    backend, claim = from_url(by_proxy), Claim("a", 6.0)
+    await backend.acquire(claim)
+    zookeeper_proxy.delay(replies=1.0)
+    assert await backend.renew([claim]) == [Renewal.RENEWED]
+    session = backend._sessions.any()
+    assert session.connections == 1
+    assert session._driver._dial._tries == 0, "a connection that serves is no try any more"
+    zookeeper_proxy.heal()
+    await backend.release(claim)
+    await backend.aclose()

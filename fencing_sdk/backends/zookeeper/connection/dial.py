@@ -1,6 +1,9 @@
 """
 How the driver reaches a server: connecting with TLS, waiting on sockets, and breaking off.
 
+Where there are several servers, the first tries give each of them little time: a server that hangs must not cost
+what is left of a lease. When all were tried in vain, they get twice the time, up to the limit.
+
 kazoo's own threads for callbacks are not started: its connection thread hands every answer to
 the caller's callback, which passes it on to the event loop. What kazoo leaves to the session's timeout, which
 may be an hour, is bounded here: connecting, the handshake, and a connection that has gone silent.
@@ -18,13 +21,20 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 
 __all__ = ["Dial"]
 
+_MOST_DOUBLINGS = 20
+
 
 class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """Runs all callbacks in the connection's thread, and can break a connection off from another thread."""
 
-    def __init__(self, *, connect_timeout: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, *, connect_timeout: float, first_timeout: float, servers: int, tls: ssl.SSLContext | None
+    ) -> None:
         super().__init__()
         self._limit = connect_timeout
+        self._first_limit = min(first_timeout, connect_timeout)
+        self._servers = servers
+        self._tries = 0
         self._tls = tls
         self._link: socket.socket | None = None
         self.refusing = False
@@ -43,7 +53,8 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
     def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
         """Wait for sockets, by poll where there is one, and not longer than the limit for a single one."""
         if len(rlist) + len(wlist) == 1:  # in the middle of a message, or of the handshake: the peer hangs
-            timeout = self._limit if timeout is None else min(timeout, self._limit)
+            limit = self._limit_of_try()
+            timeout = limit if timeout is None else min(timeout, limit)
         if not hasattr(select, "poll"):
             return super().select(rlist, wlist, xlist, timeout)
         poll = select.poll()
@@ -59,8 +70,9 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
         """Connect, by TLS if there is a context; kazoo leaves a connection open whose handshake failed."""
         if self.refusing:
             raise ConnectionAbortedError
+        self._tries += 1
         try:
-            link = socket.create_connection(address, min(timeout, self._limit))
+            link = socket.create_connection(address, min(timeout, self._limit_of_try()))
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 link = self._tls.wrap_socket(link, server_hostname=hostname)  # closes it when that fails
@@ -70,6 +82,17 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
         self._link = link
         self._refuse_late(link)
         return link
+
+    def _limit_of_try(self) -> float:
+        """Seconds for connecting, and for each step of the handshake. On a connection that serves: the whole limit."""
+        if not self._tries:
+            return self._limit
+        rounds = (self._tries - 1) // self._servers
+        return min(self._limit, self._first_limit * 2.0 ** min(rounds, _MOST_DOUBLINGS))
+
+    def serves(self) -> None:
+        """The handshake is done: the next time, the first tries are short again."""
+        self._tries = 0
 
     def _refuse_late(self, link: socket.socket) -> None:
         """Close a connection that was made while `hang_up` looked for one."""

@@ -9,6 +9,7 @@ the timeout that the server has granted, the line of what is still to be sent, a
 from __future__ import annotations
 
 import logging
+import math
 import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,10 @@ Identity = tuple[int, bytes]
 
 _REFUSED_LOGINS = 3
 _FIRST_RETRY = 0.02
-_LAST_RETRY = 0.5
+_LAST_RETRY = 0.25
+_FIRST_TIMEOUT = 1 / 30
+"""Part of the session's timeout that a server has to accept a connection and the session, in the first tries."""
+_LEAST_FIRST_TIMEOUT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,13 @@ class KazooDriver:
         self._identity = identity
         self._refusal: Exception | None = None
         self._broken_logins = 0
-        self._dial = Dial(connect_timeout=settings.connect_timeout, tls=settings.tls)
+        hosts = settings.hosts.split(",")
+        self._dial = Dial(
+            connect_timeout=settings.connect_timeout,
+            first_timeout=max(timeout * _FIRST_TIMEOUT, _LEAST_FIRST_TIMEOUT) if len(hosts) > 1 else math.inf,
+            servers=len(hosts),
+            tls=settings.tls,
+        )
         with KAZOO.known("connect"):
             self._client = self._make_client(settings, timeout, identity)
 
@@ -154,6 +164,7 @@ class KazooDriver:
             self._refusal = error
             raise AuthFailedError from error
         self._dial.last_error = None
+        self._dial.serves()
         return timeouts
 
     def _answered(self, *answer: object) -> object:

@@ -1,0 +1,56 @@
+"""How long a server has to accept a connection and a session: little at first, where there is another server."""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+
+import pytest
+
+from fencing_sdk.backends.zookeeper.connection.dial import Dial
+
+
+@pytest.fixture
+def silent():
+    """The address of a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()
+
+
+def _tried(dial: Dial, address) -> float:
+    """Connect and wait for the first byte of the handshake; return for how long."""
+    with dial.create_connection(address, timeout=60.0) as link:
+        started = time.monotonic()
+        assert dial.select([link], [], [], 60.0) == ([], [], [])
+        return time.monotonic() - started
+
+
+def test_a_server_that_hangs_has_little_time_until_all_were_tried(silent):
+    dial = Dial(connect_timeout=5.0, first_timeout=0.05, servers=2, tls=None)
+    waits = [_tried(dial, silent) for _ in range(4)]
+    assert all(wait < 4 for wait in waits), "the whole limit was 5 s"
+    assert min(waits[:2]) >= 0.05
+    assert min(waits[2:]) >= 0.1, "all may be slow: each gets twice the time"
+
+
+def test_the_limit_is_reached_and_never_passed(silent):
+    dial = Dial(connect_timeout=0.12, first_timeout=0.05, servers=1, tls=None)
+    assert [_tried(dial, silent) >= least for least in (0.05, 0.1, 0.12)] == [True] * 3
+    for _ in range(5000):
+        dial._tries += 1
+    assert dial._limit_of_try() == 0.12
+
+
+def test_a_connection_that_serves_has_the_whole_limit_for_the_rest_of_a_message(silent):
+    dial = Dial(connect_timeout=5.0, first_timeout=0.05, servers=3, tls=None)
+    _tried(dial, silent)
+    dial.serves()
+    assert dial._limit_of_try() == 5.0
+    assert _tried(dial, silent) < 4, "and the next handshake has little time again"
+
+
+def test_a_single_server_has_the_whole_limit():
+    dial = Dial(connect_timeout=5.0, first_timeout=math.inf, servers=1, tls=None)
+    dial._tries = 1
+    assert dial._limit_of_try() == 5.0
