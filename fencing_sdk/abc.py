@@ -169,6 +169,49 @@ class SupportsShares(Protocol):
         ...
 
 
+class Tell(Protocol):
+    """Called in the event loop by a backend that has news for a waiter. Never raises, and runs no code of users."""
+
+    def __call__(self, grant: Grant | None = None, age: float = 0.0) -> None:
+        """
+        Without *grant*: another try may succeed, perhaps for nothing.
+
+        With *grant*: the lock was granted to the waiter. Its ttl was restarted less than *age* seconds ago.
+        """
+        ...
+
+
+class PlaceInLine(Protocol):
+    """A waiter in the line of one lock, to which the store may grant the lock without being asked again."""
+
+    def nap(self, advice: float) -> float | None:
+        """
+        Seconds after which the waiter tries again although it was told nothing.
+
+        None: it is not in the line, or not yet, and tries again as if there were no line. *advice* is what the
+        `Held.retry_after` of its last try makes advisable.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Tell the waiter nothing more. If it was not granted, the caller also calls `Backend.release`."""
+        ...
+
+
+@runtime_checkable
+class SupportsDirectGrant(Protocol):
+    """A backend whose release hands the lock to the waiter at the head of the line, with its token."""
+
+    def stand(self, claim: Claim, tell: Tell) -> PlaceInLine:
+        """
+        Join the line for ``claim.name``, in the background, and call *tell* when there is news.
+
+        A release that comes after this call is not missed. `Backend.release` takes the waiter out of the line, and
+        gives back a grant that was on its way to it.
+        """
+        ...
+
+
 LossNotice = Callable[[Claim, LossReason], None]
 """Called in the event loop by a backend that learns that a grant is gone."""
 

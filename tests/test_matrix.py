@@ -23,7 +23,7 @@ LACKS = {
 }
 """What a backend may declare as False although the suite expects it. A new entry is a decision, not a skip."""
 
-POWERS = {"queues", "notices", "processes", "breakable", "survives_restart", "tells_taken_over"}
+POWERS = {"queues", "hands_over", "notices", "processes", "breakable", "survives_restart", "tells_taken_over"}
 EXPECTED = {power for power in POWERS if getattr(BackendUnderTest, power)}
 
 

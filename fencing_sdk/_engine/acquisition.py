@@ -11,8 +11,8 @@ once; this is the only place that tries again. After each attempt there are four
 4. The patience is over, or the caller was cancelled: every attempt whose outcome is unknown is released by its
    claim in the background, at once, and again when the request can no longer arrive.
 
-What wakes a waiter that pauses: the store's queue (`QueuePlace`), the end of its pause (the store's advice where it
-gave one, otherwise the back-off), its patience, or the closing of the client.
+What wakes a waiter that pauses: the store's line, which may also hand it the lock (`queue_place.py`), the end of its
+pause (the store's advice where it gave one, otherwise the back-off), its patience, or the closing of the client.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsQueue
+from fencing_sdk.abc import Backend, Guard, PlaceInLine, SupportsDirectGrant, SupportsFence, SupportsQueue
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendRefusedError,
@@ -97,9 +97,12 @@ class Acquisition:
         self._limit = terms.timing.call_limit
         self._started = 0.0
         self._claim = self._new_claim()
-        self._place: QueuePlace | None = None
+        self._place: PlaceInLine | None = None
+        self._news: asyncio.Event | None = None  # set when the line has told something
+        self._handed: tuple[Grant, float] | None = None  # what the line has handed over, and since when it counts
         self._calls: list[asyncio.Task[Any]] = []  # attempts whose outcome is not known
         self._undone = 0  # such attempts of this owner id, whose release is on its way
+        self._given_up = False  # whether a release of this owner id is on its way
         self._unknown_since: float | None = None
         self._silent_since: float | None = None
         self._tries: tenacity.RetryCallState | None = None
@@ -171,8 +174,10 @@ class Acquisition:
         if self._store_calls.closing:
             msg = f"the client was closed while it waited for lock {shown(self._terms.name)}"
             raise UsageError(msg)
-        if self._undone:
+        if self._given_up:
             self._begin_anew()
+        if (handed := self._take_handed()) is not None:
+            return handed
         sent_at = self._clock.now()
         limit = self._limit
         if self._terms.wait is not None:
@@ -232,6 +237,7 @@ class Acquisition:
         self._claim = self._new_claim()
         self._unknown_since = None
         self._undone = 0
+        self._given_up = False
         self._report.began(self._claim)
 
     def _patience_left(self) -> float:
@@ -251,22 +257,49 @@ class Acquisition:
             raise AcquireTimeoutError(self._terms.name, waited)
 
     def _join_line(self) -> None:
-        if self._place is None and isinstance(self._backend, SupportsQueue):
-            place = self._place = QueuePlace(self._backend, self._claim)
-            place.task = self._store_calls.stand(place.keep())
+        backend = self._backend
+        if self._place is not None:
+            return
+        if isinstance(backend, SupportsDirectGrant) and not self._terms.fences:  # fences are raised by a try
+            self._news = self._store_calls.new_wakeup()
+            self._place = backend.stand(self._claim, self._told)
+        elif isinstance(backend, SupportsQueue):
+            self._news = self._store_calls.new_wakeup()
+            self._place = QueuePlace(backend, self._claim, self._told, self._store_calls)
+
+    def _told(self, grant: Grant | None = None, age: float = 0.0) -> None:
+        """See `fencing_sdk.abc.Tell`."""
+        if grant is not None:
+            self._handed = grant, self._clock.now() - age
+        if self._news is not None:
+            self._news.set()
+
+    def _take_handed(self) -> AcquireResult | BackendUnavailableError | None:
+        """
+        Take the grant that the line has handed over.
+
+        If its first renewal is due already, ask for the lock: the same owner gets the same token, and a fresh ttl.
+        """
+        if self._handed is None:
+            return None
+        (grant, counts_from), self._handed = self._handed, None
+        if self._clock.now() - counts_from >= self._terms.timing.heartbeat_interval:
+            return None
+        result = self._judge(grant, counts_from)
+        return result._replace(unanswered_calls=tuple(self._calls)) if isinstance(result, AcquireResult) else result
 
     async def _pause(self, outcome: Held | BackendUnavailableError) -> None:
-        place = self._place
-        if place is not None and place.joined and isinstance(outcome, Held):
-            nap = min(_advised(outcome), _LONGEST_NAP * random.uniform(0.75, 1.0))
-        else:
+        nap = None
+        if self._place is not None and isinstance(outcome, Held):
+            nap = self._place.nap(min(_advised(outcome), _LONGEST_NAP * random.uniform(0.75, 1.0)))
+        if nap is None:
             nap = self._backed_off(outcome)
         nap = min(nap, max(0.0, self._patience_left()))
-        if place is None:
+        if self._news is None:
             await self._store_calls.sleep_until_closing(nap)
             return
-        await self._store_calls.suspends.watched_sleep(place.woken, nap)
-        place.woken.clear()
+        await self._store_calls.suspends.watched_sleep(self._news, nap)
+        self._news.clear()
 
     def _backed_off(self, outcome: Held | BackendUnavailableError) -> float:
         error = outcome if isinstance(outcome, Exception) else LockHeldError(self._terms.name, 0.0, outcome.retry_after)
@@ -280,17 +313,25 @@ class Acquisition:
         return min(nap, _advised(outcome)) if isinstance(outcome, Held) else nap
 
     def _give_up(self) -> None:
-        """Leave the line, and release by claim what the attempts without an answer may still get."""
-        self._leave_line()
+        """Leave the line, and release by claim what the attempts without an answer, or the line, may still get."""
+        handing = self._leave_line()
         calls, self._calls = self._calls, []
-        if calls:
+        if calls or handing:
+            self._given_up = True
             self._undone += len(calls)
             self._store_calls.undo(self._claim, calls, self._limit)
 
-    def _leave_line(self) -> None:
-        if self._place is not None and self._place.task is not None:
-            self._store_calls.leave(self._place.task)
-        self._place = None
+    def _leave_line(self) -> bool:
+        """Return whether the line may still grant the lock."""
+        place, self._place = self._place, None
+        if place is None:
+            return False
+        self._handed = None
+        place.leave()
+        if self._news is not None:
+            self._store_calls.forget_wakeup(self._news)
+            self._news = None
+        return not isinstance(place, QueuePlace)
 
 
 def _forget_frames(error: BaseException | None) -> None:

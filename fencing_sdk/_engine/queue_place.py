@@ -1,46 +1,60 @@
-"""A waiter's place in the store's queue."""
+"""
+A waiter's place in the store's line.
+
+Some stores hand the lock to the waiter at the head of the line, with its token (`SupportsDirectGrant`). Others
+wake it for another try (`SupportsQueue`): `QueuePlace` gives their line the same shape, so that an acquisition has
+one way of waiting.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 
+from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.claim import Claim
-from fencing_sdk.abc import SupportsQueue
+from fencing_sdk.abc import SupportsQueue, Tell
 from fencing_sdk.errors import BackendUnavailableError
 
 
 class QueuePlace:
     """A place that a task of its own keeps, so that joining and leaving never hold up the waiter."""
 
-    __slots__ = ("_backend", "_claim", "joined", "task", "woken")
+    __slots__ = ("_backend", "_claim", "_joined", "_store_calls", "_task", "_tell")
 
-    def __init__(self, backend: SupportsQueue, claim: Claim) -> None:
+    def __init__(self, backend: SupportsQueue, claim: Claim, tell: Tell, store_calls: StoreCalls) -> None:
         self._backend = backend
         self._claim = claim
-        self.joined = False
-        self.woken = asyncio.Event()
-        """Set when the waiter should try again."""
-        self.task: asyncio.Task[None] | None = None
-        """What runs `keep`."""
+        self._tell = tell
+        self._store_calls = store_calls
+        self._joined = False
+        self._task = store_calls.stand(self._keep())
 
-    async def keep(self) -> None:
+    def nap(self, advice: float) -> float | None:
+        """See `fencing_sdk.abc.PlaceInLine.nap`."""
+        return advice if self._joined else None
+
+    def leave(self) -> None:
+        """See `fencing_sdk.abc.PlaceInLine.leave`."""
+        self._store_calls.leave(self._task)
+
+    async def _keep(self) -> None:
         """Stay in the queue until cancelled; join again after a fault, and let the waiter poll meanwhile."""
         try:
             while True:
                 try:
                     await self._stand()
                 except BackendUnavailableError:
-                    self.joined = False
+                    self._joined = False
                     await asyncio.sleep(random.uniform(0.5, 1.0))
         finally:
-            self.joined = False
-            self.woken.set()
+            self._joined = False
+            self._tell()
 
     async def _stand(self) -> None:
         async with self._backend.queue(self._claim) as turn:
-            self.joined = True
-            self.woken.set()  # joined first, then one more try: a release in between is not missed
+            self._joined = True
+            self._tell()  # joined first, then one more try: a release in between is not missed
             while True:
                 await turn.wait()
-                self.woken.set()
+                self._tell()

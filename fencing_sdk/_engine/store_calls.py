@@ -62,6 +62,7 @@ class StoreCalls:
         self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, so that a simulation can repeat itself
         self._standing: dict[asyncio.Task[Any], None] = {}
         self._closing = asyncio.Event()
+        self._wakeups: set[asyncio.Event] = set()
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run *work* in an owned task with a context of its own: a caller's lease must not be pinned."""
@@ -99,6 +100,16 @@ class StoreCalls:
             task.cancel()
             self._timers.put(task, _LEAVING, _cancel)
             task.add_done_callback(self._timers.drop, context=Context())
+
+    def new_wakeup(self) -> asyncio.Event:
+        """Make an event that wakes a waiter: it is also set by the closing of the client, until `forget_wakeup`."""
+        wakeup = asyncio.Event()
+        self._wakeups.add(wakeup)
+        return wakeup
+
+    def forget_wakeup(self, wakeup: asyncio.Event) -> None:
+        """The waiter of *wakeup* waits no more."""
+        self._wakeups.discard(wakeup)
 
     @property
     def closing(self) -> bool:
@@ -230,6 +241,8 @@ class StoreCalls:
     async def aclose(self, limit: float) -> None:
         """Let releases finish for at most *limit* seconds, then cancel what is left and stop waiting for it."""
         self._closing.set()
+        for wakeup in self._wakeups:
+            wakeup.set()
         for task in tuple(self._standing):
             self.leave(task)
         end = self._clock.now() + limit

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import BootClock, Clock, wall_micros
-from fencing_sdk.abc import LossNotice, Turn
+from fencing_sdk.abc import LossNotice, Tell, Turn
 from fencing_sdk.backends import take_options
+from fencing_sdk.backends._shared import lock_table
 from fencing_sdk.backends._shared.lock_table import LockTable, token_source
 from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
@@ -52,8 +53,9 @@ class MemoryBackend:
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
-        if self._table.release(claim):
-            self._wake_next(claim.name)
+        self._table.leave(claim)
+        self._table.release(claim)
+        self._wake_next(claim.name)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
@@ -85,10 +87,43 @@ class MemoryBackend:
             self._table.leave(claim)
             self._wake_next(claim.name)  # a waiter that leaves when it is its turn passes the turn on
 
+    def stand(self, claim: Claim, tell: Tell) -> MemoryWaiter:
+        """See `fencing_sdk.abc.SupportsDirectGrant.stand`."""
+        waiter = MemoryWaiter(claim, tell, self._waiters)
+        self._waiters.add(waiter)
+        self._table.join(claim, self._clock.now())
+        self._wake_next(claim.name)  # it was released after the try of this waiter
+        return waiter
+
     def _wake_next(self, name: str) -> None:
-        owner = self._table.next_in_line(name, self._clock.now())
-        if owner is not None and (waiter := self._waiters.find(Claim(name, 0.0, owner))) is not None:
+        """Hand a free lock to the head of the line, or wake it."""
+        now = self._clock.now()
+        owner = self._table.next_in_line(name, now)
+        waiter = None if owner is None else self._waiters.find(Claim(name, 0.0, owner))
+        if isinstance(waiter, MemoryWaiter):
+            outcome = self._table.acquire(waiter.claim, now)
+            waiter.tell(outcome if isinstance(outcome, Grant) else None)
+        elif waiter is not None:
             waiter.wake()
+
+
+class MemoryWaiter(Waiter):
+    """A waiter to which a release hands the lock."""
+
+    __slots__ = ("_table", "tell")
+
+    def __init__(self, claim: Claim, tell: Tell, table: WaiterTable[Waiter]) -> None:
+        super().__init__(claim)
+        self.tell = tell
+        self._table = table
+
+    def nap(self, advice: float) -> float:
+        """See `fencing_sdk.abc.PlaceInLine.nap`. A try is also the sign of life that keeps the waiter in the line."""
+        return min(advice, lock_table.LINE_POLL)
+
+    def leave(self) -> None:
+        """See `fencing_sdk.abc.PlaceInLine.leave`."""
+        self._table.remove(self)
 
 
 def from_url(url: str, **options: object) -> MemoryBackend:

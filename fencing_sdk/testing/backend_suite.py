@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from fencing_sdk.testing.backend_promises.abandonment import AbandonmentPromises
 from fencing_sdk.testing.backend_promises.counter import CounterPromises
+from fencing_sdk.testing.backend_promises.direct_grants import DirectGrantPromises
 from fencing_sdk.testing.backend_promises.expiry import ExpiryPromises
 from fencing_sdk.testing.backend_promises.front_door import FrontDoorPromises
 from fencing_sdk.testing.backend_promises.grants import GrantPromises
@@ -43,6 +44,7 @@ class BackendSuite(
     TokenPromises,
     AbandonmentPromises,
     LinePromises,
+    DirectGrantPromises,
     NoticePromises,
     OutagePromises,
     NamePromises,

@@ -62,7 +62,7 @@ class Sound(MemoryBackend):
 
 
 class Bench(BackendSuite):
-    queues = True
+    queues = hands_over = True
     notices = True
     processes = False
     survives_restart = False
@@ -130,6 +130,11 @@ def elsewhere(claim, **changes):
 
 @caught_by("test_the_declared_powers_are_the_real_ones", queues=False)
 class HidesItsLine(Sound):
+    pass
+
+
+@caught_by("test_the_declared_powers_are_the_real_ones", hands_over=False)
+class HidesItsHandOver(Sound):
     pass
 
 
@@ -713,6 +718,10 @@ class CancelledWaitersStay(Sound):
         yield self._waiters.add(Waiter(claim))
         self._table.leave(claim)
 
+    async def release(self, claim):
+        self._table.release(claim)
+        self._wake_next(claim.name)
+
 
 @caught_by("test_a_waiter_cancelled_while_joining_leaves_nothing_in_the_line")
 class HalfJoinedWaitersStay(Sound):
@@ -739,6 +748,71 @@ class OneLineForAll(Sound):
     async def acquire(self, claim):
         heads = [next(iter(line)) for line in self._table._lines.values()]
         return Held() if heads and claim.owner not in heads else await super().acquire(claim)
+
+
+# Direct grants
+
+
+@caught_by("test_a_release_hands_the_lock_over_with_its_token", "test_a_lock_is_handed_over_in_the_order_of_arrival")
+class WakesInsteadOfHandingOver(Sound):
+    def _wake_next(self, name):
+        for waiter in self._waiters:
+            getattr(waiter, "tell", waiter.wake)()
+
+
+@caught_by("test_a_release_hands_the_lock_over_with_its_token")
+class HandsOverWhatItDoesNotHold(Sound):
+    def _wake_next(self, name):
+        owner = self._table.next_in_line(name, self._clock.now())
+        waiter = None if owner is None else self._waiters.find(Claim(name, 0.0, owner))
+        if hasattr(waiter, "tell"):
+            waiter.tell(Grant(2**52))
+
+
+@caught_by("test_a_lock_that_was_released_before_the_waiter_joined_is_handed_over")
+class JoinsWithoutALook(Sound):
+    def stand(self, claim, tell):
+        wake_next, self._wake_next = self._wake_next, lambda _name: None
+        standing = super().stand(claim, tell)
+        self._wake_next = wake_next
+        return standing
+
+
+@caught_by("test_a_lock_is_handed_over_in_the_order_of_arrival")
+class HandsOverToTheLast(Sound):
+    def stand(self, claim, tell):
+        standing = super().stand(claim, tell)
+        if claim.owner in self._table._lines.get(claim.name, {}):
+            self._table._lines[claim.name].move_to_end(claim.owner, last=False)
+        return standing
+
+
+@caught_by("test_a_waiter_that_has_left_is_not_handed_the_lock")
+class ReleasesWithoutLeaving(Sound):
+    async def release(self, claim):
+        if self._table.release(claim):
+            self._wake_next(claim.name)
+
+
+@caught_by("test_a_grant_on_its_way_to_a_waiter_that_leaves_is_given_back")
+class ReleasesOnlyWhatWasTaken(Sound):
+    def stand(self, claim, tell):
+        def told(grant=None, age=0.0):
+            if grant is not None:
+                self.__dict__.setdefault("handed", set()).add(claim.owner)
+            tell(grant, age)
+
+        return super().stand(claim, told)
+
+    async def release(self, claim):
+        if claim.owner not in self.__dict__.get("handed", ()):
+            await super().release(claim)
+
+
+@caught_by("test_a_handed_grant_lasts_for_its_ttl_from_its_age_on")
+class HandsOverForAMoment(Sound):
+    def stand(self, claim, tell):
+        return super().stand(replace(claim, ttl=claim.ttl / 4), tell)
 
 
 # Notices

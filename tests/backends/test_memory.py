@@ -25,7 +25,7 @@ class ManualClock:
 
 
 class TestMemoryBackend(BackendSuite):
-    queues = True
+    queues = hands_over = True
     notices = True
     processes = False
     breakable = False

@@ -11,7 +11,7 @@ from event_log import CLOCK
 
 from fencing_sdk import Lease, LeaseLostError
 from fencing_sdk._values.claim import holder_of
-from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.abc import Claim, Grant, Held, PlaceInLine, Renewal, Tell
 from fencing_sdk.backends.memory import MemoryBackend
 
 OPERATIONS = ("acquire", "renew", "release", "inspect")
@@ -42,6 +42,14 @@ class LedgerBackend(MemoryBackend):
         self.entries.append(Entry("acquire", claim.holder, at, answer.token if granted else -1, granted))
         return answer
 
+    def stand(self, claim: Claim, tell: Tell) -> PlaceInLine:
+        def handed(grant: Grant | None = None, age: float = 0.0) -> None:
+            if grant is not None:
+                self.entries.append(Entry("acquire", claim.holder, CLOCK.now(), grant.token))
+            tell(grant, age)
+
+        return super().stand(claim, handed)
+
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         at = CLOCK.now()
         answers = await super().renew(claims)
@@ -52,7 +60,8 @@ class LedgerBackend(MemoryBackend):
     async def release(self, claim: Claim) -> None:
         before = await self.inspect(claim.name)
         await super().release(claim)
-        freed = before is not None and await self.inspect(claim.name) is None
+        after = await self.inspect(claim.name)
+        freed = before is not None and (after is None or after.token != before.token)
         self.entries.append(Entry("release", holder_of(claim.owner), CLOCK.now(), before.token if freed else -1, freed))
 
     def of(self, operation: str, holder: str | None = None) -> list[Entry]:

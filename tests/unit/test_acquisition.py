@@ -27,7 +27,7 @@ from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Claim, Grant, Held, Turn
+from fencing_sdk.abc import Claim, Grant, Held, Tell, Turn
 
 TTL, VALID = 10.0, 7.9
 UNAVAILABLE = BackendUnavailableError("Store", "acquire")
@@ -480,3 +480,118 @@ async def test_a_waiter_does_not_hold_up_the_closing_of_its_client(kind):
         with pytest.raises(UsageError, match="closed while it waited"):
             await task
         assert now() < 1.1
+
+
+# A line that hands the lock over.
+
+
+class StoreThatHandsOver(ScriptedStore):
+    """Tells its one waiter what the test wants it to be told."""
+
+    def __init__(self, *script) -> None:
+        super().__init__(*script)
+        self.tell: Tell | None = None
+        self.left = 0
+
+    def stand(self, claim: Claim, tell: Tell) -> StoreThatHandsOver:
+        assert claim.owner == self.owners[-1]
+        self.tell = tell
+        return self
+
+    def nap(self, _advice: float) -> float:
+        return 60.0
+
+    def leave(self) -> None:
+        self.left += 1
+
+
+@in_virtual_time
+async def test_a_grant_that_is_handed_over_counts_from_its_age_and_is_not_asked_for():
+    async with desk(StoreThatHandsOver(Held(5.0))) as d:
+        acquiring = asyncio.ensure_future(d.run())
+        await asyncio.sleep(30)
+        d.store.tell(Grant(34), 0.75)
+        won = await acquiring
+        assert (won.grant.token, won.sent_at, won.unanswered_calls) == (34, 1030 - 0.75, ())
+        assert (d.store.times, d.store.left) == ([0.0], 1)
+        await settle()
+        assert d.store.released == []
+
+
+@in_virtual_time
+async def test_a_grant_that_is_handed_over_late_is_asked_for_again_by_the_same_owner():
+    """Its first renewal is due: the request restarts the ttl, and counts from its own sending."""
+    async with desk(StoreThatHandsOver(Held(5.0), (0.5, Grant(34)))) as d:
+        acquiring = asyncio.ensure_future(d.run())
+        await asyncio.sleep(30)
+        d.store.tell(Grant(34), Timing.build(ttl=TTL).heartbeat_interval)
+        won = await acquiring
+        assert (won.sent_at, d.store.times) == (1030.0, [0.0, 30.0])
+        assert len(set(d.store.owners)) == 1
+        await settle()
+        assert d.store.released == []
+
+
+@in_virtual_time
+async def test_a_grant_that_was_handed_over_before_a_pause_of_the_process_is_asked_for_again():
+    async with desk(StoreThatHandsOver(Held(5.0), Grant(34))) as d:
+        acquiring = asyncio.ensure_future(d.run())
+        await asyncio.sleep(30)
+        d.store.tell(Grant(34), 0.1)
+        block(VALID)
+        won = await acquiring
+        assert won.sent_at == 1030 + VALID
+
+
+@in_virtual_time
+async def test_a_waiter_that_gives_up_in_the_turn_of_its_grant_releases_its_claim():
+    async with desk(StoreThatHandsOver(Held(5.0))) as d:
+        acquiring = asyncio.ensure_future(d.run())
+        await asyncio.sleep(30)
+        d.store.tell(Grant(34), 0.1)
+        acquiring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acquiring
+        await settle()
+        assert (d.store.released, d.store.left) == ([(30.0, d.store.owners[0])], 1)
+
+
+@in_virtual_time
+async def test_a_waiter_whose_patience_ends_releases_its_claim_because_a_grant_may_be_on_its_way():
+    async with desk(StoreThatHandsOver(Held(5.0)), wait=12.0) as d:
+        with pytest.raises(AcquireTimeoutError):
+            await d.run()
+        await settle()
+        assert (d.store.released, d.store.left) == ([(12.0, d.store.owners[0])], 1)
+        assert d.abandoned == 0
+
+
+@in_virtual_time
+async def test_a_grant_is_taken_although_a_try_that_came_before_had_no_answer():
+    async with desk(StoreThatHandsOver(Held(5.0), UNAVAILABLE), backoff=every(3)) as d:
+        acquiring = asyncio.ensure_future(d.run())
+        await asyncio.sleep(30)
+        d.store.tell()
+        await asyncio.sleep(1)
+        d.store.tell(Grant(34), 0.5)
+        won = await acquiring
+        assert (won.sent_at, len(won.unanswered_calls), d.store.times) == (1030.5, 1, [0.0, 30.0])
+
+
+@in_virtual_time
+async def test_a_waiter_is_woken_by_the_closing_of_its_client():
+    async with desk(StoreThatHandsOver(Held(5.0))) as d:
+        acquiring = asyncio.ensure_future(d.run())
+        await asyncio.sleep(30)
+        await d.store_calls.aclose(1.0)
+        with pytest.raises(UsageError, match="closed"):
+            await acquiring
+        assert now() < 31
+
+
+@in_virtual_time
+async def test_a_waiter_whose_fences_are_raised_with_the_grant_asks_for_it():
+    async with desk(StoreThatHandsOver(Held(5.0), Grant(34))) as d:
+        d.terms = d.terms._replace(fences=[(None, "resource")])
+        await d.run()
+        assert d.store.tell is None

@@ -17,7 +17,7 @@ import pytest
 from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.timing import MIN_TTL
-from fencing_sdk.abc import Backend, SupportsLossNotice, SupportsQueue
+from fencing_sdk.abc import Backend, SupportsDirectGrant, SupportsLossNotice, SupportsQueue
 from fencing_sdk.testing._powers import collect_by_power
 
 NAME = "invoices/42"
@@ -29,6 +29,10 @@ Reopen = Callable[[], Backend]
 
 class QueueingBackend(Backend, SupportsQueue, Protocol):
     """A backend whose waiters stand in line."""
+
+
+class HandingBackend(Backend, SupportsDirectGrant, Protocol):
+    """A backend whose release hands the lock to the next waiter."""
 
 
 class NoticingBackend(Backend, SupportsLossNotice, Protocol):
@@ -60,6 +64,9 @@ class BackendUnderTest:
 
     queues: bool = False
     """Waiters stand in line: the backend is a `SupportsQueue`."""
+
+    hands_over: bool = False
+    """A release hands the lock to the head of the line, with its token: a `SupportsDirectGrant`."""
 
     notices: bool = False
     """Holders are told when a grant is taken away: a `SupportsLossNotice`. Needs `revoke`."""
