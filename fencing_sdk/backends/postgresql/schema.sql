@@ -7,6 +7,8 @@
 --
 -- Bodies name no schema: each function has its own search_path, which the caller's settings cannot change.
 -- A function that changes gets a new number, so that an older client finds the function that it knows.
+-- A call of one function by another costs as much as an UPDATE of a row. So the two functions that every lock calls,
+-- acquire and release, look by themselves whether another function has something to do.
 
 -- One row for each lock. It stays when the lock is free, because its token is the last one granted.
 CREATE TABLE IF NOT EXISTS :"schema".fencing_lock (
@@ -126,28 +128,37 @@ SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $
 DECLARE
     v_commit text := current_setting('synchronous_commit');
     v_now timestamptz;
-    v_row record;
+    v_owner text;
+    v_token bigint;
+    v_expires_at timestamptz;
     v_head record;
 BEGIN
-    PERFORM fencing_check_v1();
+    IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('transaction_read_only') = 'on'
+    THEN PERFORM fencing_check_v1(); END IF;
 
     -- While another owner holds the lock, most calls end here: without locking the row, and without waiting for disk.
-    SELECT l.owner, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name;
+    SELECT l.owner, l.expires_at INTO v_owner, v_expires_at FROM fencing_lock l WHERE l.name = p_name;
     v_now := clock_timestamp();
-    IF v_row.owner <> p_owner AND v_row.expires_at > v_now THEN
-        seconds_left := extract(epoch FROM v_row.expires_at - v_now);
+    IF v_owner <> p_owner AND v_expires_at > v_now THEN
+        seconds_left := extract(epoch FROM v_expires_at - v_now);
         IF p_channel IS NULL THEN RETURN; END IF;
         PERFORM set_config('synchronous_commit', 'off', true);
         UPDATE fencing_waiter SET seen = v_now WHERE name = p_name AND owner = p_owner;
         IF FOUND THEN RETURN; END IF;
     END IF;
 
-    PERFORM fencing_durable_v1(v_commit);
-    SELECT * INTO v_row FROM fencing_row_v1(p_name);
+    IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+        PERFORM fencing_durable_v1(v_commit);
+    END IF;
+    SELECT l.owner, l.token, l.expires_at INTO v_owner, v_token, v_expires_at
+      FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
+    IF NOT FOUND OR v_token < 0 THEN
+        SELECT r.owner, r.token, r.expires_at INTO v_owner, v_token, v_expires_at FROM fencing_row_v1(p_name) r;
+    END IF;
     v_now := clock_timestamp();
-    IF v_row.owner = p_owner AND v_row.expires_at > v_now THEN
+    IF v_owner = p_owner AND v_expires_at > v_now THEN
         UPDATE fencing_lock SET expires_at = v_now + p_micros * interval '1 microsecond' WHERE name = p_name;
-        granted := v_row.token;
+        granted := v_token;
         RETURN;
     END IF;
     IF p_channel IS NOT NULL THEN
@@ -156,20 +167,20 @@ BEGIN
               FROM fencing_waiter WHERE name = p_name
             ON CONFLICT (name, owner) DO UPDATE SET seen = EXCLUDED.seen;
     END IF;
-    IF v_row.owner IS NOT NULL AND v_row.expires_at > v_now THEN
-        seconds_left := extract(epoch FROM v_row.expires_at - v_now);
+    IF v_owner IS NOT NULL AND v_expires_at > v_now THEN
+        seconds_left := extract(epoch FROM v_expires_at - v_now);
         RETURN;
     END IF;
-    SELECT h.owner, h.seconds_left INTO v_head FROM fencing_head_v1(p_name) h;
-    IF v_head.owner <> p_owner THEN
-        seconds_left := v_head.seconds_left;
-        RETURN;
-    END IF;
-    IF v_head.owner IS NOT NULL THEN
+    IF EXISTS (SELECT FROM fencing_waiter WHERE name = p_name) THEN
+        SELECT h.owner, h.seconds_left INTO v_head FROM fencing_head_v1(p_name) h;
+        IF v_head.owner <> p_owner THEN
+            seconds_left := v_head.seconds_left;
+            RETURN;
+        END IF;
         DELETE FROM fencing_waiter WHERE name = p_name AND owner = p_owner;
     END IF;
 
-    granted := v_row.token + 1;
+    granted := v_token + 1;
     IF p_hybrid THEN
         granted := greatest(granted, (extract(epoch FROM v_now) * 1000000)::bigint);
     END IF;
@@ -243,11 +254,14 @@ CREATE OR REPLACE FUNCTION :"schema".fencing_release_v1(p_name text, p_owner tex
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
 BEGIN
-    PERFORM fencing_check_v1();
+    IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('transaction_read_only') = 'on'
+    THEN PERFORM fencing_check_v1(); END IF;
     UPDATE fencing_lock SET owner = NULL, metadata = NULL, expires_at = clock_timestamp()
      WHERE name = p_name AND owner = p_owner;
     IF NOT FOUND THEN RETURN false; END IF;
-    IF fencing_wake_v1(p_name) THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
+    IF EXISTS (SELECT FROM fencing_waiter WHERE name = p_name) AND fencing_wake_v1(p_name) THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
     RETURN true;
 END $fencing$;
 
