@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from kahuna_faults import MISHAPS, Fault, later, play
+from kahuna_members import Member, Members
 from kahuna_store import Habits, KahunaStore
 from kahuna_wire import LOCK_CALLS, VALUE_CALLS, Fields, UnreadableRequestError, read_request, written
 from local_ports import HOST
@@ -48,6 +49,7 @@ class Cluster:
 
     settings: Settings
     store: KahunaStore
+    members: Members
     faults: list[Fault] = field(default_factory=list)
     chaos: float = 0.0
     """How probable it is that a request meets one of `MISHAPS`."""
@@ -85,6 +87,26 @@ class Cluster:
     async def told(self, request: web.Request) -> web.Response:
         told = await request.json()
         match request.match_info["call"]:
+            case "seen":
+                return web.json_response(self.seen)
+            case "down" | "up" as order:
+                await self.move(order, **told)
+            case "stop" | "go_on" | "cut" | "join" | "stick" as trouble:
+                getattr(self.members, trouble)(**told)
+            case order:
+                self.set(order, told)
+        return web.json_response(None)
+
+    async def move(self, order: str, node: int, settle: float = 0.0) -> None:
+        if order == "down":
+            self.members.kill(node)
+            await self.down(node)
+        else:
+            await self.up(node)
+            self.members.begin(node, settle)
+
+    def set(self, order: str, told: dict[str, Any]) -> None:
+        match order:
             case "fault":
                 self.faults.append(Fault(**told))
             case "heal":
@@ -93,18 +115,15 @@ class Cluster:
                 self.chaos, self.spared = told["probability"], told["spared"]
             case "habits":
                 self.store.habits = replace(self.store.habits, **told)
+            case "cluster":
+                for name, value in told.items():
+                    setattr(self.members, name, value)
             case "reset":
                 self.heal()
+                self.members.reset()
                 self.seen.clear()
                 self.store.clear()
                 self.settings.prefix = told["prefix"]
-            case "down":
-                await self.down(told["node"])
-            case "up":
-                await self.up(told["node"])
-            case "seen":
-                return web.json_response(self.seen)
-        return web.json_response(None)
 
     # What clients ask for.
 
@@ -112,6 +131,8 @@ class Cluster:
         if request.path == "/":
             return web.Response(text="Kahuna.Server")
         kind, _, call = request.path.lower().strip("/").rpartition("/")
+        if kind == "v1/cluster" and not self.settings.upstreams:
+            return self.operator(call, request.app[NODE])
         if call not in {"v1/locks": LOCK_CALLS, "v1/kv": VALUE_CALLS}.get(kind, ()):
             return web.Response(status=404)
         if request.method != "POST":
@@ -123,6 +144,12 @@ class Cluster:
         except UnreadableRequestError:
             return web.Response(status=400, text='{"title":"Bad Request"}')
         return await self.read(call, fields, request)
+
+    def operator(self, call: str, node: int) -> web.Response:
+        told = {"health": self.members.health, "placement": self.members.placement}.get(call)
+        if told is None:
+            return web.Response(status=404)
+        return web.json_response(told(node), status=200 if self.members.health(node)["ready"] else 503)
 
     async def read(self, call: str, fields: Fields, request: web.Request) -> web.StreamResponse:
         """Answer a request that was read, or do to it what the tests have ordered."""
@@ -147,7 +174,7 @@ class Cluster:
     async def carry_out(self, call: str, fields: Fields, node: int) -> web.Response:
         if self.settings.upstreams:
             return await self.pass_on(call, fields, self.settings.upstreams[node % len(self.settings.upstreams)])
-        answer = await self.store.answer(call, fields)
+        answer = await self.members.answer(node, call, fields)
         return web.Response(text=written(answer), content_type="application/json")
 
     async def pass_on(self, call: str, fields: Fields, upstream: str) -> web.Response:
@@ -165,8 +192,9 @@ class Cluster:
 
 async def serve(settings: Settings) -> None:
     """Run until the pipe from the tests ends, which it also does when they are killed."""
-    cluster = Cluster(settings, KahunaStore(Path(settings.journal)))
-    cluster.store.load()
+    store = KahunaStore(Path(settings.journal))
+    store.load()
+    cluster = Cluster(settings, store, Members(store, [Member() for _ in settings.ports[:-1]]))
     for node in range(len(settings.ports)):
         await cluster.up(node)
     sys.stdout.buffer.write(READY)

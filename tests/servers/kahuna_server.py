@@ -137,12 +137,34 @@ class KahunaServer:
         """See `kahuna_store.Habits`."""
         self._tell("habits", **habits)
 
+    # Nodes in trouble: see `kahuna_members`.
+
     def down(self, node: int) -> None:
-        """Let one node refuse connections."""
+        """Kill one node: it refuses connections."""
         self._tell("down", node=node)
 
-    def up(self, node: int) -> None:
-        self._tell("up", node=node)
+    def up(self, node: int, *, settle: float = 0.0) -> None:
+        """Start it again; for *settle* seconds it answers everything with 101."""
+        self._tell("up", node=node, settle=settle)
+
+    def stop(self, node: int) -> None:
+        self._tell("stop", number=node)
+
+    def go_on(self, node: int) -> None:
+        self._tell("go_on", number=node)
+
+    def cut(self, node: int) -> None:
+        self._tell("cut", number=node)
+
+    def join(self, node: int) -> None:
+        self._tell("join", number=node)
+
+    def stick(self, node: int) -> None:
+        self._tell("stick", number=node)
+
+    def cluster(self, **settings: Any) -> None:
+        """Set ``failover``, ``replication_factor`` or ``routes`` of `kahuna_members.Members`."""
+        self._tell("cluster", **settings)
 
     def seen(self, call: str | None = None) -> list[dict[str, Any]]:
         """The requests that arrived since the reset: their fields, call, node, and port of the client."""
