@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,31 +40,84 @@ class Endpoint:
     origin: str
     urls: dict[str, URL] = field(repr=False)
 
+    @property
+    def address(self) -> str:
+        """Its ``host:port``."""
+        return _address(self.origin)
+
 
 class Endpoints:
     """
     All nodes, in the order in which they are asked.
 
-    Any node may be asked, because a node that is not the leader passes the request on. A node that answers
-    stays first. A node that failed goes to the end: it is asked again when all others fail.
+    Any node may be asked, because a node that is not the leader passes the request on. There are three rules:
+
+    1. The node that answered last for a name is asked first for it. The memory of names is bounded.
+    2. A node that failed goes to the end: it is asked again when all others fail, and is trusted when it answers.
+    3. If an answer names a node, that one is asked first the next time, but only if it is one of these. If another
+       node has to answer after all, what the answers name for this lock is followed no more.
     """
+
+    NAMES = 10_000
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self._order = list(endpoints)
+        self._by_address = {endpoint.address: endpoint for endpoint in self._order}
+        self._failed: set[Endpoint] = set()
+        self._serving: OrderedDict[str, _Serving] = OrderedDict()
 
-    def in_turn(self) -> Sequence[Endpoint]:
-        """The nodes in their present order."""
-        return tuple(self._order)
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def in_turn(self, name: str = "") -> Sequence[Endpoint]:
+        """The nodes in their present order, for requests about *name*."""
+        serving = self._serving.get(name)
+        if serving is None or serving.first is self._order[0] or serving.first in self._failed:
+            return tuple(self._order)
+        return (serving.first, *(endpoint for endpoint in self._order if endpoint is not serving.first))
 
     def mark_failed(self, endpoint: Endpoint) -> None:
         """From now on, ask all other nodes before *endpoint*."""
+        self._failed.add(endpoint)
         self._order.remove(endpoint)
         self._order.append(endpoint)
+
+    def mark_answered(self, endpoint: Endpoint, name: str = "", hint: object = None) -> None:
+        """Note that *endpoint* has answered for *name*, and which node its answer named."""
+        self._failed.discard(endpoint)
+        if not name:
+            return
+        serving = self._serving.pop(name, None) or _Serving(endpoint)
+        self._serving[name] = serving  # the newest
+        if serving.hinted is serving.first is not endpoint:
+            serving.misled = True
+        serving.first = endpoint
+        hinted = self._by_address.get(_address(hint)) if isinstance(hint, str) and not serving.misled else None
+        if hinted is not None and hinted not in self._failed:
+            serving.first = serving.hinted = hinted
+        if len(self._serving) > self.NAMES:
+            self._serving.popitem(last=False)
+
+
+@dataclass(slots=True)
+class _Serving:
+    """Which node is asked first for one name."""
+
+    first: Endpoint
+    hinted: Endpoint | None = None
+    misled: bool = False
+
+
+def _address(text: str) -> str:
+    """``host:port``, of an origin too."""
+    return text.rpartition("://")[2].rstrip("/").lower()
 
 
 def read_endpoints(texts: object, rules: EndpointRules, *, tls: bool) -> Endpoints:
     """
     Read the address of each node: ``host``, ``host:port`` or ``[address]:port``.
+
+    The first node to be asked is chosen at random, so that the clients of a cluster do not all begin with one node.
 
     Raises:
         ConfigurationError: there is no address, or one cannot be read. The message does not repeat it,
@@ -76,7 +131,7 @@ def read_endpoints(texts: object, rules: EndpointRules, *, tls: bool) -> Endpoin
     if not read:
         msg = f"endpoints must name at least one node, such as {rules.example}"
         raise ConfigurationError(msg)
-    return Endpoints(_endpoint(origin, rules) for origin in read)
+    return Endpoints(_endpoint(origin, rules) for origin in random.sample(list(read), len(read)))
 
 
 def _read(text: object, number: int, rules: EndpointRules, *, tls: bool) -> str:

@@ -7,6 +7,8 @@ The nodes are asked in an order. There are three reasons to ask the next one:
 2. No answer came for `patience` seconds. The requests that are under way go on, and the first answer counts.
 3. All nodes were asked so, and all hang. Then each is asked once more, with twice the pause: after a failover a
    follower answers a new request, while one that it passed on to the former leader hangs for seconds.
+4. A node says that another try will help. Then, after a pause, all nodes are asked again, for as long as there are
+   pauses; but at most two requests to each are under way.
 
 Without a patience, one request at a time is under way. So it must be where a late one could grant a lock.
 """
@@ -14,8 +16,9 @@ Without a patience, one request at a time is under way. So it must be where a la
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextvars import Context
+from itertools import count
 from typing import Any, Generic, TypeVar
 
 from fencing_sdk._http.endpoints import Endpoint
@@ -25,6 +28,9 @@ from fencing_sdk._values.futures import retrieve
 __all__ = ["PATIENCE", "NodeRace"]
 
 T = TypeVar("T")
+
+_AT_ONE_NODE = 2
+"""Requests of one call that may be under way to one node."""
 
 PATIENCE = 0.25
 """Seconds without an answer after which the next node is asked too. A healthy cluster answers in milliseconds."""
@@ -44,6 +50,8 @@ class NodeRace(Generic[T]):
         patience: Seconds after which the next node is asked too; None: only after a failure.
 
         is_final: Whether no other node is asked after this failure.
+
+        pauses: Seconds before each further round, if a node has said that another try will help.
     """
 
     def __init__(
@@ -54,12 +62,15 @@ class NodeRace(Generic[T]):
         leave: Callable[[Endpoint], None],
         patience: float | None,
         is_final: Callable[[RequestFailedError], bool],
+        pauses: Iterable[float] = (),
     ) -> None:
         self._order = order
         self._ask = ask
         self._leave = leave
         self._patience = patience if len(order) > 1 else None
         self._is_final = is_final
+        self._pauses = iter(pauses)
+        self._again = False  # a node has said in this round that another try will help
         self._under_way: dict[asyncio.Task[T], Endpoint] = {}
         self.failures: list[RequestFailedError] = []
         """What each node said that failed, the last one at the end."""
@@ -81,15 +92,19 @@ class NodeRace(Generic[T]):
         return await (self._run_one_by_one() if self._patience is None else self._run_side_by_side(self._patience))
 
     async def _run_one_by_one(self) -> T:
-        for endpoint in self._order:
-            try:
-                return await self._ask(endpoint)
-            except RequestFailedError as failure:
-                self._note(endpoint, failure)
-            except asyncio.CancelledError:  # most often the engine's time limit: the node hangs
-                self._leave(endpoint)
-                raise
-        raise self.failures[-1]
+        while True:
+            for endpoint in self._order:
+                try:
+                    return await self._ask(endpoint)
+                except RequestFailedError as failure:
+                    self._note(endpoint, failure)
+                except asyncio.CancelledError:  # most often the engine's time limit: the node hangs
+                    self._leave(endpoint)
+                    raise
+            pause = self._pause_before_another_round()
+            if pause is None:
+                raise self.failures[-1]
+            await asyncio.sleep(pause)
 
     async def _run_side_by_side(self, patience: float) -> T:
         turns = self._turns(patience)
@@ -107,26 +122,45 @@ class NodeRace(Generic[T]):
     def _note(self, endpoint: Endpoint, failure: RequestFailedError) -> None:
         """Take note of a failure; raise it if no other node is to be asked."""
         self.failures.append(failure)
+        self._again = self._again or failure.again
         final = self._is_final(failure)
-        if not final or failure.outcome is not RequestOutcome.REJECTED:  # else the node did its part
+        did_its_part = failure.again or (final and failure.outcome is RequestOutcome.REJECTED)
+        if not did_its_part:
             self._leave(endpoint)
         if final:
             raise failure
 
     def _turns(self, patience: float) -> Iterator[float]:
         """Ask the next node at each step, and say how long to wait for an answer then."""
-        for number in (1, 2):
-            for endpoint in self._order:
-                if number > 1 and not self._under_way:
-                    return  # every node has failed, and none hangs
+        for number in count(1):
+            if number > 1 and not self._under_way and not self._again:
+                return  # every node has failed, and none hangs
+            pause = self._pause_before_another_round()
+            if pause is not None and number > 1:
+                yield pause
+            elif number > _AT_ONE_NODE:
+                return
+            yield from self._round(patience * min(number, _AT_ONE_NODE))
+
+    def _round(self, patience: float) -> Iterator[float]:
+        for endpoint in self._order:
+            if list(self._under_way.values()).count(endpoint) < _AT_ONE_NODE:
                 task = asyncio.get_running_loop().create_task(self._ask(endpoint), context=Context())
                 self._under_way[task] = endpoint
-                yield patience * number
+                yield patience
+
+    def _pause_before_another_round(self) -> float | None:
+        """Seconds before all nodes are asked again, because one has said that it would help; else None."""
+        again, self._again = self._again, False
+        return next(self._pauses, None) if again else None
 
     async def _settled(self, pause: float | None) -> Sequence[asyncio.Task[T]]:
         """Wait for answers and failures, at most *pause* seconds."""
         if not self._under_way:
-            raise self.failures[-1]
+            if pause is None:
+                raise self.failures[-1]
+            await asyncio.sleep(pause)
+            return ()
         done, _ = await asyncio.wait(self._under_way, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
         return sorted(done, key=lambda task: _failure(task) is not None)  # an answer first
 

@@ -3,7 +3,7 @@ When the outcome of an HTTP request is unknown.
 
 There are three cases for a request without a usable answer:
 
-1. ``UNSENT``: no connection could be made, so the store has done nothing. Another node may help.
+1. ``UNSENT``: no connection could be made, or the store says so: it has done nothing. Another node may help.
 2. ``UNKNOWN``: the request was sent. The store may have carried it out, or may still do so.
 3. ``REJECTED``: the store has read the request and turned it down. Another try will not help.
 
@@ -32,12 +32,14 @@ class RequestOutcome(Enum):
 class RequestFailedError(Exception):
     """One node gave no usable answer to one request."""
 
-    def __init__(self, outcome: RequestOutcome, detail: str, code: int = 0) -> None:
+    def __init__(self, outcome: RequestOutcome, detail: str, code: int = 0, *, again: bool = False) -> None:
         super().__init__(detail)
         self.outcome = outcome
         self.detail = detail
         self.code = code
         """The store's own error code; 0 if the error is not the store's."""
+        self.again = again
+        """Whether the store says that another try, at any node, will help."""
 
 
 def request_failed(error: aiohttp.ClientError | OSError) -> RequestFailedError:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fencing_sdk._http.endpoints import Endpoints
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 from fencing_sdk.backends.kahuna.options import read_nodes
@@ -12,15 +13,15 @@ from fencing_sdk.errors import ConfigurationError
 
 
 def origins(texts: list[str], *, tls: bool = False) -> list[str]:
-    return [endpoint.origin for endpoint in read_nodes(texts, tls=tls).in_turn()]
+    return sorted(endpoint.origin for endpoint in read_nodes(texts, tls=tls).in_turn())
 
 
 def test_endpoints_have_default_ports():
     assert origins(["h1", "h2:81", "[::1]", "[::1]:82"]) == [
-        "http://h1:2070",
-        "http://h2:81",
         "http://[::1]:2070",
         "http://[::1]:82",
+        "http://h1:2070",
+        "http://h2:81",
     ]
     assert origins(["h1"], tls=True) == ["https://h1:2071"]
 
@@ -136,6 +137,60 @@ def test_a_node_that_failed_is_asked_last():
     assert endpoints.in_turn() == (b, c, a)
     endpoints.mark_failed(b)
     assert endpoints.in_turn() == (c, a, b)
+
+
+def test_clients_do_not_all_begin_with_the_first_node():
+    """Thirty would do so once in 3**29 runs."""
+    assert len({read_nodes(["a", "b", "c"], tls=False).in_turn()[0].origin for _ in range(30)}) > 1
+
+
+def test_the_node_that_answered_last_for_a_name_is_asked_first_for_it():
+    endpoints = read_nodes(["a", "b", "c"], tls=False)
+    a, b, c = endpoints.in_turn()
+    endpoints.mark_answered(b, "x")
+    endpoints.mark_answered(c, "y")
+    assert (endpoints.in_turn("x"), endpoints.in_turn("y")) == ((b, a, c), (c, a, b))
+    assert endpoints.in_turn("z") == endpoints.in_turn() == (a, b, c)
+    endpoints.mark_failed(b)
+    assert endpoints.in_turn("x") == (a, c, b), "a node that failed is asked last for every name"
+    endpoints.mark_answered(b, "y")
+    assert endpoints.in_turn("x") == (b, a, c), "and is trusted when it has answered"
+
+
+def test_the_memory_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Endpoints, "NAMES", 3)
+    endpoints = read_nodes(["a", "b"], tls=False)
+    a, b = endpoints.in_turn()
+    for name in ("1", "2", "3", "1", "4"):
+        endpoints.mark_answered(b, name)
+    assert [endpoints.in_turn(name)[0] for name in "1234"] == [b, a, b, b]
+
+
+@pytest.mark.parametrize("named", ["b:2070", "http://b:2070", "B:2070/"])
+def test_the_node_that_an_answer_names_is_asked_next_time(named: str):
+    endpoints = read_nodes(["a", "b", "c"], tls=False)
+    others = [endpoint for endpoint in endpoints.in_turn() if endpoint.address != "b:2070"]
+    endpoints.mark_answered(others[0], "x", named)
+    assert endpoints.in_turn("x")[0].address == "b:2070"
+
+
+@pytest.mark.parametrize("named", ["d:2070", "b:2071", "", "http://b:2070/x", "b", 5, None, [], {"b": 1}])
+def test_a_node_that_was_not_configured_is_asked_by_no_hint(named: object):
+    endpoints = read_nodes(["a", "b", "c"], tls=False)
+    first = endpoints.in_turn()[0]
+    endpoints.mark_answered(first, "x", named)
+    assert endpoints.in_turn("x")[0] is first
+
+
+def test_a_hint_that_misleads_costs_one_request():
+    """The node that it names does not serve the lock; the others go on to name it."""
+    endpoints = read_nodes(["a", "b"], tls=False)
+    serving, other = endpoints.in_turn()
+    first = []
+    for _ in range(5):
+        first.append(endpoints.in_turn("x")[0])
+        endpoints.mark_answered(serving, "x", other.address)  # if another one was asked first, it could not answer
+    assert first == [serving, other, serving, serving, serving]
 
 
 def test_an_owner_has_an_unanswered_request_until_it_is_answered():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from virtual_time import in_virtual_time, now
@@ -43,11 +43,20 @@ class Cluster:
         return endpoint.origin
 
     def race(
-        self, patience: float | None = PATIENCE, *, is_final: Callable[[RequestFailedError], bool] = lambda _: False
+        self,
+        patience: float | None = PATIENCE,
+        *,
+        is_final: Callable[[RequestFailedError], bool] = lambda _: False,
+        pauses: Iterable[float] = (),
     ) -> NodeRace[str]:
         nodes = [node for node in NODES if node.origin in self._nodes]
         return NodeRace(
-            nodes, self.ask, leave=lambda node: self.left.append(node.origin), patience=patience, is_final=is_final
+            nodes,
+            self.ask,
+            leave=lambda node: self.left.append(node.origin),
+            patience=patience,
+            is_final=is_final,
+            pauses=pauses,
         )
 
 
@@ -164,3 +173,43 @@ async def test_an_error_of_our_own_is_no_failure_of_a_node():
     race = NodeRace(NODES, ask, leave=lambda _: None, patience=PATIENCE, is_final=lambda _: False)
     with pytest.raises(ZeroDivisionError):
         await race.run()
+
+
+def not_yet() -> RequestFailedError:
+    return RequestFailedError(RequestOutcome.UNSENT, "not yet", again=True)
+
+
+@in_virtual_time
+async def test_a_node_that_cannot_answer_yet_is_followed_at_once_and_stays_where_it_is():
+    cluster = Cluster(a=not_yet(), b=0.0)
+    assert await cluster.race(pauses=[0.1]).run() == "b"
+    assert cluster.asked == [(0.0, "a"), (0.0, "b")]
+    assert not cluster.left
+
+
+@pytest.mark.parametrize("patience", [PATIENCE, None])
+@in_virtual_time
+async def test_while_a_node_says_so_all_are_asked_again(patience: float | None):
+    cluster = Cluster(a=[not_yet(), not_yet(), 0.0], b=unknown())
+    assert await cluster.race(patience, pauses=[0.1, 0.2, 0.4]).run() == "a"
+    assert [at for at, name in cluster.asked if name == "a"] == [0.0, 0.1, 0.3]
+
+
+@pytest.mark.parametrize("patience", [PATIENCE, None])
+@in_virtual_time
+async def test_when_the_pauses_are_over_the_call_fails(patience: float | None):
+    cluster = Cluster(a=not_yet(), b=not_yet())
+    with pytest.raises(RequestFailedError, match="not yet"):
+        await cluster.race(patience, pauses=[0.1, 0.2]).run()
+    assert len(cluster.asked) == 6
+    assert now() == pytest.approx(0.3)
+
+
+@in_virtual_time
+async def test_nodes_that_hang_do_not_keep_the_others_from_being_asked_again():
+    """After an election the node that could not answer yet is the only one that can."""
+    cluster = Cluster(a=HANGS, b=HANGS, c=[not_yet()] * 8 + [0.0])
+    assert await cluster.race(pauses=[0.1] * 20).run() == "c"
+    names = [name for _, name in cluster.asked]
+    assert (names.count("a"), names.count("b"), names.count("c")) == (2, 2, 9)
+    assert now() < 4.0
