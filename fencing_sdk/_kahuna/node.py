@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -20,6 +21,9 @@ T = TypeVar("T")
 
 ANSWER_LIMIT = 30.0
 """Seconds that a request may take, if its caller does not give up earlier. The engine's limits are far shorter."""
+
+REPORT_LIMIT = 4_000_000
+"""Bytes of what a node tells of its cluster, which has a line for each partition and replica."""
 
 
 def rules_for(*paths: str) -> EndpointRules:
@@ -80,6 +84,23 @@ class NodeClient(Generic[T]):
             raise RequestFailedError(RequestOutcome.UNKNOWN, str(error)) from error
         except (aiohttp.ClientError, OSError) as error:  # every TimeoutError is an OSError
             raise request_failed(error) from error
+
+    async def get(self, url: URL) -> dict[str, object]:
+        """
+        The members of a JSON object that a node tells of itself; none if it does not know *url*.
+
+        Raises:
+            RequestFailedError: there is no answer.
+        """
+        session = await self.pool.session()
+        try:
+            async with session.get(url, allow_redirects=False) as response:
+                told = json.loads(await read_body(response, REPORT_LIMIT)) if response.status in {200, 503} else None
+        except (ValueError, RecursionError):
+            return {}
+        except (aiohttp.ClientError, OSError) as error:
+            raise request_failed(error) from error
+        return told if isinstance(told, dict) else {}
 
     async def aclose(self) -> None:
         """Close the connections; the next request opens new ones."""

@@ -8,9 +8,11 @@ Tokens: the server's own numbers, from 0. Clock: that of the node that leads the
 Waiters: Kahuna wakes no waiter, so each tries again when the holder's grant ends.
 
     __init__.py   the backend: what the answers mean for a claim
+    grants.py     until when grants last, to tell a refusal that cannot be right
     renewals.py   many renewals side by side
     requests.py   what requests say and answers mean
     errors.py     which error of the contract a failure becomes
+    settings.py   which settings of a cluster put exclusion at stake
     options.py    the options and the endpoints
     connection/   cluster.py asks node after node
 
@@ -19,6 +21,8 @@ One request to one node, which the guard uses too, is `fencing_sdk._kahuna`.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import random
 import ssl
@@ -30,15 +34,18 @@ import anyio
 
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import check_connections, read_numbers
+from fencing_sdk._http.outcomes import RequestFailedError
 from fencing_sdk._http.tls import tls_context
 from fencing_sdk._kahuna.node import NodeClient
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import wall_seconds
+from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.kahuna.connection.cluster import KahunaCluster
 from fencing_sdk.backends.kahuna.errors import BACKEND, error_of_answer
+from fencing_sdk.backends.kahuna.grants import KnownGrants
 from fencing_sdk.backends.kahuna.options import OPTIONS, check_durability, read_nodes
 from fencing_sdk.backends.kahuna.renewals import renew_each
 from fencing_sdk.backends.kahuna.requests import (
@@ -50,6 +57,7 @@ from fencing_sdk.backends.kahuna.requests import (
     KahunaAnswer,
     RequestWriter,
 )
+from fencing_sdk.backends.kahuna.settings import HEALTH, PLACEMENT, warnings_of
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError
 
 __all__ = ["KahunaBackend", "from_url"]
@@ -58,6 +66,15 @@ _PROBE = "fencing-sdk/open"
 """The lock that `KahunaBackend.open` asks about. It need not exist."""
 _BODY_LIMIT = 65_536
 """Bytes of an answer. Kahuna's longest answer is an owner with its metadata, some 6 KiB."""
+_PROBE_TTL = 2.0
+"""The ttl that decides how long one such question takes: a part of it, so that what it says is known in time."""
+_START = 4.4
+"""Seconds that a cluster which starts is waited for: less than the engine gives to opening. A start needs 4 to 5."""
+_START_PAUSE = 0.05
+_WARNING_LIMIT = 0.5
+"""Seconds that asking for the cluster's settings may take: opening does not fail without an answer."""
+_LOOK = 10.0
+"""The ttl that decides how long nodes are asked who holds a lock."""
 _EXPIRY_LIMIT = 0.5
 """Seconds that asking for the holder's remaining time may take: the refusal is known already."""
 _EXPIRY_PART = 1 / 8
@@ -72,7 +89,8 @@ _RENEWALS = {
     AnswerType.LOCK_DOES_NOT_EXIST: Renewal.REFUSED,
     AnswerType.INVALID_OWNER: Renewal.TAKEN_OVER,
 }
-_RELEASED = {AnswerType.UNLOCKED, AnswerType.LOCK_DOES_NOT_EXIST, AnswerType.INVALID_OWNER}
+_REFUSALS = {AnswerType.LOCK_DOES_NOT_EXIST, AnswerType.INVALID_OWNER}
+"""What a node that is cut off also says of a lock that is held, so it is not believed if our clock contradicts it."""
 
 
 class KahunaBackend:
@@ -111,7 +129,8 @@ class KahunaBackend:
         connect_timeout: float = 1.0,
         connections: int = 32,
     ) -> None:
-        self._writer = RequestWriter(check_durability(durability))
+        self._durability = check_durability(durability)
+        self._writer = RequestWriter(self._durability)
         self._renewal_width = max(1, check_connections(connections) // 2)  # a heartbeat leaves room for other calls
         self._nodes = NodeClient(
             KahunaAnswer.read,
@@ -120,19 +139,52 @@ class KahunaBackend:
             connect_timeout=seconds(connect_timeout, "connect_timeout", above=True),
             connections=connections,
         )
-        self._cluster = KahunaCluster(self._nodes, read_nodes(endpoints, tls=tls))
+        self._endpoints = read_nodes(endpoints, tls=tls)
+        self._cluster = KahunaCluster(self._nodes, self._endpoints)
         self._unanswered = UnansweredRequests()
+        self._grants = KnownGrants()
 
     async def open(self) -> None:
-        """See `fencing_sdk.abc.SupportsOpen.open`."""
-        await self._get_info("open", _PROBE)
+        """
+        See `fencing_sdk.abc.SupportsOpen.open`. A cluster that starts is waited for, as long as opening may take.
+
+        A warning is logged for each setting that puts exclusion at stake.
+        """
+        why = "no node answers"
+        with anyio.move_on_after(_START):
+            while True:
+                try:
+                    await self._get_info("open", _PROBE, ttl=_PROBE_TTL)
+                    return await self._warn()
+                except BackendUnavailableError as error:
+                    why = error.detail
+                    await asyncio.sleep(_START_PAUSE)
+        detail = f"the cluster did not start within {_START:.2g} s: {why}"
+        raise BackendUnavailableError(BACKEND, "open", detail)
+
+    async def _warn(self) -> None:
+        with anyio.move_on_after(_WARNING_LIMIT):
+            for warning in await self.warnings():
+                logger.warning("Kahuna: %s", warning)
+
+    async def warnings(self) -> Sequence[str]:
+        """What in the settings of this object and of the cluster puts exclusion at stake, as far as a node tells it."""
+        cluster: dict[str, object] = {}
+        for endpoint in self._endpoints.in_turn():
+            with contextlib.suppress(RequestFailedError):
+                for path in (HEALTH, PLACEMENT):
+                    cluster |= await self._nodes.get(endpoint.urls[path])
+                break
+        return warnings_of(cluster, self._durability)
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
-        earlier_unanswered = self._unanswered.begin(claim.owner)
-        answer = await self._cluster.ask("acquire", TRY_LOCK, self._writer.of_claim(claim))
+        earlier_unanswered, sent_at = self._unanswered.begin(claim.owner), self._grants.now()
+        answer = await self._cluster.ask("acquire", TRY_LOCK, self._writer.of_claim(claim), claim.name)
         if answer.type is AnswerType.LOCKED:
-            return await self._granted(claim, answer, restart=earlier_unanswered)
+            grant = await self._granted(claim, answer, restart=earlier_unanswered)
+            self._grants.keep(claim, sent_at)
+            return grant
         if answer.type is AnswerType.BUSY and not answer.earlier_unknown:
             if not (earlier_unanswered or answer.retried):
                 self._unanswered.end(claim.owner)
@@ -170,24 +222,44 @@ class KahunaBackend:
         return [await self._extend("renew", claim) for claim in claims]
 
     async def _extend(self, operation: str, claim: Claim) -> Renewal:
-        answer = await self._cluster.ask(operation, TRY_EXTEND, self._writer.of_claim(claim))
+        sent_at = self._grants.now()
+        answer = await self._cluster.ask_widely(
+            operation,
+            TRY_EXTEND,
+            self._writer.of_claim(claim),
+            claim.name,
+            ttl=claim.ttl,
+            doubted=_REFUSALS if self._grants.lives(claim) else (),
+        )
         outcome = _RENEWALS.get(answer.type)
         if outcome is None:
             raise error_of_answer(answer, operation)
+        if outcome is Renewal.RENEWED:
+            self._grants.keep(claim, sent_at)
+        else:
+            self._grants.forget(claim)
         return outcome
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
-        answer = await self._cluster.ask("release", TRY_UNLOCK, self._writer.of_release(claim))
-        if answer.type not in _RELEASED:
+        answer = await self._cluster.ask_widely(
+            "release",
+            TRY_UNLOCK,
+            self._writer.of_release(claim),
+            claim.name,
+            ttl=claim.ttl,
+            doubted=_REFUSALS if self._grants.lives(claim) else (),
+        )
+        if answer.type is not AnswerType.UNLOCKED and answer.type not in _REFUSALS:
             raise error_of_answer(answer, "release")
+        self._grants.forget(claim)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
         return await self._get_info("inspect", name)
 
-    async def _get_info(self, operation: str, name: str) -> Holder | None:
-        answer = await self._cluster.ask(operation, GET_INFO, self._writer.of_name(name))
+    async def _get_info(self, operation: str, name: str, *, ttl: float = _LOOK) -> Holder | None:
+        answer = await self._cluster.ask_widely(operation, GET_INFO, self._writer.of_name(name), name, ttl=ttl)
         if answer.type is AnswerType.LOCK_DOES_NOT_EXIST:
             return None
         if answer.type is not AnswerType.GOT:
@@ -202,7 +274,7 @@ class KahunaBackend:
         holder = None
         with anyio.move_on_after(min(_EXPIRY_LIMIT, claim.ttl * _EXPIRY_PART)):
             try:
-                holder = await self._get_info("acquire", claim.name)
+                holder = await self._get_info("acquire", claim.name, ttl=claim.ttl)
             except BackendError:
                 return None
         return None if holder is None else max(_SHORTEST_WAIT, holder.remaining) + random.uniform(0, _SPREAD)

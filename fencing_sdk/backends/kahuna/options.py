@@ -9,13 +9,14 @@ from __future__ import annotations
 from fencing_sdk._http.endpoints import Endpoints, read_endpoints
 from fencing_sdk._kahuna.node import rules_for
 from fencing_sdk.backends.kahuna.requests import DURABILITY, GET_INFO, TRY_EXTEND, TRY_LOCK, TRY_UNLOCK
+from fencing_sdk.backends.kahuna.settings import HEALTH, PLACEMENT
 from fencing_sdk.errors import ConfigurationError, shown
 
 __all__ = ["OPTIONS", "check_durability", "read_nodes"]
 
 OPTIONS = ("durability", "ca", "ssl_context", "connect_timeout", "connections")
 
-_RULES = rules_for(TRY_LOCK, TRY_EXTEND, TRY_UNLOCK, GET_INFO)
+_RULES = rules_for(TRY_LOCK, TRY_EXTEND, TRY_UNLOCK, GET_INFO, HEALTH, PLACEMENT)
 
 
 def check_durability(durability: object) -> str:

@@ -99,9 +99,11 @@ class KahunaAnswer:
     date: str | None = None
     """The Date header."""
     retried: bool = False
-    """An earlier try of the same call was answered with `AnswerType.MUST_RETRY`."""
+    """An earlier try of the same call was answered with `AnswerType.MUST_RETRY` or `AnswerType.ERRORED`."""
     earlier_unknown: bool = False
     """The outcome of an earlier try of the same call is unknown: it may still be carried out."""
+    node: object = None
+    """Which node has answered."""
 
     @classmethod
     def read(cls, body: bytes, date: str | None = None) -> KahunaAnswer:
@@ -125,6 +127,12 @@ class KahunaAnswer:
             msg = "the answer has no known type"
             raise UnreadableAnswerError(msg)
         return cls(known, fields, date)
+
+    @property
+    def hint(self) -> object:
+        """The ``host:port`` of the node that leads the lock's partition, if the server tells it, as newer ones do."""
+        route = self.fields.get("route")
+        return route.get("endpoint") if isinstance(route, dict) else None
 
     @property
     def token(self) -> int:
