@@ -73,9 +73,9 @@ def _doubled_acquisitions(script: Script) -> Script:
 
 
 def _slow_draws(script: Script) -> Script:
-    """Clients that were granted a lock and whose second request is on its way until the grant is over."""
+    """Clients that ask for the lock, and whose second request is on its way until the grant is over."""
     slow = tuple(Fault(0.0, "late", who, 1.2 * script.ttl, "inspect", "request", 1) for who in range(script.clients))
-    return replace(script, faults=slow)
+    return replace(script, direct=False, faults=slow)
 
 
 def _in_line(script: Script) -> Script:

@@ -76,6 +76,7 @@ class Mishaps:
         actor = self._actor(fault)
         if sum(not other.crashed for other in self._stage.actors) > 1 and not actor.crashed:
             actor.crashed = True
+            self._stage.service.gone.add(actor.name)
             self._stage.recording.tell("frozen", actor.name, crashed=True)
             actor.process.pause()
 

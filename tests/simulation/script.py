@@ -63,6 +63,8 @@ class Script:
     """Of the clients' clocks, and of the store's as the last one."""
     tokens: str = "counter"
     line: bool = False
+    direct: bool = False
+    """Whether the line hands the lock over, instead of waking the waiter at its head."""
     horizon: float = 8.0
     """Seconds after which nothing goes wrong any more."""
     visits: tuple[Visit, ...] = ()
@@ -140,6 +142,7 @@ def write_script(seed: int) -> Script:
         horizon=horizon,
         visits=tuple(_visit(dice, theme, clients, horizon, ttl) for _ in range(dice.randint(4, 8))),
     )
+    script = replace(script, direct=script.line and seed // len(THEMES) % 2 == 1)
     makers = _MAKERS[theme]
     faults = [dice.choice(makers)(dice, script) for _ in range(dice.randint(2, 7))] if makers else []
     return replace(script, faults=tuple(sorted(filter(_admissible(faults), faults), key=lambda fault: fault.at)))

@@ -1,5 +1,7 @@
 """
-The lock service of a simulated history: the reference table, a line with wake-ups, and its misfortunes.
+The lock service of a simulated history: the reference table, a line, and its misfortunes.
+
+The line wakes the waiter at its head, or hands it the lock (`Service.hand_on`), as `line.lua` does in Redis.
 
 Everything that it grants, extends and ends is recorded as it happens, on the time of the world:
 this is the truth by which the clients' beliefs are measured.
@@ -8,6 +10,7 @@ this is the truth by which the clients' beliefs are measured.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
@@ -20,6 +23,23 @@ from fencing_sdk.testing._timeline import Timeline
 NAME = "locks"
 _EPOCH = 1_700_000_000_000_000
 """Microseconds since 1970 when a world begins."""
+
+
+SUSPECT = 1.25
+"""Seconds after its last sign of life from which on a waiter is woken, and not handed the lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """The last sign of life of a waiter that may be handed the lock."""
+
+    claim: Claim
+    client: str
+    number: int
+    at: float
+    hand: Callable[[Claim, int, Grant | None], None]
+    """Sends the waiter a message: the number of this sign, and a grant; or no grant, to wake it."""
+    notice: Callable[[Claim], None]
 
 
 class Tell(Protocol):
@@ -46,6 +66,9 @@ class Service:
         """Whether requests are refused at once, as by a port without a listener."""
         self.table = self.new_table()
         self.wakers: dict[tuple[str, str], Callable[[str], None]] = {}
+        self.signs: dict[tuple[str, str], Sign] = {}
+        self.gone: set[str] = set()
+        """Clients whose process has ended, and its connections with it."""
         self.notices: dict[str, Callable[[Claim], None]] = {}
         self._held: dict[str, Claim] = {}
 
@@ -86,9 +109,12 @@ class Service:
         before = self.holder(claim.name)
         answer = self.table.acquire(claim, now)
         if isinstance(answer, Grant):
+            self.signs.pop((claim.name, claim.owner), None)
             self.notices[claim.owner] = notice
             again = before is not None and (before.holder, before.token) == (claim.holder, answer.token)
             self.told("extended" if again else "granted", claim, answer.token)
+        else:
+            self.hand_on(claim.name)
         return answer
 
     def renew(self, claim: Claim) -> Renewal:
@@ -104,9 +130,11 @@ class Service:
         """Give the lock back, if *claim* has it."""
         self.reached()
         before = self.holder(claim.name)
+        self.signs.pop((claim.name, claim.owner), None)
+        self.table.leave(claim)
         if self.table.release(claim) and before is not None:
             self.ended(before, "released", claim.holder)
-        self.wake(claim.name)
+        self.hand_on(claim.name)
 
     def inspect(self, name: str) -> Holder | None:
         """Return the holder of *name*."""
@@ -124,13 +152,52 @@ class Service:
         self.reached()
         self.wakers.pop((claim.name, claim.owner), None)
         self.table.leave(claim)
-        self.wake(claim.name)
+        self.hand_on(claim.name)
 
-    def wake(self, name: str) -> None:
-        """Wake the waiter at the head of the line."""
-        owner = self.table.next_in_line(name, self.now())
-        if owner is not None and (waker := self.wakers.get((name, owner))) is not None:
-            waker("wake")
+    def sign(self, sign: Sign) -> Grant | None:
+        """Take a sign of life, which also joins the line; return the grant that was on its way to the waiter."""
+        self.reached()
+        claim = sign.claim
+        holder = self.holder(claim.name)
+        if holder is not None and holder.holder == claim.holder:
+            return self.repeat(sign)
+        self.signs[claim.name, claim.owner] = replace(sign, at=self.now())
+        self.table.stay(claim, self.now())
+        self.hand_on(claim.name)
+        return None
+
+    def repeat(self, sign: Sign) -> Grant | None:
+        """The message was lost, or is late: repeat the grant, with a fresh ttl."""
+        answer = self.acquire(sign.claim, sign.notice)
+        return answer if isinstance(answer, Grant) else None
+
+    def hand_on(self, name: str) -> None:
+        """Hand a free lock to the first waiter that can be reached, or wake the one whose turn it is."""
+        for owner in self.table.line(name, self.now()):
+            if self.holder(name) is not None:
+                break
+            sign, waker = self.signs.get((name, owner)), self.wakers.get((name, owner))
+            if sign is None and waker is not None:
+                waker("wake")
+                break
+            if sign is None or sign.client in self.gone:
+                continue  # no message reaches it
+            if self.now() - sign.at > SUSPECT:
+                sign.hand(sign.claim, sign.number, None)
+                break
+            self.hand(sign)
+
+    def hand(self, sign: Sign) -> None:
+        """Grant, then tell: the other way round, a waiter could use a lock that it does not have yet."""
+        sign.hand(sign.claim, sign.number, self.grant(sign))
+
+    def grant(self, sign: Sign) -> Grant:
+        """Grant the lock to a waiter, for its full ttl."""
+        grant = self.table.hand_over(sign.claim, self.now())
+        del self.signs[sign.claim.name, sign.claim.owner]
+        self.notices[sign.claim.owner] = sign.notice
+        self.told("granted", sign.claim, grant.token)
+        return grant
 
     # What happens to it.
 
@@ -143,6 +210,7 @@ class Service:
         for waker in self.wakers.values():
             waker("broken")
         self.wakers.clear()
+        self.signs.clear()
 
     def forget(self, *, tokens: bool) -> None:
         """Come back without the grants, and without the last token too."""
@@ -160,7 +228,7 @@ class Service:
         if owner is not None and holder is not None:
             self.ended(holder, "revoked", "")
             self.notices[owner](Claim(name, 0.0, owner))
-        self.wake(name)
+        self.hand_on(name)
 
     def told(self, kind: str, claim: Claim, token: int) -> None:
         """Record a grant or its extension, with the moment it ends by itself."""

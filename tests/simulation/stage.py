@@ -19,6 +19,7 @@ from fencing_sdk.testing._network import Link, Network
 from fencing_sdk.testing._process import Process, ProcessClock
 from fencing_sdk.testing._timeline import Timeline
 from tests.simulation.backend import QueueingBackend, SimulatedBackend, numbers
+from tests.simulation.handing import HandingBackend
 from tests.simulation.script import Script
 from tests.simulation.service import Service, Tell
 
@@ -129,7 +130,8 @@ class Actor:
         self.crashed = False
         self.stall: float | None = None
         """Seconds for which the next write stands still between its token and its departure."""
-        kind = QueueingBackend if stage.script.line else SimulatedBackend
+        waking = QueueingBackend if stage.script.line else SimulatedBackend
+        kind = HandingBackend if stage.script.direct else waking
         backend = kind(self.link, stage.service, stage.recording.tell, name, stage.numbers)
         self.locks = LockClient(
             backend,

@@ -76,7 +76,7 @@ def test_the_script_of_a_seed_does_not_change():
     scripts = "\n".join(write_script(seed).to_json() for seed in range(200))
     assert (
         hashlib.sha256(scripts.encode()).hexdigest()
-        == "d2c0615aa9d74c2a580f4f9926061110831a1853ef4319bf016a792e1652cadf"
+        == "631821d11aa6e3f17508e1330775c527a61aa727ed379bedc505451d99333c1a"
     )
 
 
