@@ -101,8 +101,7 @@ class MemoryBackend:
         owner = self._table.next_in_line(name, now)
         waiter = None if owner is None else self._waiters.find(Claim(name, 0.0, owner))
         if isinstance(waiter, MemoryWaiter):
-            outcome = self._table.acquire(waiter.claim, now)
-            waiter.tell(outcome if isinstance(outcome, Grant) else None)
+            waiter.tell(self._table.hand_over(waiter.claim, now))
         elif waiter is not None:
             waiter.wake()
 

@@ -12,6 +12,7 @@ from typing import Any
 from fencing_sdk._engine.acquisition import Acquisition
 from fencing_sdk._values.claim import Grant
 from fencing_sdk.backends._shared import lock_table
+from tests.simulation import service
 from tests.simulation.control import Change, Control
 from tests.simulation.handing import HandingBackend
 from tests.simulation.script import Fault, Script
@@ -159,12 +160,13 @@ def _handed_to_the_dead() -> Iterable[Change]:
     """A waiter is passed over neither because its connection is gone, nor because it gives no sign of life."""
 
     def hand_on(self, name):
-        for owner in self.table.line(name, self.now()):
+        for owner in self.line(name):
             if self.holder(name) is None and (sign := self.signs.get((name, owner))) is not None:
                 sign.hand(sign.claim, sign.number, None)
                 break
 
     yield lock_table, "LINE_TTL", 1e9
+    yield service, "LINE_TTL", 1e9
     yield Service, "hand_on", hand_on
 
 

@@ -39,7 +39,7 @@ class Waiter:
 
 
 class HandingBackend(SimulatedBackend):
-    """Its waiters are told the number of the sign of life on which a grant was made: the grant counts from that sign."""
+    """Its waiters are told on which sign of life a grant was made: the grant counts from that sign."""
 
     def __init__(self, link: Link, service: Service, tell: Record, actor: str, numbers: Iterator[int]) -> None:
         super().__init__(link, service, tell, actor, numbers)

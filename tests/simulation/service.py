@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
-from fencing_sdk.backends._shared.lock_table import LockTable, TokenSource
+from fencing_sdk.backends._shared.lock_table import LINE_TTL, LockTable, TokenSource
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing._network import NoAnswer
 from fencing_sdk.testing._process import ProcessClock
@@ -162,7 +162,7 @@ class Service:
         if holder is not None and holder.holder == claim.holder:
             return self.repeat(sign)
         self.signs[claim.name, claim.owner] = replace(sign, at=self.now())
-        self.table.stay(claim, self.now())
+        self.table.join(claim, self.now())
         self.hand_on(claim.name)
         return None
 
@@ -173,7 +173,7 @@ class Service:
 
     def hand_on(self, name: str) -> None:
         """Hand a free lock to the first waiter that can be reached, or wake the one whose turn it is."""
-        for owner in self.table.line(name, self.now()):
+        for owner in self.line(name):
             if self.holder(name) is not None:
                 break
             sign, waker = self.signs.get((name, owner)), self.wakers.get((name, owner))
@@ -186,6 +186,13 @@ class Service:
                 sign.hand(sign.claim, sign.number, None)
                 break
             self.hand(sign)
+
+    def line(self, name: str) -> list[str]:
+        """The owners that wait and have given a sign of life, in the order of their arrival."""
+        now = self.now()
+        self.table.head(name, now)  # forgets those at the head that have not
+        line: dict[str, float] = dict(self.table._lines.get(name, {}))
+        return [owner for owner, seen in line.items() if seen + LINE_TTL > now]
 
     def hand(self, sign: Sign) -> None:
         """Grant, then tell: the other way round, a waiter could use a lock that it does not have yet."""

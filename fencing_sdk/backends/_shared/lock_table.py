@@ -79,7 +79,7 @@ class LockTable:
         return Held(min(left, LINE_POLL) if in_line else left)
 
     def hand_over(self, claim: Claim, now: float) -> Grant:
-        """Grant a free lock to a waiter, also past waiters ahead of it that cannot be reached."""
+        """Grant a free lock to a waiter, without being asked for it."""
         return self._grant(claim, now)
 
     def _grant(self, claim: Claim, now: float) -> Grant:
@@ -138,11 +138,6 @@ class LockTable:
         if row is None or row.owner != claim.owner:
             self._lines.setdefault(claim.name, OrderedDict())[claim.owner] = now
 
-    def stay(self, claim: Claim, now: float) -> None:
-        """Note a sign of life; an owner that is not in the line joins at its end."""
-        if not self._note_sign_of_life(claim, now):
-            self.join(claim, now)
-
     def leave(self, claim: Claim) -> None:
         """Take the owner out of the line, if it is there."""
         line = self._lines.get(claim.name)
@@ -150,17 +145,6 @@ class LockTable:
             line.pop(claim.owner, None)
             if not line:
                 del self._lines[claim.name]
-
-    def line(self, name: str, now: float) -> tuple[str, ...]:
-        """The owners in the order of their arrival. Those that gave no sign of life are dropped."""
-        line = self._lines.get(name)
-        if line is None:
-            return ()
-        for owner in [owner for owner, seen in line.items() if seen + LINE_TTL <= now]:
-            del line[owner]
-        if not line:
-            del self._lines[name]
-        return tuple(line)
 
     def head(self, name: str, now: float) -> str | None:
         """The owner whose turn it is. Owners ahead of it that gave no sign of life are dropped."""
