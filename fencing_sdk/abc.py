@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from enum import Enum, auto, unique
 from typing import Any, Protocol, runtime_checkable
 
 from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Grant, Held, Holder, Mode, Permit, Renewal, Token
-from fencing_sdk.errors import LossReason
+from fencing_sdk.errors import BackendError, LossReason
 
 __all__ = [
     "LOCK",
@@ -28,10 +29,13 @@ __all__ = [
     "LossNotice",
     "Mode",
     "Permit",
+    "Posted",
     "Renewal",
+    "Sent",
     "SupportsFence",
     "SupportsLossNotice",
     "SupportsOpen",
+    "SupportsPosts",
     "SupportsQueue",
     "SupportsSchema",
     "SupportsShares",
@@ -117,6 +121,51 @@ class SupportsSchema(Backend, Protocol):
         Raises:
             BackendError: the store cannot be reached, or permits it not.
         """
+        ...
+
+
+class Sent(Protocol):
+    """A request that was posted."""
+
+    def give_up(self) -> None:
+        """
+        It was not answered in time. Close its connection if the store is silent, and break off what it still waits for.
+
+        An answer may still come, and is taken: a grant that comes late is released. Never raises.
+        """
+        ...
+
+
+@unique
+class Posted(Enum):
+    """Outcomes of a posted request besides those of `Backend.acquire` and the errors."""
+
+    RELEASED = auto()
+    """The lock is not held by this owner any more."""
+    NOT_EXECUTED = auto()
+    """The store did nothing, but it will for the full call: the script is not loaded, the key was moved."""
+
+
+@runtime_checkable
+class SupportsPosts(Protocol):
+    """
+    A backend that can send a request at once, without a task, and hand over its answer by a callback.
+
+    A post means what `Backend.acquire` and `Backend.release` mean, for a caller that is not in the line and for a claim
+    of mode `LOCK`. *answer* is called once, in the event loop; it never raises and runs no code of a user. Errors are
+    those of the contract. There are three cases:
+
+    1. The answer is known at once: *answer* is called before the post returns None.
+    2. The request was sent: the post returns a `Sent`, and *answer* is called later.
+    3. The post returns None without an answer: nothing was sent, and the engine makes the full call.
+    """
+
+    def post_acquire(self, claim: Claim, answer: Callable[[Grant | Held | Posted | BackendError], None]) -> Sent | None:
+        """Begin `Backend.acquire`."""
+        ...
+
+    def post_release(self, claim: Claim, answer: Callable[[Posted | BackendError], None]) -> Sent | None:
+        """Begin `Backend.release`."""
         ...
 
 

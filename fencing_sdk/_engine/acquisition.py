@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import tenacity
 
+from fencing_sdk._engine.posts import Flight
 from fencing_sdk._engine.queue_place import QueuePlace
 from fencing_sdk._engine.reports import AcquisitionReport
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
@@ -32,9 +33,10 @@ from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Backend, Guard, PlaceInLine, SupportsDirectGrant, SupportsFence, SupportsQueue
+from fencing_sdk.abc import Backend, Guard, PlaceInLine, Posted, SupportsDirectGrant, SupportsFence, SupportsQueue
 from fencing_sdk.errors import (
     AcquireTimeoutError,
+    BackendError,
     BackendRefusedError,
     BackendUnavailableError,
     ConfigurationError,
@@ -70,6 +72,15 @@ class Terms(NamedTuple):
     fences: Sequence[tuple[Guard, str]] = ()
     """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
 
+    def claim(self) -> Claim:
+        """A new claim, with an owner of its own."""
+        return Claim(self.store_name, self.timing.ttl, metadata=self.metadata)
+
+    def limit(self, started: float, sent_at: float) -> float:
+        """Seconds that a request may take, of an acquisition that *started* then."""
+        limit = self.timing.call_limit
+        return limit if self.wait is None else min(limit, max(_LAST_CALL, started + self.wait - sent_at))
+
 
 class AcquireResult(NamedTuple):
     """A grant that is worth using, and the moment from which it counts."""
@@ -79,15 +90,21 @@ class AcquireResult(NamedTuple):
     timing: Timing
     sent_at: float
     waited: float
-    unanswered_calls: tuple[asyncio.Task[Any], ...]
+    unanswered_calls: tuple[asyncio.Future[Any], ...]
     """Earlier attempts without an answer, which may still reach the store after a release."""
 
 
 class Acquisition:
     """One acquisition, from the first attempt to a grant or an error."""
 
-    def __init__(
-        self, backend: Backend, clock: Clock, store_calls: StoreCalls, observers: Observers, terms: Terms
+    def __init__(  # noqa: PLR0917  (what an engine has, and what it was asked for)
+        self,
+        backend: Backend,
+        clock: Clock,
+        store_calls: StoreCalls,
+        observers: Observers,
+        terms: Terms,
+        flight: Flight | None = None,
     ) -> None:
         self._backend = backend
         self._clock = clock
@@ -96,11 +113,16 @@ class Acquisition:
         self._terms = terms
         self._limit = terms.timing.call_limit
         self._started = 0.0
-        self._claim = self._new_claim()
+        self._flight = flight
+        if flight is None:
+            self._claim = terms.claim()
+        else:
+            self._claim = flight.claim
+            self._report.goes_on(flight.claim, flight.sent_at)
         self._place: PlaceInLine | None = None
         self._news: asyncio.Event | None = None  # set when the line has told something
         self._handed: tuple[Grant, float] | None = None  # what the line has handed over, and since when it counts
-        self._calls: list[asyncio.Task[Any]] = []  # attempts whose outcome is not known
+        self._calls: list[asyncio.Future[Any]] = []  # attempts whose outcome is not known
         self._undone = 0  # such attempts of this owner id, whose release is on its way
         self._given_up = False  # whether a release of this owner id is on its way
         self._unknown_since: float | None = None
@@ -122,7 +144,8 @@ class Acquisition:
             StaleTokenError: a fence could not be raised with the grant, so there is none.
             DrainingError: it was interrupted.
         """
-        self._report.began(self._claim)
+        if self._flight is None:
+            self._report.began(self._claim)
         self._started = self._report.began_at
         try:
             while True:
@@ -136,15 +159,21 @@ class Acquisition:
                 if isinstance(outcome, BackendUnavailableError):
                     _forget_frames(outcome)
         except BaseException as error:
-            self._give_up()
             interruption = self._take_interruption_back(error)
-            self._report.failed(interruption or error, self._undone, closing=self._store_calls.closing)
+            self.abandon(interruption or error)
             if interruption is not None:
                 raise interruption from None
             raise
         self._leave_line()
         self._calls.clear()
         return outcome
+
+    def abandon(self, error: BaseException) -> None:
+        """End without a lease, because of *error*."""
+        if self._flight is not None:
+            self._calls.append(self._flight.call())
+        self._give_up()
+        self._report.failed(error, self._undone, closing=self._store_calls.closing or self._flight is not None)
 
     def undo(self, result: AcquireResult, reason: NotAcquiredReason) -> None:
         """Give the grant in *result* back after all, because of what happened to the client meanwhile."""
@@ -166,38 +195,44 @@ class Acquisition:
             return None
         return DrainingError(self._terms.name, self._clock.now() - self._started)
 
-    def _new_claim(self) -> Claim:
-        terms = self._terms
-        return Claim(terms.store_name, terms.timing.ttl, metadata=terms.metadata)
-
     async def _attempt(self) -> AcquireResult | Held | BackendUnavailableError:
         if self._store_calls.closing:
             msg = f"the client was closed while it waited for lock {shown(self._terms.name)}"
             raise UsageError(msg)
         if self._given_up:
             self._begin_anew()
+        flight, self._flight = self._flight, None
+        if flight is not None and flight.outcome is not Posted.NOT_EXECUTED:
+            self._calls.append(flight.call())
+            no_answer = BackendUnavailableError(backend_name(self._backend), "acquire", "no answer in time")
+            return self._take(flight.outcome or no_answer, flight.sent_at)
         if (handed := self._take_handed()) is not None:
             return handed
         sent_at = self._clock.now()
-        limit = self._limit
-        if self._terms.wait is not None:
-            limit = min(limit, max(_LAST_CALL, self._started + self._terms.wait - sent_at))
+        limit = self._terms.limit(self._started, sent_at)
         claim = self._claim
         call = self._store_calls.send("acquire", lambda: self._ask(claim), limit)
         self._calls.append(call)
         try:
-            outcome = await self._store_calls.answer("acquire", call, limit)
-        except BackendUnavailableError as error:
+            outcome: Grant | Held | Exception = await self._store_calls.answer("acquire", call, limit)
+        except (BackendError, StaleTokenError) as error:
+            outcome = error
+        return self._take(outcome, sent_at)
+
+    def _take(self, outcome: object, sent_at: float) -> AcquireResult | Held | BackendUnavailableError:
+        """Say what the outcome of the latest attempt is worth, whichever way it was asked for."""
+        if isinstance(outcome, Grant):
+            return self._judge(outcome, sent_at)
+        if isinstance(outcome, BackendUnavailableError):
             self._unknown_since = sent_at if self._unknown_since is None else self._unknown_since
-            return self._silent(error, sent_at)
-        except (BackendRefusedError, StaleTokenError):
-            self._calls.remove(call)
-            raise
+            return self._silent(outcome, sent_at)
+        if isinstance(outcome, Held | BackendRefusedError | StaleTokenError):
+            self._calls.pop()  # nothing was granted, for certain
         if isinstance(outcome, Held):
             self._silent_since = None
-            self._calls.remove(call)
             return outcome
-        return self._judge(outcome, sent_at)
+        assert isinstance(outcome, Exception)
+        raise outcome
 
     def _ask(self, claim: Claim) -> Awaitable[Grant | Held]:
         if self._terms.fences and isinstance(self._backend, SupportsFence):
@@ -234,7 +269,7 @@ class Acquisition:
     def _begin_anew(self) -> None:
         """Go on with another owner id, because a release of the first one is on its way."""
         self._report.ended(NotAcquiredReason.TOO_LATE, self._undone)
-        self._claim = self._new_claim()
+        self._claim = self._terms.claim()
         self._unknown_since = None
         self._undone = 0
         self._given_up = False

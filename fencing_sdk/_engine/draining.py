@@ -17,6 +17,7 @@ from contextvars import Context
 
 from fencing_sdk._engine.acquisition import Acquisition
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.posts import Flight
 from fencing_sdk._engine.releases import Releases
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import DrainingError, LossReason
@@ -30,7 +31,7 @@ class Draining:
 
     def __init__(self, releases: Releases) -> None:
         self.begun = False
-        self.waiting: dict[Acquisition, None] = {}
+        self.waiting: dict[Acquisition | Flight, None] = {}
         """Acquisitions that have no grant yet."""
         self._releases = releases
         self._listeners: dict[Callable[[], object], None] = {}
@@ -92,6 +93,12 @@ class Draining:
         finally:
             self._callers.discard(task)
         return not self._cut_short
+
+    def ended(self, acquisition: Acquisition | Flight) -> None:
+        """It does not wait for a grant any more."""
+        del self.waiting[acquisition]
+        if self.begun:
+            self._changed.set()
 
     def look_again(self) -> None:
         """Something that is waited for has ended."""

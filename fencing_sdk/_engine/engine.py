@@ -18,8 +18,9 @@ from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.fences import Fences, raise_fence
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.posts import Flight, granted
 from fencing_sdk._engine.releases import Releases
-from fencing_sdk._engine.reports import LeaseReport
+from fencing_sdk._engine.reports import AcquisitionReport, LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Claim, Holder
@@ -28,7 +29,7 @@ from fencing_sdk._values.futures import retrieve
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.ownership import running_loop
 from fencing_sdk._values.process import generation
-from fencing_sdk.abc import Backend, Guard, SupportsFence, SupportsLossNotice, SupportsOpen
+from fencing_sdk.abc import Backend, Guard, Posted, SupportsFence, SupportsLossNotice, SupportsOpen
 from fencing_sdk.errors import DrainingError, LossReason, StaleTokenError, UsageError
 from fencing_sdk.events import NotAcquiredReason
 
@@ -97,29 +98,22 @@ class Engine:
             msg = "the heartbeat of this client failed, so it cannot keep a lease; close it and open it again"
             raise UsageError(msg) from self._heartbeat.failure
 
+    def _check_may_begin(self, name: str) -> None:
+        self.check_usable()
+        self.draining.check(name)
+
     async def hold(self, terms: Terms, fences: Fences) -> Lease:
         """Acquire a lease that is renewed from now on, with every fence raised."""
-        self.check_usable()
-        self.draining.check(terms.name)
+        self._check_may_begin(terms.name)
+        if fences:
+            return await self._hold_fenced(terms, fences)
+        return Lease(self._begin(terms, await self._acquire(terms)))
+
+    async def _hold_fenced(self, terms: Terms, fences: Fences) -> Lease:
         named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
         joint = [fence for fence in named if self._raises_with_the_grant(fence[0])]
         terms = terms._replace(fences=joint)
-        acquisition = Acquisition(self._backend, self._clock, self._store_calls, self._observers, terms)
-        self.draining.waiting[acquisition] = None
-        try:
-            result = await acquisition.run()
-        finally:
-            del self.draining.waiting[acquisition]
-            if self.draining.begun:
-                self.draining.look_again()
-        try:
-            self.check_usable()
-            self.draining.check(terms.name)
-        except (UsageError, DrainingError) as error:
-            closed = isinstance(error, UsageError)
-            acquisition.undo(result, NotAcquiredReason.CLOSED if closed else NotAcquiredReason.DRAINING)
-            raise
-        lease = self._begin(terms, result)
+        lease = self._begin(terms, await self._acquire(terms))
         try:
             for _, resource in joint:
                 self._report.fence_raised(lease, resource, lease.token)
@@ -129,6 +123,63 @@ class Engine:
             await self.release(lease)
             raise
         return Lease(lease)
+
+    async def _acquire(self, terms: Terms) -> AcquireResult:
+        """Acquire by one post if that is enough, else the full way, which goes on from there."""
+        posts = self._store_calls.posts
+        if posts is None or terms.fences:
+            return await self._acquire_fully(terms)
+        claim = terms.claim()
+        if self._observers:
+            AcquisitionReport(self._observers, self._clock, terms.name).began(claim)
+        sent_at = self._clock.now()
+        flight = posts.acquire(claim, sent_at, terms.limit(sent_at, sent_at))
+        if flight.waiter is not None:
+            self.draining.waiting[flight] = None
+            try:
+                await flight.waiter
+            except BaseException as error:
+                self._acquisition(terms, flight).abandon(error)
+                raise
+            finally:
+                self.draining.ended(flight)
+                flight.left()
+        grant, now = granted(flight), self._clock.now()
+        if grant is None or now >= terms.timing.deadline(sent_at) or not self._may_begin:
+            return await self._acquire_fully(terms, flight)
+        return AcquireResult(claim, grant, terms.timing, sent_at, now - sent_at, ())
+
+    async def _acquire_fully(self, terms: Terms, flight: Flight | None = None) -> AcquireResult:
+        acquisition = self._acquisition(terms, flight)
+        self.draining.waiting[acquisition] = None
+        try:
+            if flight is not None:
+                self._check_goes_on(terms.name, acquisition)
+            result = await acquisition.run()
+        finally:
+            self.draining.ended(acquisition)
+        try:
+            self._check_may_begin(terms.name)
+        except (UsageError, DrainingError) as error:
+            closed = isinstance(error, UsageError)
+            acquisition.undo(result, NotAcquiredReason.CLOSED if closed else NotAcquiredReason.DRAINING)
+            raise
+        return result
+
+    def _check_goes_on(self, name: str, acquisition: Acquisition) -> None:
+        try:
+            self._check_may_begin(name)
+        except (UsageError, DrainingError) as error:
+            acquisition.abandon(error)
+            raise
+
+    @property
+    def _may_begin(self) -> bool:
+        closing = self._closing.begun or self._beating is None or self._beating.done()
+        return not closing and not self.draining.begun
+
+    def _acquisition(self, terms: Terms, flight: Flight | None) -> Acquisition:
+        return Acquisition(self._backend, self._clock, self._store_calls, self._observers, terms, flight)
 
     def _raises_with_the_grant(self, guard: Guard) -> bool:
         return isinstance(self._backend, SupportsFence) and self._backend.keeps(guard)
@@ -144,7 +195,7 @@ class Engine:
             keeper=self,
         )
         lease.unanswered_calls = result.unanswered_calls
-        self._releases.add(lease)
+        self._releases.held[result.claim.owner] = lease
         self._heartbeat.add(lease, result.sent_at)
         self._report.acquired(lease, result.waited)
         return lease
@@ -178,14 +229,34 @@ class Engine:
         await self._heartbeat.renew_now(lease)
 
     async def release(self, lease: LeaseState) -> None:
-        """Give *lease* back: once, shielded from every cancellation, for a bounded time."""
+        """
+        Give *lease* back: once, for a bounded time, whatever cancels the caller meanwhile.
+
+        The wait for a posted release has no shield: one that is cancelled goes on the full way, under a shield.
+        """
         if not lease.mark_released():
             return
         self._heartbeat.forget(lease.owner)
-        returned = self._releases.give_back(lease)
-        if returned is not None:
-            self._closing.look_again()
-            await self._releases.finish(lease, returned)
+        if not self._releases.take(lease):
+            return
+        self._closing.look_again()
+        flight, cancelled = self._releases.post(lease), None
+        if flight is not None and flight.waiter is not None:
+            try:
+                await flight.waiter
+            except asyncio.CancelledError as error:
+                cancelled = error
+            except BaseException:
+                self._releases.tell_when_done(lease, self._releases.send(lease, flight))
+                raise
+            finally:
+                flight.left()
+        if flight is not None and flight.outcome is Posted.RELEASED:
+            self._releases.tell_end(lease, confirmed=True)
+        else:
+            await self._releases.finish(lease, flight)
+        if cancelled is not None:
+            raise cancelled
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
         """A lease was lost."""

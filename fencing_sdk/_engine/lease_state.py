@@ -99,7 +99,7 @@ class LeaseState:
         self.released = False
         self.task: asyncio.Task[object] | None = None
         """The task that is inside ``async with`` by this lease."""
-        self.unanswered_calls: tuple[asyncio.Task[object], ...] = ()
+        self.unanswered_calls: tuple[asyncio.Future[object], ...] = ()
         """Attempts of this acquisition without an answer, which may still reach the store."""
         self.last_renewal_error = ""
         """What became of the last renewal, where it has no answer: for the error that says how the lease ended."""

@@ -1,7 +1,8 @@
 """
 Gives leases back, each of them once, and tells the one end that each of them has.
 
-A release holds up its caller for a bounded time and goes on in the background.
+A release is posted where the backend supports it (`Posts`). What follows when that is not enough is here: a release
+holds up its caller for a bounded time and goes on in the background.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextvars import Context
 
 from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.posts import Flight
 from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.clock import Clock
@@ -35,39 +37,51 @@ class Releases:
         self._clock = clock
         self._report = report
 
-    def add(self, lease: LeaseState) -> None:
-        """Keep in mind that *lease* has to be given back."""
-        self.held[lease.owner] = lease
+    def take(self, lease: LeaseState) -> bool:
+        """Begin to give *lease* back; False if that began before, or if the client was closed meanwhile."""
+        if self.held.pop(lease.claim.owner, None) is None:
+            return False
+        self.returning[lease.claim.owner] = lease
+        return True
 
-    def give_back(self, lease: LeaseState) -> asyncio.Task[bool] | None:
-        """Begin to give *lease* back; None if that began before, or if the client was closed meanwhile."""
-        if lease.owner not in self.held:
+    def post(self, lease: LeaseState) -> Flight | None:
+        """Post the release of *lease*, which was taken; None if only the full way will do."""
+        calls = self.store_calls
+        if calls.posts is None or lease.unanswered_calls or calls.closing or _silent(lease):
             return None
-        self.returning[lease.owner] = self.held.pop(lease.owner)
+        return calls.posts.release(lease.claim, self._clock.now(), _limit(lease))
+
+    def send(self, lease: LeaseState, flight: Flight | None = None) -> asyncio.Task[bool]:
+        """Give *lease*, which was taken, back in the background, unless *flight* does so already."""
         limit = _limit(lease)
-        returned = self.store_calls.give_back(lease.claim, limit)
+        returned = self.store_calls.give_back(lease.claim, limit, flight)
         if lease.unanswered_calls and lease.held_for < lease.timing.ttl:
             self.store_calls.undo(lease.claim, list(lease.unanswered_calls), limit)
         return returned
 
-    async def finish(self, lease: LeaseState, returned: asyncio.Task[bool]) -> None:
-        """Wait until *lease* is *returned*, shielded from every cancellation, for a bounded time."""
-        if lease.last_renewal_error and lease.lost_reason is LossReason.EXPIRED:  # silent: the store is not waited for
-            self._tell_when_done(lease, returned)
+    async def finish(self, lease: LeaseState, flight: Flight | None) -> None:
+        """Give *lease* back and wait until that is done, shielded from every cancellation, for a bounded time."""
+        returned = self.send(lease, flight)
+        if _silent(lease):  # the store is not waited for
+            self.tell_when_done(lease, returned)
             return
-        end = self._clock.now() + _limit(lease)
-        cancelled = await outlast_cancellation(
-            lambda: self.store_calls.wait_for(returned, end - self._clock.now()),
-            lambda: returned.done() or self._clock.now() >= end,
-        )
-        self._tell_end(lease, confirmed=_confirmed(returned))
+        end = (self._clock.now() if flight is None else flight.sent_at) + _limit(lease)
+        try:
+            cancelled = await outlast_cancellation(
+                lambda: self.store_calls.wait_for(returned, end - self._clock.now()),
+                lambda: returned.done() or self._clock.now() >= end,
+            )
+        except BaseException:  # the caller is closed, as a coroutine is that no task runs any more
+            self.tell_when_done(lease, returned)
+            raise
+        self.tell_end(lease, confirmed=_confirmed(returned))
         if cancelled is not None:
             raise cancelled
 
     def give_back_behind(self, lease: LeaseState) -> None:
         """Give *lease* back in the background."""
-        if (returned := self.give_back(lease)) is not None:
-            self._tell_when_done(lease, returned)
+        if self.take(lease):
+            self.tell_when_done(lease, self.send(lease))
 
     def give_back_all(self, *, but: Collection[str]) -> None:
         """Give everything back in the background, except what is left to its ttl: the leases of these owners."""
@@ -80,25 +94,29 @@ class Releases:
         """Tell the end of the leases whose release was not confirmed until now."""
         self._leave_rest()
         for lease in tuple(self.returning.values()):
-            self._tell_end(lease, confirmed=False)
+            self.tell_end(lease, confirmed=False)
 
     def _leave_rest(self) -> None:
         self.returning.update(self.held)
         self.held.clear()
 
-    def _tell_when_done(self, lease: LeaseState, returned: asyncio.Task[bool]) -> None:
+    def tell_when_done(self, lease: LeaseState, returned: asyncio.Task[bool]) -> None:
+        """Tell the end of *lease* once it is *returned*."""
         if returned.done():
-            self._tell_end(lease, confirmed=_confirmed(returned))
+            self.tell_end(lease, confirmed=_confirmed(returned))
         else:
-            returned.add_done_callback(
-                lambda task: self._tell_end(lease, confirmed=_confirmed(task)), context=Context()
-            )
+            returned.add_done_callback(lambda task: self.tell_end(lease, confirmed=_confirmed(task)), context=Context())
 
-    def _tell_end(self, lease: LeaseState, *, confirmed: bool) -> None:
+    def tell_end(self, lease: LeaseState, *, confirmed: bool) -> None:
         """Tell the one end of *lease*, unless it was told before."""
-        if self.returning.pop(lease.owner, None) is not None:
+        if self.returning.pop(lease.claim.owner, None) is not None:
             self._report.released(lease, confirmed=confirmed)
             self.on_end()
+
+
+def _silent(lease: LeaseState) -> bool:
+    """Whether the lease has expired because the store does not answer."""
+    return bool(lease.last_renewal_error) and lease.lost_reason is LossReason.EXPIRED
 
 
 def _limit(lease: LeaseState) -> float:

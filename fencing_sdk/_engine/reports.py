@@ -62,6 +62,10 @@ class AcquisitionReport:
         if self._observers:
             self._observers.emit(Acquiring(name=self._name, at=self.began_at, holder=claim.holder))
 
+    def goes_on(self, claim: Claim, began_at: float) -> None:
+        """The acquisition with the owner id of *claim*, whose beginning was told, goes on here."""
+        self._claim, self.began_at = claim, began_at
+
     def failed(self, error: BaseException, unanswered: int, *, closing: bool) -> None:
         """Tell that the acquisition ended by *error*."""
         if not self._observers:

@@ -14,21 +14,21 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import Any, TypeVar
 
+from fencing_sdk._engine.posts import AT_ONCE, Flight, Posts, posts_of
 from fencing_sdk._engine.timers import CallTimeout, SuspendWatch, TimerQueue
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import logger
-from fencing_sdk.abc import Backend
+from fencing_sdk.abc import Backend, Posted
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, FencingError, shown
 
 T = TypeVar("T")
 
 _GRACE = 0.05
 """Seconds beyond its limit after which a call that does not react to cancellation is left behind."""
-_IN_A_ROW = 16
-"""Of so many answers that came at once, one gives the loop a turn: a task that asks in a loop lets others run."""
 _LEAVING = 2.0
 """Seconds that leaving a line may take, which is as long as a release may hold up the closing of the client."""
 _LAST_TRIES = 2
@@ -56,8 +56,11 @@ class StoreCalls:
         self._loop = asyncio.get_running_loop()
         self._plain_tasks = _makes_plain_tasks(self._loop)
         self._timers = TimerQueue(self._loop)
+        posting = posts_of(backend)
+        self.posts = None if posting is None else Posts(posting, self._timers)
+        """The short way to the store, where the backend has one."""
         self.suspends = SuspendWatch(self._loop, clock)
-        self._waiters: dict[asyncio.Task[Any], asyncio.Future[None]] = {}
+        self._waiters: dict[asyncio.Future[Any], asyncio.Future[None]] = {}
         self._in_a_row = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, so that a simulation can repeat itself
         self._standing: dict[asyncio.Task[Any], None] = {}
@@ -135,7 +138,7 @@ class StoreCalls:
         detail = f"no answer within {limit:.3g} s" if reached else "its driver was cancelled from inside"
         raise BackendUnavailableError(backend_name(self._backend), operation, detail)
 
-    async def wait_for(self, task: asyncio.Task[Any], seconds: float) -> None:
+    async def wait_for(self, task: asyncio.Future[Any], seconds: float) -> None:
         """Return when *task* is done, or after *seconds*. Cancelling the caller leaves the task alone."""
         end = self._loop.time() + seconds
         while not task.done() and (left := end - self._loop.time()) > 0:
@@ -150,12 +153,12 @@ class StoreCalls:
                 self._timers.drop(waiter)
                 self._waiters.pop(task, None)
 
-    def _wake(self, task: asyncio.Task[Any]) -> None:
+    def _wake(self, task: asyncio.Future[Any]) -> None:
         """Let the caller that waits for *task* look at it again."""
         if (waiter := self._waiters.get(task)) is not None:
             _wake(waiter)
 
-    async def answer(self, operation: str, task: asyncio.Task[T], limit: float) -> T:
+    async def answer(self, operation: str, task: asyncio.Future[T], limit: float) -> T:
         """
         Wait for the answer of *task*, a little longer than *limit* and not for ever.
 
@@ -174,7 +177,7 @@ class StoreCalls:
     async def _take_turns(self) -> None:
         """Let the others run now and then, although an answer that came at once needs no turn of the loop."""
         self._in_a_row += 1
-        if self._in_a_row >= _IN_A_ROW:
+        if self._in_a_row >= AT_ONCE:
             self._in_a_row = 0
             await asyncio.sleep(0)
 
@@ -182,16 +185,21 @@ class StoreCalls:
         """`send` and `answer` in one."""
         return await self.answer(operation, self.send(operation, call, limit), limit)
 
-    def give_back(self, claim: Claim, limit: float) -> asyncio.Task[bool]:
-        """Release *claim* in the background; the task tells whether the store answered within its ttl."""
-        return self.start(self._release(claim, limit))
+    def give_back(self, claim: Claim, limit: float, flight: Flight | None = None) -> asyncio.Task[bool]:
+        """
+        Release *claim* in the background; the task tells whether the store answered within its ttl.
 
-    async def _release(self, claim: Claim, limit: float) -> bool:
+        A release that was posted already is waited for first, as long as its answer can come in time.
+        """
+        return self.start(self._release(claim, limit, flight))
+
+    async def _release(self, claim: Claim, limit: float, flight: Flight | None = None) -> bool:
         stop = self._clock.now() + claim.ttl
         pause, last_tries = _FIRST_RETRY, _LAST_TRIES
         while True:
+            begin, flight = partial(self._send_release, claim, flight), None
             try:
-                await self._bounded("release", lambda: self._backend.release(claim), limit)
+                await self._bounded("release", begin, limit)
             except BackendRefusedError as error:
                 logger.warning("release of %s refused, its ttl will free it: %s", shown(claim.name), error)
                 return False
@@ -206,11 +214,16 @@ class StoreCalls:
             await self.sleep_until_closing(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, _LAST_RETRY)
 
-    def undo(self, claim: Claim, calls: list[asyncio.Task[Any]], limit: float) -> asyncio.Task[None]:
+    async def _send_release(self, claim: Claim, flight: Flight | None) -> None:
+        if flight is not None and not flight.overdue and await flight.call() is Posted.RELEASED:
+            return
+        await self._backend.release(claim)
+
+    def undo(self, claim: Claim, calls: list[asyncio.Future[Any]], limit: float) -> asyncio.Task[None]:
         """Give up an acquisition whose outcome is not known."""
         return self.start(self._undo(claim, calls, limit))
 
-    async def _undo(self, claim: Claim, calls: list[asyncio.Task[Any]], limit: float) -> None:
+    async def _undo(self, claim: Claim, calls: list[asyncio.Future[Any]], limit: float) -> None:
         """
         Release at once, and again when the request can no longer arrive.
 
@@ -246,9 +259,11 @@ class StoreCalls:
         for task in tuple(self._standing):
             self.leave(task)
         end = self._clock.now() + limit
-        while self._tasks and (left := end - self._clock.now()) > 0:
-            await asyncio.wait(tuple(self._tasks), timeout=left)
+        while (calls := self._under_way()) and (left := end - self._clock.now()) > 0:
+            await asyncio.wait(calls, timeout=left)
             await asyncio.sleep(0)  # a caller that waited for one of these may have a lock to give back now
+        for flight in self._flights():
+            flight.over()
         leftover = tuple(self._tasks)
         for task in leftover:
             task.cancel()
@@ -259,6 +274,12 @@ class StoreCalls:
         still = [task for task in leftover if not task.done()]
         if still:
             logger.warning("%d calls to the store do not end; they are left behind", len(still))
+
+    def _flights(self) -> list[Flight]:
+        return [key for key in self._timers if isinstance(key, Flight) and key.outcome is None]
+
+    def _under_way(self) -> list[asyncio.Future[Any]]:
+        return [*self._tasks, *(flight.call() for flight in self._flights())]
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextvars import Context
 from typing import Any, Self, TypeVar
 
@@ -57,6 +57,9 @@ class TimerQueue:
         self._due.pop(key, None)
         if self._ending and not self._due:
             self._set_timer(math.inf)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(tuple(self._due))
 
     def end(self) -> None:
         """Leave no timer behind once the last alarm is dropped; what is put later is still called."""

@@ -8,8 +8,9 @@ so that an acquisition whose answer never came can still be given back.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, auto, unique
 from operator import index
 from typing import Self
@@ -42,6 +43,25 @@ def holder_of(owner: str) -> str:
     enough to notice that two holders were given one token.
     """
     return hashlib.sha256(owner.encode()).hexdigest()[:8]
+
+
+_owners: list[str] = []
+_OWNERS = 256
+"""Owner ids that are drawn at once: to ask the system for each costs as much as the rest of a claim."""
+
+
+def new_owner() -> str:
+    """128 random bits as 32 digits, which no other call returns."""
+    while True:
+        try:
+            return _owners.pop()
+        except IndexError:
+            digits = secrets.token_hex(16 * _OWNERS)
+            _owners.extend(digits[place : place + 32] for place in range(0, len(digits), 32))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_owners.clear)  # the parent goes on with these
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +98,32 @@ class Permit(Mode):
     word: str = field(default="permit", init=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Claim:
     """
     One acquisition, asked for: a name and the owner id made for it before anything is sent.
 
-    Retries of one acquisition use one claim; a new acquisition makes a new one.
+    Retries of one acquisition use one claim; a new acquisition makes a new one, with an owner of its own by default.
     """
 
     name: str
     ttl: float
-    owner: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    owner: str = field(repr=False)
     """128 random bits, never shown: they are enough to release the lock."""
-    metadata: str | None = None
+    metadata: str | None
     """Shown by `LockClient.inspect` to other clients."""
-    mode: Mode = LOCK
+    mode: Mode
     """How it holds the name. Only a `fencing_sdk.abc.SupportsShares` gets claims of another mode than `LOCK`."""
+
+    def __init__(
+        self, name: str, ttl: float, owner: str | None = None, metadata: str | None = None, mode: Mode = LOCK
+    ) -> None:
+        # Every acquisition makes one: the slots are set directly, at half of what a frozen dataclass takes.
+        _set_name(self, name)
+        _set_ttl(self, ttl)
+        _set_owner(self, new_owner() if owner is None else owner)
+        _set_metadata(self, metadata)
+        _set_mode(self, mode)
 
     @property
     def holder(self) -> str:
@@ -107,6 +137,9 @@ class Claim:
         Readers that hold together share it, as they share the token.
         """
         return holder_of(f"readers\0{self.name}\0{token:d}") if self.mode == READER else self.holder
+
+
+_set_name, _set_ttl, _set_owner, _set_metadata, _set_mode = (vars(Claim)[part.name].__set__ for part in fields(Claim))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,20 +24,21 @@ def _boot_clock_id(system: object) -> int | None:
     return monotonic if boottime is None else boottime
 
 
-_BOOT_CLOCK = _boot_clock_id(time)
-
-
 class Clock(Protocol):
     """A monotonic clock in seconds. Only differences mean something; read from any thread."""
 
     def now(self) -> float: ...
 
 
+def _reader(clock: int | None) -> Callable[[], float]:
+    """Read *clock* without a call of Python's own: each use of a token looks at it."""
+    return time.monotonic if clock is None else partial(time.clock_gettime, clock)
+
+
 class BootClock:
     """Seconds of `CLOCK_BOOTTIME` where the system has it, else of `CLOCK_MONOTONIC`, else of `time.monotonic`."""
 
-    def now(self) -> float:
-        return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
+    now = staticmethod(_reader(_boot_clock_id(time)))
 
 
 class LoopClock:

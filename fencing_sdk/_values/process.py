@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 
-_generation = 0
+forks = 0
+"""How many forks lie between this process and the first one. Read it as ``process.forks``: a copy would not follow."""
 
 
 def generation() -> int:
     """A number that is another one in every forked child, at a fraction of the cost of the pid."""
-    return _generation
+    return forks
 
 
 def _after_fork() -> None:
-    global _generation  # noqa: PLW0603  (a property of the process, like its pid)
-    _generation += 1
+    global forks  # noqa: PLW0603  (a property of the process, like its pid)
+    forks += 1
 
 
 if hasattr(os, "register_at_fork"):

@@ -111,10 +111,14 @@ class Timing:
     max_hold: float | None = None
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     """The numbers that the user has set: the others follow the ttl that the store grants."""
-    _valid_for: float = field(init=False, repr=False, compare=False)
+    valid_for: float = field(init=False, repr=False, compare=False)
+    """Seconds that a grant may be used, counted from before it was asked for."""
+    call_limit: float = field(init=False, repr=False, compare=False)
+    """Seconds one acquire or release may take: half of what an acquire could still be worth."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_valid_for", self.validity(self.ttl))
+        object.__setattr__(self, "valid_for", self.validity(self.ttl))
+        object.__setattr__(self, "call_limit", self.valid_for / 2)
 
     @classmethod
     def build(
@@ -192,12 +196,7 @@ class Timing:
 
     def deadline(self, sent_at: float) -> float:
         """The local moment the lease ends when the request left at *sent_at*."""
-        return sent_at + self._valid_for
-
-    @property
-    def call_limit(self) -> float:
-        """Seconds one acquire or release may take: half of what an acquire could still be worth."""
-        return self._valid_for / 2
+        return sent_at + self.valid_for
 
     def renewal_limit(self, left: float) -> float:
         """

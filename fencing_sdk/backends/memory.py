@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import BootClock, Clock, wall_micros
-from fencing_sdk.abc import LossNotice, Tell, Turn
+from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared import lock_table
 from fencing_sdk.backends._shared.lock_table import LockTable, token_source
 from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
-from fencing_sdk.errors import ConfigurationError, LossReason
+from fencing_sdk.errors import BackendError, ConfigurationError, LossReason
 
 
 class MemoryBackend:
@@ -46,6 +46,21 @@ class MemoryBackend:
             self._table.join(claim, now)  # a waiter that was silent for too long was dropped: it joins at the end
         return self._table.acquire(claim, now)
 
+    def post_acquire(self, claim: Claim, answer: Callable[[Grant | Held | Posted | BackendError], None]) -> Sent | None:
+        """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
+        try:
+            outcome: Grant | Held | BackendError = self._table.acquire(claim, self._clock.now())
+        except BackendError as error:
+            outcome = error
+        answer(outcome)
+        return None
+
+    def post_release(self, claim: Claim, answer: Callable[[Posted | BackendError], None]) -> Sent | None:
+        """See `fencing_sdk.abc.SupportsPosts.post_release`."""
+        self._release(claim)
+        answer(Posted.RELEASED)
+        return None
+
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """See `fencing_sdk.abc.Backend.renew`."""
         now = self._clock.now()
@@ -53,6 +68,9 @@ class MemoryBackend:
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
+        self._release(claim)
+
+    def _release(self, claim: Claim) -> None:
         self._table.leave(claim)
         self._table.release(claim)
         self._wake_next(claim.name)

@@ -10,15 +10,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fencing_sdk._engine.acquisition import Acquisition
+from fencing_sdk._engine.acquisition import Acquisition, Terms
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_scope import LeaseScope
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.posts import Flight, Posts
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values import claim, timing
-from fencing_sdk._values.claim import Claim, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk._values.timing import Timing
+from fencing_sdk.abc import Posted
 from fencing_sdk.errors import LeaseLostError, LossReason
 from tests.simulation.aims import (
     cut_off,
@@ -36,11 +38,13 @@ _judge = Acquisition._judge
 _apply = Heartbeat._apply
 _announce = LeaseState._announce
 _begin = Engine._begin
+_land = Flight.land
 _ask = StoreCalls.ask
 
 
 def _validity_from_reply() -> Iterable[Change]:
     yield Acquisition, "_judge", lambda self, grant, _sent: _judge(self, grant, self._clock.now())
+    yield Engine, "_begin", lambda self, terms, won: _begin(self, terms, won._replace(sent_at=self._clock.now()))
 
 
 def _renewal_from_reply() -> Iterable[Change]:
@@ -118,18 +122,56 @@ def _looked_too_late() -> Iterable[Change]:
 
 
 def _never_released() -> Iterable[Change]:
-    async def nothing(_self, _claim, _limit):
+    async def nothing(_self, _claim, _limit, _flight=None):
         return True
 
+    def landed(self, claim, sent_at, _limit):
+        flight = Flight(claim, sent_at, self._timers)
+        flight.land(Posted.RELEASED)
+        return flight
+
     yield StoreCalls, "_release", nothing
+    yield Posts, "release", landed
+
+
+def _late_grant_dropped() -> Iterable[Change]:
+    """The caller of a post is cancelled, and what the store grants afterwards is not given back."""
+
+    def abandon(self, error):
+        self._report.failed(error, self._undone, closing=self._store_calls.closing)
+
+    yield Acquisition, "abandon", abandon
+
+
+def _landed_twice() -> Iterable[Change]:
+    """Replies out of step: an answer lands at its own post, and at the next one too."""
+    last: dict[Any, Any] = {}
+
+    def land(self, outcome):
+        before, last[asyncio.get_running_loop()] = last.get(asyncio.get_running_loop()), outcome
+        _land(self, before if isinstance(before, Grant) and isinstance(outcome, Held) else outcome)
+
+    yield Flight, "land", land
+
+
+def _late_landing_used() -> Iterable[Change]:
+    """A grant that lands past its deadline is taken for a new one."""
+
+    def deadline(self, sent_at):
+        return sent_at + self.ttl
+
+    def begin(self, terms, won):
+        return _begin(self, terms, won._replace(sent_at=won.sent_at + won.waited))
+
+    yield Timing, "deadline", deadline
+    yield Engine, "_begin", begin
 
 
 def _one_owner_for_all() -> Iterable[Change]:
-    def new_claim(self):
-        terms = self._terms
-        return Claim(terms.store_name, terms.timing.ttl, owner=f"owner of {self._backend._actor}")
+    def claim(self):
+        return Claim(self.store_name, self.timing.ttl, owner=f"owner of {id(asyncio.get_running_loop())}")
 
-    yield Acquisition, "_new_claim", new_claim
+    yield Terms, "claim", claim
 
 
 def _renewed_for_ever() -> Iterable[Change]:
@@ -257,6 +299,12 @@ CONTROLS = (
     _of("P5", "looks too late whether an answer is due", "leaked_grant", _looked_too_late,
         themes=("cancellation",), within=100),
     _of("P5", "leaving does not release", "kept_after_release never_released", _never_released),
+    _of("P5", "a grant that lands late is dropped", "never_released leaked_grant", _late_grant_dropped,
+        themes=("cancellation",)),
+    _of("P1", "an answer lands at two posts", "overrun stale_read shared_token two_grants held_without_grant",
+        _landed_twice),
+    _of("P1", "a grant that lands past its deadline is used", "overrun stale_read", _late_landing_used,
+        themes=("network",), aim=slow_then_cut("acquire", 0.36)),
     _of("P5", "one owner id for every attempt", "stale_read overrun held_without_grant leaked_grant "
         "renewed_after_release kept_after_release", _one_owner_for_all),
     _of("P5", "renewal after release", "renewed_after_release", _renewed_for_ever),

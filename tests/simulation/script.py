@@ -65,6 +65,8 @@ class Script:
     line: bool = False
     direct: bool = False
     """Whether the line hands the lock over, instead of waking the waiter at its head."""
+    posts: bool = False
+    """Whether the clients post their requests: the short way of the engine."""
     horizon: float = 8.0
     """Seconds after which nothing goes wrong any more."""
     visits: tuple[Visit, ...] = ()
@@ -139,6 +141,7 @@ def write_script(seed: int) -> Script:
         rates=tuple(1 + dice.uniform(-0.49, 0.49) * drift for _ in range(clients + 1)),
         tokens=dice.choice(("counter", "hybrid")) if theme != "store" else "hybrid",
         line=theme == "line" or dice.random() < 0.3,
+        posts=seed // len(THEMES) % 2 == 0,
         horizon=horizon,
         visits=tuple(_visit(dice, theme, clients, horizon, ttl) for _ in range(dice.randint(4, 8))),
     )

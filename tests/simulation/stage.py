@@ -22,6 +22,7 @@ from tests.simulation.backend import QueueingBackend, SimulatedBackend, numbers
 from tests.simulation.handing import HandingBackend
 from tests.simulation.script import Script
 from tests.simulation.service import Service, Tell
+from tests.support.posting import posting
 
 LATENCY = (0.0002, 0.003)
 _UNTOLD = ("at", "stack", "kind", "error")
@@ -132,6 +133,7 @@ class Actor:
         """Seconds for which the next write stands still between its token and its departure."""
         waking = QueueingBackend if stage.script.line else SimulatedBackend
         kind = HandingBackend if stage.script.direct else waking
+        kind = posting(kind) if stage.script.posts else kind
         backend = kind(self.link, stage.service, stage.recording.tell, name, stage.numbers)
         self.locks = LockClient(
             backend,

@@ -76,7 +76,7 @@ def test_the_script_of_a_seed_does_not_change():
     scripts = "\n".join(write_script(seed).to_json() for seed in range(200))
     assert (
         hashlib.sha256(scripts.encode()).hexdigest()
-        == "631821d11aa6e3f17508e1330775c527a61aa727ed379bedc505451d99333c1a"
+        == "58261e10431648e6f55beb0d6f5d76da311e16f26a5e5ed745e4b6fa68092f8e"
     )
 
 

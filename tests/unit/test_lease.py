@@ -542,7 +542,7 @@ async def test_the_scope_of_a_lease_that_its_body_released_strikes_nobody(make):
 
 async def test_a_lease_of_the_parent_is_inert_in_a_forked_child(make, ledger, monkeypatch):
     lease = make()
-    monkeypatch.setattr(process, "_generation", 1)
+    monkeypatch.setattr(process, "forks", 1)
     with pytest.raises(LeaseLostError) as refusal:
         _ = lease.token
     assert refusal.value.reason is LossReason.CLOSED

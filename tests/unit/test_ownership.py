@@ -11,7 +11,7 @@ from fencing_sdk._values.ownership import ForkDetector, LoopOwner
 @pytest.fixture
 def fork(monkeypatch: pytest.MonkeyPatch):
     """What a fork changes in the child."""
-    return lambda: monkeypatch.setattr(process, "_generation", process.generation() + 1)
+    return lambda: monkeypatch.setattr(process, "forks", process.generation() + 1)
 
 
 async def test_the_loop_that_made_an_object_owns_it():

@@ -38,7 +38,7 @@ from typing import Any
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.futures import retrieve
-from fencing_sdk.abc import LossNotice, Turn
+from fencing_sdk.abc import LossNotice, Posted, Sent, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends.redis.connection.cluster import SlotMap
@@ -51,6 +51,7 @@ from fencing_sdk.backends.redis.errors import translating
 from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.options import RedisTopology, topology_from_client, topology_from_url
+from fencing_sdk.backends.redis.posts import RedisPosts
 from fencing_sdk.backends.redis.requests import (
     DEFAULT_RETENTION,
     RedisRequests,
@@ -61,6 +62,7 @@ from fencing_sdk.backends.redis.requests import (
 )
 from fencing_sdk.backends.redis.scripts import PRELOADED, ScriptCall
 from fencing_sdk.backends.redis.waiters import RedisWaiter, RedisWaiters
+from fencing_sdk.errors import BackendError
 
 __all__ = ["RedisBackend", "from_url"]
 
@@ -113,6 +115,7 @@ class RedisBackend:
         self._batch = 1 if sharded else _BATCH  # on a cluster each lock has a slot of its own
         self._waiters = RedisWaiters(self._router, self._requests, keys, sharded=sharded)
         self._losses = RedisLossWatcher(self.renew)
+        self._posts = None if self._requests.replicas else RedisPosts(keys, self._requests, self._router, self._losses)
 
     def _make_router(self, topology: RedisTopology) -> RedisRouter:
         servers = topology.servers
@@ -152,6 +155,14 @@ class RedisBackend:
         if waiter is not None:
             waiter.served = True
         return Grant(token)
+
+    def post_acquire(self, claim: Claim, answer: Callable[[Grant | Held | Posted | BackendError], None]) -> Sent | None:
+        """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
+        return None if self._posts is None else self._posts.acquire(claim, answer)
+
+    def post_release(self, claim: Claim, answer: Callable[[Posted | BackendError], None]) -> Sent | None:
+        """See `fencing_sdk.abc.SupportsPosts.post_release`."""
+        return None if self._posts is None else self._posts.release(claim, answer)
 
     async def _run_acquire(self, call: ScriptCall, claim: Claim) -> Reply:
         """Run the call; release a grant that too few replicas confirm, because another server could grant it again."""

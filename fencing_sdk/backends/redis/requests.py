@@ -46,7 +46,8 @@ class RedisRequests:
         kept = milliseconds(_check_retention(retention)) if tokens == "hybrid" else 0
         self._keys = keys
         self._options: tuple[Argument, ...] = (str(tokens), kept, "fair" if _check_switch(fair, "fair") else "barge")
-        self._replicas = _check_replicas(min_replicas)
+        self.replicas = _check_replicas(min_replicas)
+        """Replicas that must have a grant or a renewal before it counts."""
 
     def lease(self, name: str) -> str:
         """The key of the lease of lock *name*."""
@@ -56,15 +57,15 @@ class RedisRequests:
         """Ask for a grant; the reply is the token, or ``[milliseconds left, 1 if the caller is in the line]``."""
         tag = self._keys.tag(claim.name)
         keys = (lease_key(tag), token_key(tag), *line_keys(tag))
-        arguments = (claim.owner, milliseconds(claim.ttl), _stored(claim.metadata), *self._options)
-        return ScriptCall(ACQUIRE, keys, arguments, self._replicas, follow=keys[0])
+        arguments = (claim.owner, milliseconds(claim.ttl), stored(claim.metadata), *self._options)
+        return ScriptCall(ACQUIRE, keys, arguments, self.replicas, follow=keys[0])
 
     def renew(self, claims: Sequence[Claim]) -> ScriptCall:
         """Renew leases, all in one slot on a cluster."""
         arguments: list[Argument] = []
         for claim in claims:
             arguments += (claim.owner, milliseconds(claim.ttl))
-        return ScriptCall(RENEW, [self.lease(claim.name) for claim in claims], arguments, self._replicas)
+        return ScriptCall(RENEW, [self.lease(claim.name) for claim in claims], arguments, self.replicas)
 
     def release(self, claim: Claim) -> ScriptCall:
         """Release a lock, and wake the head of its line."""
@@ -150,7 +151,7 @@ def read_holder(name: str, reply: Reply) -> Holder | None:
         raise ReplyError(msg) from None
 
 
-def _stored(metadata: str | None) -> str:
+def stored(metadata: str | None) -> str:
     """Mark metadata, so that an empty text differs from no metadata."""
     return "" if metadata is None else f"={metadata}"
 

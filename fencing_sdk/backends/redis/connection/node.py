@@ -38,7 +38,8 @@ _CONFIRM_MS = 200
 
 _A_CLUSTER = "the server is part of a cluster; write redis+cluster://, or pass a RedisCluster"
 _CLOCK = BootClock()
-_NOT_MASTER = {"READONLY", "MASTERDOWN"}
+NOT_MASTER = {"READONLY", "MASTERDOWN"}
+"""Errors of a server that is a replica now."""
 
 CallOutcome = Reply | Exception
 """The reply to one of many calls, or its error."""
@@ -82,7 +83,8 @@ class RedisNode:
         self._on_push = on_push
         self._on_connect = on_connect
         self._owner: LoopOwner | None = None
-        self._pipe: Pipe | None = None
+        self.connection: Pipe | None = None
+        """The last connection that was opened, which may be broken or belong to another event loop."""
         self._opening: asyncio.Task[Pipe] | None = None
         self._opening_since = 0.0
         self.version: tuple[int, ...] = ()
@@ -91,7 +93,7 @@ class RedisNode:
     @property
     def open_pipe(self) -> Pipe | None:
         """The connection, if it is open."""
-        pipe = self._pipe
+        pipe = self.connection
         return pipe if pipe is not None and pipe.usable and self._is_owner() else None
 
     async def pipe(self) -> Pipe:
@@ -111,7 +113,7 @@ class RedisNode:
     async def _connect(self) -> Pipe:
         """Wait for the connection that is being opened; all callers share one task."""
         if not self._is_owner():
-            self._pipe = self._opening = None
+            self.connection = self._opening = None
             self._owner = LoopOwner()
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open(), context=Context())
@@ -145,7 +147,7 @@ class RedisNode:
             await pipe.closed()
             raise
         self.version = connection.version
-        self._pipe = pipe
+        self.connection = pipe
         self._on_connect(self, pipe)
         return pipe
 
@@ -215,14 +217,14 @@ class RedisNode:
                 pipe.close("the server was silent")
             raise
         except ReplyError as error:
-            if error.code in _NOT_MASTER:
+            if error.code in NOT_MASTER:
                 pipe.close("the server is no master")  # the next call looks for the master again
             raise
 
     async def aclose(self) -> None:
         """Close the connection; the next call opens another."""
-        pipe, opening = self._pipe, self._opening
-        self._pipe = self._opening = None
+        pipe, opening = self.connection, self._opening
+        self.connection = self._opening = None
         if not self._is_owner():
             return
         if opening is not None:

@@ -12,15 +12,20 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context
 from typing import TypeAlias
 
 import hiredis
 
+from fencing_sdk._values import process
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.redis.scripts import Argument
 
 Reply: TypeAlias = object
 """None, int, bytes, float, bool, or a list or dict of those."""
+
+Take = Callable[[Reply], None]
+"""Called with the reply to a posted command, or with its error."""
 
 Push = Callable[[list[Reply]], None]
 """Called with every message that is not a reply: its kind, then its parts."""
@@ -72,7 +77,8 @@ class Pipe(asyncio.Protocol):
         self._loss: str | None = None  # why the connection is lost
         self._unsent: list[bytes] = []
         self._flushing = False
-        self._expected: deque[asyncio.Future[Reply]] = deque()  # one future for each reply to come, in their order
+        self._forks = process.forks
+        self._expected: deque[asyncio.Future[Reply] | Take] = deque()  # what each reply to come is for, in their order
         self._subscribing: deque[tuple[asyncio.Future[Reply], bytes, bytes]] = deque()
         self._confirmation: asyncio.Future[Reply] | None = None
         self._wait_command: bytes = b""
@@ -118,6 +124,34 @@ class Pipe(asyncio.Protocol):
         if follow:
             self._expected.append(self._unread)
         return future
+
+    def post(self, packed: bytes, take: Take, *, followed: bool = False) -> bool:
+        """
+        Send a *packed* command, and call *take* with its reply or its error. It must not raise.
+
+        With *followed*, there is a second command in *packed*, whose reply is dropped.
+
+        Returns: whether it was sent. If the connection cannot be used here, *take* is not called.
+        """
+        transport = self._transport
+        if (
+            transport is None
+            or self._loss is not None
+            or transport.is_closing()
+            or self._forks != process.forks
+            or asyncio.get_running_loop() is not self._loop
+        ):
+            return False
+        if self._expected or self._unsent:
+            self._unsent.append(packed)
+            self._flush_soon()
+        else:
+            self._silent_since = _CLOCK.now()
+            transport.write(packed)  # no other command could share the write
+        self._expected.append(take)
+        if followed:
+            self._expected.append(self._unread)
+        return True
 
     def subscribe(self, command: str, channel: str) -> asyncio.Future[Reply]:
         """Send SUBSCRIBE, SSUBSCRIBE or their opposites. The server confirms them by a message, not by a reply."""
@@ -174,6 +208,9 @@ class Pipe(asyncio.Protocol):
             self.close("the server sent a reply to no command")
             return
         future = self._expected.popleft()
+        if not isinstance(future, asyncio.Future):
+            future(reply)
+            return
         if self._subscribing and self._subscribing[0][0] is future:
             self._subscribing.popleft()
         if future.done():
@@ -203,6 +240,10 @@ class Pipe(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def close_soon(self, why: str) -> None:
+        """Close the connection in the next turn of the loop: other replies may be in the same read."""
+        self._loop.call_soon(self.close, why, context=Context())
+
     async def closed(self) -> None:
         """Wait until the socket is closed, at most a second."""
         if self._transport is not None:
@@ -217,7 +258,9 @@ class Pipe(asyncio.Protocol):
         expected, self._expected = self._expected, deque()
         self._subscribing.clear()
         for future in expected:
-            if not future.done():
+            if not isinstance(future, asyncio.Future):
+                future(PipeError(self._loss))
+            elif not future.done():
                 _fail(future, PipeError(self._loss))
 
 

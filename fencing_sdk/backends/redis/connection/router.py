@@ -27,7 +27,7 @@ from fencing_sdk.backends.redis.connection.node import (
     cancellations,
     outcome_of,
 )
-from fencing_sdk.backends.redis.connection.pipe import PipeError, Reply, ReplyError
+from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
 from fencing_sdk.backends.redis.scripts import ScriptCall
 
 MakeNode = Callable[[RedisDialer], RedisNode]
@@ -42,6 +42,10 @@ class RedisRouter(Protocol):
 
     async def node(self, key: str) -> RedisNode:
         """The server that has *key*."""
+        ...
+
+    def open_pipe(self, key: str) -> Pipe | None:
+        """The last connection that was opened to the server that has *key*; None if no such server is known."""
         ...
 
     async def run(self, call: ScriptCall) -> Reply:
@@ -75,6 +79,10 @@ class SingleMasterRouter:
         """See `RedisRouter.node`."""
         return self._node
 
+    def open_pipe(self, key: str) -> Pipe | None:  # noqa: ARG002  (it has every key)
+        """See `RedisRouter.open_pipe`."""
+        return self._node.connection
+
     async def run(self, call: ScriptCall) -> Reply:
         """See `RedisRouter.run`."""
         return await self._node.run(call)
@@ -107,6 +115,15 @@ class ClusterRouter:
         """See `RedisRouter.node`."""
         await self._ready()
         return self._node_of(key)
+
+    def open_pipe(self, key: str) -> Pipe | None:
+        """See `RedisRouter.open_pipe`."""
+        if not self._map_was_read:
+            return None
+        try:
+            return self._node_of(key).connection
+        except Exception:  # noqa: BLE001  (the full call tells what is wrong)
+            return None
 
     async def run(self, call: ScriptCall) -> Reply:
         """See `RedisRouter.run`."""

@@ -1,0 +1,176 @@
+"""
+Acquire and release without a task: the command leaves at once, and its reply is read where it arrives.
+
+A command is packed by one format, made once from the script's call. What a post cannot do is left to the full call:
+opening a connection, finding the server of a slot, loading a script, replicas that have to confirm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+from fencing_sdk._values.claim import Claim, Grant, Held
+from fencing_sdk.abc import Posted
+from fencing_sdk.backends.redis.connection.node import NOT_MASTER, SILENCE
+from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
+from fencing_sdk.backends.redis.connection.router import RedisRouter
+from fencing_sdk.backends.redis.errors import translated
+from fencing_sdk.backends.redis.keys import RedisKeys
+from fencing_sdk.backends.redis.losses import RedisLossWatcher
+from fencing_sdk.backends.redis.requests import RedisRequests, milliseconds, read_refusal, read_token, stored
+from fencing_sdk.backends.redis.scripts import ScriptCall
+from fencing_sdk.errors import BackendError
+
+_NOT_EXECUTED = {"NOSCRIPT", "MOVED", "ASK", "TRYAGAIN"}
+_OPEN = Claim("\1", 987_654.321, "\2", "\3")
+"""A claim whose parts are found again in the words of a call, which are left open in the format."""
+_SUFFIX = 2
+"""Characters that every key of a lock has behind its tag."""
+
+Parts = tuple[Any, ...]
+"""What is filled in: the length of a key, the tag; then a length and a text each for owner, ttl and metadata."""
+
+
+class PackedCall:
+    """One call of a script as bytes of the protocol, but for the parts that a claim fills in."""
+
+    __slots__ = ("_format", "_pick")
+
+    def __init__(self, call: ScriptCall, tag: str) -> None:
+        open_words = {_OPEN.owner: 2, str(milliseconds(_OPEN.ttl)): 4, stored(_OPEN.metadata): 6}
+        commands = [call.by_hash(), *([("EXISTS", call.follow)] if call.follow else [])]
+        order: list[int] = []
+        text = ""
+        for command in commands:
+            text += f"*{len(command)}\r\n"
+            for word in map(str, command):
+                before, found, after = word.partition(tag)
+                if found:
+                    assert len(before + after) == _SUFFIX, "the format fills in one length for every key"
+                    order += (0, 1)
+                    text += f"$%d\r\n{before}%b{after}\r\n"
+                elif (part := open_words.get(word)) is not None:
+                    order += (part, part + 1)
+                    text += "$%d\r\n%b\r\n"
+                else:
+                    text += f"${len(word)}\r\n{word}\r\n".replace("%", "%%")
+        self._format = text.encode()
+        self._pick: Callable[[Parts], Parts] = itemgetter(*order)
+
+    def __call__(self, parts: Parts) -> bytes:
+        """Fill in *parts*."""
+        return self._format % self._pick(parts)
+
+
+class RedisPosts:
+    """
+    Posts the requests of one backend.
+
+    Args:
+        keys: The keys of its prefix.
+
+        requests: Makes the calls that are posted.
+
+        router: Knows the open connections.
+
+        losses: Is told of grants, and of their ends.
+    """
+
+    def __init__(self, keys: RedisKeys, requests: RedisRequests, router: RedisRouter, losses: RedisLossWatcher) -> None:
+        self._keys = keys
+        self._router = router
+        self._losses = losses
+        self._acquire = PackedCall(requests.acquire(_OPEN), keys.tag(_OPEN.name))
+        self._release = PackedCall(requests.release(_OPEN), keys.tag(_OPEN.name))
+
+    def acquire(self, claim: Claim, answer: Callable[[Any], None]) -> AcquirePost | None:
+        """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
+        tag = self._keys.tag(claim.name)
+        lease = f"{tag}:l"
+        pipe = self._router.open_pipe(lease)
+        if pipe is None:
+            return None
+        packed_tag, owner, ttl = tag.encode(), claim.owner.encode(), b"%d" % milliseconds(claim.ttl)
+        metadata = stored(claim.metadata).encode()
+        parts = (len(packed_tag) + _SUFFIX, packed_tag, len(owner), owner, len(ttl), ttl, len(metadata), metadata)
+        post = AcquirePost(pipe, answer, self._losses, lease, claim)
+        return post if pipe.post(self._acquire(parts), post, followed=True) else None
+
+    def release(self, claim: Claim, answer: Callable[[Any], None]) -> ReleasePost | None:
+        """See `fencing_sdk.abc.SupportsPosts.post_release`."""
+        tag = self._keys.tag(claim.name)
+        lease = f"{tag}:l"
+        pipe = self._router.open_pipe(lease)
+        if pipe is None:
+            return None
+        self._losses.ended(lease, claim)
+        packed_tag, owner = tag.encode(), claim.owner.encode()
+        post = ReleasePost(pipe, answer)
+        return (
+            post if pipe.post(self._release((len(packed_tag) + _SUFFIX, packed_tag, len(owner), owner)), post) else None
+        )
+
+
+class ReleasePost:
+    """A release on its way. Called with the reply, or with an error instead."""
+
+    __slots__ = ("_answer", "_pipe")
+
+    _operation = "release"
+
+    def __init__(self, pipe: Pipe, answer: Callable[[Any], None]) -> None:
+        self._pipe = pipe
+        self._answer = answer
+
+    def __call__(self, reply: Reply) -> None:
+        """Tell the outcome."""
+        outcome: object
+        try:
+            outcome = self._failed(reply) if isinstance(reply, Exception) else self._read(reply)
+        except Exception as error:  # noqa: BLE001  (the reply is not what the script returns)
+            outcome = self._failed(error)
+        self._answer(outcome)
+
+    def give_up(self) -> None:
+        """See `fencing_sdk.abc.Sent.give_up`."""
+        if self._pipe.silent_for >= SILENCE:
+            self._pipe.close("the server was silent")
+
+    def _read(self, reply: Reply) -> object:  # noqa: ARG002  (whether there was a lease to release makes no difference)
+        return Posted.RELEASED
+
+    def _failed(self, error: Exception) -> BackendError | Posted:
+        if isinstance(error, ReplyError):
+            if error.code in _NOT_EXECUTED:
+                return Posted.NOT_EXECUTED
+            if error.code in NOT_MASTER:
+                self._pipe.close_soon("the server is no master")  # the next call looks for the master again
+        failure = translated(self._operation, error)
+        failure.__cause__ = error
+        return failure
+
+
+class AcquirePost(ReleasePost):
+    """An acquisition on its way."""
+
+    __slots__ = ("_claim", "_lease", "_losses")
+
+    _operation = "acquire"
+
+    def __init__(
+        self, pipe: Pipe, answer: Callable[[Any], None], losses: RedisLossWatcher, lease: str, claim: Claim
+    ) -> None:
+        self._pipe = pipe
+        self._answer = answer
+        self._losses = losses
+        self._lease = lease
+        self._claim = claim
+
+    def _read(self, reply: Reply) -> Grant | Held:
+        if not isinstance(reply, bytes):
+            return Held(read_refusal(reply)[0])
+        token = read_token(reply)
+        self._losses.granted(self._lease, self._claim)
+        return Grant(token)
