@@ -18,12 +18,13 @@ from fencing_sdk import (
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.etcd import EtcdGuard
 from fencing_sdk.guards.files import FileGuard
+from fencing_sdk.guards.kahuna import KahunaGuard
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.redis import RedisGuard
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.testing.guard_promises.fences import NO_RESOURCES
 
-pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "etcd_fixtures"]
+pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "etcd_fixtures", "kahuna_fixtures"]
 
 SHIPPED = {
     "memory": lambda path: MemoryGuard(),
@@ -32,12 +33,12 @@ SHIPPED = {
 }
 
 
-SERVED = {"redis": RedisGuard, "etcd": EtcdGuard}
+SERVED = {"redis": RedisGuard, "etcd": EtcdGuard, "kahuna": KahunaGuard}
 
 
 @pytest.fixture(params=[*SHIPPED, *SERVED, "sql on a server"])
-async def guard(request, tmp_path, redis_server, etcd_server):
-    servers = {"redis": redis_server, "etcd": etcd_server}
+async def guard(request, tmp_path, redis_server, etcd_server, kahuna_server):
+    servers = {"redis": redis_server, "etcd": etcd_server, "kahuna": kahuna_server}
     async with AsyncExitStack() as stack:
         if request.param in SERVED:
             yield await stack.enter_async_context(SERVED[request.param](servers[request.param].url))

@@ -1,0 +1,496 @@
+"""KahunaGuard: the contract, outcomes that are unknown at first, and the whole history of values under troubles."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import random
+from base64 import b64decode, b64encode
+from contextlib import asynccontextmanager
+
+import pytest
+from campaigns import amount
+
+from fencing_sdk import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    ConfigurationError,
+    FenceRaised,
+    StaleRejected,
+    StaleTokenError,
+    Token,
+    UnsupportedError,
+    connect,
+)
+from fencing_sdk.guards.kahuna import KahunaGuard
+from fencing_sdk.testing.guard_suite import GuardSuite
+
+pytest_plugins = ["kahuna_fixtures"]
+
+OLD, NEW = Token(33, "aaaaaaaa"), Token(34, "bbbbbbbb")
+
+
+def call(server, call, **fields):
+    """Ask a node as any other client does."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=10)
+    try:
+        body = json.dumps({"durability": 1, **fields})
+        connection.request("POST", f"/v1/kv/{call}", body, {"Content-Type": "application/json"})
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+def stored(server, key, revision=-1):
+    """The bytes of a value, or None."""
+    answer = call(server, "try-get", key=key, revision=revision)
+    return b64decode(answer["value"]) if answer["type"] == 3 else None
+
+
+def put(server, key, value, **fields):
+    return call(server, "try-set", key=key, value=b64encode(value).decode(), **{"flags": 1, "expiresMs": 0, **fields})
+
+
+@pytest.fixture
+async def guard(kahuna_server):
+    async with KahunaGuard(kahuna_server.url) as guard:
+        yield guard
+
+
+class TestKahunaGuard(GuardSuite):
+    @pytest.fixture
+    async def guard(self, kahuna_server):
+        self.server = kahuna_server
+        async with self.opened() as guard:
+            yield guard
+
+    @asynccontextmanager
+    async def opened(self):
+        async with KahunaGuard(self.server.url) as guard:
+            yield guard
+
+    async def write(self, guard, resource, token, value):
+        await guard.write(resource, token, value.encode())
+
+    async def read(self, guard, resource):
+        data = await guard.read(resource)
+        return None if data is None else data.decode()
+
+    def reopen(self, guard):
+        return self.opened()
+
+
+# The value
+
+
+async def test_the_value_can_be_read_by_any_program(kahuna_server, guard):
+    await guard.write("seats/42", NEW, b"Ada\n\x00")
+    assert guard.key("seats/42") == "guarded/seats/42"
+    line, data = stored(kahuna_server, "guarded/seats/42").split(b"\n", 1)
+    layout, token, number = line.split(b" ")
+    assert (layout, token, data) == (b"fencing/1", b'34;holder="bbbbbbbb"', b"Ada\n\x00")
+    assert len(number) == 16
+
+
+async def test_a_fence_without_data_is_told_from_empty_data(guard):
+    await guard.raise_to("a", OLD)
+    assert await guard.read("a") is None
+    await guard.write("a", OLD, b"")
+    assert await guard.read("a") == b""
+    await guard.raise_to("a", NEW)
+    assert (await guard.read("a"), await guard.highest("a")) == (b"", NEW)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"",
+        b"\xff\xfe",
+        b"34",
+        b"fencing/1",
+        b"fencing/2 34 0123456789abcdef\nAda",
+        b"fencing/1 34 0123456789abcde\nAda",
+        b"fencing/1 34 0123456789ABCDEF\nAda",
+        b"fencing/1 -34 0123456789abcdef\nAda",
+        b'fencing/1 34;holder="x 0123456789abcdef\nAda',
+        b"fencing/1 99999999999999999999 0123456789abcdef\nAda",
+        b"fencing/1 34 0123456789abcdef \nAda",
+        b"\nfencing/1 34 0123456789abcdef\nAda",
+    ],
+)
+async def test_the_value_of_another_program_is_refused_and_left_alone(kahuna_server, guard, odd):
+    put(kahuna_server, "guarded/a", odd)
+    for work in (guard.write("a", NEW, b"x"), guard.raise_to("a", NEW), guard.read("a"), guard.highest("a")):
+        with pytest.raises(BackendRefusedError, match="another program"):
+            await work
+    assert stored(kahuna_server, "guarded/a") == odd
+
+
+async def test_a_value_that_expires_is_refused_because_its_fence_would_go_with_it(kahuna_server, guard):
+    await guard.write("a", OLD, b"x")
+    put(kahuna_server, "guarded/a", stored(kahuna_server, "guarded/a"), expiresMs=60_000)
+    with pytest.raises(BackendRefusedError, match="another program"):
+        await guard.write("a", NEW, b"y")
+
+
+async def test_nothing_that_is_written_expires_or_is_ephemeral(kahuna_server, guard):
+    await guard.write("a", OLD, b"1")
+    await guard.write("a", OLD, b"2")
+    sent = kahuna_server.seen("try-set")
+    assert [(fields["durability"], fields["expiresMs"], fields["flags"]) for fields in sent] == [(1, 0, 9), (1, 0, 33)]
+    assert {(fields["durability"], fields["revision"]) for fields in kahuna_server.seen("try-get")} == {(1, -1)}
+
+
+async def test_a_deleted_value_begins_again_and_revisions_go_on(kahuna_server, guard):
+    await guard.write("a", NEW, b"1")
+    call(kahuna_server, "try-delete", key="guarded/a")
+    await guard.write("a", OLD, b"2")
+    assert (await guard.read("a"), await guard.highest("a")) == (b"2", OLD)
+
+
+# Updates
+
+
+async def test_an_update_computes_the_new_value_from_the_present_one(guard):
+    assert await guard.update("a", OLD, lambda data: (data or b"") + b"1") == b"1"
+    assert await guard.update("a", OLD, lambda data: (data or b"") + b"2") == b"12"
+    assert await guard.read("a") == b"12"
+
+
+async def test_updates_side_by_side_lose_none(kahuna_cluster, guard):
+    async with KahunaGuard(kahuna_cluster.url) as one, KahunaGuard(kahuna_cluster.url) as other:
+        for _ in range(3):
+            await asyncio.gather(*(each.update("a", OLD, counted) for each in (one, other) for _ in range(4)))
+        assert await one.read("a") == b"24"
+
+
+def counted(data):
+    return b"%d" % (int(data or b"0") + 1)
+
+
+async def test_an_update_that_lost_a_race_checks_the_token_again(guard):
+    """The later holder comes between the read and the replacement."""
+    seen = []
+
+    def change(data):
+        seen.append(data)
+        if len(seen) == 1:
+            asyncio.get_running_loop().create_task(guard.write("a", NEW, b"new"))
+        return b"stale"
+
+    original = guard._values.replace
+
+    async def replace(*arguments):
+        await asyncio.sleep(0.2 if len(seen) == 1 and arguments[3].endswith(b"stale") else 0)
+        return await original(*arguments)
+
+    guard._values.replace = replace
+    with pytest.raises(StaleTokenError):
+        await guard.update("a", OLD, change)
+    assert seen == [None]
+    assert await guard.read("a") == b"new"
+
+
+async def test_an_error_of_the_change_leaves_bare_and_writes_nothing(kahuna_server, guard):
+    with pytest.raises(ZeroDivisionError):
+        await guard.update("a", OLD, lambda data: b"%d" % (1 // 0))
+    assert not kahuna_server.seen("try-set")
+
+
+@pytest.mark.parametrize("data", ["text", None, bytearray(b"x"), b"x" * (2**19 + 1)], ids=lambda data: str(type(data)))
+async def test_data_that_cannot_be_written_are_refused(kahuna_server, guard, data):
+    with pytest.raises(ConfigurationError, match="data"):
+        await guard.write("a", OLD, data)
+    with pytest.raises(ConfigurationError, match="data"):
+        await guard.update("a", OLD, lambda _: data)
+    assert not kahuna_server.seen("try-set")
+
+
+async def test_data_of_half_a_mebibyte_are_written_and_read(guard):
+    await guard.write("a", OLD, b"x" * 2**19)
+    assert await guard.read("a") == b"x" * 2**19
+
+
+# Outcomes that are unknown at first
+
+
+UNKNOWN = [("drop", ""), ("status", "503"), ("truncate", ""), *(("body", {"type": code}) for code in (99, 101, 10))]
+
+
+@pytest.mark.parametrize(("act", "value"), UNKNOWN, ids=str)
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_write_without_an_answer_is_done_once(kahuna_server, guard, act, value, applied, first):
+    if not first:
+        await guard.update("a", OLD, counted)
+    kahuna_server.fault(act, value, call="try-set", times=1, apply=applied)
+    await guard.update("a", OLD, counted)
+    assert await guard.read("a") == (b"1" if first else b"2")
+
+
+async def test_a_no_after_a_lost_answer_is_not_believed(kahuna_server, guard):
+    """The value is read at a node that is behind. So the write is sent again, and refused: it was carried out."""
+    await guard.update("a", OLD, counted)
+    before = await guard._values.get("update", "guarded/a")
+    kahuna_server.fault("drop", call="try-set", times=1)
+    original, reads = guard._values.get, []
+
+    async def get(*arguments):
+        reads.append(arguments)
+        return before if len(reads) == 2 else await original(*arguments)
+
+    guard._values.get = get
+    assert await guard.update("a", OLD, counted) == b"2"
+    assert await guard.read("a") == b"2"
+
+
+async def test_a_no_of_one_node_after_a_lost_answer_of_another_is_not_believed(kahuna_cluster):
+    async with KahunaGuard(kahuna_cluster.url) as guard:
+        await guard.update("a", OLD, counted)
+        kahuna_cluster.fault("drop", call="try-set", times=1)
+        assert await guard.update("a", OLD, counted) == b"2"
+        assert await guard.read("a") == b"2"
+
+
+async def test_a_write_that_was_carried_out_is_told_although_a_later_holder_came_at_once(kahuna_server, guard):
+    """What is there is another write; the revision before it shows that this one was accepted."""
+    await guard.write("a", OLD, b"1")
+    kahuna_server.fault("drop", call="try-set", times=1, delay=0.0)
+    rival = after_the_first_set(guard, lambda: put_fenced(kahuna_server, "guarded/a", NEW, b"3"))
+    await guard.write("a", OLD, b"2")
+    assert rival == ["done"]
+    assert await guard.read("a") == b"3"
+    assert stored(kahuna_server, "guarded/a", 1).endswith(b"\n2")
+
+
+async def test_a_write_that_was_not_carried_out_is_refused_when_a_later_holder_came(kahuna_server, guard):
+    await guard.write("a", OLD, b"1")
+    kahuna_server.fault("drop", call="try-set", times=1, apply=False)
+    after_the_first_set(guard, lambda: put_fenced(kahuna_server, "guarded/a", NEW, b"3"))
+    with pytest.raises(StaleTokenError):
+        await guard.write("a", OLD, b"2")
+    assert await guard.read("a") == b"3"
+
+
+async def test_the_first_write_of_a_key_is_found_among_the_older_revisions(kahuna_server, guard):
+    kahuna_server.fault("drop", call="try-set", times=1)
+    after_the_first_set(guard, lambda: put_fenced(kahuna_server, "guarded/a", NEW, b"3"))
+    await guard.write("a", OLD, b"2")
+    assert await guard.read("a") == b"3"
+
+
+async def test_a_write_that_can_no_longer_be_found_is_told_as_unknown(kahuna_server, guard):
+    """The key was deleted and made again meanwhile."""
+
+    def begin_anew():
+        call(kahuna_server, "try-delete", key="guarded/a")
+        for _ in range(2):
+            put_fenced(kahuna_server, "guarded/a", NEW, b"3")
+
+    kahuna_server.fault("drop", call="try-set", times=1)
+    after_the_first_set(guard, begin_anew)
+    with pytest.raises(BackendUnavailableError, match="before it could be read"):
+        await guard.write("a", OLD, b"2")
+
+
+async def test_a_request_that_is_carried_out_late_replaces_nothing_newer(kahuna_server, guard):
+    await guard.write("a", OLD, b"1")
+    kahuna_server.fault("drop", call="try-set", times=1, late=0.3)
+    await guard.write("a", OLD, b"2")
+    await guard.write("a", NEW, b"3")
+    await asyncio.sleep(0.5)
+    assert await guard.read("a") == b"3"
+
+
+async def test_a_write_is_given_up_and_told_as_unknown(kahuna_server, guard, monkeypatch):
+    monkeypatch.setattr("fencing_sdk.guards.kahuna._LONGEST_WRITE", 0.3)
+    kahuna_server.fault("body", {"type": 101}, call="try-set", apply=False)
+    with pytest.raises(BackendUnavailableError, match="whether the value was written"):
+        await guard.write("a", OLD, b"1")
+    kahuna_server.fault("hang", call="try-get")
+    with pytest.raises(BackendUnavailableError), monkeypatch.context() as patch:
+        patch.setattr("fencing_sdk._kahuna.node.ANSWER_LIMIT", 0.3)
+        async with KahunaGuard(kahuna_server.url) as other:
+            await other.write("a", OLD, b"1")
+
+
+async def test_a_refusal_after_a_doubtful_request_is_no_refusal(kahuna_server, guard):
+    kahuna_server.fault("drop", call="try-set", times=1)
+    kahuna_server.fault("body", {"type": 100}, call="try-get", times=None)
+    after = guard._values.get
+    calls = []
+
+    async def get(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            return None
+        return await after(*arguments)
+
+    guard._values.get = get
+    with pytest.raises(BackendUnavailableError, match="InvalidInput"):
+        await guard.write("a", OLD, b"1")
+
+
+async def test_kahunas_own_refusal_leaves_as_ours(kahuna_server, guard):
+    kahuna_server.fault("body", {"type": 100}, call="try-set", apply=False)
+    with pytest.raises(BackendRefusedError, match="InvalidInput"):
+        await guard.write("a", OLD, b"1")
+
+
+@pytest.mark.parametrize(
+    "answer", [{"type": 3}, {"type": 3, "value": "!", "revision": 0, "expires": {}}, {"type": "3"}, 5]
+)
+async def test_an_answer_that_cannot_be_read_is_no_value(kahuna_server, guard, answer):
+    await guard.write("a", OLD, b"1")
+    kahuna_server.fault("body", answer, call="try-get", times=1)
+    with pytest.raises(BackendUnavailableError):
+        await guard.highest("a")
+
+
+def after_the_first_set(guard, act):
+    """Do something between the first request to set and what the guard does next; tell when it is done."""
+    original, done = guard._values.replace, []
+
+    async def replace(*arguments):
+        outcome = await original(*arguments)
+        if not done:
+            done.append("done")
+            await asyncio.to_thread(act)
+        return outcome
+
+    guard._values.replace = replace
+    return done
+
+
+def put_fenced(server, key, token, data):
+    number = f"{random.getrandbits(64):016x}"
+    put(server, key, f'fencing/1 {int(token)};holder="{token.holder}" {number}\n'.encode() + data)
+
+
+# Nodes
+
+
+async def test_a_node_that_hangs_or_says_must_retry_for_ever_is_passed_over(kahuna_cluster):
+    for act, value in (("hang", ""), ("body", {"type": 101})):
+        kahuna_cluster.heal()
+        kahuna_cluster.fault(act, value, node=0, apply=False)
+        async with KahunaGuard(kahuna_cluster.url) as guard:
+            started = asyncio.get_running_loop().time()
+            await guard.write(act, OLD, b"1")
+            assert asyncio.get_running_loop().time() < started + 5
+            assert await guard.read(act) == b"1"
+
+
+async def test_a_lock_in_the_same_cluster_raises_the_fence(kahuna_cluster):
+    async with KahunaGuard(kahuna_cluster.url) as guard, connect(kahuna_cluster.url) as locks:
+        for expected in (0, 1):
+            async with locks.lock("seats/42", ttl=10, fences=[guard]) as lease:
+                await guard.write("seats/42", lease.token, b"Ada")
+                assert lease.token == expected, "the first token of Kahuna is 0, and is a token"
+        with pytest.raises(StaleTokenError):
+            await guard.write("seats/42", Token(0, "aaaaaaaa"), b"late")
+
+
+async def test_observers_are_told(kahuna_server):
+    events = []
+    async with KahunaGuard(kahuna_server.url, observers=[events.append]) as guard:
+        await guard.raise_to("a", NEW)
+        with pytest.raises(StaleTokenError):
+            await guard.write("a", OLD, b"x")
+    assert [type(event) for event in events] == [FenceRaised, StaleRejected]
+
+
+async def test_several_resources_are_not_one_step(guard):
+    with pytest.raises(UnsupportedError, match="one resource at a time"):
+        await guard.admit_all({"a": 1, "b": 2})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": 5},
+        {"url": "redis://localhost"},
+        {"url": "kahuna://"},
+        {"url": "kahuna://localhost?prefix=a"},
+        {"url": "kahuna://localhost/path"},
+        {"url": "kahuna://user@localhost"},
+        {"url": "kahuna://localhost", "prefix": ""},
+        {"url": "kahuna://localhost", "prefix": "a b"},
+        {"url": "kahuna://localhost", "connections": 0},
+        {"url": "kahuna://localhost", "connect_timeout": 0},
+        {"url": "kahuna://localhost", "ca": "no/such/file"},
+        {"url": "kahuna+https://localhost", "ca": "no/such/file"},
+        {"url": "kahuna://localhost", "observers": [None]},
+    ],
+)
+def test_what_cannot_work_is_refused_when_built(options):
+    with pytest.raises(ConfigurationError):
+        KahunaGuard(**options)
+
+
+# The whole history
+
+
+class Writers:
+    """Tasks that write with tokens that grow, and with older ones, and what each of them was told."""
+
+    def __init__(self, guards):
+        self.guards = guards
+        self.token = 0
+        self.accepted, self.refused, self.unknown = set(), set(), set()
+
+    async def write(self, number, target):
+        guard, resource = self.guards[number % len(self.guards)], f"r{number % 3}"
+        while len(self.accepted) < target:
+            self.token += random.random() < 0.2
+            token = Token(max(0, self.token - random.choice((0, 0, 0, 1, 5))), f"{number % 2:08x}")
+            mark = f"{int(token)} {number} {random.getrandbits(64):x}"
+            try:
+                await guard.update(resource, token, lambda data, mark=mark: appended(data, mark))
+            except StaleTokenError:
+                self.refused.add(mark)
+            except BackendUnavailableError:
+                self.unknown.add(mark)
+            else:
+                self.accepted.add(mark)
+
+
+def appended(data, mark):
+    """How many writes there were, and this one."""
+    count = int(data.split()[0]) if data else 0
+    return f"{count + 1} {mark}".encode()
+
+
+def history(server, key):
+    """Every revision of a value, read one by one."""
+    last = call(server, "try-get", key=key, revision=-1)["revision"]
+    return [stored(server, key, revision) for revision in range(last + 1)]
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+async def test_the_whole_history_under_troubles_shows_each_accepted_write_once_and_no_stale_one(kahuna_cluster):
+    """A part of all answers is lost, broken or of an unknown outcome, whether the request was carried out or not."""
+    target = amount(20_000, short=300)
+    async with KahunaGuard(kahuna_cluster.url) as one, KahunaGuard(kahuna_cluster.url) as other:
+        writers = Writers([one, other])
+        kahuna_cluster.chaos(0.15)
+        await asyncio.gather(*(writers.write(number, target) for number in range(6)))
+    kahuna_cluster.heal()
+    marks = []
+    for resource in range(3):
+        fence = -1
+        for count, value in enumerate(history(kahuna_cluster, f"guarded/r{resource}"), 1):
+            line, data = value.decode().split("\n", 1)
+            written, mark = data.split(" ", 1)
+            token = int(line.split(" ")[1].split(";")[0])
+            assert token >= fence, "a token below the fence was accepted"
+            assert mark.startswith(f"{token} "), "the fence is the token of the write"
+            assert int(written) == count, "an update was lost, or made twice"
+            fence = token
+            marks.append(mark)
+    assert len(marks) == len(set(marks))
+    assert writers.accepted <= set(marks)
+    assert not writers.refused & set(marks)
+    assert set(marks) <= writers.accepted | writers.unknown
