@@ -29,6 +29,8 @@ from fencing_sdk.events import (
     Acquiring,
     Event,
     FenceRaised,
+    JobEnded,
+    JobOutcome,
     Lost,
     NotAcquired,
     NotAcquiredReason,
@@ -40,6 +42,7 @@ from fencing_sdk.events import (
     StaleRejected,
 )
 from fencing_sdk.recipes.holding import holding
+from fencing_sdk.recipes.jobs import Ran, Skipped
 from fencing_sdk.recipes.multilock import HeldLocks, MultiLock
 
 __version__ = "0.1.0"
@@ -60,6 +63,8 @@ __all__ = [
     "HeldLocks",
     "Holder",
     "InvalidNameError",
+    "JobEnded",
+    "JobOutcome",
     "Lease",
     "LeaseLostError",
     "Lock",
@@ -72,10 +77,12 @@ __all__ = [
     "NotAcquired",
     "NotAcquiredReason",
     "Observer",
+    "Ran",
     "Released",
     "RenewalFailed",
     "RenewalLate",
     "Renewed",
+    "Skipped",
     "StaleRejected",
     "StaleTokenError",
     "Token",

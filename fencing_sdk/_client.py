@@ -36,6 +36,7 @@ from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timi
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Observer
+from fencing_sdk.recipes.jobs import JobFunction, Jobs
 from fencing_sdk.recipes.multilock import MultiLock, check_names
 
 P = ParamSpec("P")
@@ -288,6 +289,36 @@ class LockClient:
     def draining(self) -> bool:
         """Whether the client drains, so that nothing new begins: to be looked at by worker loops."""
         return self._engine is not None and self._engine.draining.begun
+
+    def job(
+        self, name: str, *, at_least_for: Seconds, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], JobFunction[P, R]]:
+        """
+        Decorate a coroutine function that several processes call at the same time, and one is to run.
+
+        A call asks for the lock once. It returns `Ran` with the function's value, or `Skipped` when the lock is held.
+        After a run, also one that failed, the lock stays taken until *at_least_for* seconds after its grant: in
+        the store alone, so that it outlives this process. An event `JobEnded` tells what became of every call.
+
+        Not promised: exactly once. If the process is killed while the function runs, the lock is free after one ttl,
+        and the next call runs the function again.
+
+        Args:
+            name: The lock's name, with placeholders for the call's arguments, as for `locked`.
+
+            at_least_for: Seconds from the grant for which no other call gets the lock, at most a day. Make it half
+                of the interval between two ticks, and never more than the interval minus the skew of the clocks.
+
+            **options: As for `lock`, without ``wait``. ``max_hold`` ends a run that hangs.
+
+        Raises:
+            ConfigurationError: at decoration, as for `locked`, or *at_least_for* is out of range.
+            LeaseLostError: when called: the lease was lost while the function ran, or the store did not confirm
+                afterwards that it keeps the lock.
+            BackendError, StaleTokenError, UsageError, DrainingError: when called, as `Lock.acquire`: the function was
+                not called.
+        """
+        return Jobs(self.lock, self._observers, self._clock).decorator(name, at_least_for, options)
 
     async def inspect(self, name: str) -> Holder | None:
         """

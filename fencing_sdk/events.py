@@ -27,7 +27,7 @@ class Event:
     holder: str | None
     """
     The acquisition: the public digest of its owner id, as in `Lease.holder`, `LockClient.inspect` and the HTTP header.
-    None only in an event of a guard whose token came without it.
+    None only in an event of a guard whose token came without it, and of a job that got no lock.
     """
 
     def as_dict(self) -> dict[str, object]:
@@ -163,6 +163,37 @@ class Released(_ClientEvent):
     held_for: float
     confirmed: bool
     """Whether the store answered in time. If not, its ttl frees the lock at the latest."""
+    kept_for: float = 0.0
+    """Seconds for which the store keeps the lock nevertheless: after a job, for the rest of ``at_least_for``."""
+
+
+@unique
+class JobOutcome(StrEnum):
+    """What became of one call of a job. The value is the word used in recordings and metrics."""
+
+    RAN = "ran"
+    """The function returned while the lock was held."""
+
+    SKIPPED = "skipped"
+    """The lock was held, by a run that goes on or for the rest of ``at_least_for``: the function was not called."""
+
+    LOST = "lost"
+    """The lease was lost while the function ran, or before the store had confirmed that it keeps the lock."""
+
+    FAILED = "failed"
+    """The function raised an error, or the store could not be asked for the lock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded(Event):
+    """A call of a job ended: see `LockClient.job`. Of every call there is one, unless its process was killed."""
+
+    kind: ClassVar[str] = "job_ended"
+    outcome: JobOutcome
+    token: int | None = None
+    """None where the function was not called."""
+    held_for: float = 0.0
+    """Seconds from the grant to the end of the function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

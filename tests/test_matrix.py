@@ -19,11 +19,13 @@ LACKS = {
     "etcd": set(),
     "redis": set(),
     "postgresql": set(),
-    "zookeeper": set(),
+    "zookeeper": {"keeps_alone"},
 }
 """What a backend may declare as False although the suite expects it. A new entry is a decision, not a skip."""
 
-POWERS = {"queues", "hands_over", "notices", "processes", "breakable", "survives_restart", "tells_taken_over"}
+POWERS = {"queues", "hands_over", "notices", "processes", "breakable", "survives_restart", "tells_taken_over"} | {
+    "keeps_alone"
+}
 EXPECTED = {power for power in POWERS if getattr(BackendUnderTest, power)}
 
 

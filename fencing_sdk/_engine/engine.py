@@ -18,6 +18,7 @@ from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.fences import Fences, raise_fence
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.parking import Parking
 from fencing_sdk._engine.posts import Flight, granted
 from fencing_sdk._engine.releases import Releases
 from fencing_sdk._engine.reports import AcquisitionReport, LeaseReport
@@ -257,6 +258,23 @@ class Engine:
             await self._releases.finish(lease, flight)
         if cancelled is not None:
             raise cancelled
+
+    async def park(self, lease: LeaseState, seconds: float) -> None:
+        """
+        End *lease*, and let the store keep the lock until *seconds* after its grant, without this client.
+
+        Shielded from every cancellation, and bounded.
+
+        Raises:
+            LeaseLostError: the lease is over; or the store did not confirm it in time, or refused.
+        """
+        lease.check()
+        parking = Parking(self._backend, self._store_calls, self._clock, lease, lease.acquired_at + seconds)
+        lease.mark_released()  # at once: the ttl may become shorter than what the deadline was made of
+        self._heartbeat.forget(lease.owner)
+        if self._releases.take(lease):
+            self._closing.look_again()
+            await self._releases.park(lease, parking)
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
         """A lease was lost."""

@@ -13,6 +13,7 @@ from contextvars import Context
 
 from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.parking import Parking
 from fencing_sdk._engine.posts import Flight
 from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
@@ -78,6 +79,32 @@ class Releases:
         if cancelled is not None:
             raise cancelled
 
+    async def park(self, lease: LeaseState, parking: Parking) -> None:
+        """
+        Let the store keep *lease*, which was taken, for a while instead of giving it back.
+
+        Raises:
+            LeaseLostError: it was lost.
+        """
+        parked = self.store_calls.start(self._park(lease, parking))
+        try:
+            await self.store_calls.wait_for(parked, lease.timing.ttl)
+        except asyncio.CancelledError:
+            end = self._clock.now() + _limit(lease)
+            await outlast_cancellation(
+                lambda: self.store_calls.wait_for(parked, end - self._clock.now()),
+                lambda: parked.done() or self._clock.now() >= end,
+            )
+            raise
+        if parking.loss is not None:
+            raise parking.loss
+
+    async def _park(self, lease: LeaseState, parking: Parking) -> None:
+        confirmed = await parking.run()
+        if not confirmed:
+            confirmed = await self.store_calls.give_back(lease.claim, _limit(lease))
+        self.tell_end(lease, confirmed=confirmed and parking.loss is None, kept_for=parking.kept_for)
+
     def give_back_behind(self, lease: LeaseState) -> None:
         """Give *lease* back in the background."""
         if self.take(lease):
@@ -107,10 +134,10 @@ class Releases:
         else:
             returned.add_done_callback(lambda task: self.tell_end(lease, confirmed=_confirmed(task)), context=Context())
 
-    def tell_end(self, lease: LeaseState, *, confirmed: bool) -> None:
+    def tell_end(self, lease: LeaseState, *, confirmed: bool, kept_for: float = 0.0) -> None:
         """Tell the one end of *lease*, unless it was told before."""
         if self.returning.pop(lease.claim.owner, None) is not None:
-            self._report.released(lease, confirmed=confirmed)
+            self._report.released(lease, confirmed=confirmed, kept_for=kept_for)
             self.on_end()
 
 

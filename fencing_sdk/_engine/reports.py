@@ -158,7 +158,7 @@ class LeaseReport:
             now = self._clock.now()
             self._observers.emit(stale_rejected(error, name=lease.name, at=now, holder=lease.holder))
 
-    def released(self, lease: LeaseState, *, confirmed: bool) -> None:
+    def released(self, lease: LeaseState, *, confirmed: bool, kept_for: float) -> None:
         """Tell the end of *lease*."""
         if self:
             self._observers.emit(
@@ -169,5 +169,6 @@ class LeaseReport:
                     token=lease.number,
                     held_for=lease.held_for,
                     confirmed=confirmed,
+                    kept_for=kept_for,
                 )
             )

@@ -16,6 +16,7 @@ from fencing_sdk.cli._job import Job, OnLoss
 from fencing_sdk.cli._streams import Output, OutputClosedError, say, silence
 from fencing_sdk.cli.run import Exit, run_job
 from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.recipes.jobs import check_at_least_for
 
 app = App(
     name="fencing",
@@ -60,6 +61,7 @@ def run(
     ttl: _Duration = 15.0,
     wait: Annotated[float | None, Parameter(converter=_patience)] = 0.0,
     max_hold: _Duration | None = None,
+    at_least: _Duration = 0.0,
     on_loss: OnLoss = "term",
     metadata: str | None = None,
     quiet: Annotated[bool, Parameter(negative="")] = False,
@@ -86,6 +88,10 @@ def run(
 
         max_hold: The time after which the lease ends although the command still runs. Default: never.
 
+        at_least: The time from the start for which the lock stays taken, although the command has ended and
+            whatever becomes of this machine. For jobs that several machines start at the same time: half of the
+            interval. Goes without --wait.
+
         on_loss: What happens to the command when the lease is lost: SIGTERM and soon SIGKILL,
             SIGKILL at once, or only a warning.
 
@@ -101,7 +107,12 @@ def run(
     if not command:
         msg = "no command to run; write: fencing run LOCK -- COMMAND"
         raise ConfigurationError(msg)
-    job = Job(command, on_loss, quiet=quiet, verbose=verbose)
+    if at_least:
+        check_at_least_for(at_least)
+        if wait != 0:
+            msg = "--at-least goes without --wait: a command that waited would do the work of one tick twice"
+            raise ConfigurationError(msg)
+    job = Job(command, on_loss, at_least, quiet=quiet, verbose=verbose)
     return run_job(job, lock, url=url, ttl=ttl, wait=wait, max_hold=max_hold, metadata=metadata)
 
 

@@ -24,6 +24,8 @@ class Job:
 
     command: Sequence[str]
     on_loss: OnLoss
+    at_least: float = 0.0
+    """Seconds from the grant for which the lock stays taken, although the command has ended."""
     quiet: bool = False
     verbose: bool = False
 

@@ -39,6 +39,7 @@ from fencing_sdk.errors import (
     LossReason,
     shown,
 )
+from fencing_sdk.recipes.jobs import keep
 
 _DEATH_SIGNAL = {"term": signal.SIGTERM, "kill": signal.SIGKILL, "warn": 0}
 _SIGNALLED = 128
@@ -147,6 +148,17 @@ class Supervision:
             async with lock as lease:
                 if not self._waiting.cancel_called:
                     await self._run_under(lease)
+                    await self._keep(lease)
+
+    async def _keep(self, lease: Lease) -> None:
+        """Leave the lock of a command that did run to the store, for as long as it has to stay taken."""
+        if self.code in {Exit.NOT_EXECUTABLE, Exit.NOT_FOUND}:
+            return
+        try:
+            await keep(state_of(lease), self._job.at_least)
+        except LeaseLostError as loss:
+            say(f"{loss}; the command had ended")
+            self.code = self.code if self._job.on_loss == "warn" else Exit.LOST
 
     def receive(self, number: int) -> None:
         """Take a signal: forward it, or end the wait."""

@@ -299,6 +299,20 @@ class RenewalDoesNotProlong(Sound):
         return outcomes
 
 
+@caught_by(
+    "test_a_renewal_may_set_a_longer_ttl",
+    "test_a_renewal_may_set_a_shorter_ttl",
+    "test_a_longer_ttl_outlives_the_client",
+)
+class RenewalKeepsTheFirstTtl(Sound):
+    async def acquire(self, claim):
+        self.first_ttl = claim.ttl
+        return await super().acquire(claim)
+
+    async def renew(self, claims):
+        return await super().renew([elsewhere(claim, ttl=self.first_ttl) for claim in claims])
+
+
 @caught_by("test_a_renewal_never_creates", "test_a_released_grant_is_not_renewed")
 class RenewalCreates(Sound):
     async def renew(self, claims):

@@ -19,6 +19,7 @@ pytest_plugins = ["zookeeper_fixtures"]
 class TestZooKeeperEnsemble(BackendSuite):
     queues = True
     notices = True
+    keeps_alone = False  # a node lasts as long as its session, whose timeout was fixed when it began
     expiry_lag = 0.5
     patience = 30.0
 

@@ -103,6 +103,55 @@ def test_waiting_commands_run_one_after_the_other(fencing: Fencing):
     assert fencing.path("count").read_text() == "4\n"
 
 
+def test_a_lock_stays_taken_for_a_time_although_the_command_has_ended(fencing: Fencing):
+    began = time.monotonic()
+    first = fencing("run", "job", "--at-least", "3s", "--", "true")
+    assert first.returncode == 0
+    codes = []
+    while (done := fencing("run", "job", "--at-least", "3s", *shell("echo > ran"))).returncode == 75:
+        codes.append(done.returncode)
+    assert done.returncode == 0
+    assert time.monotonic() - began >= 3
+    assert codes or time.monotonic() - began >= 3 + 1, "the second came too late to be refused"
+    assert fencing.path("ran").exists()
+
+
+def test_a_command_that_fails_keeps_its_lock_and_one_that_cannot_run_does_not(fencing: Fencing):
+    assert fencing("run", "fails", "--at-least", "1h", *shell("exit 7")).returncode == 7
+    assert fencing("run", "fails", "--", "true").returncode == 75
+    assert fencing("run", "missing", "--at-least", "1h", "--", "no-such-command").returncode == 127
+    assert fencing("run", "missing", "--", "true").returncode == 0
+
+
+def test_a_command_that_takes_longer_gives_its_lock_back_at_once(fencing: Fencing):
+    assert fencing("run", "job", "--at-least", "100ms", "--", "sleep", "0.2").returncode == 0
+    assert fencing("run", "job", "--", "true").returncode == 0
+
+
+def test_a_lock_that_was_taken_away_meanwhile_cannot_be_kept(fencing: Fencing):
+    options = ("--at-least", "1h", "--ttl", "600")
+    process = fencing.start("run", "job", *options, *shell("echo $$ > holder.pid; read _"), stdin=subprocess.PIPE)
+    fencing.appears("holder.pid")
+    fencing.take_away()
+    _, err = process.communicate("\n")
+    assert process.returncode == 76
+    assert "the command had ended" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--at-least", "25h"), "at_least_for must be at most"),
+        (("--at-least", "60s", "--wait", "5"), "goes without --wait"),
+        (("--at-least", "soon"), "--at-least"),
+    ],
+)
+def test_a_time_that_cannot_be_kept_is_wrong_usage(fencing: Fencing, options: tuple[str, ...], message: str):
+    done = fencing("run", "job", *options, "--", "true")
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [("no-such-command", 127, "command not found"), ("/etc/hostname", 126, "cannot be executed")],

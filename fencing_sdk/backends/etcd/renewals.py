@@ -5,13 +5,15 @@ For each lease one keep-alive is sent, and for each `BATCH` of its locks one tra
 of each key. Both are needed: after a keep-alive alone, a key may have been deleted, and a comparison alone prolongs
 nothing. A renewal counts from the moment before both were sent.
 
-There are three cases for a claim:
+There are four cases for a claim:
 
 1. This client holds its key: the keep-alive and the comparison decide.
 2. The comparison failed: the key is read, because it may only have been moved to another lease.
 3. This client does not know the claim, most often after a reconnection: the key is read.
 
-In cases 2 and 3, a key that is still that of the grant is moved to a lease of this client.
+4. The claim has another ttl than at the last call: the key is read.
+
+In cases 2 to 4, a key that is still that of the grant is moved to a lease of this client.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class EtcdRenewals:
         self._started = started
         self._claims = {requests.keys.own(claim): claim for claim in claims}
         self._tokens: dict[bytes, int] = {}
-        """The tokens of the keys whose comparison failed."""
+        """The tokens of the keys that are held, and have to be read: their comparison failed, or their ttl changes."""
         self.outcomes: dict[bytes, Renewal] = {}
         self.failures: list[BackendError] = []
 
@@ -47,9 +49,12 @@ class EtcdRenewals:
         """Fill `outcomes` and `failures`. A failed request leaves the claims of other requests alone."""
         by_lease: dict[SharedLease, dict[bytes, HeldKey]] = {}
         unknown: list[bytes] = []
-        for key in self._claims:
+        for key, claim in self._claims.items():
             if (found := self._leases.find(key)) is None:
                 unknown.append(key)
+            elif found[1].ttl != claim.ttl:
+                unknown.append(key)
+                self._tokens[key] = found[1].created
             else:
                 by_lease.setdefault(found[0], {})[key] = found[1]
         await self._gather([self._renew_held(lease, held) for lease, held in by_lease.items()])

@@ -51,6 +51,20 @@ class CleanUp:
         if new:
             self._losses.watch_soon(own_node)
 
+    def renewed(self, own_node: OwnNode, claim: Claim) -> None:
+        """
+        Count the ttl of *claim* from now on, which may be another than before.
+
+        The node stays with its session, whose timeout is fixed. While this client runs the session does not end, so
+        the ttl counts. After the client has gone, the node lasts until that timeout.
+        """
+        if claim.ttl != own_node.claim.ttl:
+            own_node.claim = claim
+            if own_node.timer is not None:
+                own_node.timer.cancel()
+                own_node.timer = None
+        self.granted(own_node)
+
     def _check_end(self, own_node: OwnNode) -> None:
         own_node.timer = None
         if own_node.over:

@@ -64,7 +64,8 @@ class ZooKeeperRenewals:
         if session.error is not None:  # its nodes went with it; the next one is asked for the holders
             session = self._sessions.of(claims[0].ttl)
         await session.ready()
-        own_nodes = {key_of(claim): self._own_nodes.get(key_of(claim)) for claim in claims}
+        asked = {key_of(claim): claim for claim in claims}
+        own_nodes = {key: self._own_nodes.get(key) for key in asked}
         held = [
             own_node
             for own_node in own_nodes.values()
@@ -75,7 +76,7 @@ class ZooKeeperRenewals:
             if own_node in lost:
                 self._own_nodes.drop(own_node)
             elif own_node.held:
-                self._clean_up.granted(own_node)
+                self._clean_up.renewed(own_node, asked[key_of(own_node.claim)])
                 outcomes[key_of(own_node.claim)] = Renewal.RENEWED
         rest = [claim for claim in claims if key_of(claim) not in outcomes]
         lines = await self._recipe.look_at_all(session, [claim.name for claim in rest]) if rest else []

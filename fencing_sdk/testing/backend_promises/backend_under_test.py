@@ -80,6 +80,9 @@ class BackendUnderTest:
     survives_restart: bool = True
     """Grants outlive a restart of the store. Tokens always do, see `restart`."""
 
+    keeps_alone: bool = True
+    """A ttl that a renewal has made longer is kept by the store alone, although the client has gone."""
+
     tells_taken_over: bool = True
     """A refused renewal tells whether another holder has the lock."""
 

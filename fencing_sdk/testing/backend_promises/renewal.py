@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.abc import Backend
+from fencing_sdk.testing._powers import needs
 from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen
 
 _TRIES = 5
@@ -78,6 +80,40 @@ class RenewalPromises(BackendUnderTest):
         await self.granted(backend, claim)
         async with aclosing(reopen()) as other:
             assert await self.renewed(other, claim) is Renewal.RENEWED
+
+    # Another ttl
+
+    async def test_a_renewal_may_set_a_longer_ttl(self, backend: Backend) -> None:
+        """It counts from the renewal on: so a job leaves its lock to the store for a while."""
+        claim = self.claim(ttl=self.ttl)
+        await self.granted(backend, claim)
+        await self._kept(backend, backend, claim)
+
+    async def test_a_renewal_may_set_a_shorter_ttl(self, backend: Backend) -> None:
+        """A rival is granted when it is over, although the first one is not."""
+        claim = self.claim(ttl=4 * self.ttl + 4 * self.expiry_lag)
+        await self.granted(backend, claim)
+        assert await self.renewed(backend, replace(claim, ttl=self.ttl)) is Renewal.RENEWED
+        await self.freed(backend, self.claim(), by=self.now() + self.ended_after(self.ttl))
+
+    @needs("keeps_alone")
+    async def test_a_longer_ttl_outlives_the_client(self, backend: Backend, reopen: Reopen) -> None:
+        """The process that ran the job may have ended."""
+        claim = self.claim(ttl=self.ttl)
+        await self.granted(backend, claim)
+        async with aclosing(reopen()) as other:
+            await self._kept(backend, other, claim, leaves=True)
+
+    async def _kept(self, backend: Backend, other: Backend, claim: Claim, *, leaves: bool = False) -> None:
+        """Renew with a longer ttl, and look when *other* gets the lock."""
+        longer = 2 * self.ttl + self.expiry_lag  # more than the first ttl may last
+        renewed_at = self.now()
+        assert await self.renewed(backend, replace(claim, ttl=longer)) is Renewal.RENEWED
+        by = self.now() + self.ended_after(longer)
+        if leaves:
+            await backend.aclose()
+        freed_at = await self.freed(other, self.claim(), by=by)
+        assert freed_at >= self.lasted_until(renewed_at, longer)
 
     # Many in one call
 

@@ -51,7 +51,9 @@ def _by_its_owner(grant: StoreGrant, report: Report) -> None:
 def _given_back(facts: Facts, grant: StoreGrant, lease: RecordedLease, report: Report) -> None:
     """What was released is free at once, not at its ttl."""
     released = lease.released
-    if released is None or grant.excused or facts.troubled(lease.actor, released - _SLACK, released + _SLACK, _SILENT):
+    if released is None or lease.kept or grant.excused:
+        return
+    if facts.troubled(lease.actor, released - _SLACK, released + _SLACK, _SILENT):
         return
     report.saw("P5")
     if grant.end > released + _SLACK:
@@ -84,7 +86,7 @@ def _given_up(facts: Facts, grant: StoreGrant, calls: list[RecordedCall], report
 
 def _no_renewal_after_release(lease: RecordedLease, calls: list[RecordedCall], report: Report) -> None:
     released = lease.released
-    if released is None:
+    if released is None or lease.kept:
         return
     for call in calls:
         if call.operation == "renew" and call.asked > released:

@@ -32,6 +32,8 @@ class RecordedLease:
     ttl: float
     deadline: float
     released: float | None = None
+    kept: bool = False
+    """Whether the store was asked to keep the lock for a while, instead of giving it back."""
     lost: float | None = None
     reason: str = ""
     entered: float | None = None

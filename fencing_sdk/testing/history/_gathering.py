@@ -134,7 +134,7 @@ class _Gatherer:
 
     def _on_released(self, line: Line, at: float, actor: str) -> None:
         if (lease := self._lease(line, actor)) is not None:
-            lease.released = at
+            lease.released, lease.kept = at, bool(line.get("kept_for"))
 
     def _on_fence_raised(self, line: Line, at: float, actor: str) -> None:
         self._access(line, at, actor, accepted=True, write=False)

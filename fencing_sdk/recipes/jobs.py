@@ -1,0 +1,197 @@
+"""
+Work that several processes are told to do at the same time, and one of them does.
+
+    @locks.job("nightly", at_least_for=60, max_hold=1800)
+    async def nightly() -> int: ...
+
+    match await nightly():
+        case Ran(value=rows): ...
+        case Skipped(retry_after=seconds): ...
+
+Each call asks for the lock once. A call that gets it runs the function, and the lock then stays taken until
+*at_least_for* seconds after the grant, in the store alone: a process whose clock is behind, and whose tick comes when a
+short run has ended, finds it held. The idea is that of ShedLock's ``lockAtLeastFor``: there it defaults to 0, here it
+is required.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+
+from fencing_sdk._arguments import LockOptions
+from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._lease import state_of
+from fencing_sdk._lock import Lock
+from fencing_sdk._name_template import NameTemplate
+from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.observers import Observers
+from fencing_sdk._values.timing import MAX_TTL, Seconds, seconds
+from fencing_sdk.errors import ConfigurationError, LeaseLostError, LockHeldError, shown
+from fencing_sdk.events import JobEnded, JobOutcome
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran(Generic[R]):
+    """The call got the lock, and the function returned."""
+
+    value: R
+    """What the function returned."""
+    token: int
+    """The number of the lease that it ran under, which is over."""
+    held_for: float
+    """Seconds from the grant to the end of the function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The call found the lock held, and the function was not called."""
+
+    name: str
+    """The name of the lock."""
+    retry_after: float | None
+    """Seconds after which the lock may be free, or None where the store does not tell."""
+
+
+JobFunction: TypeAlias = Callable[P, Coroutine[Any, Any, Ran[R] | Skipped]]
+"""What a decorated function has become: its call tells whether it ran."""
+
+
+class Jobs:
+    """Decorates functions with locks of one client."""
+
+    def __init__(self, make_lock: Callable[..., Lock], observers: Observers, clock: Clock) -> None:
+        self._make_lock = make_lock
+        self._observers = observers
+        self._clock = clock
+
+    def decorator(
+        self, name: str, at_least_for: Seconds, options: LockOptions
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], JobFunction[P, R]]:
+        """
+        Check what is known at decoration, and return the decorator.
+
+        Raises:
+            ConfigurationError: a parameter cannot work.
+        """
+        check_name(name)
+        least = check_at_least_for(at_least_for)
+        if "wait" in options:
+            msg = "a job takes no wait: a call that waited for another run would do the work of one tick twice"
+            raise ConfigurationError(msg)
+        self._make_lock("checked-when-decorated", **options)
+
+        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> JobFunction[P, R]:
+            if not inspect.iscoroutinefunction(function):
+                msg = f"job() decorates 'async def' functions, not {shown(function)}"
+                raise ConfigurationError(msg)
+            template = NameTemplate(name, function)
+
+            @functools.wraps(function)
+            async def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
+                lock = self._make_lock(template.fill(args, kwargs), wait=0, **options)
+                call = _JobCall(self._observers, self._clock, lock.name, least)
+                return await call.run(lock, functools.partial(function, *args, **kwargs))
+
+            return once
+
+        return decorate
+
+
+class _JobCall:
+    """One call of a job, and the one event that tells how it ended."""
+
+    def __init__(self, observers: Observers, clock: Clock, name: str, at_least_for: float) -> None:
+        self._observers = observers
+        self._clock = clock
+        self._name = name
+        self._at_least_for = at_least_for
+        self._state: LeaseState | None = None
+        self._held_for = 0.0
+
+    async def run(self, lock: Lock, function: Callable[[], Coroutine[Any, Any, R]]) -> Ran[R] | Skipped:
+        try:
+            outcome = await self._run(lock, function)
+        except BaseException as error:
+            self._tell(JobOutcome.LOST if self._is_loss(error) else JobOutcome.FAILED)
+            raise
+        self._tell(JobOutcome.RAN if isinstance(outcome, Ran) else JobOutcome.SKIPPED)
+        return outcome
+
+    async def _run(self, lock: Lock, function: Callable[[], Coroutine[Any, Any, R]]) -> Ran[R] | Skipped:
+        async with AsyncExitStack() as held:
+            try:
+                lease = await held.enter_async_context(lock)
+            except LockHeldError as refusal:  # not one that the function raises about another lock
+                return Skipped(lock.name, refusal.retry_after)
+            state = self._state = state_of(lease)
+            try:
+                value = await function()
+            except (Exception, asyncio.CancelledError) as error:
+                await self._keep_after(error, state)
+                raise
+            await self._keep(state)
+            return Ran(value, state.number, self._held_for)
+        raise AssertionError  # an exit stack of a lock takes no error back
+
+    async def _keep_after(self, error: BaseException, state: LeaseState) -> None:
+        """Park the lock of a run that failed. The error of the function leaves as it is."""
+        try:
+            await self._keep(state)
+        except LeaseLostError as loss:
+            error.add_note(f"fencing_sdk: {loss}")
+
+    async def _keep(self, state: LeaseState) -> None:
+        self._held_for = state.held_for
+        await keep(state, self._at_least_for)
+
+    def _is_loss(self, error: BaseException) -> bool:
+        state = self._state
+        if state is None:
+            return False
+        mine = isinstance(error, LeaseLostError) and (error.name, error.token) == (state.name, state.number)
+        return mine or state.lost is not None
+
+    def _tell(self, outcome: JobOutcome) -> None:
+        if self._observers:
+            state, now = self._state, self._clock.now()
+            self._observers.emit(
+                JobEnded(
+                    name=self._name,
+                    at=now,
+                    holder=None if state is None else state.holder,
+                    outcome=outcome,
+                    token=None if state is None else state.number,
+                    held_for=self._held_for,
+                )
+            )
+
+
+async def keep(state: LeaseState, at_least_for: float) -> None:
+    """
+    Leave a lock whose work has ended to its ttl, until *at_least_for* seconds after its grant, if that is not over yet.
+
+    Raises:
+        LeaseLostError: the store did not confirm it in time, or refused.
+    """
+    if state.held and state.held_for < at_least_for:
+        await state.keeper.park(state, at_least_for)
+
+
+def check_at_least_for(at_least_for: object) -> float:
+    """
+    Return the seconds for which a lock stays taken, counted from its grant: more than 0, and at most a day.
+
+    Raises:
+        ConfigurationError: they are no such number.
+    """
+    return seconds(at_least_for, "at_least_for", high=MAX_TTL, above=True)

@@ -1,0 +1,183 @@
+"""A job in the schedulers that people have, as it is on the page: no adapter, and of two processes one runs."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from arq import cron
+from arq.connections import RedisSettings, create_pool
+from arq.worker import Worker, func
+from taskiq import InMemoryBroker
+
+from fencing_sdk import JobEnded, LeaseLostError, Ran, Skipped, connect
+
+pytest_plugins = ["redis_fixtures"]
+
+PATIENCE = 60.0
+old_redis = pytest.mark.filterwarnings("ignore:Call to :DeprecationWarning")
+"""arq was written for an earlier redis-py."""
+
+
+class Process:
+    """What one of several processes is made of: a client, a job, and what became of its calls."""
+
+    def __init__(self, url):
+        self.outcomes = []
+        self.changed = asyncio.Event()
+        self.locks = connect(url, observers=[self.note])
+        self.began = []
+
+    def note(self, event):
+        if isinstance(event, JobEnded):
+            self.outcomes.append(event.outcome.value)
+            self.changed.set()
+
+    def job(self, **options):
+        @self.locks.job("nightly", **{"at_least_for": 60} | options)
+        async def nightly(*context):
+            self.began.append(asyncio.get_running_loop().time())
+            return 7
+
+        return nightly
+
+
+@asynccontextmanager
+async def two_processes(url):
+    one, two = Process(url), Process(url)
+    async with one.locks, two.locks:
+        yield one, two
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/locks.db"
+
+
+async def until(processes, happened):
+    async with asyncio.timeout(PATIENCE):
+        while not happened():
+            for process in processes:
+                process.changed.clear()
+            waits = [asyncio.create_task(process.changed.wait()) for process in processes]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+
+
+def counted(*processes):
+    return sorted(outcome for process in processes for outcome in process.outcomes)
+
+
+async def test_a_plain_loop(url):
+    """Ticks of 0.1 s, and a lock that stays taken for 0.35 s: at most every fourth tick runs."""
+
+    async def every(seconds, job):
+        while True:
+            await job()
+            await asyncio.sleep(seconds)
+
+    async with two_processes(url) as processes:
+        loops = [asyncio.create_task(every(0.1, process.job(at_least_for=0.35))) for process in processes]
+        await until(processes, lambda: counted(*processes).count("ran") >= 4)
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        began = sorted(moment for process in processes for moment in process.began)
+        assert min(later - earlier for earlier, later in pairwise(began)) >= 0.35
+        assert set(counted(*processes)) <= {"ran", "skipped", "failed"}, "failed: a loop that was cancelled"
+
+
+async def test_apscheduler_3(url):
+    async with two_processes(url) as processes:
+        values, schedulers = [], []
+        for process in processes:
+            scheduler = AsyncIOScheduler()
+            scheduler.add_listener(lambda event: values.append(event.retval), EVENT_JOB_EXECUTED)
+            scheduler.add_job(process.job(), "interval", seconds=0.1)
+            scheduler.start()
+            schedulers.append(scheduler)
+        await until(processes, lambda: len(counted(*processes)) >= 4)
+        for scheduler in schedulers:
+            scheduler.shutdown(wait=False)
+        await asyncio.sleep(0.05)
+        assert counted(*processes).count("ran") == 1
+        assert [value.value for value in values if isinstance(value, Ran)] == [7]
+        assert any(isinstance(value, Skipped) for value in values)
+
+
+async def test_apscheduler_3_sees_a_loss_as_an_error(url):
+    async with two_processes(url) as (process, _):
+        errors, scheduler = [], AsyncIOScheduler()
+
+        @process.locks.job("nightly", at_least_for=60, ttl=1, max_hold=0.1)
+        async def hang():
+            await asyncio.sleep(PATIENCE)
+
+        scheduler.add_listener(lambda event: errors.append(event.exception), EVENT_JOB_ERROR)
+        scheduler.add_job(hang)
+        scheduler.start()
+        await until([process], lambda: process.outcomes)
+        await asyncio.sleep(0.05)
+        scheduler.shutdown(wait=False)
+        assert process.outcomes == ["lost"]
+        assert isinstance(errors[0], LeaseLostError)
+
+
+@old_redis
+async def test_arq(redis_server):
+    """A cron job of two workers, each with a queue of its own, so that arq does not sort them out by itself."""
+    settings = RedisSettings(port=redis_server.port)
+    async with two_processes(redis_server.url) as processes:
+        workers = []
+        for number, process in enumerate(processes):
+            nightly = process.job()
+            workers.append(
+                Worker(
+                    functions=[func(nightly, name="nightly")],
+                    cron_jobs=[cron(nightly, name="nightly", run_at_startup=True, second=set(range(60)))],
+                    queue_name=f"queue {number}",
+                    redis_settings=settings,
+                    handle_signals=False,
+                    poll_delay=0.05,
+                )
+            )
+        tasks = [asyncio.create_task(worker.async_run()) for worker in workers]
+        await until(processes, lambda: all(process.outcomes for process in processes))
+        for worker, task in zip(workers, tasks, strict=True):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await worker.close()
+        assert counted(*processes).count("ran") == 1
+        assert set(counted(*processes)) == {"ran", "skipped"}
+
+
+@old_redis
+async def test_arq_keeps_what_a_call_returned(redis_server):
+    async with two_processes(redis_server.url) as (process, _):
+        pool = await create_pool(RedisSettings(port=redis_server.port))
+        jobs = [await pool.enqueue_job("nightly") for _ in range(2)]
+        worker = Worker(
+            functions=[func(process.job(), name="nightly")], redis_pool=pool, burst=True, poll_delay=0.05,
+            handle_signals=False,
+        )  # fmt: skip
+        await worker.main()
+        results = [await job.result(timeout=PATIENCE) for job in jobs]
+        assert sorted(type(result).__name__ for result in results) == ["Ran", "Skipped"]
+        await worker.close()
+
+
+async def test_taskiq(url):
+    async with two_processes(url) as processes:
+        results = []
+        for process in processes:
+            broker = InMemoryBroker()
+            nightly = broker.task(process.job())
+            await broker.startup()
+            task = await nightly.kiq()
+            results.append((await task.wait_result(timeout=PATIENCE)).return_value)
+            await broker.shutdown()
+        assert [type(result) for result in results] == [Ran, Skipped]
+        assert results[0].value == 7

@@ -1,0 +1,535 @@
+"""``@locks.job``: of the calls that come together one runs, and the lock stays taken for a while afterwards."""
+
+import asyncio
+import contextlib
+import inspect
+from dataclasses import replace
+
+import pytest
+from virtual_time import block, in_virtual_time, now, settle
+
+from fencing_sdk import (
+    BackendUnavailableError,
+    ConfigurationError,
+    JobEnded,
+    JobOutcome,
+    LeaseLostError,
+    LockClient,
+    LockHeldError,
+    LossReason,
+    Ran,
+    Released,
+    Skipped,
+    current_lease,
+)
+from fencing_sdk._values.clock import LoopClock
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.testing import FaultyBackend
+
+OVER = pytest.approx
+
+
+class Clients:
+    """A store on virtual time, and clients that stand for processes."""
+
+    def __init__(self):
+        self.clock = LoopClock()
+        self.memory = MemoryBackend(clock=self.clock, tokens="counter")
+        self.store = FaultyBackend(self.memory)
+        self.events = []
+
+    def client(self, **options):
+        return LockClient(self.store, clock=self.clock, watch_stalls=False, observers=[self.events.append], **options)
+
+    @contextlib.contextmanager
+    def down(self):
+        """The store answers nothing meanwhile."""
+        for operation in ("acquire", "renew", "release"):
+            self.store.fail(operation)
+        try:
+            yield
+        finally:
+            self.store.heal()
+
+    def outcomes(self):
+        return [event.outcome.value for event in self.events if isinstance(event, JobEnded)]
+
+    def told(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def freed(self, name="nightly"):
+        """Wait until the lock is free; return when."""
+        for _ in range(100):
+            holder = await self.memory.inspect(name)
+            if holder is None:
+                return now()
+            await asyncio.sleep(max(holder.remaining, 0.001))
+        return pytest.fail(f"{name} stays taken")
+
+
+@pytest.fixture
+def clients():
+    return Clients()
+
+
+def nightly(locks, seconds=1.0, *, at_least_for=60, **options):
+    @locks.job("nightly", at_least_for=at_least_for, **options)
+    async def run(value=7):
+        await asyncio.sleep(seconds)
+        return value
+
+    return run
+
+
+# What a call returns.
+
+
+@in_virtual_time
+async def test_of_two_calls_one_runs_and_the_other_is_told_when_to_ask_again():
+    clients = Clients()
+    async with clients.client() as a, clients.client() as b:
+        ran, skipped = await asyncio.gather(nightly(a)(), nightly(b)())
+        assert ran == Ran(7, 1, OVER(1.0))
+        assert skipped == Skipped("nightly", OVER(15.0))
+        later = await nightly(b)()
+        assert later == Skipped("nightly", OVER(59.0, abs=1.0))
+    assert clients.outcomes() == ["skipped", "ran", "skipped"]
+
+
+@in_virtual_time
+async def test_the_lock_stays_taken_until_at_least_for_after_the_grant():
+    clients = Clients()
+    async with clients.client() as locks:
+        await nightly(locks)()
+        assert 60 <= await clients.freed() <= 62
+        assert isinstance(await nightly(locks)(), Ran)
+
+
+@in_virtual_time
+async def test_it_outlives_the_client_and_is_not_renewed():
+    clients = Clients()
+    async with clients.client() as locks:
+        await nightly(locks)()
+        calls = len(clients.store.calls)
+        await asyncio.sleep(30)
+        assert len(clients.store.calls) == calls
+    assert 60 <= await clients.freed() <= 62
+
+
+@in_virtual_time
+async def test_a_run_that_takes_longer_gives_its_lock_back_at_once():
+    clients = Clients()
+    async with clients.client() as locks:
+        assert await nightly(locks, 61)() == Ran(7, 1, OVER(61))
+        assert await clients.freed() == OVER(61)
+
+
+@in_virtual_time
+async def test_the_time_left_may_be_shorter_than_the_ttl():
+    clients = Clients()
+    async with clients.client() as locks:
+        await nightly(locks, 58)()
+        assert 60 <= await clients.freed() <= 60.1
+
+
+@in_virtual_time
+async def test_a_store_whose_clock_is_quick_keeps_the_lock_long_enough():
+    """By the drift that the client allows for."""
+
+    class Quick(LoopClock):
+        def now(self):
+            return super().now() * 1.1
+
+    clients = Clients()
+    clients.memory._clock = Quick()
+    async with clients.client(drift=0.1) as locks:
+        await nightly(locks)()
+        while isinstance(await nightly(locks)(), Skipped):
+            await asyncio.sleep(0.1)
+            assert now() < 70
+        assert now() >= 60
+
+
+@in_virtual_time
+async def test_the_end_of_the_lease_is_told_once_and_with_the_time_that_is_left():
+    clients = Clients()
+    async with clients.client() as locks:
+        await nightly(locks)()
+        await nightly(locks, 61, at_least_for=60)() if await clients.freed() else None
+    parked, released = clients.told(Released)
+    assert (parked.confirmed, parked.kept_for, parked.held_for) == (True, OVER(59), OVER(1))
+    assert (released.confirmed, released.kept_for) == (True, 0.0)
+    assert [event.kind for event in clients.events].count("acquired") == 2
+
+
+@in_virtual_time
+async def test_every_call_is_told_with_the_numbers_of_its_lease():
+    clients = Clients()
+    async with clients.client() as locks:
+        await nightly(locks, 2)()
+        await nightly(locks)()
+    ran, skipped = clients.told(JobEnded)
+    assert (ran.name, ran.outcome, ran.token, ran.held_for) == ("nightly", JobOutcome.RAN, 1, OVER(2))
+    assert ran.holder == clients.told(Released)[0].holder
+    assert (skipped.outcome, skipped.token, skipped.holder) == (JobOutcome.SKIPPED, None, None)
+
+
+@in_virtual_time
+async def test_each_name_that_the_arguments_make_is_a_job_of_its_own():
+    clients = Clients()
+    async with clients.client() as locks:
+
+        @locks.job("report/{tenant}", at_least_for=60)
+        async def report(tenant):
+            return current_lease().name
+
+        assert [(await report(tenant)).value for tenant in ("a", "b")] == ["report/a", "report/b"]
+        assert await report("a") == Skipped("report/a", OVER(60, abs=1))
+
+
+# Errors.
+
+
+@in_virtual_time
+async def test_a_run_that_fails_keeps_the_lock_too_and_its_error_leaves_as_it_is():
+    clients, mine = Clients(), ValueError("mine")
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60)
+        async def fail():
+            raise mine
+
+        with pytest.raises(ValueError) as left:
+            await fail()
+        assert left.value is mine
+        assert not hasattr(mine, "__notes__")
+        assert isinstance(await fail(), Skipped)
+    assert clients.outcomes() == ["failed", "skipped"]
+    assert await clients.freed() >= 60
+
+
+@in_virtual_time
+async def test_a_run_that_is_cancelled_keeps_the_lock_too():
+    clients = Clients()
+    async with clients.client() as locks:
+        task = asyncio.create_task(nightly(locks, 30)())
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert now() == OVER(1)
+    assert clients.outcomes() == ["failed"]
+    assert await clients.freed() >= 60
+
+
+@in_virtual_time
+async def test_a_cancellation_while_the_lock_is_parked_does_not_break_it_off():
+    clients = Clients()
+    async with clients.client() as locks:
+        clients.store.delay("renew", 0.5)
+        task = asyncio.create_task(nightly(locks, 1)())
+        await asyncio.sleep(1.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert now() == OVER(1.5)
+    assert await clients.freed() >= 60
+
+
+@in_virtual_time
+async def test_an_error_of_the_function_about_another_lock_is_no_skip():
+    clients = Clients()
+    async with clients.client() as locks, locks.lock("other"):
+
+        @locks.job("nightly", at_least_for=60)
+        async def run():
+            async with locks.lock("other", wait=0):
+                pass
+
+        with pytest.raises(LockHeldError):
+            await run()
+    assert clients.outcomes() == ["failed"]
+
+
+@in_virtual_time
+async def test_a_lost_lease_is_an_error_and_the_lock_is_not_kept():
+    clients = Clients()
+    async with clients.client() as locks:
+        task = asyncio.create_task(nightly(locks, 30)())
+        await asyncio.sleep(1)
+        clients.memory.revoke("nightly")
+        with pytest.raises(LeaseLostError):
+            await task
+        assert await clients.memory.inspect("nightly") is None
+        assert isinstance(await nightly(locks)(), Ran)
+    assert clients.outcomes() == ["lost", "ran"]
+
+
+@in_virtual_time
+async def test_the_loss_of_another_lock_is_a_failure():
+    clients = Clients()
+    clients.store = clients.memory  # which tells at once
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60)
+        async def run():
+            async with locks.lock("other"):
+                clients.memory.revoke("other")
+                await asyncio.sleep(1)
+
+        with pytest.raises(LeaseLostError, match="other"):
+            await run()
+    assert clients.outcomes() == ["failed"]
+    assert await clients.freed() >= 60
+
+
+@in_virtual_time
+async def test_a_run_that_hangs_is_lost_at_max_hold():
+    clients = Clients()
+    async with clients.client() as locks:
+        with pytest.raises(LeaseLostError, match="max_hold"):
+            await nightly(locks, 9999, max_hold=120)()
+        assert now() == OVER(120)
+    assert clients.outcomes() == ["lost"]
+
+
+@in_virtual_time
+async def test_a_run_that_was_frozen_past_its_deadline_is_lost_even_if_it_has_returned():
+    clients = Clients()
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60)
+        async def run():
+            block(20)
+            return 7
+
+        with pytest.raises(LeaseLostError):
+            await run()
+    assert clients.outcomes() == ["lost"]
+
+
+@in_virtual_time
+async def test_a_store_that_is_down_is_told_to_the_caller():
+    clients = Clients()
+    async with clients.client() as locks:
+        with clients.down():
+            with pytest.raises(BackendUnavailableError):
+                await nightly(locks)()
+    assert clients.outcomes() == ["failed"]
+
+
+@in_virtual_time
+async def test_a_call_within_a_call_is_skipped():
+    clients = Clients()
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60)
+        async def run(depth):
+            return await run(depth + 1) if depth == 0 else depth
+
+        assert (await run(0)).value == Skipped("nightly", OVER(15))
+
+
+# Parking, when the store does not answer.
+
+
+@in_virtual_time
+async def test_a_short_outage_at_the_end_is_ridden_out():
+    clients = Clients()
+    async with clients.client() as locks:
+        task = asyncio.create_task(nightly(locks, 1)())
+        await asyncio.sleep(0.9)
+        with clients.down():
+            await asyncio.sleep(5)
+        assert await task == Ran(7, 1, OVER(1.0))
+    assert clients.outcomes() == ["ran"]
+    assert await clients.freed() >= 60
+
+
+@in_virtual_time
+async def test_a_store_that_does_not_confirm_in_time_makes_the_run_a_loss():
+    """Nothing is known then about how long the lock stays taken."""
+    clients = Clients()
+    async with clients.client() as locks:
+        task = asyncio.create_task(nightly(locks, 1)())
+        await asyncio.sleep(0.9)
+        with clients.down():
+            with pytest.raises(LeaseLostError, match="did not confirm") as loss:
+                await task
+            assert now() <= 15
+        assert loss.value.reason is LossReason.EXPIRED
+    assert clients.outcomes() == ["lost"]
+    (released,) = clients.told(Released)
+    assert (released.confirmed, released.kept_for) == (False, 0.0)
+
+
+@in_virtual_time
+async def test_a_loss_that_shows_while_the_lock_is_parked_is_a_loss():
+    clients = Clients()
+    async with clients.client() as locks:
+        task = asyncio.create_task(nightly(locks, 1)())
+        await asyncio.sleep(0.9)
+        clients.memory.revoke("nightly")
+        with pytest.raises(LeaseLostError) as loss:
+            await task
+        assert loss.value.reason is LossReason.REFUSED
+    assert clients.outcomes() == ["lost"]
+
+
+@in_virtual_time
+async def test_an_error_of_the_function_is_told_of_a_lock_that_is_not_kept():
+    clients, mine = Clients(), ValueError("mine")
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60)
+        async def fail():
+            clients.memory._table.revoke("nightly", clients.clock.now())
+            raise mine
+
+        with pytest.raises(ValueError) as left:
+            await fail()
+    assert left.value is mine
+    assert "is over" in mine.__notes__[0]
+
+
+@in_virtual_time
+async def test_no_token_can_be_read_once_the_lock_is_being_parked():
+    """The time left may be shorter than what the deadline was made of."""
+    clients, seen = Clients(), []
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60)
+        async def run():
+            lease = current_lease()
+
+            async def child():
+                await asyncio.sleep(0.5)
+                seen.append(lease.held)
+                with pytest.raises(LeaseLostError):
+                    _ = lease.token
+
+            task = asyncio.create_task(child())
+            clients.store.delay("renew", 1.0)
+            return task
+
+        await (await run()).value
+    assert seen == [False]
+
+
+class Overtaking(MemoryBackend):
+    """Executes the first renewal that it is sent after all others, and answers it then."""
+
+    def __init__(self, clock, delay):
+        super().__init__(clock=clock, tokens="counter")
+        self.delay, self.renewals = delay, 0
+
+    async def renew(self, claims):
+        self.renewals += 1
+        if self.renewals == 1:
+            await asyncio.shield(asyncio.ensure_future(self.late(claims)))
+        return await super().renew(claims)
+
+    async def late(self, claims):
+        await asyncio.sleep(self.delay)
+        await super().renew(claims)
+
+
+@pytest.mark.parametrize("delay", [0.5, 2.9, 8.0])
+def test_a_renewal_that_arrives_after_the_parking_does_not_shorten_it(delay):
+    """It would set the ttl of the lease again, and free the lock after 15 s."""
+
+    @in_virtual_time
+    async def play():
+        clients = Clients()
+        clients.store = clients.memory = Overtaking(clients.clock, delay)
+        async with clients.client() as locks:
+            await nightly(locks, 3.2)()  # the heartbeat's first renewal leaves at 3.0
+            await asyncio.sleep(15)
+        assert await clients.freed() >= 60
+
+    play()
+
+
+@in_virtual_time
+async def test_a_client_that_is_closed_meanwhile_sets_the_ttl_once_more():
+    clients = Clients()
+    clients.store = clients.memory = Overtaking(clients.clock, 0.41)
+    async with clients.client() as locks:
+        await nightly(locks, 3.2)()
+        await asyncio.sleep(0.2)
+    assert now() < 9
+    assert await clients.freed() >= 59
+
+
+# What a job is made of.
+
+
+@pytest.mark.every_loop
+async def test_a_job_runs_on_every_loop():
+    async with LockClient(MemoryBackend()) as locks:
+        calls = [nightly(locks, 0.01)() for _ in range(3)]
+        outcomes = await asyncio.gather(*calls)
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Ran", "Skipped", "Skipped"]
+
+
+def test_the_function_stays_what_it_was():
+    locks = Clients().client()
+
+    async def report(tenant: int, *, scale: float = 1.0) -> str:
+        """Build a report."""
+
+    job = locks.job("report/{tenant}", at_least_for=1)(report)
+    assert job.__wrapped__ is report
+    assert (job.__name__, job.__doc__, job.__module__) == ("report", "Build a report.", __name__)
+    assert inspect.iscoroutinefunction(job)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nightly", {"at_least_for": 0}, "at_least_for must be more than 0"),
+        ("nightly", {"at_least_for": -1}, "at_least_for"),
+        ("nightly", {"at_least_for": 86_401}, "at_least_for must be at most"),
+        ("nightly", {"at_least_for": True}, "at_least_for must be seconds"),
+        ("nightly", {"at_least_for": None}, "at_least_for must be seconds"),
+        ("nightly", {"at_least_for": 60, "wait": 5}, "takes no wait"),
+        ("nightly", {"at_least_for": 60, "wait": 0}, "takes no wait"),
+        ("nightly", {"at_least_for": 60, "ttl": 0}, "ttl"),
+        ("", {"at_least_for": 60}, "name"),
+    ],
+)
+def test_bad_input_is_refused_when_decorated(name, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Clients().client().job(name, **options)
+
+
+def test_at_least_for_is_required():
+    with pytest.raises(TypeError, match="at_least_for"):
+        Clients().client().job("nightly")
+
+
+@pytest.mark.parametrize("function", [lambda: None, print, Clients])
+def test_what_is_no_coroutine_function_is_refused(function):
+    with pytest.raises(ConfigurationError, match="async def"):
+        Clients().client().job("nightly", at_least_for=60)(function)
+
+
+def test_outcomes_are_plain_values():
+    ran = Ran(7, 1, 0.5)
+    assert replace(ran, value=8).value == 8
+    assert repr(Skipped("a", None)) == "Skipped(name='a', retry_after=None)"
+    with contextlib.suppress(AttributeError):
+        ran.value = 9
+    assert ran.value == 7
+
+
+@in_virtual_time
+async def test_a_drain_waits_for_a_run_and_keeps_its_lock():
+    clients = Clients()
+    async with clients.client() as locks:
+        task = asyncio.create_task(nightly(locks, 5)())
+        await settle()
+        assert await locks.drain(within=25)
+        assert now() == OVER(5)
+        assert isinstance(await task, Ran)
+    assert await clients.freed() >= 60
