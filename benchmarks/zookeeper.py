@@ -136,7 +136,7 @@ async def our_handoffs(url: str) -> list[float]:
         lease = await first.lock("handoff", ttl=30).acquire()
         for number in range(HANDOFFS):
             waiting = asyncio.create_task(granted(clients[1 - number % 2]))
-            while not any(stake.watched for stake in clients[1 - number % 2]._backend._stakes.all()):  # noqa: ASYNC110
+            while not any(node.watched for node in clients[1 - number % 2]._backend._own_nodes.all()):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.005)
             released = time.perf_counter()
@@ -191,8 +191,8 @@ async def line(server: ZooKeeperServer) -> None:
             tasks = []
             for number in range(WAITERS):
                 tasks.append(asyncio.create_task(wait(number)))
-                stakes = clients[number % 2]._backend._stakes
-                while sum(bool(stake.watched) for stake in stakes.all()) <= number // 2:  # noqa: ASYNC110
+                own_nodes = clients[number % 2]._backend._own_nodes
+                while sum(bool(node.watched) for node in own_nodes.all()) <= number // 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             begun = time.perf_counter()
         await asyncio.gather(*tasks)
