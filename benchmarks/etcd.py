@@ -1,4 +1,8 @@
-"""What the etcd backend adds to bare calls of the gateway, on an etcd of its own: requests, CPU, waiting, notices."""
+"""
+What the etcd backend adds to bare calls of the gateway: requests, CPU, waiting, notices.
+
+    uv run python -m benchmarks etcd
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from _measure import compare, report
 
+from benchmarks.table import Row, compare, compared, run
 from fencing_sdk import Lease, LockClient
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
@@ -64,7 +68,7 @@ class Bare:
         assert (await self.post("kv/txn", body)).get("succeeded")
 
 
-async def one_pair(server: EtcdCluster) -> None:
+async def one_pair(server: EtcdCluster, *, times: int) -> list[Row]:
     backend, claim = from_url(server.url), Claim("bench", 3600.0)
     async with aiohttp.ClientSession() as session, LockClient(from_url(server.url)) as locks:
         bare = Bare(session, server.members[0].origin)
@@ -81,21 +85,21 @@ async def one_pair(server: EtcdCluster) -> None:
                 pass
 
         contestants = {
-            "bare: two transactions": bare.pair,
+            "two transactions": bare.pair,
             "backend.acquire, backend.release": pair,
             "async with lock": scoped,
         }
-        report("acquire and release, uncontended", await compare(contestants, times=TIMES))
+        rows = compared(await compare(contestants, times=times))
         before = {method: server.calls(method) for method in ("Txn", "Range", "LeaseKeepAlive", "LeaseGrant")}
-        for _ in range(TIMES):
+        for _ in range(times):
             await pair()
-        print(f"\nrequests of {TIMES} cycles of acquire and release")
-        for method, count in before.items():
-            print(f"  {method:38} {server.calls(method) - count}")
+        made = ", ".join(f"{method} {server.calls(method) - count}" for method, count in before.items())
+        rows.append(Row(f"requests of {times} cycles", made))
     await backend.aclose()
+    return rows
 
 
-async def many_renewals(server: EtcdCluster) -> None:
+async def many_renewals(server: EtcdCluster) -> list[Row]:
     backend = from_url(server.url)
     claims = [Claim(f"bench/{number}", 600.0) for number in range(LEASES)]
     await asyncio.gather(*(backend.acquire(claim) for claim in claims))
@@ -104,17 +108,19 @@ async def many_renewals(server: EtcdCluster) -> None:
     cpu, wall = time.process_time(), time.perf_counter()
     outcomes = await backend.renew(claims)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    print(f"\none call of renew with {LEASES:,} claims")
-    print(f"  renewed                                {outcomes.count(Renewal.RENEWED)}")
-    for method, count in before.items():
-        print(f"  {method:38} {server.calls(method) - count}")
-    print(f"  wall                                   {wall * 1000:.0f} ms")
-    print(f"  CPU for each claim                     {cpu / LEASES * 1e6:.0f} us")
+    made = ", ".join(f"{method} {server.calls(method) - count}" for method, count in before.items())
     await asyncio.gather(*(backend.release(claim) for claim in claims))
     await backend.aclose()
+    what = f"a renewal of {LEASES:,} leases"
+    renewed = outcomes.count(Renewal.RENEWED)
+    return [
+        Row(what, f"{wall * 1000:.0f} ms, {cpu / LEASES * 1e6:.0f} us of CPU for each"),
+        Row(f"{what}: requests", made),
+        Row(f"{what}: renewed", f"{renewed:,}", reach="all", reached=renewed == LEASES),
+    ]
 
 
-async def hand_off(server: EtcdCluster) -> None:
+async def hand_off(server: EtcdCluster) -> list[Row]:
     """From the release to the next holder's body, with a line of waiters on two clients."""
     released_at, waits, order = 0.0, [], []
 
@@ -136,10 +142,12 @@ async def hand_off(server: EtcdCluster) -> None:
         released_at = time.perf_counter()
         await first.release()
         await asyncio.gather(*tasks)
-    print(f"\nhand-off, {WAITERS} waiters on two clients")
-    print(f"  in order of arrival                    {order == sorted(order)}")
-    print(f"  p50                                    {statistics.median(waits) * 1000:.1f} ms")
-    print(f"  max                                    {max(waits) * 1000:.1f} ms")
+    what = f"hand-off, {WAITERS} waiters on two clients"
+    ordered = order == sorted(order)
+    return [
+        Row(f"{what}: p50 / max", f"{statistics.median(waits) * 1000:.1f} / {max(waits) * 1000:.1f} ms"),
+        Row(f"{what}: in order of arrival", "yes" if ordered else "no", reach="yes", reached=ordered),
+    ]
 
 
 async def _take(backend: EtcdBackend, claims: Sequence[Claim]) -> None:
@@ -147,7 +155,7 @@ async def _take(backend: EtcdBackend, claims: Sequence[Claim]) -> None:
         await asyncio.gather(*(backend.acquire(claim) for claim in claims[start : start + 25]))
 
 
-async def notices(server: EtcdCluster) -> None:
+async def notices(server: EtcdCluster) -> list[Row]:
     """What it costs to watch what is held, and how soon a holder hears that its key was deleted."""
     backend = from_url(server.url)
     heard: dict[str, float] = {}
@@ -169,23 +177,23 @@ async def notices(server: EtcdCluster) -> None:
         await asyncio.to_thread(server.delete, key)
         await until(lambda name=claim.name: name in heard, what="it is told")
         waits.append(heard[claim.name] - began)
-    print(f"\nnotices of a loss, {LEASES:,} locks on one stream")
-    print(f"  CPU for each watch                     {(watched - plain) / LEASES * 1e6:.0f} us")
-    print(f"  told after the request to delete, p50  {statistics.median(waits) * 1000:.1f} ms")
-    print(f"  max of {NOTICES}                              {max(waits) * 1000:.1f} ms")
     await backend.aclose()
     await bare.aclose()
+    return [
+        Row("CPU of a watch on a held lock", f"{(watched - plain) / LEASES * 1e6:.0f} us"),
+        Row("told of a deleted lock: p50 / max", f"{statistics.median(waits) * 1e3:.1f} / {max(waits) * 1e3:.1f} ms"),
+    ]
 
 
-async def main() -> None:
-    print(f"Python {sys.version.split()[0]}, aiohttp {aiohttp.__version__}")
+async def measure(*, quick: bool) -> list[Row]:
     with EtcdCluster() as server:
-        print(f"etcd {server.ask('maintenance/status')['version']}, one member, without fsync")
-        await one_pair(server)
-        await many_renewals(server)
-        await hand_off(server)
-        await notices(server)
+        version = server.ask("maintenance/status")["version"]
+        print(f"aiohttp {aiohttp.__version__}, etcd {version}, one member, without fsync")
+        rows = await one_pair(server, times=TIMES // 4 if quick else TIMES)
+        rows += await many_renewals(server)
+        rows += await hand_off(server)
+        return rows + await notices(server)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(measure)

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import aiohttp
-from _measure import compare, report
 from yarl import URL
 
+from benchmarks.table import compare, report
 from fencing_sdk import LockClient
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.kahuna import from_url

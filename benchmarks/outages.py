@@ -1,7 +1,7 @@
 """
 How long a store may be away without cost: the share of leases that were lost, by the length of the outage.
 
-    uv run python benchmarks/outages.py
+    uv run python -m benchmarks outages
 
 Real servers, each behind a proxy that swallows everything (silent) or refuses connections (refused) for a while. The
 outages begin at sixteen moments between two heartbeats. Only here the ends count and not the speed: promise P6.
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.table import Row, run
 from fencing_sdk import connect
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
@@ -28,6 +29,8 @@ from redis_server import RedisServer
 TTL = 6.0
 INTERVAL = TTL / 5
 PHASES = 16
+PROMISED = 0.5
+"""Part of a ttl for which a store may be away."""
 LENGTHS = (0.40, 0.45, 0.50, 0.54, 0.58, 0.62, 0.66)
 MakeProxy = Callable[[], FaultProxy]
 MakeUrl = Callable[[FaultProxy], str]
@@ -60,7 +63,8 @@ async def row(make_proxy: MakeProxy, url: MakeUrl, length: float, *, silent: boo
     return sum(await asyncio.gather(*[one(phase) for phase in range(PHASES)]))
 
 
-async def main() -> None:
+async def measure(*, quick: bool) -> list[Row]:
+    lengths = LENGTHS[2:6:2] if quick else LENGTHS
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         postgresql = stack.enter_context(PostgresqlServer())
@@ -70,14 +74,18 @@ async def main() -> None:
             "postgresql": (lambda: PostgresqlProxy(postgresql), lambda proxy: proxy.url),
             "etcd": (lambda: FaultProxy(etcd.members[0].port), lambda proxy: f"etcd://127.0.0.1:{proxy.port}"),
         }
-        print(f"leases lost of {PHASES}, by the length of the outage; ttl {TTL:g} s, default timing")
-        print(f"{'':22}" + "".join(f"{length:>6.2f}" for length in LENGTHS) + "  ttl")
+        rows = []
         for silent in (True, False):
             for name, (make_proxy, url) in stores.items():
-                numbers = [await row(make_proxy, url, length, silent=silent) for length in LENGTHS]
+                numbers = [await row(make_proxy, url, length, silent=silent) for length in lengths]
+                told = ", ".join(f"{number} at {length:.2f}" for length, number in zip(lengths, numbers, strict=True))
+                kept = not any(number for length, number in zip(lengths, numbers, strict=True) if length <= PROMISED)
                 kind = "silent" if silent else "refused"
-                print(f"{name:12}{kind:10}" + "".join(f"{number:>6}" for number in numbers), flush=True)
+                rows.append(
+                    Row(f"{name}, {kind}: lost of {PHASES}", told, reach=f"0 up to {PROMISED} ttl", reached=kept)
+                )
+        return rows
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(measure)

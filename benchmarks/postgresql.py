@@ -1,7 +1,7 @@
 """
 What locks and guards in PostgreSQL cost, beside bare asyncpg statements and an advisory lock.
 
-    uv run python benchmarks/postgresql.py
+    uv run python -m benchmarks postgresql
 
 Starts a server of its own, without fsync: the disk would be the same for everybody.
 """
@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import asyncpg
-from _measure import Operation, compare, report
 
+from benchmarks.table import Operation, Row, compare, compared, percentile, run
 from fencing_sdk import LockClient, connect
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.postgresql import from_url
@@ -33,7 +33,7 @@ ROUNDS = 7
 PATIENCE = 30.0
 
 
-async def one_cycle(server: PostgresqlServer) -> None:
+async def one_cycle(server: PostgresqlServer, *, times: int) -> list[Row]:
     """Two statements each: an advisory lock and its unlock, two writes of a row, and our acquire and release."""
     bare = await asyncpg.connect(server.url)
     await bare.execute("CREATE TABLE plain (name text PRIMARY KEY, number bigint); INSERT INTO plain VALUES ('a', 0)")
@@ -64,39 +64,43 @@ async def one_cycle(server: PostgresqlServer) -> None:
                 pass
 
         contestants: dict[str, Operation] = {
-            "bare: two writes by asyncpg": writes,
+            "two writes by asyncpg": writes,
             "pg_try_advisory_lock, pg_advisory_unlock": advisory,
             "backend.acquire, backend.release": pair,
             "async with lock": scoped,
         }
-        report("acquire and release: two statements", await compare(contestants, times=TIMES))
+        rows = compared(await compare(contestants, times=times), reach={"async with lock": 1.5})
     await bare.close()
+    return rows
 
 
-async def statements(server: PostgresqlServer) -> None:
+async def statements(server: PostgresqlServer) -> list[Row]:
     """What the server was told, by its own log."""
     await server.execute(f"ALTER DATABASE {server.database} SET log_statement = 'all'")
     backend, claims = from_url(server.url), [Claim(f"counted/{number}", 60.0) for number in range(LEASES)]
     try:
         await backend.inspect("counted")  # connected, and the schema is there
-        print(f"\nstatements, and {LEASES:,} leases")
-        for what, call in {
+        calls = {
             "acquire": lambda: backend.acquire(claims[0]),
             "renew": lambda: backend.renew(claims[:1]),
             "release": lambda: backend.release(claims[0]),
-        }.items():
-            print(f"  {what:38} {await _told(server, call)}")
+        }
+        told = {what: await _told(server, call) for what, call in calls.items()}
         for claim in claims:
             await backend.acquire(claim)
-        print(f"  {f'renew of {LEASES:,}':38} {await _told(server, lambda: backend.renew(claims))}")
+        told[f"renew of {LEASES:,}"] = await _told(server, lambda: backend.renew(claims))
         taken = []
         for _ in range(ROUNDS):
             wall, cpu = time.perf_counter(), time.process_time()
             outcomes = await backend.renew(claims)
             taken.append((time.perf_counter() - wall, time.process_time() - cpu))
             assert outcomes.count(Renewal.RENEWED) == LEASES
-        print(f"  {'its time':38} {statistics.median(wall for wall, _ in taken) * 1e3:.1f} ms")
-        print(f"  {'its CPU for each lease':38} {statistics.median(cpu for _, cpu in taken) / LEASES * 1e6:.1f} us")
+        wall, cpu = (statistics.median(column) for column in zip(*taken, strict=True))
+        cost = f"{wall * 1e3:.1f} ms, {cpu / LEASES * 1e6:.1f} us of CPU for each"
+        return [
+            *[Row(f"statements of {what}", str(count), reach="1", reached=count == 1) for what, count in told.items()],
+            Row(f"a renewal of {LEASES:,} leases", cost),
+        ]
     finally:
         await backend.aclose()
         await server.execute(f"ALTER DATABASE {server.database} RESET log_statement")
@@ -111,7 +115,7 @@ async def _told(server: PostgresqlServer, call: Operation) -> int:
     return lines() - before
 
 
-async def guarded_writes(server: PostgresqlServer) -> None:
+async def guarded_writes(server: PostgresqlServer, *, times: int) -> list[Row]:
     """The caller's transaction: with nothing else, with one more statement, and with a guard."""
     connection, guard = await asyncpg.connect(server.url), SqlGuard()
     await connection.execute("CREATE TABLE seats (id text PRIMARY KEY, holder text)")
@@ -139,11 +143,12 @@ async def guarded_writes(server: PostgresqlServer) -> None:
         "the transaction alone": unguarded,
         "the transaction with a guard": guarded,
     }
-    report("a write of the caller's", await compare(contestants, times=TIMES))
+    rows = compared(await compare(contestants, times=times))
     await connection.close()
+    return rows
 
 
-async def hand_off(server: PostgresqlServer) -> None:
+async def hand_off(server: PostgresqlServer) -> list[Row]:
     """From the end of one body to the first line of the next, beside a bare write that was measured just before."""
     trips, ordered, gaps = [], 0, []
     for _ in range(ROUNDS):
@@ -152,12 +157,12 @@ async def hand_off(server: PostgresqlServer) -> None:
         trips.append(trip)
         gaps += [gap / trip for gap in taken]
         ordered += order == sorted(order)
-    gaps.sort()
-    print(f"\nhand-off, {WAITERS} waiters")
-    print(f"  {'a bare write':38} {statistics.median(trips) * 1e6:.0f} us")
-    p99 = gaps[int(len(gaps) * 0.99)]
-    print(f"  {'p50 / p99':38} {statistics.median(gaps):.1f} / {p99:.1f} bare writes")
-    print(f"  {'in order of arrival':38} {ordered} of {ROUNDS} rounds")
+    what = f"hand-off, {WAITERS} waiters"
+    bare = f"a bare write: {statistics.median(trips) * 1e6:.0f} us"
+    return [
+        Row(f"{what}: p50 / p99", f"{statistics.median(gaps):.1f} / {percentile(gaps, 99):.1f} bare writes", bare),
+        Row(f"{what}: in order of arrival", f"{ordered} of {ROUNDS} rounds", reach="all", reached=ordered == ROUNDS),
+    ]
 
 
 async def _bare_trip(server: PostgresqlServer) -> float:
@@ -196,15 +201,15 @@ async def _passed_on(server: PostgresqlServer) -> tuple[list[float], list[int]]:
     return gaps, order
 
 
-async def main() -> None:
+async def measure(*, quick: bool) -> list[Row]:
+    times = TIMES // 4 if quick else TIMES
     with PostgresqlServer() as server:
-        version = await server.value("SHOW server_version")
-        print(f"Python {sys.version.split()[0]}, asyncpg {asyncpg.__version__}, PostgreSQL {version}")
-        await one_cycle(server)
-        await statements(server)
-        await guarded_writes(server)
-        await hand_off(server)
+        print(f"asyncpg {asyncpg.__version__}, PostgreSQL {await server.value('SHOW server_version')}")
+        rows = await one_cycle(server, times=times)
+        rows += await statements(server)
+        rows += await guarded_writes(server, times=times)
+        return rows + await hand_off(server)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(measure)

@@ -1,7 +1,7 @@
 """
 Locks in ZooKeeper, against kazoo's own lock recipe on the same server, which this script starts.
 
-    python benchmarks/zookeeper.py
+    uv run python -m benchmarks zookeeper
 
 The server does not wait for its disk (``forceSync=no``), so that what is measured is the client and the protocol.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kazoo.client import KazooClient
 
+from benchmarks.table import Row, p50_p99, run
 from fencing_sdk import LockClient
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.zookeeper import from_url
@@ -54,8 +55,8 @@ async def atimed(work: Callable[[], Awaitable[object]]) -> float:
     return statistics.median(walls) * 1e6
 
 
-async def free_lock(server: ZooKeeperServer, kazoo: KazooClient) -> None:
-    """Acquire and release, nobody else around."""
+async def free_lock(server: ZooKeeperServer, kazoo: KazooClient, *, rounds: int) -> list[Row]:
+    """Acquire and release a free lock."""
     backend = from_url(f"{server.url}/ours")
     recipe = kazoo.Lock("/kazoo/free")
     kazoo.ensure_path("/bare")
@@ -80,7 +81,7 @@ async def free_lock(server: ZooKeeperServer, kazoo: KazooClient) -> None:
                 pass
 
         samples: dict[str, list[float]] = {}
-        for number in range(ROUNDS + 1):
+        for number in range(rounds + 1):
             taken = {
                 "bare: kazoo create, delete": await asyncio.to_thread(timed, bare),
                 "kazoo Lock": await asyncio.to_thread(timed, by_recipe),
@@ -89,11 +90,11 @@ async def free_lock(server: ZooKeeperServer, kazoo: KazooClient) -> None:
             }
             for name, wall in taken.items():
                 samples.setdefault(name, []).extend([wall] if number else [])
-    print(f"\nacquire and release a free lock (median of {ROUNDS} rounds of {TIMES})")
-    peer = statistics.median(samples["kazoo Lock"])
-    for name, walls in samples.items():
-        wall = statistics.median(walls)
-        print(f"  {name:38} {wall:9.0f} us {wall / peer:6.2f}x of kazoo Lock")
+    walls = {name: statistics.median(taken) for name, taken in samples.items()}
+    peer = walls.pop("kazoo Lock")
+    return [
+        Row(name, f"{wall:.0f} us", f"kazoo Lock: {peer:.0f} us", f"{wall / peer:.2f}x") for name, wall in walls.items()
+    ]
 
 
 def kazoo_handoffs(hosts: str) -> list[float]:
@@ -152,12 +153,12 @@ async def granted(client: LockClient) -> tuple[object, float]:
     return lease, time.perf_counter()
 
 
-async def handoff(server: ZooKeeperServer) -> None:
-    """Whoever comes first in a round comes last in the next one, so that the load of the machine meets both."""
+async def handoff(server: ZooKeeperServer, *, rounds: int) -> list[Row]:
+    """The one that is first in a round is last in the next one, so that the load of the machine meets both."""
     theirs: list[float] = []
     ours: list[float] = []
     ratios = []
-    for number in range(HANDOFF_ROUNDS + 1):
+    for number in range(rounds + 1):
         if number % 2:
             kazoo = await asyncio.to_thread(kazoo_handoffs, server.address)
             own = await our_handoffs(f"{server.url}/ours")
@@ -168,15 +169,12 @@ async def handoff(server: ZooKeeperServer) -> None:
             theirs += kazoo
             ours += own
             ratios.append(statistics.median(own) / statistics.median(kazoo))
-    print(f"\nhand-off to a waiter of another client ({len(ours)} of each, in {HANDOFF_ROUNDS} rounds)")
-    for name, lags in (("kazoo Lock", theirs), ("async with lock", ours)):
-        lags.sort()
-        p50, p99 = (lags[int(len(lags) * part)] * 1e6 for part in (0.5, 0.99))
-        print(f"  {name:38} p50 {p50:7.0f} us   p99 {p99:7.0f} us")
-    print(f"  median of the rounds: {statistics.median(ratios):.2f}x of kazoo Lock")
+    ratio = statistics.median(ratios)
+    peer = f"kazoo Lock: {p50_p99(theirs)}"
+    return [Row("hand-off to another client", p50_p99(ours), peer, f"{ratio:.2f}x", "1x", ratio <= 1)]
 
 
-async def line(server: ZooKeeperServer) -> None:
+async def line(server: ZooKeeperServer) -> list[Row]:
     """Fifty waiters of two clients, in the order of their arrival."""
     served: list[int] = []
 
@@ -197,11 +195,15 @@ async def line(server: ZooKeeperServer) -> None:
             begun = time.perf_counter()
         await asyncio.gather(*tasks)
         wall = time.perf_counter() - begun
-    order = "in the order of their arrival" if served == list(range(WAITERS)) else "OUT OF ORDER"
-    print(f"\n{WAITERS} waiters served {order}, {wall / WAITERS * 1e6:.0f} us each")
+    ordered = served == list(range(WAITERS))
+    what = f"{WAITERS} waiters of two clients"
+    return [
+        Row(f"{what}: each", f"{wall / WAITERS * 1e6:.0f} us"),
+        Row(f"{what}: in order of arrival", "yes" if ordered else "no", reach="yes", reached=ordered),
+    ]
 
 
-async def held(server: ZooKeeperServer) -> None:
+async def held(server: ZooKeeperServer) -> list[Row]:
     """What one heartbeat of a thousand leases costs."""
     backend = from_url(f"{server.url}/ours")
     claims = [Claim(f"held/{number}", 60.0) for number in range(LEASES)]
@@ -213,22 +215,23 @@ async def held(server: ZooKeeperServer) -> None:
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
     wall, cpu = statistics.median(walls) * 1e3, statistics.median(cpus) * 1e3
-    print(f"\none renewal of {LEASES} held locks: {wall:.0f} ms, {cpu:.0f} ms of CPU, on one session")
     await asyncio.gather(*(backend.release(claim) for claim in claims))
     await backend.aclose()
+    return [Row(f"a renewal of {LEASES:,} leases", f"{wall:.0f} ms, {cpu * 1e3 / LEASES:.1f} us of CPU for each")]
 
 
-async def main() -> None:
+async def measure(*, quick: bool) -> list[Row]:
     with ZooKeeperServer() as server:
         kazoo = KazooClient(server.address)
         kazoo.start()
         with contextlib.closing(kazoo):
-            await free_lock(server, kazoo)
-            await handoff(server)
-            await line(server)
-            await held(server)
+            rows = await free_lock(server, kazoo, rounds=3 if quick else ROUNDS)
+            rows += await handoff(server, rounds=4 if quick else HANDOFF_ROUNDS)
+            rows += await line(server)
+            rows += await held(server)
             kazoo.stop()
+    return rows
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(measure)

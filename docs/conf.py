@@ -45,7 +45,7 @@ python_maximum_signature_line_length = 88
 
 OUT_OF_THIS_FOLDER = (
     (re.compile(r"\]\((\.\./)*CHANGELOG\.md"), "](/changelog.md"),
-    (re.compile(r"\]\((\.\./)*benchmarks/(README\.md|\w+\.py)"), "](/benchmarks.md"),
+    (re.compile(r"\]\((\.\./)*benchmarks/(README\.md|\w+\.py)"), "](/performance.md"),
     (re.compile(r"\]\((\.\./)*examples/\)"), "](/examples.md)"),
     (re.compile(r"\]\((\.\./)*examples/(\w+)\.py"), r"](/examples.md#\2"),
     (re.compile(r"\]\(docs/decisions/\)"), "](/decisions/README.md)"),

@@ -99,9 +99,11 @@ def test_the_readme_shows_code_early_and_stays_short():
 def test_the_python_programs_that_a_page_names_are_there(page: Path):
     text = page.read_text()
     modules = {name.replace(".", "/") for name in re.findall(r"python -m ((?:tests|fencing_sdk)[\w.]*)", text)}
-    scripts = re.findall(r"python ((?:tests|benchmarks|examples)/\S+\.py)", text)
+    scripts = re.findall(r"python ((?:tests|examples)/\S+\.py)", text)
+    benchmarks = re.findall(r"python -m benchmarks ([a-z]+)", text)
     assert not [name for name in modules if not (ROOT / name / "__main__.py").exists()]
     assert not [path for path in scripts if not (ROOT / path).exists()]
+    assert not [name for name in benchmarks if not list((ROOT / "benchmarks").glob(f"{name}*"))]
 
 
 def test_every_example_is_on_the_page_of_the_examples():

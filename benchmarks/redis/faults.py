@@ -6,10 +6,9 @@ import asyncio
 import statistics
 import time
 
-from redis_own_server import OwnServer
-from redis_peers import TTL, BareConnection
-from redis_table import Row, p50_p99, percentile
-
+from benchmarks.redis.peers import TTL, BareConnection
+from benchmarks.redis.server import OwnServer
+from benchmarks.table import Row, p50_p99, percentile
 from fencing_sdk import LeaseLostError, LockClient, connect
 from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, lease_key
 

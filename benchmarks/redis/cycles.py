@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from redis_own_server import OwnServer
-from redis_peers import TTL, BareLock, patient_client, redis_py_cycle, shipped_client
-from redis_table import Row, p50_p99, percentile, times
-
+from benchmarks.redis.peers import TTL, BareLock, patient_client, redis_py_cycle, shipped_client
+from benchmarks.redis.server import OwnServer
+from benchmarks.table import Row, p50_p99, percentile, times
 from fencing_sdk import connect
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends.redis import from_url

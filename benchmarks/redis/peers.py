@@ -15,7 +15,8 @@ from collections import deque
 
 import hiredis
 import redis.asyncio
-from redis_own_server import HOST, OwnServer
+
+from benchmarks.redis.server import HOST, OwnServer
 
 TTL = 10.0
 

@@ -12,10 +12,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from redis_own_server import OwnServer
-from redis_peers import BareLock, patient_client
-from redis_table import Row
-
+from benchmarks.redis.peers import BareLock, patient_client
+from benchmarks.redis.server import OwnServer
+from benchmarks.table import Row
 from fencing_sdk import connect
 
 _TTL = 10.0

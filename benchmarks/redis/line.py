@@ -7,12 +7,11 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from redis_floor import backend_alone, two_scripts
-from redis_link import slow_link
-from redis_own_server import OwnServer
-from redis_peers import TTL, BareLock, patient_client
-from redis_table import Row, p50_p99, percentile
-
+from benchmarks.link import slow_link
+from benchmarks.redis.floor import backend_alone, two_scripts
+from benchmarks.redis.peers import TTL, BareLock, patient_client
+from benchmarks.redis.server import OwnServer
+from benchmarks.table import Row, p50_p99, percentile
 from fencing_sdk import LockClient, connect
 from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, line_keys
 

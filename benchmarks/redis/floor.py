@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from redis_own_server import OwnServer
-from redis_peers import TTL, BareConnection
-
+from benchmarks.redis.peers import TTL, BareConnection
+from benchmarks.redis.server import OwnServer
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys

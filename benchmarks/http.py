@@ -1,20 +1,19 @@
 """
 What the middlewares cost: that of the client, that of the server, both, and a guard on top.
 
-The bare round trip carries the same header, set by hand, and nobody looks at it. Client and server
+    uv run python -m benchmarks http
+
+The bare round trip carries the same header, set by hand, and no code looks at it. Client and server
 share one process, so the CPU of a round trip is that of both sides. Rounds are short and many, and
 interleaved: what is looked for is smaller than the noise of a busy machine.
 """
 
 from __future__ import annotations
 
-import asyncio
-import sys
-
-from _measure import Operation, compare, report
 from aiohttp import ClientSession, web
 from aiohttp.typedefs import Handler
 
+from benchmarks.table import Operation, Row, compare, compared, run
 from fencing_sdk import LockClient
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
@@ -51,8 +50,7 @@ async def serve(*middlewares: object) -> tuple[web.AppRunner, str]:
     return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
 
 
-async def main() -> None:
-    print(f"Python {sys.version.split()[0]}, {asyncio.get_running_loop().__class__.__module__}")
+async def measure(*, quick: bool) -> list[Row]:
     plain_server, plain_url = await serve()
     empty_server, empty_url = await serve(empty)
     willing_server, willing_url = await serve(guard_middleware(Willing(), resource="seats/{seat}"))
@@ -76,21 +74,19 @@ async def main() -> None:
             return once
 
         contestants = {
-            "bare: aiohttp to aiohttp": put(plain, plain_url),
+            "aiohttp to aiohttp": put(plain, plain_url),
             "client middleware": put(fencing, plain_url),
             "an empty server middleware": put(plain, empty_url),
             "server middleware": put(plain, willing_url),
             "both": put(fencing, willing_url),
             "both, and MemoryGuard": put(fencing, guarded_url),
         }
-        results = await compare(contestants, times=TIMES, rounds=ROUNDS)
-        report("one PUT over a connection that is kept", results)
-        bare, *others = results.items()
-        for name, result in others:
-            print(f"  {name:38} {(result.cpu / bare[1].cpu - 1):+9.1%} CPU, {result.cpu - bare[1].cpu:+.1f} us")
+        results = await compare(contestants, times=TIMES, rounds=ROUNDS // 10 if quick else ROUNDS)
+        rows = compared(results, reach={"client middleware": 1.05, "server middleware": 1.05}, by="cpu")
     for server in (plain_server, empty_server, willing_server, guarded_server):
         await server.cleanup()
+    return rows
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(measure)

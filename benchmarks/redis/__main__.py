@@ -1,30 +1,25 @@
 """
 What locks in Redis cost, beside redis-py's own `Lock` and the least that a Python client can do.
 
-    uv run python benchmarks/redis_all.py [--quick]
+    uv run python -m benchmarks redis [--quick]
 """
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 import time
 
-import redis_own_server
-
-if hint := redis_own_server.missing():
-    sys.exit(hint)
-
-from redis_cycles import many_tasks, uncontended
-from redis_faults import deleted, stopped
-from redis_held import held_leases
-from redis_line import hand_off
-from redis_scripts import scripts
-from redis_table import Row, show
+from benchmarks.redis.cycles import many_tasks, uncontended
+from benchmarks.redis.faults import deleted, stopped
+from benchmarks.redis.held import held_leases
+from benchmarks.redis.line import hand_off
+from benchmarks.redis.scripts import scripts
+from benchmarks.redis.server import OwnServer, missing
+from benchmarks.table import Row, run
 
 
-async def measure(server: redis_own_server.OwnServer, *, quick: bool) -> list[Row]:
+async def measure_all(server: OwnServer, *, quick: bool) -> list[Row]:
     """One after the other; one that fails is a row of its own."""
     measures = {
         "uncontended": lambda: uncontended(server, rounds=3 if quick else 11, cycles=200 if quick else 500),
@@ -47,14 +42,14 @@ async def measure(server: redis_own_server.OwnServer, *, quick: bool) -> list[Ro
     return rows
 
 
-def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # and the server is stopped on the way out
-    with redis_own_server.OwnServer() as server:
-        print(f"Python {sys.version.split()[0]}, Redis {server.version()}")
-        rows = asyncio.run(measure(server, quick="--quick" in sys.argv[1:]))
-    print()
-    show(rows)
+async def measure(*, quick: bool) -> list[Row]:
+    with OwnServer() as server:
+        print(f"Redis {server.version()}")
+        return await measure_all(server, quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    if hint := missing():
+        sys.exit(hint)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # and the server is stopped on the way out
+    run(measure)

@@ -6,10 +6,9 @@ import asyncio
 import statistics
 from collections.abc import Awaitable, Iterable
 
-from redis_own_server import OwnServer
-from redis_peers import TTL, BareLock
-from redis_table import Row, times
-
+from benchmarks.redis.peers import TTL, BareLock
+from benchmarks.redis.server import OwnServer
+from benchmarks.table import Row, times
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends.redis import RedisBackend, from_url
 

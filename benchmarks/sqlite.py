@@ -1,0 +1,88 @@
+"""
+What locks in SQLite cost: a cycle beside two bare transactions, and what waiting costs in CPU and writes.
+
+    uv run python -m benchmarks sqlite
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from benchmarks.table import Row, compare, compared, run
+from fencing_sdk import LockClient, connect
+from fencing_sdk.abc import Claim
+from fencing_sdk.backends.sqlite import SqliteBackend
+
+SECONDS = 5.0
+
+
+def cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+async def waiting(folder: Path, number: int) -> Row:
+    """Compare a client that holds a lock with one that has *number* waiters for it besides."""
+    path = folder / f"{number}.db"
+    log = path.with_name(f"{path.name}-wal")
+    async with connect(f"sqlite:///{path}") as locks, locks.lock("a", ttl=600):
+        waiters = [asyncio.create_task(locks.lock("a", ttl=600).acquire()) for _ in range(number)]
+        await asyncio.sleep(2)
+        before, written = cpu(), log.read_bytes()
+        await asyncio.sleep(SECONDS)
+        share = (cpu() - before) / SECONDS
+        same = "nothing" if log.read_bytes() == written else "something"
+        for task in waiters:
+            task.cancel()
+        await asyncio.wait(waiters) if waiters else None
+    return Row(
+        f"{number} waiters", f"{share:.2%} of a core, {same} written", reach="nothing", reached=same == "nothing"
+    )
+
+
+async def cycles(folder: Path, *, times: int) -> list[Row]:
+    """Acquire and release a free lock, beside two transactions that change a row."""
+    backend = SqliteBackend(str(folder / "locks.db"))
+    plain = sqlite3.connect(folder / "plain.db", isolation_level=None)
+    plain.execute("PRAGMA journal_mode = WAL")
+    plain.execute("CREATE TABLE plain (name TEXT PRIMARY KEY, number)")
+    plain.execute("INSERT INTO plain VALUES ('a', 0)")
+
+    async def bare() -> None:
+        for _ in range(2):
+            plain.execute("BEGIN IMMEDIATE")
+            plain.execute("UPDATE plain SET number = number + 1 WHERE name = 'a'")
+            plain.execute("COMMIT")
+
+    async with LockClient(backend) as locks:
+        lock = locks.lock("bench")
+
+        async def pair() -> None:
+            claim = Claim("pair", 15.0)
+            await backend.acquire(claim)
+            await backend.release(claim)
+
+        async def scoped() -> None:
+            async with lock:
+                pass
+
+        contestants = {"two transactions": bare, "backend.acquire, backend.release": pair, "async with lock": scoped}
+        rows = compared(await compare(contestants, times=times))
+    plain.close()
+    return rows
+
+
+async def measure(*, quick: bool) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        rows = await cycles(Path(folder), times=30 if quick else 150)
+        for number in (0, 20, 200):
+            rows.append(await waiting(Path(folder), number))
+    return rows
+
+
+if __name__ == "__main__":
+    run(measure)
