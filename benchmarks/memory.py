@@ -7,20 +7,16 @@ What the engine costs where the store costs nothing: a cycle, a read of the toke
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 
-import fencing_sdk
+from benchmarks.path import path
 from benchmarks.table import Row, compare, compared, run
 from fencing_sdk import LockClient
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
 
 LEASES = 10_000
-PACKAGE = str(Path(fencing_sdk.__file__).parent)
 
 
 async def cycles(*, times: int) -> list[Row]:
@@ -57,32 +53,6 @@ async def cycles(*, times: int) -> list[Row]:
             )
             for name, reach in reaches.items()
         ]
-
-
-async def calls_and_modules() -> list[Row]:
-    """What one ``async with`` on a free lock calls, and which modules of the package it enters."""
-    calls, modules = 0, set()
-
-    def count(frame: FrameType, event: str, _: object) -> None:
-        nonlocal calls
-        if event == "call" and PACKAGE in frame.f_code.co_filename:
-            calls += 1
-            modules.add(frame.f_code.co_filename.partition(PACKAGE)[2])
-
-    async with LockClient(MemoryBackend()) as locks:
-        lock = locks.lock("bench")
-        for _ in range(10):
-            async with lock:
-                pass
-        sys.setprofile(count)
-        async with lock:
-            pass
-        sys.setprofile(None)
-    print(f"modules of one async with: {', '.join(sorted(modules))}")
-    return [
-        Row("calls of one async with", str(calls), reach="280", reached=calls <= 280),
-        Row("modules that it enters", str(len(modules)), reach="15", reached=len(modules) <= 15),
-    ]
 
 
 async def token_reads(*, times: int) -> list[Row]:
@@ -148,7 +118,8 @@ async def held_leases(*, intervals: int) -> list[Row]:
 
 async def measure(*, quick: bool) -> list[Row]:
     rows = await cycles(times=500 if quick else 2000)
-    rows += await calls_and_modules()
+    async with LockClient(MemoryBackend()) as locks:
+        rows += await path(locks)
     rows += await token_reads(times=20)
     return rows + await held_leases(intervals=1 if quick else 3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import statistics
 import sys
 import time
@@ -49,6 +50,7 @@ class Measure(Protocol):
 
 def run(measure: Measure) -> None:
     """Run one benchmark as a script, and print its table. ``--quick`` takes fewer rounds, ``--uvloop`` that loop."""
+    logging.getLogger("fencing_sdk").setLevel(logging.ERROR)  # leases are lost on purpose
     loop = uvloop if "--uvloop" in sys.argv else asyncio
     print(f"Python {sys.version.split()[0]}, {loop.__name__}")
     rows = loop.run(measure(quick="--quick" in sys.argv))

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 
+from benchmarks.path import path
 from benchmarks.redis.cycles import many_tasks, uncontended
 from benchmarks.redis.faults import deleted, stopped
 from benchmarks.redis.held import held_leases
@@ -17,11 +18,13 @@ from benchmarks.redis.line import hand_off
 from benchmarks.redis.scripts import scripts
 from benchmarks.redis.server import OwnServer, missing
 from benchmarks.table import Row, run
+from fencing_sdk import connect
 
 
 async def measure_all(server: OwnServer, *, quick: bool) -> list[Row]:
     """One after the other; one that fails is a row of its own."""
     measures = {
+        "path": lambda: _path(server),
         "uncontended": lambda: uncontended(server, rounds=3 if quick else 11, cycles=200 if quick else 500),
         "many tasks": lambda: many_tasks(server, tasks=1000, rounds=2 if quick else 5, cycles=3 if quick else 5),
         "hand-off": lambda: hand_off(server, waiters=100, rounds=3 if quick else 9),
@@ -40,6 +43,11 @@ async def measure_all(server: OwnServer, *, quick: bool) -> list[Row]:
         server.clear()
         print(f"  ({name} took {time.monotonic() - begin:.0f} s)")
     return rows
+
+
+async def _path(server: OwnServer) -> list[Row]:
+    async with connect(server.url) as locks:
+        return await path(locks)
 
 
 async def measure(*, quick: bool) -> list[Row]:
