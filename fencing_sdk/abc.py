@@ -33,6 +33,7 @@ __all__ = [
     "Renewal",
     "Sent",
     "SupportsFence",
+    "SupportsFounding",
     "SupportsLossNotice",
     "SupportsOpen",
     "SupportsPosts",
@@ -120,6 +121,22 @@ class SupportsSchema(Backend, Protocol):
 
         Raises:
             BackendError: the store cannot be reached, or permits it not.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsFounding(Backend, Protocol):
+    """A backend on several independent servers that has to be told once that they belong together."""
+
+    async def found(self) -> str:
+        """
+        Found the store, or let servers take part again that have lost their memory; return what was done.
+
+        Idempotent, and safe while others do the same. It may last as long as the longest lease.
+
+        Raises:
+            BackendError: a server cannot be reached, or too few remember what they have granted.
         """
         ...
 

@@ -18,6 +18,7 @@ LACKS = {
     "kahuna": set(),
     "etcd": set(),
     "redis": set(),
+    "redis.quorum": set(),
     "postgresql": set(),
     "zookeeper": {"keeps_alone"},
 }
@@ -32,7 +33,9 @@ EXPECTED = {power for power in POWERS if getattr(BackendUnderTest, power)}
 def subjects(room: str) -> list[str]:
     """The modules and folders of a room that hold a backend or a guard."""
     paths = [path for path in (PACKAGE / room).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
-    return sorted(path.stem for path in paths if not path.stem.startswith("_"))
+    nested = [builtin.module.removeprefix("fencing_sdk.backends.") for builtin in BUILTIN.values()]
+    found = {path.stem for path in paths if not path.stem.startswith("_")}
+    return sorted({*found, *(name for name in nested if "." in name and room == "backends")})
 
 
 def suites(folder: Path, suite: str) -> dict[str, list[ast.ClassDef]]:
@@ -72,7 +75,7 @@ def declared(suite: ast.ClassDef) -> dict[str, bool]:
 @pytest.mark.parametrize("backend", subjects("backends"))
 def test_every_backend_runs_the_suite_and_lacks_only_what_is_written_here(backend: str):
     found = suites(TESTS / "backends", "BackendSuite").get(f"fencing_sdk.backends.{backend}", [])
-    assert found, f"tests/backends/test_{backend}.py needs a subclass of BackendSuite"
+    assert found, f"tests/backends/test_{backend.replace('.', '_')}.py needs a subclass of BackendSuite"
     for suite in found:
         lacks = {power for power, there in declared(suite).items() if power in EXPECTED and not there}
         assert lacks <= LACKS[backend], f"{suite.name} lacks more than it may"
@@ -88,7 +91,7 @@ def test_every_backend_has_a_url_and_a_page():
     reached = {builtin.module.removeprefix("fencing_sdk.backends.") for builtin in BUILTIN.values()}
     assert set(subjects("backends")) == reached == set(LACKS)
     for backend in subjects("backends"):
-        assert (PACKAGE.parent / "docs" / "backends" / f"{backend}.md").exists()
+        assert (PACKAGE.parent / "docs" / "backends" / f"{backend.replace('.', '-')}.md").exists()
 
 
 SCENARIOS = {
@@ -122,7 +125,7 @@ def test_every_scenario_runs_on_every_store_or_it_is_written_here_why_not(suite:
         for path in (TESTS / "stores").glob("test_*.py")
         for node in _collected(ast.parse(path.read_text()), suite)
     }
-    assert runs | set(SCENARIOS[suite]) == set(LACKS)
+    assert runs | set(SCENARIOS[suite]) == {name.replace(".", "") for name in LACKS}
     assert not runs & set(SCENARIOS[suite]), "what runs needs no reason"
 
 

@@ -41,6 +41,7 @@ class Builtin:
 _KAHUNA = Builtin("fencing_sdk.backends.kahuna")
 _ETCD = Builtin("fencing_sdk.backends.etcd")
 _REDIS = Builtin("fencing_sdk.backends.redis", extra="redis")
+_REDIS_QUORUM = Builtin("fencing_sdk.backends.redis.quorum", extra="redis")
 _POSTGRESQL = Builtin("fencing_sdk.backends.postgresql", extra="postgresql")
 _ZOOKEEPER = Builtin("fencing_sdk.backends.zookeeper", extra="zookeeper")
 
@@ -59,6 +60,8 @@ BUILTIN = {
     "rediss+sentinel": _REDIS,
     "redis+cluster": _REDIS,
     "rediss+cluster": _REDIS,
+    "redis+quorum": _REDIS_QUORUM,
+    "rediss+quorum": _REDIS_QUORUM,
     "valkey": _REDIS,
     "valkeys": _REDIS,
     "postgresql": _POSTGRESQL,

@@ -121,7 +121,8 @@ def init(*, url: str | None = None, sql: Annotated[bool, Parameter(negative="")]
     """Create the tables of a store that has some, such as PostgreSQL, before the first lock.
 
     Without this, the first lock creates them, if its role may. With it, that role needs no right to
-    create anything: see the page of the store.
+    create anything: see the page of the store. A quorum of Redis servers is founded by this command
+    alone; run it again when a server has lost its data.
 
     Args:
         url: Where locks are kept. Default: $FENCING_URL.

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from fencing_sdk._values.wire import ENV_URL
-from fencing_sdk.abc import SupportsSchema
+from fencing_sdk.abc import SupportsFounding, SupportsSchema
 from fencing_sdk.backends import from_url
 from fencing_sdk.cli._streams import say, write_out
 from fencing_sdk.cli.run import Exit
@@ -32,6 +32,8 @@ def prepare(url: str | None, *, sql: bool) -> int:
         msg = f"--url is missing, and {ENV_URL} is not set; write: fencing init --url postgresql://host/database"
         raise ConfigurationError(msg)
     backend = from_url(url)
+    if isinstance(backend, SupportsFounding):
+        return _found(backend)
     if not isinstance(backend, SupportsSchema):
         say(f"nothing to do: {urlsplit(url).scheme}:// needs no tables, or makes them by itself")
         return 0
@@ -47,6 +49,19 @@ def prepare(url: str | None, *, sql: bool) -> int:
         say(f"nothing was created: no answer within {_PATIENCE:g} s")
         return Exit.UNAVAILABLE
     say("the store is ready")
+    return 0
+
+
+def _found(backend: SupportsFounding) -> int:
+    async def found() -> str:
+        async with aclosing(backend):
+            return await backend.found()
+
+    try:
+        say(asyncio.run(found()))
+    except BackendError as error:
+        say(f"nothing was founded: {error}")
+        return Exit.UNAVAILABLE
     return 0
 
 

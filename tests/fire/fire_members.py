@@ -14,6 +14,7 @@ from etcd_server import BINARY, EtcdCluster
 from fire_ports import keep, kept
 from fire_store import TTL, Harm, Store, call
 from local_ports import HOST
+from redis_quorum import Quorum
 from redis_sentinels import Sentinels
 from zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer
 
@@ -79,6 +80,43 @@ class Members(Store):
         with kept(port for member in self.members for port in self.ports_of(member)):
             await call(self.heal)
         return not set(before) & {member.pid for member in self.members}
+
+
+class RedisQuorum(Members):
+    """Three independent masters: any of them may be the one that is harmed."""
+
+    name = "redis-quorum"
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        super().__init__(folder, chance)
+        self.quorum = Quorum(3, appendonly=True, appendfsync="everysec")  # a killed process loses nothing by it
+        self.members = list(self.quorum.nodes)
+
+    @property
+    def harms(self) -> dict[str, Harm]:
+        return {kind: harm for kind, harm in super().harms.items() if not kind.startswith("leader")}
+
+    def leader(self) -> Any:
+        return None
+
+    def ports_of(self, member: Any) -> list[int]:
+        return [member.port]
+
+    def url(self, ports: Sequence[int] = ()) -> str:
+        return self.quorum.url_at(list(ports or self.ports))
+
+    def start(self) -> None:
+        self.quorum.__enter__()
+        asyncio.run(self.quorum.found())
+
+    def heal(self) -> None:
+        self.quorum.heal()
+
+    def close(self) -> None:
+        self.quorum.__exit__(None, None, None)
+
+    def log(self) -> str:
+        return "\n".join(member.log() for member in self.members)
 
 
 class Etcd(Members):

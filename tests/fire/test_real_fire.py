@@ -25,6 +25,7 @@ LEAST = 25
 
 NEEDS = {
     "redis": lambda: require("redis-server"),
+    "redis-quorum": lambda: require("redis-server"),
     "redis-sentinel": lambda: require("redis-sentinel"),
     "postgresql": require_postgresql,
     "etcd": require_etcd,
@@ -37,7 +38,7 @@ def shown(outcome: Outcome, seed: int) -> str:
 
 
 def test_every_backend_that_is_outside_the_process_goes_through_the_fire():
-    modules = {builtin.module.removeprefix("fencing_sdk.backends.") for builtin in BUILTIN.values()}
+    modules = {builtin.module.removeprefix("fencing_sdk.backends.").partition(".")[0] for builtin in BUILTIN.values()}
     assert {name.partition("-")[0] for name in STORES} == modules - {"memory"}
 
 

@@ -18,6 +18,7 @@ from typing import NoReturn, Protocol
 import pytest
 from fault_proxy import FaultProxy
 from redis_cluster import Cluster
+from redis_quorum import Quorum
 from redis_sentinels import Sentinels
 from redis_server import RedisServer, ServerError, Setting, version_of
 from throwaway_certificates import Certificates, make_certificates
@@ -130,3 +131,16 @@ def redis_cluster(_shared_cluster: Cluster) -> Cluster:
     for node in _shared_cluster.nodes:
         node.ask_all(["FLUSHALL"], ["SCRIPT", "FLUSH"])
     return _shared_cluster
+
+
+@pytest.fixture(scope="session")
+def _shared_quorum(redis_binary: str) -> Iterator[Quorum]:
+    with Quorum(3, binary=redis_binary, appendonly=True) as quorum:
+        yield quorum
+
+
+@pytest.fixture
+async def redis_quorum(_shared_quorum: Quorum) -> Quorum:
+    """Three independent masters, all well, without data and founded; the test may harm all of them."""
+    await _shared_quorum.fresh()
+    return _shared_quorum

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,9 @@ from fault_proxy import FaultProxy
 from kazoo.client import KazooClient
 from postgresql_proxy import PostgresqlProxy
 from postgresql_server import PostgresqlServer
+from redis_quorum import Quorum, QuorumNetwork
 from redis_server import RedisServer
-from store_bench import EtcdBench, PostgresqlBench, RedisBench, SqliteBench, ZooKeeperBench
+from store_bench import EtcdBench, PostgresqlBench, QuorumBench, RedisBench, SqliteBench, ZooKeeperBench
 from zookeeper_server import ZooKeeperServer
 
 
@@ -26,6 +27,13 @@ class OnRedis:
     @pytest.fixture
     def bench(self, redis_server: RedisServer, proxy: FaultProxy) -> RedisBench:
         return RedisBench(redis_server, proxy)
+
+
+class OnRedisQuorum:
+    @pytest.fixture
+    async def bench(self, redis_quorum: Quorum) -> AsyncIterator[QuorumBench]:
+        async with QuorumNetwork(redis_quorum) as network:
+            yield QuorumBench(redis_quorum, network)
 
 
 class OnPostgresql:

@@ -23,6 +23,7 @@ from kazoo.exceptions import NoNodeError
 from local_ports import HOST
 from postgresql_proxy import PostgresqlProxy
 from postgresql_server import PostgresqlServer
+from redis_quorum import Quorum, QuorumNetwork
 from redis_server import RedisServer
 from stays import PATIENCE, eventually
 from zookeeper_server import ZooKeeperServer
@@ -49,7 +50,7 @@ class StoreBench(WaitersBench, Protocol):
 
     by_proxy: str
     """The same store, by way of the network with faults."""
-    proxy: FaultProxy
+    proxy: FaultProxy | QuorumNetwork
     connections: int
     """How many connections one client keeps open at most."""
 
@@ -125,6 +126,43 @@ class RedisBench:
 
     async def leavings(self) -> list[object]:
         return [*await redis_stage.keys(self.server), *await redis_stage.connections(self.server)]
+
+
+class QuorumBench:
+    """Three nodes. A fault of the server is one of a majority, a fault of the network one before every node."""
+
+    connections = 1
+
+    def __init__(self, quorum: Quorum, network: QuorumNetwork) -> None:
+        self.quorum, self.proxy = quorum, network
+        self.url, self.by_proxy = quorum.url, network.url
+
+    def pause(self) -> None:
+        for node in self.quorum.nodes[: self.quorum.majority]:
+            node.pause()
+
+    def resume(self) -> None:
+        for node in self.quorum.nodes:
+            node.resume()
+
+    def seconds_left(self, name: str) -> float:
+        """Until a majority of the nodes is free."""
+        left = sorted(max(0, int(node.ask("PTTL", redis_stage.key(name, "h")))) for node in self.quorum.nodes)
+        return left[self.quorum.majority - 1] / 1000
+
+    async def waiting(self, name: str, count: int) -> None:
+        async def line() -> int:
+            lines = [await node.command("ZCARD", redis_stage.key(name, "hq")) for node in self.quorum.nodes]
+            return count if all(int(length) == count for length in lines) else -1
+
+        await _counted(line, count)
+
+    async def leavings(self) -> list[object]:
+        left: list[object] = []
+        for node in self.quorum.nodes:
+            keys = await redis_stage.keys(node)
+            left += [*(key for key in keys if not key.startswith("{fencing:}:")), *await redis_stage.connections(node)]
+        return left
 
 
 class PostgresqlBench:

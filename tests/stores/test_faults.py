@@ -1,12 +1,15 @@
 """Every store that is a server is ridden out, or a lease ends in time, whatever `FaultsSuite` does to it."""
 
 from faults_suite import FaultsSuite
-from on_stores import OnEtcd, OnPostgresql, OnRedis, OnZooKeeper
+from on_stores import OnEtcd, OnPostgresql, OnRedis, OnRedisQuorum, OnZooKeeper
 
 pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 
 class TestRedis(OnRedis, FaultsSuite): ...
+
+
+class TestRedisQuorum(OnRedisQuorum, FaultsSuite): ...
 
 
 class TestPostgresql(OnPostgresql, FaultsSuite): ...

@@ -178,6 +178,7 @@ def test_every_built_in_backend_can_be_loaded(tmp_path):
         **{scheme: f"{scheme}:///run/redis.sock" for scheme in ("unix", "redis+unix")},
         **{scheme: f"{scheme}://localhost/service" for scheme in ("redis+sentinel", "rediss+sentinel")},
         **{scheme: f"{scheme}://localhost" for scheme in ("redis+cluster", "rediss+cluster")},
+        **{scheme: f"{scheme}://a,b:6380,[::1]:6381" for scheme in ("redis+quorum", "rediss+quorum")},
         **{scheme: f"{scheme}://localhost/app" for scheme in ("postgresql", "postgres")},
         **{scheme: f"{scheme}://a,b:2182,[::1]:2183/shop" for scheme in ("zk", "zookeeper")},
     }

@@ -26,7 +26,7 @@ from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS,
 from fencing_sdk.backends.redis.connection.sentinel import SentinelDialer, SentinelService
 from fencing_sdk.errors import ConfigurationError
 
-_PORT = 6379
+DEFAULT_PORT = 6379
 _SENTINEL_PORT = 26379
 
 
@@ -38,14 +38,20 @@ class RedisTopology:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scheme:
+class RedisUrlKind:
+    """What a scheme says: how servers are reached, and which options of the driver are refused, by their beginnings."""
+
     kind: type[AbstractConnection]
-    read: Callable[[_Parts], RedisTopology]
     refused: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Scheme(RedisUrlKind):
+    read: Callable[[RedisUrlParts], RedisTopology]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class _Parts:
+class RedisUrlParts:
     """The parts of a URL, decoded except for the hosts and the path."""
 
     kind: type[AbstractConnection]
@@ -54,6 +60,7 @@ class _Parts:
     path: str
 
     def refuse(self, how: str) -> NoReturn:
+        """Say what is wrong with the URL."""
         msg = f"url {how}"
         raise ConfigurationError(msg)
 
@@ -62,6 +69,7 @@ class _Parts:
         return [_address(host, port) for host in self.hosts.split(",")]
 
     def server(self) -> ServerSettings:
+        """How to connect to the servers, apart from their addresses."""
         return ServerSettings(self.kind, self.arguments)
 
     def take_database(self, text: str) -> None:
@@ -86,9 +94,20 @@ def topology_from_url(url: str, options: Mapping[str, object] | None = None) -> 
     Raises:
         ConfigurationError: the URL or an option cannot be used.
     """
+    parts = read_url(url, options, SCHEMES)
+    return SCHEMES[url.partition("://")[0]].read(parts)
+
+
+def read_url(url: str, options: Mapping[str, object] | None, schemes: Mapping[str, RedisUrlKind]) -> RedisUrlParts:
+    """
+    Split *url*, which begins with one of *schemes*, into its parts.
+
+    Raises:
+        ConfigurationError: the URL or an option cannot be used.
+    """
     scheme, _, rest = url.partition("://")
-    if scheme not in SCHEMES:
-        msg = f"url must begin with one of {', '.join(f'{known}://' for known in SCHEMES)}"
+    if scheme not in schemes:
+        msg = f"url must begin with one of {', '.join(f'{known}://' for known in schemes)}"
         raise ConfigurationError(msg)
     if "#" in rest:
         msg = "url has a '#', after which nothing would be read; write %23 where it is meant"
@@ -98,12 +117,12 @@ def topology_from_url(url: str, options: Mapping[str, object] | None = None) -> 
         options = {name: value for name, value in parse_qsl(query, keep_blank_values=True) if name in DRIVER_OPTIONS}
     authority, slash, path = rest.partition("/")
     login, _, hosts = authority.rpartition("@")
-    found = SCHEMES[scheme]
-    if "@" in path and found.read is not _unix:
+    found = schemes[scheme]
+    if "@" in path and found.kind is not UnixDomainSocketConnection:
         msg = "url has a '/' before an '@'; percent-encode user and password: write %2F for '/'"
         raise ConfigurationError(msg)
     arguments = _with_login(login, driver_arguments(options, refused=found.refused))
-    return found.read(_Parts(found.kind, arguments, hosts, slash + path))
+    return RedisUrlParts(found.kind, arguments, hosts, slash + path)
 
 
 def topology_from_client(client: object) -> RedisTopology:
@@ -116,21 +135,21 @@ def topology_from_client(client: object) -> RedisTopology:
     return RedisTopology(servers_of_client(client))
 
 
-def _single(parts: _Parts) -> RedisTopology:
+def _single(parts: RedisUrlParts) -> RedisTopology:
     if "," in parts.hosts:
         parts.refuse("names several hosts; for Sentinels write redis+sentinel://, for a cluster redis+cluster://")
     parts.take_database(parts.path.strip("/"))
-    return RedisTopology(ServerDialer(parts.server().at(*_address(parts.hosts or "localhost", _PORT))))
+    return RedisTopology(ServerDialer(parts.server().at(*_address(parts.hosts or "localhost", DEFAULT_PORT))))
 
 
-def _unix(parts: _Parts) -> RedisTopology:
+def _unix(parts: RedisUrlParts) -> RedisTopology:
     if parts.hosts or not parts.path.strip("/"):
         parts.refuse("must look like unix:///path/to/socket?db=0, with three slashes, because a socket has no host")
     parts.arguments["path"] = _name(parts.path)
     return RedisTopology(ServerDialer(parts.server()))
 
 
-def _sentinel(parts: _Parts) -> RedisTopology:
+def _sentinel(parts: RedisUrlParts) -> RedisTopology:
     service, _, database = parts.path.strip("/").partition("/")
     if not parts.hosts or not service:
         parts.refuse(
@@ -144,12 +163,12 @@ def _sentinel(parts: _Parts) -> RedisTopology:
     return RedisTopology(SentinelDialer(parts.server(), SentinelService(_name(service), sentinels)))
 
 
-def _cluster(parts: _Parts) -> RedisTopology:
+def _cluster(parts: RedisUrlParts) -> RedisTopology:
     if not parts.hosts:
         parts.refuse("must look like redis+cluster://host:6379,host:6379")
     if parts.path.strip("/") or parts.arguments.get("db"):
         parts.refuse("names a database, but a cluster has only one; leave it out")
-    return RedisTopology(SlotMap(parts.server(), seeds=parts.addresses(_PORT)))
+    return RedisTopology(SlotMap(parts.server(), seeds=parts.addresses(DEFAULT_PORT)))
 
 
 _PLAIN = ("ssl_", "sentinel_")
@@ -157,16 +176,16 @@ _TLS = ("sentinel_",)
 _SOCKET = ("ssl_", "sentinel_", "socket_keepalive")
 
 SCHEMES: Mapping[str, _Scheme] = {
-    "redis": _Scheme(Connection, _single, _PLAIN),
-    "rediss": _Scheme(SSLConnection, _single, _TLS),
-    "valkey": _Scheme(Connection, _single, _PLAIN),
-    "valkeys": _Scheme(SSLConnection, _single, _TLS),
-    "unix": _Scheme(UnixDomainSocketConnection, _unix, _SOCKET),
-    "redis+unix": _Scheme(UnixDomainSocketConnection, _unix, _SOCKET),
-    "redis+sentinel": _Scheme(Connection, _sentinel, ("ssl_",)),
-    "rediss+sentinel": _Scheme(SSLConnection, _sentinel, ()),
-    "redis+cluster": _Scheme(Connection, _cluster, _PLAIN),
-    "rediss+cluster": _Scheme(SSLConnection, _cluster, _TLS),
+    "redis": _Scheme(Connection, _PLAIN, _single),
+    "rediss": _Scheme(SSLConnection, _TLS, _single),
+    "valkey": _Scheme(Connection, _PLAIN, _single),
+    "valkeys": _Scheme(SSLConnection, _TLS, _single),
+    "unix": _Scheme(UnixDomainSocketConnection, _SOCKET, _unix),
+    "redis+unix": _Scheme(UnixDomainSocketConnection, _SOCKET, _unix),
+    "redis+sentinel": _Scheme(Connection, ("ssl_",), _sentinel),
+    "rediss+sentinel": _Scheme(SSLConnection, (), _sentinel),
+    "redis+cluster": _Scheme(Connection, _PLAIN, _cluster),
+    "rediss+cluster": _Scheme(SSLConnection, _TLS, _cluster),
 }
 """The schemes of this backend."""
 

@@ -1,0 +1,199 @@
+"""
+Locks on several independent Redis masters: granted by a majority, with tokens that never repeat and never fall.
+
+    connect("redis+quorum://a:6379,b:6379,c:6379")           # rediss+quorum:// for TLS; three to seven nodes
+    connect(RedisQuorumBackend([client_a, client_b, client_c]))   # if their logins differ
+
+``fencing init`` founds the quorum once. Tokens need no clock, but nodes that remember (``appendfsync always``), or
+refuse to vote. Exclusion is by time, as with every lease. docs/backends/redis-quorum.md has the protocol and its proof.
+
+    __init__.py     the backend, as the client calls it
+    ballot.py       what the answers to one attempt amount to; no I/O
+    tally.py        what the answers to a round of renewals amount to; no I/O
+    attempt.py      one attempt to acquire a lock
+    renewals.py     the leases of the client, renewed and healed
+    waiters.py      the waiters of the client, and what wakes them
+    founding.py     founding, and re-admission of a node that has lost its memory
+    nodes.py        which nodes vote together
+    node.py         one node: whether it votes, and what it still has to be told
+    requests.py     the requests to a node, and how its answers are read; the keys
+    options.py      reads the URL, or the clients
+    *.lua           the scripts, each one atomic step at one node
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk._values.clock import wall_micros
+from fencing_sdk.abc import LossNotice, Turn
+from fencing_sdk.backends import take_options
+from fencing_sdk.backends._shared.lock_table import LINE_POLL
+from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
+from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
+from fencing_sdk.backends.redis.errors import translating
+from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
+from fencing_sdk.backends.redis.losses import RedisLossWatcher
+from fencing_sdk.backends.redis.quorum.attempt import QuorumAttempt
+from fencing_sdk.backends.redis.quorum.ballot import Ballot
+from fencing_sdk.backends.redis.quorum.founding import prepare
+from fencing_sdk.backends.redis.quorum.node import QuorumNode
+from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
+from fencing_sdk.backends.redis.quorum.options import QuorumTopology, topology_from_clients, topology_from_url
+from fencing_sdk.backends.redis.quorum.poll import Poll
+from fencing_sdk.backends.redis.quorum.renewals import QuorumHolds, QuorumRenewals
+from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
+from fencing_sdk.backends.redis.quorum.waiters import QuorumWaiter, QuorumWaiters, pause_after_split
+
+__all__ = ["RedisQuorumBackend", "from_url"]
+
+OPTIONS = ("prefix",)
+_SPREAD = 1000
+"""Microseconds by which the numbers of attempts differ at random, so that two clients rarely make the same."""
+
+
+class RedisQuorumBackend:
+    """
+    A lock service on three to seven independent Redis or Valkey servers, from version 6.2 on.
+
+    Args:
+        clients: An asyncio client of redis-py or valkey-py for each server. The backend copies their settings, and
+            opens one connection of its own to each server.
+
+        prefix: The beginning of every key; an ACL rule can name them: ``~{fencing:*``.
+
+    Raises:
+        ConfigurationError: an argument has a wrong type or value. No I/O happens before the first call.
+    """
+
+    def __init__(self, clients: Sequence[object] | QuorumTopology, *, prefix: str = DEFAULT_PREFIX) -> None:
+        topology = clients if isinstance(clients, QuorumTopology) else topology_from_clients(clients)
+        keys = RedisKeys(check_prefix(prefix))
+        self._requests = QuorumRequests(keys)
+        self._nodes = QuorumNodes(topology.dialers, self._requests, on_push=self._on_push, on_vote=self._on_vote)
+        self._holds = QuorumHolds()
+        self._renewals = QuorumRenewals(self._nodes, self._requests, self._holds, self._next_number)
+        self._waiters = QuorumWaiters(self._nodes, self._requests, keys)
+        self._losses = RedisLossWatcher(partial(self._renew, look=True))
+        self._last_number = 0
+
+    def _next_number(self) -> int:
+        """The number of an attempt, and the hint for the numbers of its holds."""
+        self._last_number = max(self._last_number + 1, wall_micros() + random.randrange(_SPREAD))
+        return self._last_number
+
+    def _on_vote(self, _node: QuorumNode, pipe: Pipe) -> None:
+        self._losses.on_connect(pipe)
+        self._waiters.on_vote(pipe)
+
+    def _on_push(self, node: int, message: list[Reply]) -> None:
+        self._losses.on_push(message)
+        self._waiters.on_push(node, message)
+
+    async def open(self) -> None:
+        """See `fencing_sdk.abc.SupportsOpen.open`."""
+        with translating("open"):
+            await self._nodes.quorum()
+
+    async def found(self) -> str:
+        """See `fencing_sdk.abc.SupportsFounding.found`."""
+        with translating("init"):
+            return await prepare(self._nodes, self._requests)
+
+    async def acquire(self, claim: Claim) -> Grant | Held:
+        """See `fencing_sdk.abc.Backend.acquire`."""
+        waiter = self._waiters.find(claim)
+        with translating("acquire"):
+            voters = self._nodes.voters() or await self._nodes.quorum()
+            attempt = QuorumAttempt(self._nodes, self._requests, claim, self._next_number(), waiter)
+            hold = await attempt.run(voters)
+        if hold is None:
+            return self._held(attempt.ballot, waiter)
+        self._holds.add(hold)
+        self._losses.granted(self._requests.hold(claim.name), claim)
+        if waiter is not None:
+            self._waiters.granted(waiter, attempt.ballot)
+        return Grant(hold.token)
+
+    def _held(self, ballot: Ballot, waiter: QuorumWaiter | None) -> Held:
+        """Read a refusal. Where a node has dropped a waiter, it joins the line again."""
+        if waiter is not None:
+            self._waiters.refused(waiter, ballot)
+        if not ballot.held:
+            return Held(pause_after_split(1 if waiter is None else waiter.splits))
+        left = ballot.retry_after()
+        if waiter is None:
+            return Held(left)
+        return Held(LINE_POLL if left is None else min(left, LINE_POLL))
+
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+        """See `fencing_sdk.abc.Backend.renew`."""
+        with translating("renew"):
+            return await self._renew(claims)
+
+    async def _renew(self, claims: Sequence[Claim], *, look: bool = False) -> Sequence[Renewal]:
+        voters = self._nodes.voters() or await self._nodes.quorum()
+        return await self._renewals.renew(claims, voters, look=look)
+
+    async def release(self, claim: Claim) -> None:
+        """See `fencing_sdk.abc.Backend.release`."""
+        self._losses.ended(self._requests.hold(claim.name), claim)
+        self._holds.remove(claim)
+        call = self._requests.release(claim)
+        with translating("release"):
+            if self._nodes.voters() is None:
+                await self._nodes.quorum()
+            await self._nodes.tell_all(("release", claim.owner), call, claim.ttl)
+
+    async def inspect(self, name: str) -> Holder | None:
+        """See `fencing_sdk.abc.Backend.inspect`."""
+        call = self._requests.inspect(name)
+        with translating("inspect"):
+            voters = self._nodes.voters() or await self._nodes.quorum()
+            poll = Poll(len(self._nodes), len(voters.nodes))
+            for node in voters.nodes:
+                node.send(call, poll.answer)
+            seen = await poll.result()
+        if seen is None:
+            return None
+        return Holder(name, seen.token, holder_of(seen.owner), seen.left, seen.metadata)
+
+    async def aclose(self) -> None:
+        """Close the connections. Grants stay until they are released or expire."""
+        await self._losses.aclose()
+        await self._nodes.aclose()
+
+    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
+        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
+        return self._losses.on_loss(notice)
+
+    def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
+        """See `fencing_sdk.abc.SupportsQueue.queue`."""
+        return self._queue(claim)
+
+    @asynccontextmanager
+    async def _queue(self, claim: Claim) -> AsyncIterator[Turn]:
+        with translating("queue"):
+            waiter = await self._waiters.join(claim)
+        try:
+            yield waiter
+        finally:
+            await self._waiters.leave(waiter)
+
+
+def from_url(url: str, **options: object) -> RedisQuorumBackend:
+    """
+    Make a backend for one of its URLs; `RedisQuorumBackend` explains the options.
+
+    The driver's own options, such as ``ssl_ca_certs``, may stand in the URL's query too.
+
+    Raises:
+        ConfigurationError: the URL or an option cannot be used.
+    """
+    chosen = take_options(url, options, (*OPTIONS, *DRIVER_OPTIONS))
+    prefix = chosen.pop("prefix", DEFAULT_PREFIX)
+    return RedisQuorumBackend(topology_from_url(url, chosen), prefix=prefix)  # type: ignore[arg-type]  # checked there

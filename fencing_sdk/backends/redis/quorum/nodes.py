@@ -1,0 +1,218 @@
+"""
+All nodes of a quorum: which of them vote together, and what a caller is told when they are too few.
+
+Nodes vote together in one epoch, and no answer of another epoch is ever counted. The epoch of a majority is the one.
+A node that is away is tried again from time to time, by the way. Only a caller that finds no majority waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from fencing_sdk.backends.redis.connection.dial import BACKEND, RedisDialer
+from fencing_sdk.backends.redis.connection.node import CallOutcome
+from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
+from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
+from fencing_sdk.backends.redis.quorum.ballot import majority_of
+from fencing_sdk.backends.redis.quorum.node import QuorumNode
+from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
+from fencing_sdk.backends.redis.scripts import ScriptCall
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
+
+_GRACE = 0.05
+"""Seconds for which a caller that had to wait for a majority waits for the rest."""
+_FAREWELL = 0.25
+"""Seconds for which closing waits until the nodes have what frees a lock."""
+
+_NOT_FOUNDED = (
+    "no node remembers that the quorum was founded; run: fencing init --url redis+quorum://... "
+    "(if it was founded, all nodes have lost their memory)"
+)
+
+
+class Voters(NamedTuple):
+    """The nodes that vote together, at least a majority of all."""
+
+    epoch: str
+    nodes: Sequence[QuorumNode]
+
+
+class QuorumNodes:
+    """The nodes, by their numbers."""
+
+    def __init__(
+        self,
+        dialers: Sequence[RedisDialer],
+        requests: QuorumRequests,
+        *,
+        on_push: Callable[[int, list[Reply]], None],
+        on_vote: Callable[[QuorumNode, Pipe], None],
+    ) -> None:
+        self._nodes = [
+            QuorumNode(number, dialer, requests, len(dialers), on_push=on_push, on_vote=on_vote)
+            for number, dialer in enumerate(dialers)
+        ]
+        self.majority = majority_of(len(dialers))
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[QuorumNode]:
+        return iter(self._nodes)
+
+    def __getitem__(self, number: int) -> QuorumNode:
+        return self._nodes[number]
+
+    def voters(self) -> Voters | None:
+        """The nodes that vote now. Nodes that are away are tried again in the background."""
+        voting: list[QuorumNode] = []
+        epochs: Counter[str] = Counter()
+        for node in self._nodes:
+            epoch = node.epoch
+            if epoch is None:
+                node.open_soon()
+            else:
+                voting.append(node)
+                epochs[epoch] += 1
+        if len(voting) < self.majority:
+            return None
+        epoch, count = epochs.most_common(1)[0]
+        if count < self.majority:
+            return None
+        if count < len(voting):
+            for node in voting:
+                if node.epoch != epoch:
+                    node.open_soon()  # it may have a newer epoch than it had when it was asked
+            voting = [node for node in voting if node.epoch == epoch]
+        return Voters(epoch, voting)
+
+    async def quorum(self) -> Voters:
+        """
+        The nodes that vote, after waiting until a majority of them is connected.
+
+        Raises:
+            BackendRefusedError: the quorum was never founded, or its addresses are wrong.
+            BackendUnavailableError: too few nodes remember their epoch, or share one.
+            Exception: too few nodes can be reached.
+        """
+        voters = self.voters()
+        if voters is not None:
+            return voters
+        for node in self._nodes:
+            if node.epoch is None or node.open_pipe is None:
+                node.open_soon(at_once=True)
+        while voters is None and (opening := self._opening()):
+            await asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)
+            voters = self.voters()
+        if voters is None:
+            raise self._why_no_majority()
+        if opening := self._opening():
+            await asyncio.wait(opening, timeout=_GRACE)
+        self._check_identities()
+        return self.voters() or voters
+
+    def _opening(self) -> set[asyncio.Task[None]]:
+        return {task for node in self._nodes if (task := node.opening) is not None}
+
+    async def reach_all(self) -> None:
+        """
+        Connect to every node.
+
+        Raises:
+            Exception: a node cannot be reached.
+        """
+        tasks = [node.open_soon(at_once=True) for node in self._nodes if not node.open_pipe]
+        opening = [task for task in tasks if task is not None]
+        if opening:
+            await asyncio.wait(opening)
+        errors = [node.error for node in self._nodes if not node.open_pipe and node.error is not None]
+        if errors:
+            raise most_telling(errors)
+        self._check_identities()
+
+    def _check_identities(self) -> None:
+        """Refuse two addresses of one server: it would vote twice."""
+        known = [node.knowledge.id for node in self._nodes if node.open_pipe and node.knowledge and node.knowledge.id]
+        if len(set(known)) < len(known):
+            msg = "two of the addresses lead to the same server, which would vote twice"
+            raise BackendRefusedError(BACKEND, "connect", msg)
+
+    def _why_no_majority(self) -> Exception:
+        reached = [node for node in self._nodes if node.open_pipe is not None]
+        errors = [node.error for node in self._nodes if node.open_pipe is None and node.error is not None]
+        refusal = next((error for error in errors if isinstance(error, BackendRefusedError)), None)
+        if refusal is not None:
+            return refusal
+        if len(reached) < self.majority:
+            return most_telling(errors)
+        if all(node.forgetful for node in reached):
+            return BackendRefusedError(BACKEND, "connect", _NOT_FOUNDED)
+        forgetful = sum(node.forgetful for node in reached)
+        msg = f"no majority of the nodes shares an epoch, and {forgetful} have lost their memory; run: fencing init"
+        return BackendUnavailableError(BACKEND, "connect", msg)
+
+    async def tell_all(self, key: object, call: ScriptCall, ttl: float) -> None:
+        """
+        Tell every node to free something, and wait until a majority has done so. The rest is told when it is back.
+
+        Raises:
+            Exception: no majority can be reached.
+        """
+        count = Countdown(len(self._nodes), self.majority)
+        for node in self._nodes:
+            node.tell(key, call, ttl, count.answer)
+        await count.wait()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await asyncio.gather(*(node.aclose(patience=_FAREWELL) for node in self._nodes))
+
+
+class Countdown:
+    """Waits until a majority of the nodes has answered without an error, or cannot any more."""
+
+    def __init__(self, nodes: int, majority: int) -> None:
+        self._left = majority
+        self._spare = nodes - majority
+        self._errors: list[Exception] = []
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def answer(self, _node: int, outcome: CallOutcome) -> None:
+        """Take note of an answer."""
+        if isinstance(outcome, Exception):
+            self._errors.append(outcome)
+            self._spare -= 1
+        else:
+            self._left -= 1
+        if (self._left <= 0 or self._spare < 0) and not self._done.done():
+            self._done.set_result(None)
+
+    async def wait(self) -> None:
+        """
+        Wait.
+
+        Raises:
+            Exception: the error of a node, when too many have failed.
+        """
+        await self._done
+        if self._left > 0:
+            raise most_telling(self._errors)
+
+    async def wait_quietly(self) -> None:
+        """Wait, and raise no error of a node."""
+        await self._done
+
+
+def most_telling(errors: Sequence[Exception]) -> Exception:
+    """Prefer what a server replied to the news that others are away."""
+    replies = [error for error in errors if not isinstance(error, UnreachableError | PipeError)]
+    replies.sort(key=lambda error: isinstance(error, ReplyError) and error.code == "EPOCH")
+    if replies:
+        return replies[0]
+    unreached = [error for error in errors if isinstance(error, UnreachableError)]
+    if unreached:
+        return UnreachableError.of_all(unreached)
+    return errors[0] if errors else PipeError("too few nodes are connected")

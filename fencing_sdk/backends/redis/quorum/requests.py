@@ -1,0 +1,230 @@
+"""
+The requests to one node as calls of scripts, and how the answers are read. No I/O.
+
+    {fencing:}:epoch        "NODES.RANDOM": the node may vote while it remembers this
+    {fencing:}:founding     the epoch that is about to be founded
+    {fencing:}:id           random: two addresses with one id are one server
+    {fencing:}:run          the server's run id when it got its epoch
+    {fencing:}:c0 to c1023  the counters; the name of a lock decides which one numbers its holds
+    {fencing:NAME}:h        the hold (see hold.lua), with the ttl of the lease
+    {fencing:NAME}:hq, :hw  the line of the waiters (see ../line.lua)
+
+The counters never expire, so there is a fixed number of them, and the tokens of one lock have gaps.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fencing_sdk._values.claim import Claim
+from fencing_sdk.backends.redis.connection.pipe import Reply
+from fencing_sdk.backends.redis.keys import RedisKeys
+from fencing_sdk.backends.redis.quorum.ballot import Refusal
+from fencing_sdk.backends.redis.quorum.tally import QuorumHold
+from fencing_sdk.backends.redis.requests import milliseconds, read_token, stored
+from fencing_sdk.backends.redis.scripts import Argument, RedisScript, ScriptCall
+
+COUNTERS = 1024
+"""Fixed for ever: another number would assign other counters to locks, and tokens could fall."""
+
+GRANT = RedisScript("line", "quorum/hold", "quorum/grant")
+CONFIRM = RedisScript("quorum/hold", "quorum/confirm")
+UNDO = RedisScript("line", "quorum/hold", "quorum/place", "quorum/undo")
+RENEW = RedisScript("quorum/hold", "quorum/renew")
+HEAL = RedisScript("quorum/hold", "quorum/heal")
+RELEASE = RedisScript("line", "quorum/hold", "quorum/release")
+JOIN = RedisScript("line", "quorum/hold", "quorum/place", "quorum/join")
+LEAVE = RedisScript("line", "quorum/leave")
+INSPECT = RedisScript("inspect")
+LOOK = RedisScript("quorum/look")
+FOUND = RedisScript("quorum/found")
+SEAL = RedisScript("quorum/seal")
+ADMIT = RedisScript("quorum/admit")
+SCAN = RedisScript("quorum/scan")
+
+PRELOADED = (GRANT, CONFIRM, UNDO, RENEW, HEAL, RELEASE, JOIN, LEAVE)
+"""Loaded on each new connection: a grant that has to be sent again, by its text, could fall behind its release."""
+
+
+class Knowledge(NamedTuple):
+    """What a node knows about its quorum; empty where it knows nothing."""
+
+    epoch: str
+    founding: str
+    id: str
+    run: str
+
+
+class SeenHold(NamedTuple):
+    """The hold of a lock on one node, for `inspect`."""
+
+    owner: str
+    token: int
+    left: float
+    metadata: str | None
+
+
+class LinePlace(NamedTuple):
+    """Where a waiter stands in the line of every node, and how it is woken."""
+
+    score: int
+    """Microseconds of the client's clock when it joined."""
+    channel: str
+    ticket: str
+
+
+class QuorumRequests:
+    """Makes the calls of scripts for the keys of one prefix."""
+
+    def __init__(self, keys: RedisKeys) -> None:
+        self._keys = keys
+        tag = keys.tag("")
+        self._epoch, self._founding, self._id, self._run = (
+            f"{tag}:{key}" for key in ("epoch", "founding", "id", "run")
+        )
+        self._counters = [f"{tag}:c{number}" for number in range(COUNTERS)]
+
+    def hold(self, name: str) -> str:
+        """The key of the hold of lock *name*."""
+        return f"{self._keys.tag(name)}:h"
+
+    def _counter(self, name: str) -> str:
+        return self._counters[zlib.crc32(name.encode()) % COUNTERS]
+
+    def _with_line(self, name: str) -> tuple[str, str, str]:
+        key = self.hold(name)
+        return key, f"{key}q", f"{key}w"
+
+    def grant(self, claim: Claim, epoch: str, attempt: int) -> ScriptCall:
+        """Ask for a hold. The attempt's number is also the hint for the token."""
+        keys = (self._epoch, self._counter(claim.name), *self._with_line(claim.name))
+        return ScriptCall(
+            GRANT, keys, (epoch, claim.owner, milliseconds(claim.ttl), attempt, stored(claim.metadata)), follow=keys[2]
+        )
+
+    def confirm(self, claim: Claim, epoch: str, number: int, token: int) -> ScriptCall:
+        """Raise the hold with *number* to the token."""
+        keys = (self._epoch, self._counter(claim.name), self.hold(claim.name))
+        return ScriptCall(CONFIRM, keys, (epoch, claim.owner, number, token, milliseconds(claim.ttl)), follow=keys[2])
+
+    def undo(self, claim: Claim, attempt: int, place: LinePlace | None) -> ScriptCall:
+        """Delete what an attempt has got; a waiter goes back to its *place*."""
+        return ScriptCall(UNDO, self._with_line(claim.name), (claim.owner, attempt, *(place or ())))
+
+    def renew(self, claims: Sequence[Claim], holds: Sequence[QuorumHold | None], epoch: str, node: int) -> ScriptCall:
+        """Renew leases on one *node*, each if its hold there is unbroken."""
+        arguments: list[Argument] = [epoch]
+        for claim, hold in zip(claims, holds, strict=True):
+            number: Argument = "" if hold is None else hold.numbers.get(node, 0)
+            arguments += (claim.owner, number, milliseconds(claim.ttl))
+        return ScriptCall(RENEW, (self._epoch, *(self.hold(claim.name) for claim in claims)), arguments)
+
+    def heal(self, holds: Sequence[QuorumHold], epoch: str, hint: int) -> ScriptCall:
+        """Give leases a new hold on a node that has lost theirs."""
+        keys, arguments = [self._epoch], list[Argument]((epoch, hint))
+        for hold in holds:
+            claim = hold.claim
+            keys += (self._counter(claim.name), self.hold(claim.name))
+            arguments += (claim.owner, hold.token, hint, milliseconds(claim.ttl), stored(claim.metadata))
+        return ScriptCall(HEAL, keys, arguments)
+
+    def release(self, claim: Claim) -> ScriptCall:
+        """Release a lock on one node, and wake the head of its line there."""
+        return ScriptCall(RELEASE, self._with_line(claim.name), (claim.owner,))
+
+    def join(self, claim: Claim, place: LinePlace) -> ScriptCall:
+        """Join the line of one node."""
+        return ScriptCall(JOIN, self._with_line(claim.name), (claim.owner, *place))
+
+    def leave(self, claim: Claim) -> ScriptCall:
+        """Leave the line of one node."""
+        return ScriptCall(LEAVE, self._with_line(claim.name), (claim.owner,))
+
+    def inspect(self, name: str) -> ScriptCall:
+        """Ask who has the hold on one node."""
+        return ScriptCall(INSPECT, (self.hold(name),), ())
+
+    def look(self) -> ScriptCall:
+        """Ask what the node knows about its quorum."""
+        return ScriptCall(LOOK, self._about(), ())
+
+    def found(self, step: str, value: str, more: str = "") -> ScriptCall:
+        """Take one step of founding."""
+        return ScriptCall(FOUND, self._about(), (step, value, more))
+
+    def seal(self, epoch: str, new: str, run: str) -> ScriptCall:
+        """Give a node that remembers a new epoch; the reply has its counters."""
+        return ScriptCall(SEAL, (self._epoch, self._run, *self._counters), (epoch, new, run))
+
+    def admit(self, epoch: str, new: str, name: str, run: str, counters: Sequence[int]) -> ScriptCall:
+        """Let a node vote, with counters that are at least *counters*."""
+        return ScriptCall(ADMIT, (*self._about(), *self._counters), (epoch, new, name, run, *counters))
+
+    def scan(self, cursor: bytes) -> ScriptCall:
+        """Look at some of the holds of a node: the reply is the next cursor, and the milliseconds of the longest."""
+        return ScriptCall(SCAN, (), (cursor, self._pattern()))
+
+    def _pattern(self) -> str:
+        """A pattern for the keys of all holds. Keys of other programs may match it too."""
+        start = self._keys.tag("")[:-1]
+        return "".join(f"[{letter}]" if letter in "*?[]^\\" else letter for letter in start) + "*:h"
+
+    def _about(self) -> tuple[str, str, str, str]:
+        return self._epoch, self._founding, self._id, self._run
+
+
+def read_refusal(reply: Reply) -> Refusal:
+    """
+    Read a refusal.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match reply:
+        case [int(left), int(in_line), bytes(token), bytes(attempt)]:
+            return Refusal(None if left < 0 else left / 1000, bool(in_line), int(token), int(attempt))
+    msg = "neither a number nor a refusal"
+    raise ValueError(msg)
+
+
+def read_numbers(reply: Reply, count: int) -> list[int]:
+    """Read the numbers of *count* new holds; 0 where there is none."""
+    if not isinstance(reply, list) or len(reply) != count:
+        return [0] * count
+    return [int(number) if isinstance(number, bytes) and number.isdigit() else 0 for number in reply]
+
+
+def read_hold(reply: Reply) -> SeenHold | None:
+    """
+    Read the hold of a lock on one node; None if it is free there.
+
+    Raises:
+        ValueError: the key holds something else.
+    """
+    if not isinstance(reply, list):
+        return None
+    hold, left = reply
+    owner, _, token, _, metadata = (hold if isinstance(hold, bytes) else b"").decode().split("\0", 4)
+    remaining = left / 1000 if isinstance(left, int) and left >= 0 else 0.0
+    return SeenHold(owner, read_token(token.encode()), remaining, metadata[1:] if metadata else None)
+
+
+def read_knowledge(reply: Reply) -> Knowledge:
+    """
+    Read what a node knows about its quorum.
+
+    Raises:
+        ValueError: a key holds something else.
+    """
+    if isinstance(reply, list) and len(reply) == len(Knowledge._fields):
+        return Knowledge(*(bytes(part).decode(errors="replace") for part in reply))
+    msg = "no knowledge"
+    raise ValueError(msg)
+
+
+def nodes_of(epoch: str) -> int:
+    """The number of nodes that an epoch was founded with; 0 if it is no epoch."""
+    count, _, nonce = epoch.partition(".")
+    return int(count) if nonce and count.isascii() and count.isdigit() and len(count) <= 2 else 0  # noqa: PLR2004

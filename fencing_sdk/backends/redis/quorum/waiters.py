@@ -1,0 +1,179 @@
+"""
+The waiters of one client, and what wakes them.
+
+Each node keeps a line for each lock (see `../line.lua`). A waiter stands in the line of every node at once, with one
+score: the microseconds of its client's clock when it joined. So all nodes have the same order, that of arrival as far
+as the clients' clocks agree. A node grants a free lock to the head of its line alone. What wakes a waiter:
+
+1. Its turn. A release publishes the waiter's ticket on every node. The waiter wakes when a majority of the messages has
+   come, or 20 ms after the first, if others do not come.
+2. A node that votes again: messages were lost meanwhile.
+3. Time. It tries again once a second, and when enough holds in its way end. A try is also its sign of life, and where
+   a node answers that it is not in the line, it joins there again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import uuid
+
+from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.clock import wall_micros
+from fencing_sdk._values.futures import retrieve
+from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
+from fencing_sdk.backends.redis.connection.node import CallOutcome
+from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
+from fencing_sdk.backends.redis.keys import RedisKeys
+from fencing_sdk.backends.redis.quorum.ballot import Ballot
+from fencing_sdk.backends.redis.quorum.node import QuorumNode
+from fencing_sdk.backends.redis.quorum.nodes import Countdown, QuorumNodes
+from fencing_sdk.backends.redis.quorum.requests import LinePlace, QuorumRequests
+
+_STRAGGLERS = 0.02
+"""Seconds after the first message in which the others should come."""
+_FIRST_SPLIT, _LONGEST_SPLIT = 0.002, 0.25
+"""Seconds before another try, after rivals have split the nodes."""
+
+
+class QuorumWaiter(Waiter):
+    """A waiter in the line of one lock, on every node."""
+
+    __slots__ = ("_majority", "_messages", "_timer", "place", "served_by", "splits")
+
+    def __init__(self, claim: Claim, place: LinePlace, majority: int) -> None:
+        super().__init__(claim, place.ticket)
+        self.place = place
+        self.splits = 0
+        """Tries in a row in which rivals have split the nodes."""
+        self.served_by: set[int] = set()
+        """The nodes that have granted it the lock, and so have taken it out of their line."""
+        self._majority = majority
+        self._messages: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hear(self, node: int) -> None:
+        """Take note of a message that it is the waiter's turn on *node*."""
+        self._messages.add(node)
+        if len(self._messages) >= self._majority:
+            self.wake()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_STRAGGLERS, self.wake)
+
+    def wake(self) -> None:
+        """See `Waiter.wake`."""
+        self._messages.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        super().wake()
+
+
+class QuorumWaiters:
+    """All waiters of one backend."""
+
+    def __init__(self, nodes: QuorumNodes, requests: QuorumRequests, keys: RedisKeys) -> None:
+        self._nodes = nodes
+        self._requests = requests
+        self._channel = keys.wake_channel(uuid.uuid4().hex)
+        self._tickets = itertools.count(1)
+        self._last_score = 0
+        self._table: WaiterTable[QuorumWaiter] = WaiterTable()
+
+    def find(self, claim: Claim) -> QuorumWaiter | None:
+        """The waiter of *claim*, if there is one."""
+        return self._table.find(claim)
+
+    async def join(self, claim: Claim) -> QuorumWaiter:
+        """
+        Join the line of a lock on all nodes, until `leave`; return when a majority has the waiter in its line.
+
+        Raises:
+            Exception: no majority can be reached.
+        """
+        await self._nodes.quorum()
+        self._last_score = max(self._last_score + 1, wall_micros())
+        place = LinePlace(self._last_score, self._channel, str(next(self._tickets)))
+        waiter = self._table.add(QuorumWaiter(claim, place, self._nodes.majority))
+        entered = Countdown(len(self._nodes), self._nodes.majority)
+        try:
+            for node in self._nodes:
+                self._enter(node, waiter, entered)
+            await entered.wait()
+        except BaseException:
+            await self.leave(waiter)
+            raise
+        return waiter
+
+    def _enter(self, node: QuorumNode, waiter: QuorumWaiter, entered: Countdown | None = None) -> None:
+        """Send SUBSCRIBE, if this connection has not, and JOIN behind it: so no message is missed."""
+
+        def joined(number: int, outcome: CallOutcome) -> None:
+            if entered is not None:
+                entered.answer(number, outcome)
+            if self._table.find(waiter.claim) is not waiter and number not in waiter.served_by:
+                node.send(self._requests.leave(waiter.claim), _ignore)  # it has left while this request was under way
+
+        pipe = node.open_pipe
+        if pipe is not None:
+            self._subscribe(pipe)
+        node.send(self._requests.join(waiter.claim, waiter.place), joined)
+
+    def _subscribe(self, pipe: Pipe) -> None:
+        if self._channel not in pipe.channels:
+            subscription = pipe.channels[self._channel] = pipe.subscribe("SUBSCRIBE", self._channel)
+            subscription.add_done_callback(retrieve)  # if it is not permitted, the waiters try once a second
+
+    def granted(self, waiter: QuorumWaiter, ballot: Ballot) -> None:
+        """Take note that the lock was granted to *waiter*, and by which nodes."""
+        waiter.served = True
+        waiter.served_by = set(ballot.grants)
+
+    def refused(self, waiter: QuorumWaiter, ballot: Ballot) -> None:
+        """Let *waiter* join the line again where a node has dropped it."""
+        waiter.splits = 0 if ballot.held else waiter.splits + 1
+        if self._table.find(waiter.claim) is waiter:
+            for number, refusal in ballot.refusals.items():
+                if not refusal.in_line:
+                    self._enter(self._nodes[number], waiter)
+
+    async def leave(self, waiter: QuorumWaiter) -> None:
+        """
+        Leave the line on every node. A node that is away drops the waiter for lack of a sign of life.
+
+        Raises no error: an error would replace the cancellation that ends the wait.
+        """
+        self._table.remove(waiter)
+        call = self._requests.leave(waiter.claim)
+        left = Countdown(len(self._nodes), self._nodes.majority)
+        for node in self._nodes:
+            if node.number in waiter.served_by:
+                left.answer(node.number, None)
+            else:
+                node.send(call, left.answer)
+        if not waiter.served:
+            await left.wait_quietly()
+
+    def on_vote(self, pipe: Pipe) -> None:
+        """Subscribe on a new connection, and let every waiter try: messages may have been lost."""
+        if len(self._table):
+            self._subscribe(pipe)
+            self._table.wake_all()
+
+    def on_push(self, node: int, message: list[Reply]) -> None:
+        """Wake the waiter that a message names."""
+        if message[0] == b"message" and isinstance(message[2], bytes):
+            waiter = self._table.find_ticket(message[2].decode(errors="replace"))
+            if waiter is not None:
+                waiter.hear(node)
+
+
+def pause_after_split(splits: int) -> float:
+    """Seconds before another try, after the nodes were split so many times in a row. Random: rivals should part."""
+    doubled: int = 1 << min(max(splits - 1, 0), 7)
+    return min(random.uniform(1, 5) * _FIRST_SPLIT * doubled, _LONGEST_SPLIT)
+
+
+def _ignore(_node: int, _outcome: CallOutcome) -> None:
+    """No caller needs the answer."""

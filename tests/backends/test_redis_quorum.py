@@ -1,0 +1,110 @@
+"""The quorum of Redis masters keeps the contract: with three and five nodes, all up or one of them down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis_quorum import Quorum
+
+from fencing_sdk.abc import Backend
+from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url
+from fencing_sdk.testing import BackendSuite
+from fencing_sdk.testing.backend_promises.backend_under_test import Reopen
+
+pytest_plugins = ["redis_fixtures"]
+
+
+@pytest.fixture(scope="module")
+def three_nodes(redis_binary: str) -> Iterator[Quorum]:
+    """Three masters whose data outlives them, for this module."""
+    with Quorum(3, binary=redis_binary, appendonly=True, appendfsync="always") as quorum:
+        yield quorum
+
+
+@pytest.fixture(scope="module")
+def five_nodes(redis_binary: str) -> Iterator[Quorum]:
+    """Five masters whose data outlives them, for this module."""
+    with Quorum(5, binary=redis_binary, appendonly=True, appendfsync="always") as quorum:
+        yield quorum
+
+
+class QuorumSuite(BackendSuite):
+    queues = True
+    notices = True
+    stopped = 0
+    """Nodes that are down throughout."""
+
+    @pytest.fixture
+    async def quorum(self, three_nodes: Quorum) -> Quorum:
+        await three_nodes.fresh()
+        self.stop_some(three_nodes)
+        return three_nodes
+
+    def stop_some(self, quorum: Quorum) -> None:
+        self.own_quorum = quorum
+        self.up = quorum.nodes[self.stopped :]
+        for node in quorum.nodes[: self.stopped]:
+            node.kill()
+
+    @pytest.fixture
+    def url(self, quorum: Quorum) -> str:
+        return quorum.url
+
+    @pytest.fixture
+    def reopen(self, url: str) -> Callable[[], RedisQuorumBackend]:
+        return lambda: from_url(url)
+
+    @pytest.fixture
+    async def backend(self, reopen: Callable[[], RedisQuorumBackend]) -> AsyncIterator[RedisQuorumBackend]:
+        made = reopen()
+        yield made
+        await made.aclose()
+
+    @asynccontextmanager
+    async def break_store(self, backend: Backend) -> AsyncIterator[None]:
+        """Kill nodes until the others are no majority."""
+        killed = self.up[: len(self.up) - self.own_quorum.majority + 1]
+        for node in killed:
+            await asyncio.to_thread(node.kill)
+        try:
+            yield
+        finally:
+            for node in killed:
+                await asyncio.to_thread(node.start)
+
+    async def restart(self, backend: Backend, reopen: Reopen) -> Backend:
+        """Restart the nodes too, by force."""
+        for node in self.up:
+            await asyncio.to_thread(node.kill)
+        for node in self.up:
+            await asyncio.to_thread(node.start)
+        return await super().restart(backend, reopen)
+
+    async def revoke(self, backend: Backend, name: str) -> None:
+        """Delete the holds of a majority, as an operator would."""
+        assert isinstance(backend, RedisQuorumBackend)
+        for node in self.up:
+            await node.command("DEL", backend._requests.hold(name))
+
+
+class TestThreeNodes(QuorumSuite):
+    """All nodes are up."""
+
+
+class TestThreeNodesOneDown(QuorumSuite):
+    stopped = 1
+
+
+class TestFiveNodes(QuorumSuite):
+    @pytest.fixture
+    async def quorum(self, five_nodes: Quorum) -> Quorum:
+        await five_nodes.fresh()
+        self.stop_some(five_nodes)
+        return five_nodes
+
+
+class TestFiveNodesTwoDown(TestFiveNodes):
+    stopped = 2
