@@ -31,10 +31,11 @@ class _AnswerType(IntEnum):
     GOT = 3
     INVALID_INPUT = 100
     MISSING = 103
+    OPEN = -1
+    """Any other type, such as 99 (Errored) or 101 (MustRetry): it leaves open what was done."""
 
 
-_TYPES = {type_.value: type_ for type_ in _AnswerType}
-"""Every other type, such as 99 (Errored) and 101 (MustRetry), leaves open what was done."""
+_TYPES = {type_.value: type_ for type_ in _AnswerType if type_ is not _AnswerType.OPEN}
 
 
 class SetOutcome(IntEnum):
@@ -68,7 +69,7 @@ class ValueAnswer:
         Read the body of an HTTP 200.
 
         Raises:
-            UnreadableAnswerError: it is not JSON, or its type leaves open what was done.
+            UnreadableAnswerError: it is not JSON, or has no type.
         """
         try:
             fields = json.loads(body)
@@ -76,11 +77,10 @@ class ValueAnswer:
             msg = "the answer is not JSON"
             raise UnreadableAnswerError(msg) from error
         code = fields.get("type") if isinstance(fields, dict) else None
-        known = _TYPES.get(code) if isinstance(code, int) and not isinstance(code, bool) else None
-        if known is None:
-            msg = f"the answer was of type {code:d}" if type(code) is int else "the answer has no type"
+        if type(code) is not int:
+            msg = "the answer has no type"
             raise UnreadableAnswerError(msg)
-        return cls(known, fields)
+        return cls(_TYPES.get(code, _AnswerType.OPEN), fields)
 
     def stored(self) -> StoredValue:
         """
@@ -132,7 +132,7 @@ class KahunaValues:
             BackendRefusedError: Kahuna rejects the request.
         """
         body = {"key": key, "revision": revision, "durability": _PERSISTENT}
-        answer, _ = await self._ask(operation, _GET, body)
+        answer, _ = await self._ask(operation, _GET, body, key)
         if answer.type is _AnswerType.MISSING:
             return None
         if answer.type is not _AnswerType.GOT:
@@ -152,7 +152,7 @@ class KahunaValues:
         body: dict[str, object] = {"key": key, "value": b64encode(value).decode(), "durability": _PERSISTENT}
         condition = {"flags": _IF_ABSENT} if revision is None else {"flags": _IF_REVISION, "compareRevision": revision}
         try:
-            answer, earlier_unknown = await self._ask(operation, _SET, {**body, "expiresMs": 0, **condition})
+            answer, earlier_unknown = await self._ask(operation, _SET, {**body, "expiresMs": 0, **condition}, key)
         except BackendUnavailableError:
             return SetOutcome.UNKNOWN
         if answer.type is _AnswerType.SET:
@@ -163,14 +163,20 @@ class KahunaValues:
             raise _unexpected(operation, answer)
         return SetOutcome.NOT_SET
 
-    async def _ask(self, operation: str, path: str, body: dict[str, object]) -> tuple[ValueAnswer, bool]:
+    async def _ask(self, operation: str, path: str, body: dict[str, object], key: str) -> tuple[ValueAnswer, bool]:
+        """Ask the node that answered last for *key* first. Return also whether another request may be carried out."""
         payload = to_json(body)
 
         async def ask(endpoint: Endpoint) -> ValueAnswer:
-            return await self._nodes.post(endpoint.urls[path], payload)
+            answer = await self._nodes.post(endpoint.urls[path], payload)
+            if answer.type is _AnswerType.OPEN:
+                detail = f"the answer was of type {answer.fields['type']}"
+                raise RequestFailedError(RequestOutcome.UNKNOWN, detail, again=True)
+            self._endpoints.mark_answered(endpoint, key)
+            return answer
 
         race = NodeRace(
-            self._endpoints.in_turn(),
+            self._endpoints.in_turn(key),
             ask,
             leave=self._endpoints.mark_failed,
             patience=PATIENCE,
