@@ -41,6 +41,8 @@ from fencing_sdk.events import (
     Renewed,
     StaleRejected,
 )
+from fencing_sdk.recipes.election import Election, ElectionStanding
+from fencing_sdk.recipes.election_term import ElectionTerm
 from fencing_sdk.recipes.holding import holding
 from fencing_sdk.recipes.jobs import Ran, Skipped
 from fencing_sdk.recipes.multilock import HeldLocks, MultiLock
@@ -57,6 +59,9 @@ __all__ = [
     "BackendUnavailableError",
     "ConfigurationError",
     "DrainingError",
+    "Election",
+    "ElectionStanding",
+    "ElectionTerm",
     "Event",
     "FenceRaised",
     "FencingError",

@@ -38,6 +38,19 @@ class LockOptions(TypedDict, total=False):
     metadata: str | None
 
 
+class ElectionOptions(TypedDict, total=False):
+    """The parameters of `LockClient.election` besides the name: those of a lock without ``wait``, and ``drain``."""
+
+    ttl: Seconds
+    drain: Seconds
+    safety_buffer: Seconds | None
+    heartbeat_interval: Seconds | None
+    max_hold: Seconds | None
+    fences: Sequence[Fence]
+    backoff: Backoff
+    metadata: str | None
+
+
 def check_backend(backend: object, *, takes: str = "backend must be") -> None:
     """Refuse what lacks a call of the contract; *takes* begins the message."""
     if isinstance(backend, type):

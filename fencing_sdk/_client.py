@@ -11,9 +11,10 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 
 from fencing_sdk._arguments import (
+    ElectionOptions,
     Fence,
     LockOptions,
     check_backend,
@@ -36,6 +37,7 @@ from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timi
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Observer
+from fencing_sdk.recipes.election import Election, this_process
 from fencing_sdk.recipes.jobs import JobFunction, Jobs
 from fencing_sdk.recipes.multilock import MultiLock, check_names
 
@@ -244,10 +246,7 @@ class LockClient:
         self.lock("checked-when-decorated", **options)
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-            if not inspect.iscoroutinefunction(function):
-                msg = f"locked() decorates 'async def' functions, not {shown(function)}"
-                raise ConfigurationError(msg)
-            template = NameTemplate(name, function)
+            template = _template(name, function, "locked")
 
             @functools.wraps(function)
             async def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -255,6 +254,71 @@ class LockClient:
                     return await function(*args, **kwargs)
 
             return under_lock
+
+        return decorate
+
+    def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
+        """
+        Describe an election: ``async for term in election:``, and in it ``async with term as lease:``.
+
+        One process of all that stand leads, for as long as it holds the lock *name*. The body is cancelled when the
+        lead is lost, and the loop stands again. An outage of the store is ridden out. The loop ends when the client
+        drains.
+
+        Args:
+            name: What is led, such as ``"scheduler"``. Nothing else should lock this name.
+
+            **options: As for `lock`, but without ``wait``: a candidate waits until it leads. ``drain`` is the number
+                of seconds for which the body may go on when the client drains. 0, the default, cancels it at once;
+                the lock is given back when it has ended. ``metadata`` is the host and process id by default.
+
+        Raises:
+            ConfigurationError: an option cannot work.
+        """
+        if "wait" in options:
+            msg = "election() takes no wait: a candidate waits until it leads; put a timeout around the loop instead"
+            raise ConfigurationError(msg)
+        drain = seconds(options.pop("drain", 0.0), "drain")
+        given = cast("LockOptions", options)
+
+        def lock() -> Lock:
+            return self.lock(name, **(LockOptions(metadata=this_process()) | given))  # at each loop: forks differ
+
+        return Election(lock, self._opened, functools.partial(self.inspect, name), drain)
+
+    def elected(
+        self, name: str, **options: Unpack[ElectionOptions]
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R | None]]]:
+        """
+        Decorate a coroutine function: a call waits for the lead, and runs the function as the leader.
+
+        When the lead is lost, the function is cancelled, and called again with the same arguments in the next term.
+        The call returns what the function returns, or None when the client drains.
+
+        Args:
+            name: What is led, with placeholders for the call's arguments, as for `locked`.
+
+            **options: As for `election`.
+
+        Raises:
+            ConfigurationError: as `locked`.
+        """
+        check_name(name)
+        self.election("checked-when-decorated", **options)
+
+        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R | None]]:
+            template = _template(name, function, "elected")
+
+            @functools.wraps(function)
+            async def as_leader(*args: P.args, **kwargs: P.kwargs) -> R | None:
+                async for term in self.election(template.fill(args, kwargs), **options):
+                    async with term as lease:
+                        value = await function(*args, **kwargs)
+                        lease.check()  # a function that ended too late was not covered: another term
+                        return value
+                return None
+
+            return as_leader
 
         return decorate
 
@@ -335,3 +399,11 @@ class LockClient:
             msg = "this client is not open; enter it first: async with client"
             raise UsageError(msg)
         return self._engine
+
+
+def _template(name: str, function: Callable[..., object], decorator: str) -> NameTemplate:
+    """The template that names the lock of each call of *function*, which must be a coroutine function."""
+    if not inspect.iscoroutinefunction(function):
+        msg = f"{decorator}() decorates 'async def' functions, not {shown(function)}"
+        raise ConfigurationError(msg)
+    return NameTemplate(name, function)

@@ -111,11 +111,14 @@ class Lock:
     async def _enter(self, terms: Terms) -> Lease:
         lease = await self._acquire(terms)
         try:
-            self._scopes.append(LeaseScope(lease))
+            self._enter_with(lease)
         except BaseException:
             await lease.release()
             raise
         return lease
+
+    def _enter_with(self, lease: Lease) -> None:
+        self._scopes.append(LeaseScope(lease))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
@@ -156,3 +159,8 @@ class Lock:
 async def enter(lock: Lock, *, wait: float | None) -> Lease:
     """Do what ``async with`` does first, with another patience. For this package alone: the caller leaves *lock*."""
     return await lock._enter(lock._terms._replace(wait=wait))  # noqa: SLF001  (the one door to it)
+
+
+def enter_with(lock: Lock, lease: Lease) -> None:
+    """Do what ``async with`` does when it has got its *lease*. For this package alone: the caller leaves *lock*."""
+    lock._enter_with(lease)  # noqa: SLF001  (the one door to it)

@@ -7,6 +7,9 @@ from typing import Any, assert_type
 from tenacity import wait_exponential, wait_random
 
 from fencing_sdk import (
+    Election,
+    ElectionStanding,
+    ElectionTerm,
     Event,
     HeldLocks,
     Holder,
@@ -78,6 +81,24 @@ async def a_decorated_coroutine_keeps_its_signature() -> None:
     assert_type(await Tenant().update(price=5), str)
     job: Callable[[int], Coroutine[Any, Any, list[bytes]]] = build_report
     await job(1)
+
+
+@locks.elected("scheduler/{shard}", ttl=15, drain=5)
+async def schedule(shard: int) -> bytes:
+    return b"%d" % shard
+
+
+async def an_election_gives_terms() -> None:
+    election = locks.election("scheduler", ttl=15, drain=timedelta(seconds=5), metadata="pod-7")
+    assert_type(election, Election)
+    async for term in election:
+        assert_type(term, ElectionTerm)
+        async with term as lease:
+            assert_type(lease, Lease)
+    assert_type(election.leading, bool)
+    assert_type(election.standing, ElectionStanding)
+    assert_type(await election.leader(), Holder | None)
+    assert_type(await schedule(7), bytes | None)
 
 
 async def a_client_drains() -> None:

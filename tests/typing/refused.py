@@ -50,6 +50,13 @@ async def misspelt_option() -> None: ...
 async def wrong_type_of_option() -> None: ...
 
 
+async def options_of_an_election() -> None:
+    locks.election("a", wait=5)  # type: ignore[call-arg]
+    locks.election("a", drain="5")  # type: ignore[arg-type]
+    for term in locks.election("a"):  # type: ignore[attr-defined]
+        print(term)  # noqa: T201  (never run)
+
+
 async def bounds_of_a_drain() -> None:
     await locks.drain(25)  # type: ignore[call-arg]
     await locks.drain(within=None)  # type: ignore[arg-type]

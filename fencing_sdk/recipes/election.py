@@ -1,0 +1,198 @@
+"""
+One leader among many processes, for one term after the other.
+
+    async for term in locks.election("scheduler"):
+        async with term as lease:           # cancelled when the lead is lost; the loop stands again
+            await run_scheduler(lease.token)
+
+A term is a lease of the lock *name*; the loop is what stands for it, term after term:
+
+    stand      wait in line for the lock; an outage of the store is ridden out, a refusal leaves the loop
+    lead       the body runs under the lease, like any block under a lock
+    end        the lease was lost: the term swallows this one error, and the loop stands again
+               the body returned: the lock is given back, and the loop stands again, behind those who wait
+               resigned, or the client drains: the body is cancelled, and the lock given back when it has ended
+
+Two lines are needed. An iterator that owned the cancel scope could not work: the loss would leave the ``for`` as a
+cancellation that no block takes back, and after ``break`` a scope would stay open that later cancels other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from enum import StrEnum, unique
+
+import anyio
+
+from fencing_sdk._engine.engine import Engine
+from fencing_sdk._lease import Lease
+from fencing_sdk._lock import Lock
+from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.observers import logger
+from fencing_sdk.errors import BackendUnavailableError, DrainingError, LeaseLostError, shown
+from fencing_sdk.recipes.election_term import ElectionState, ElectionTerm, TermBlock
+
+_FIRST_PAUSE = 0.1
+_LAST_PAUSE = 5.0
+"""Seconds between two tries while the store does not answer; each pause is twice the one before."""
+_AFTER_RESIGNING = 1.5
+"""Seconds before a leader that has resigned stands again: longer than a waiter sleeps that the store cannot wake."""
+
+
+@unique
+class ElectionStanding(StrEnum):
+    """How this process stands in an election. The value is the word for health endpoints and metrics."""
+
+    IDLE = "idle"
+    """No loop runs here."""
+
+    CANDIDATE = "candidate"
+    """Another process leads, or none yet; this one waits in line."""
+
+    UNAVAILABLE = "unavailable"
+    """The store has not answered for a ttl; this process goes on asking."""
+
+    LEADING = "leading"
+    """This process leads. The clock was looked at now."""
+
+    ENDING = "ending"
+    """The term is over, and its body has not ended yet."""
+
+
+class Election:
+    """
+    An election, described. Nothing is sent until ``async for`` stands in it. Made by `LockClient.election`.
+
+    The loop ends in order when the client drains. It raises what is no outage: `BackendRefusedError`, `StaleTokenError`
+    and errors of guards, `UsageError` where the client is closed, and the errors of the body.
+    """
+
+    __slots__ = ("_inspect", "_lock", "_state")
+
+    def __init__(
+        self,
+        lock: Callable[[], Lock],
+        engine: Callable[[], Engine],
+        inspect: Callable[[], Awaitable[Holder | None]],
+        drain: float,
+    ) -> None:
+        self._lock = lock
+        self._inspect = inspect
+        self._state = ElectionState(lock().name, engine, drain)
+
+    @property
+    def name(self) -> str:
+        """What is led, without the client's namespace."""
+        return self._state.name
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process leads at this moment, by the clock. May be read from any thread."""
+        return any(term.lease.held for term in tuple(self._state.terms))
+
+    @property
+    def standing(self) -> ElectionStanding:
+        """How this process stands, for health endpoints. May be read from any thread."""
+        terms = tuple(self._state.terms)
+        if any(term.lease.held and not term.stopped for term in terms):
+            return ElectionStanding.LEADING
+        if terms:
+            return ElectionStanding.ENDING
+        if self._state.candidacies:
+            return ElectionStanding.UNAVAILABLE if self._state.silent else ElectionStanding.CANDIDATE
+        return ElectionStanding.IDLE
+
+    def __repr__(self) -> str:
+        return f"<Election {shown(self.name)} {self.standing.value}>"
+
+    async def leader(self) -> Holder | None:
+        """
+        Tell who leads, here or elsewhere, or None. An answer may be outdated when it arrives.
+
+        ``leader.metadata`` is the ``metadata=`` of the leader's election: its host and process id by default.
+
+        Raises:
+            BackendError: the store did not answer, or refused.
+            UsageError: the client is not open.
+        """
+        return await self._inspect()
+
+    def resign(self) -> None:
+        """
+        End the term of this process, if it leads: its body is cancelled, and the lock given back after that.
+
+        The loop stands again then, behind those who wait. To leave the election, ``break`` out of the loop.
+        """
+        for term in tuple(self._state.terms):
+            term.stop()
+
+    def __aiter__(self) -> AsyncIterator[ElectionTerm]:
+        return Candidacy(self._state, self._lock())
+
+
+class Candidacy:
+    """One loop that stands in an election."""
+
+    __slots__ = ("_block", "_election", "_lock")
+
+    def __init__(self, election: ElectionState, lock: Lock) -> None:
+        self._election = election
+        self._lock = lock
+        self._block: TermBlock | None = None
+
+    def __aiter__(self) -> Candidacy:
+        return self
+
+    async def __anext__(self) -> ElectionTerm:
+        resigned = False
+        if self._block is not None:
+            resigned = self._block.stopped
+            await self._block.check_entered()
+            self._block = None
+        election = self._election
+        election.candidacies.add(self)
+        try:
+            if resigned:
+                await self._pause(_AFTER_RESIGNING)
+            lease = await self._stand()
+        finally:
+            election.candidacies.discard(self)
+            election.silent = False
+        if lease is None:
+            raise StopAsyncIteration
+        self._block = TermBlock(election, self._lock, lease)
+        return ElectionTerm(self._block)
+
+    async def _stand(self) -> Lease | None:
+        """Wait for the lead; return None when the client drains. See the story at the top for what leaves."""
+        pause = _FIRST_PAUSE
+        while not self._election.engine().draining.begun:
+            try:
+                return await self._lock.acquire()
+            except DrainingError:
+                break
+            except (BackendUnavailableError, LeaseLostError) as error:
+                self._election.silent = isinstance(error, BackendUnavailableError)
+                logger.warning("election %s: %s; trying again", shown(self._election.name), error)
+            await self._pause(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LAST_PAUSE)
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but not into the draining of the client."""
+        begun = asyncio.Event()
+        forget = self._election.engine().draining.on_begin(begun.set)
+        try:
+            with anyio.move_on_after(seconds):
+                await begun.wait()
+        finally:
+            forget()
+
+
+def this_process() -> str:
+    """Name this process to others: its host and its process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
