@@ -98,7 +98,6 @@ SCENARIOS = {
     "FaultsSuite": {
         "memory": "there is no server and no network between: the faults are those of tests/scenarios/test_fm_*.py",
         "sqlite": "there is no server and no network between: test_sqlite_processes.py has what a file can do",
-        "kahuna": "its stand-in has faults of its own kind: test_kahuna_faults.py",
     },
     "WaitersSuite": {
         "memory": "it lives in one process, and its line is that of BackendSuite",

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from etcd_server import EtcdCluster
 from fault_proxy import FaultProxy
+from kahuna_server import KahunaServer
 from kazoo.client import KazooClient
 from postgresql_proxy import PostgresqlProxy
 from postgresql_server import PostgresqlServer
 from redis_quorum import Quorum, QuorumNetwork
 from redis_server import RedisServer
-from store_bench import EtcdBench, PostgresqlBench, QuorumBench, RedisBench, SqliteBench, ZooKeeperBench
+from store_bench import EtcdBench, KahunaBench, PostgresqlBench, QuorumBench, RedisBench, SqliteBench, ZooKeeperBench
 from zookeeper_server import ZooKeeperServer
 
 
@@ -58,3 +59,10 @@ class OnZooKeeper:
         yield ZooKeeperBench(zookeeper_server, zookeeper_url, zookeeper_proxy, operator)
         operator.stop()
         operator.close()
+
+
+class OnKahuna:
+    @pytest.fixture
+    async def bench(self, kahuna_server: KahunaServer) -> AsyncIterator[KahunaBench]:
+        async with FaultProxy(kahuna_server.ports[0]) as proxy:
+            yield KahunaBench(kahuna_server, proxy)

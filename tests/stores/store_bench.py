@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
+import json
 import math
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +21,7 @@ import postgresql_stage
 import redis_stage
 from etcd_server import EtcdCluster
 from fault_proxy import FaultProxy
+from kahuna_server import KahunaServer
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from local_ports import HOST
@@ -28,6 +32,7 @@ from redis_server import RedisServer
 from stays import PATIENCE, eventually
 from zookeeper_server import ZooKeeperServer
 
+from fencing_sdk.backends.kahuna.requests import GET_INFO, RequestWriter
 from fencing_sdk.backends.zookeeper.nodes import in_line
 
 
@@ -236,3 +241,33 @@ class ZooKeeperBench:
 
     async def leavings(self) -> list[object]:
         return [node for name in "ab" for node in await asyncio.to_thread(self._line, name)]
+
+
+class KahunaBench:
+    connections = 100
+
+    def __init__(self, server: KahunaServer, proxy: FaultProxy) -> None:
+        self.server, self.proxy = server, proxy
+        self.url, self.by_proxy = server.url, f"kahuna://{HOST}:{proxy.port}"
+        self.pause, self.resume = server.pause, server.resume
+        self._writer = RequestWriter("persistent")
+
+    def seconds_left(self, name: str) -> float:
+        connection = http.client.HTTPConnection(HOST, self.server.ports[0], timeout=PATIENCE)
+        with contextlib.closing(connection):
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", GET_INFO, self._writer.of_name(name), headers)
+            answer = json.loads(connection.getresponse().read())
+        return answer["expires"]["l"] / 1000 - time.time() if answer["owner"] else 0.0
+
+    async def waiting(self, name: str, count: int) -> None:
+        """Kahuna knows of no waiters; they ask now and then."""
+        asked = await asyncio.to_thread(self.server.seen, "try-lock")
+
+        async def more() -> bool:
+            return len(await asyncio.to_thread(self.server.seen, "try-lock")) >= len(asked) + count
+
+        await eventually(more, what=f"{count} ask")
+
+    async def leavings(self) -> list[object]:
+        return [name for name in "ab" if await asyncio.to_thread(self.seconds_left, name) > 0]

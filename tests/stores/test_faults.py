@@ -1,9 +1,9 @@
 """Every store that is a server is ridden out, or a lease ends in time, whatever `FaultsSuite` does to it."""
 
 from faults_suite import FaultsSuite
-from on_stores import OnEtcd, OnPostgresql, OnRedis, OnRedisQuorum, OnZooKeeper
+from on_stores import OnEtcd, OnKahuna, OnPostgresql, OnRedis, OnRedisQuorum, OnZooKeeper
 
-pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 
 class TestRedis(OnRedis, FaultsSuite): ...
@@ -19,3 +19,6 @@ class TestEtcd(OnEtcd, FaultsSuite): ...
 
 
 class TestZooKeeper(OnZooKeeper, FaultsSuite): ...
+
+
+class TestKahuna(OnKahuna, FaultsSuite): ...
