@@ -3,7 +3,7 @@
 from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
 from fencing_sdk._current import current_lease, current_token
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease import Lease, PermitLease
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder, Token
 from fencing_sdk.errors import (
@@ -46,6 +46,8 @@ from fencing_sdk.recipes.election_term import ElectionTerm
 from fencing_sdk.recipes.holding import holding
 from fencing_sdk.recipes.jobs import Ran, Skipped
 from fencing_sdk.recipes.multilock import HeldLocks, MultiLock
+from fencing_sdk.recipes.rwlock import ReadWriteLock
+from fencing_sdk.recipes.semaphore import Semaphore
 
 __version__ = "0.1.0"
 
@@ -82,11 +84,14 @@ __all__ = [
     "NotAcquired",
     "NotAcquiredReason",
     "Observer",
+    "PermitLease",
     "Ran",
+    "ReadWriteLock",
     "Released",
     "RenewalFailed",
     "RenewalLate",
     "Renewed",
+    "Semaphore",
     "Skipped",
     "StaleRejected",
     "StaleTokenError",

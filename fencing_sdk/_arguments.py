@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import TypedDict, cast
 
 from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Backoff
+from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.timing import Seconds
-from fencing_sdk.abc import Guard
-from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.abc import Backend, Guard, SupportsShares
+from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 
 METADATA_LIMIT = 1024
 """Characters of metadata a store keeps beside a grant."""
@@ -63,6 +64,18 @@ def check_backend(backend: object, *, takes: str = "backend must be") -> None:
             f"{type(backend).__name__} lacks {', '.join(missing)}"
         )
         raise ConfigurationError(msg)
+
+
+def check_shares(backend: Backend, what: str) -> None:
+    """
+    Refuse a backend in which one owner alone may hold a name.
+
+    Raises:
+        UnsupportedError: it is no `SupportsShares`.
+    """
+    if not isinstance(backend, SupportsShares):
+        msg = f"{backend_name(backend)} has no {what}: its store lets one owner hold a name"
+        raise UnsupportedError(msg)
 
 
 def check_clock(clock: object) -> Clock:

@@ -29,6 +29,7 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import NameTemplate
+from fencing_sdk._sharing import SharingClient
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.names import check_name, check_namespace, in_namespace
@@ -45,7 +46,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class LockClient:
+class LockClient(SharingClient):
     """
     Makes locks on one backend and renews all their leases with one heartbeat.
 

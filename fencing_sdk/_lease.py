@@ -65,6 +65,11 @@ class Lease:
         return self._state.name
 
     @property
+    def resource(self) -> str:
+        """What guards know this lease by: the name of the lock, or ``name/permit`` where it is a permit."""
+        return self._state.resource(self._state.name)
+
+    @property
     def token(self) -> Token:
         """
         The fencing token: an int to send with every write. Read it at the last moment.
@@ -149,6 +154,17 @@ class Lease:
             return
         self._state.check_loop()
         await self._state.keeper.release(self._state)
+
+
+class PermitLease(Lease):
+    """A permit of a `Semaphore` that is held, until its deadline."""
+
+    __slots__ = ()
+
+    @property
+    def permit(self) -> int:
+        """The number of the permit: from 0 to below the number of permits. No other holder has it at the same time."""
+        return self._state.permit or 0
 
 
 def state_of(lease: Lease) -> LeaseState:

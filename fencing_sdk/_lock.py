@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import EllipsisType, TracebackType
+from typing import TypeVar
 
 from fencing_sdk._engine.acquisition import Terms
 from fencing_sdk._engine.deadlock import held_above, warned
@@ -18,8 +19,11 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.fences import Fences
 from fencing_sdk._engine.lease_scope import LeaseScope
 from fencing_sdk._lease import Lease, state_of
+from fencing_sdk._values.claim import Mode
 from fencing_sdk._values.timing import Seconds, patience
 from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown
+
+L = TypeVar("L", bound="Lock")
 
 
 class Lock:
@@ -164,3 +168,18 @@ async def enter(lock: Lock, *, wait: float | None) -> Lease:
 def enter_with(lock: Lock, lease: Lease) -> None:
     """Do what ``async with`` does when it has got its *lease*. For this package alone: the caller leaves *lock*."""
     lock._enter_with(lease)  # noqa: SLF001  (the one door to it)
+
+
+def engine_of(lock: Lock) -> Engine:
+    """
+    Return what keeps the leases of *lock*. For this package alone.
+
+    Raises:
+        UsageError: the client is not open.
+    """
+    return lock._engine()  # noqa: SLF001  (another door to it)
+
+
+def in_mode(lock: Lock, mode: Mode, kind: type[L]) -> L:
+    """Describe *lock* again, as one of another *kind* that is held in another way. For this package alone."""
+    return kind(lock._engine, lock._terms._replace(mode=mode), lock._fences)  # noqa: SLF001  (another door to it)

@@ -106,6 +106,12 @@ class Acquired(_ClientEvent):
     waited: float
     """Seconds since the acquisition began."""
     deadline: float
+    mode: str = "lock"
+    """How it is held: ``lock``, ``permit``, ``reader`` or ``writer``."""
+    permit: int | None = None
+    """The number of the permit, where it is one."""
+    permits: int | None = None
+    """How many of them the holder believes that there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,9 @@ ROOMS = {
     "_arguments": {"errors", "events", "abc", "_values", "_engine"},
     "recipes": {"errors", "events", "abc", "_values", "_engine", "_name_template", "_lease", "_current", "_lock"}
     | {"_arguments"},
+    "_sharing": {"errors", "abc", "_values", "_lock", "_arguments", "recipes"},
     "_client": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_arguments", "_name_template"}
-    | {"_current", "recipes"},
+    | {"_current", "recipes", "_sharing"},
     "_connect": {"errors", "events", "abc", "_values", "_arguments", "_recording", "backends", "_client"},
 }
 """Which rooms a room may enter besides itself. A room is a folder, or a module at the front."""

@@ -24,9 +24,16 @@ LACKS = {
 }
 """What a backend may declare as False although the suite expects it. A new entry is a decision, not a skip."""
 
-POWERS = {"queues", "hands_over", "notices", "processes", "breakable", "survives_restart", "tells_taken_over"} | {
-    "keeps_alone"
-}
+POWERS = {
+    "queues",
+    "shares",
+    "hands_over",
+    "notices",
+    "processes",
+    "breakable",
+    "survives_restart",
+    "tells_taken_over",
+} | {"keeps_alone"}
 EXPECTED = {power for power in POWERS if getattr(BackendUnderTest, power)}
 
 

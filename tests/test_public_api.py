@@ -42,11 +42,14 @@ PROMISED = {
     "NotAcquired",
     "NotAcquiredReason",
     "Observer",
+    "PermitLease",
     "Ran",
+    "ReadWriteLock",
     "Released",
     "RenewalFailed",
     "RenewalLate",
     "Renewed",
+    "Semaphore",
     "Skipped",
     "StaleRejected",
     "StaleTokenError",
@@ -114,6 +117,7 @@ SHOWN = {
         "release",
         "remaining",
         "renew",
+        "resource",
         "token",
         "ttl",
         "wait_lost",
@@ -125,6 +129,8 @@ SHOWN = {
     "Skipped": {"name", "retry_after"},
     "Election": {"leader", "leading", "name", "resign", "standing"},
     "ElectionTerm": {"lease"},
+    "ReadWriteLock": {"holders", "name", "reader", "writer"},
+    "Semaphore": {"acquire", "holders", "locked", "name", "permits", "try_acquire"},
     "LockClient": {
         "aclose",
         "drain",
@@ -136,10 +142,13 @@ SHOWN = {
         "lock",
         "locked",
         "multilock",
+        "rwlock",
+        "semaphore",
     },
     "Holder": {"holder", "metadata", "mode", "name", "permit", "remaining", "token"},
     "Token": set(dir(int)),
 }
+SHOWN["PermitLease"] = SHOWN["Lease"] | {"permit"}
 """What each class of the front door shows; events and errors show their fields, and what their bases show."""
 
 

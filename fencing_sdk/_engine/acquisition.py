@@ -29,7 +29,7 @@ from fencing_sdk._engine.posts import Flight
 from fencing_sdk._engine.queue_place import QueuePlace
 from fencing_sdk._engine.reports import AcquisitionReport
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held
+from fencing_sdk._values.claim import LOCK, TOKEN_LIMIT, Claim, Grant, Held, Mode
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.timing import Timing
@@ -71,10 +71,11 @@ class Terms(NamedTuple):
     metadata: str | None = None
     fences: Sequence[tuple[Guard, str]] = ()
     """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
+    mode: Mode = LOCK
 
     def claim(self) -> Claim:
         """A new claim, with an owner of its own."""
-        return Claim(self.store_name, self.timing.ttl, metadata=self.metadata)
+        return Claim(self.store_name, self.timing.ttl, metadata=self.metadata, mode=self.mode)
 
     def limit(self, started: float, sent_at: float) -> float:
         """Seconds that a request may take, of an acquisition that *started* then."""
@@ -295,7 +296,8 @@ class Acquisition:
         backend = self._backend
         if self._place is not None:
             return
-        if isinstance(backend, SupportsDirectGrant) and not self._terms.fences:  # fences are raised by a try
+        asks = self._terms.fences or self._terms.mode is not LOCK  # fences and shares are granted by a try
+        if isinstance(backend, SupportsDirectGrant) and not asks:
             self._news = self._store_calls.new_wakeup()
             self._place = backend.stand(self._claim, self._told)
         elif isinstance(backend, SupportsQueue):

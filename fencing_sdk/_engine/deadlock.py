@@ -16,6 +16,7 @@ from fencing_sdk._current import held_here
 from fencing_sdk._engine.acquisition import Terms
 from fencing_sdk._engine.lease_state import Keeper, LeaseState
 from fencing_sdk._lease import state_of
+from fencing_sdk._values.claim import LOCK, Permit
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import UsageError, shown
 
@@ -29,13 +30,29 @@ def held_above(terms: Terms, keeper: Keeper) -> LeaseState | None:
     """
     if terms.wait == 0:
         return None
+    if isinstance(terms.mode, Permit) and terms.wait is not None:
+        return None  # another permit may be free by then
     for lease in map(state_of, held_here()):
         if lease.claim.name == terms.store_name and lease.keeper is keeper and lease.task is not None and lease.held:
             if lease.task is asyncio.current_task():
-                msg = f"this task holds lock {shown(terms.name)} already; locks are not reentrant"
-                raise UsageError(msg)
+                raise UsageError(_already_held(terms, lease))
             return lease
     return None
+
+
+def _already_held(terms: Terms, lease: LeaseState) -> str:
+    name, held, wanted = shown(terms.name), lease.claim.mode, terms.mode
+    if isinstance(wanted, Permit):
+        return (
+            f"this task holds a permit of {name} already, and would wait for another one without an end: tasks that "
+            "each hold one and wait for one more wait for each other; pass wait="
+        )
+    if wanted == LOCK:
+        return f"this task holds lock {name} already; locks are not reentrant"
+    return (
+        f"this task holds {name} as a {held.word} already and would wait for itself as a {wanted.word}; "
+        f"leave the {held.word} first, and look again at what was read when the {wanted.word} is held"
+    )
 
 
 @contextmanager

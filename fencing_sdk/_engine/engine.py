@@ -23,14 +23,22 @@ from fencing_sdk._engine.posts import Flight, granted
 from fencing_sdk._engine.releases import Releases
 from fencing_sdk._engine.reports import AcquisitionReport, LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
-from fencing_sdk._lease import Lease
-from fencing_sdk._values.claim import Claim, Holder
+from fencing_sdk._lease import Lease, PermitLease
+from fencing_sdk._values.claim import LOCK, Claim, Holder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.futures import retrieve
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.ownership import running_loop
 from fencing_sdk._values.process import generation
-from fencing_sdk.abc import Backend, Guard, Posted, SupportsFence, SupportsLossNotice, SupportsOpen
+from fencing_sdk.abc import (
+    Backend,
+    Guard,
+    Posted,
+    SupportsFence,
+    SupportsLossNotice,
+    SupportsOpen,
+    SupportsShares,
+)
 from fencing_sdk.errors import DrainingError, LossReason, StaleTokenError, UsageError
 from fencing_sdk.events import NotAcquiredReason
 
@@ -108,27 +116,28 @@ class Engine:
         self._check_may_begin(terms.name)
         if fences:
             return await self._hold_fenced(terms, fences)
-        return Lease(self._begin(terms, await self._acquire(terms)))
+        return _handle(self._begin(terms, await self._acquire(terms)))
 
     async def _hold_fenced(self, terms: Terms, fences: Fences) -> Lease:
         named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
-        joint = [fence for fence in named if self._raises_with_the_grant(fence[0])]
+        joint = [fence for fence in named if terms.mode is LOCK and self._raises_with_the_grant(fence[0])]
         terms = terms._replace(fences=joint)
         lease = self._begin(terms, await self._acquire(terms))
         try:
             for _, resource in joint:
                 self._report.fence_raised(lease, resource, lease.token)
-            await self._raise_fences(lease, [fence for fence in named if fence not in joint])
+            apart = [(guard, lease.resource(name)) for guard, name in named if (guard, name) not in joint]
+            await self._raise_fences(lease, apart)
             self.draining.check(terms.name)
         except BaseException:
             await self.release(lease)
             raise
-        return Lease(lease)
+        return _handle(lease)
 
     async def _acquire(self, terms: Terms) -> AcquireResult:
         """Acquire by one post if that is enough, else the full way, which goes on from there."""
         posts = self._store_calls.posts
-        if posts is None or terms.fences:
+        if posts is None or terms.fences or terms.mode is not LOCK:
             return await self._acquire_fully(terms)
         claim = terms.claim()
         if self._observers:
@@ -194,6 +203,7 @@ class Engine:
             timing=result.timing,
             clock=self._clock,
             keeper=self,
+            permit=result.grant.permit,
         )
         lease.unanswered_calls = result.unanswered_calls
         self._releases.held[result.claim.owner] = lease
@@ -221,6 +231,13 @@ class Engine:
         """Ask the store who holds *name*."""
         self.check_usable()
         return await self._store_calls.ask("inspect", lambda: self._backend.inspect(name), _CALL_LIMIT)
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """Ask the store for all who hold *name*."""
+        self.check_usable()
+        backend = self._backend
+        assert isinstance(backend, SupportsShares)  # looked at when the recipe was described
+        return await self._store_calls.ask("inspect", lambda: backend.holders(name), _CALL_LIMIT)
 
     # The keeper's side.
 
@@ -384,3 +401,7 @@ class Engine:
             await self._store_calls.ask("close", self._backend.aclose, _CALL_LIMIT)
         except Exception as error:  # noqa: BLE001  (closing must not replace the error of the user's body)
             logger.warning("closing the backend failed", exc_info=error)
+
+
+def _handle(lease: LeaseState) -> Lease:
+    return Lease(lease) if lease.permit is None else PermitLease(lease)

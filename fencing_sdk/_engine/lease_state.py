@@ -75,6 +75,7 @@ class LeaseState:
         "lost",
         "name",
         "number",
+        "permit",
         "released",
         "task",
         "timing",
@@ -82,13 +83,24 @@ class LeaseState:
     )
 
     def __init__(
-        self, *, name: str, claim: Claim, token: int, deadline: float, timing: Timing, clock: Clock, keeper: Keeper
+        self,
+        *,
+        name: str,
+        claim: Claim,
+        token: int,
+        deadline: float,
+        timing: Timing,
+        clock: Clock,
+        keeper: Keeper,
+        permit: int | None = None,
     ) -> None:
         self.name = name
         self.claim = claim
         self.number = int(token)
         """The token as a plain number, readable after the end too: for events and errors."""
         self._token: Token | None = None
+        self.permit = permit
+        """The number of the permit, where the claim's mode is one."""
         self.timing = timing
         self.clock = clock
         self.keeper = keeper
@@ -137,6 +149,10 @@ class LeaseState:
         if token is None:
             token = self._token = Token(self.number, self.claim.token_holder(self.number))
         return token
+
+    def resource(self, name: str) -> str:
+        """What a guard knows this lease by, where its lock is known by *name*: each permit is a resource of its own."""
+        return name if self.permit is None else f"{name}/{self.permit}"
 
     @property
     def owner(self) -> str:

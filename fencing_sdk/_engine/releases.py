@@ -17,6 +17,7 @@ from fencing_sdk._engine.parking import Parking
 from fencing_sdk._engine.posts import Flight
 from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._values.claim import LOCK
 from fencing_sdk._values.clock import Clock
 from fencing_sdk.errors import LossReason
 
@@ -48,7 +49,8 @@ class Releases:
     def post(self, lease: LeaseState) -> Flight | None:
         """Post the release of *lease*, which was taken; None if only the full way will do."""
         calls = self.store_calls
-        if calls.posts is None or lease.unanswered_calls or calls.closing or _silent(lease):
+        shared = lease.claim.mode is not LOCK
+        if calls.posts is None or shared or lease.unanswered_calls or calls.closing or _silent(lease):
             return None
         return calls.posts.release(lease.claim, self._clock.now(), _limit(lease))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fencing_sdk._engine.lease_state import LeaseState
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.claim import Claim, Permit
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observers, stale_rejected
 from fencing_sdk.errors import (
@@ -102,6 +102,7 @@ class LeaseReport:
     def acquired(self, lease: LeaseState, waited: float) -> None:
         """Tell that *lease* is held, *waited* seconds after its acquisition began."""
         if self:
+            mode = lease.claim.mode
             self._observers.emit(
                 Acquired(
                     name=lease.name,
@@ -111,6 +112,9 @@ class LeaseReport:
                     ttl=lease.timing.ttl,
                     waited=waited,
                     deadline=lease.deadline,
+                    mode=mode.word,
+                    permit=lease.permit,
+                    permits=mode.of if isinstance(mode, Permit) else None,
                 )
             )
 

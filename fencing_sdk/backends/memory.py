@@ -15,8 +15,9 @@ from fencing_sdk._values.clock import BootClock, Clock, wall_micros
 from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared import lock_table
-from fencing_sdk.backends._shared.lock_table import LockTable, token_source
+from fencing_sdk.backends._shared.lock_table import token_source
 from fencing_sdk.backends._shared.loss_notices import LossNotices
+from fencing_sdk.backends._shared.share_table import ShareTable
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.errors import BackendError, ConfigurationError, LossReason
 
@@ -35,7 +36,7 @@ class MemoryBackend:
 
     def __init__(self, *, clock: Clock | None = None, tokens: str = "hybrid") -> None:
         self._clock = BootClock() if clock is None else clock
-        self._table = LockTable(token_source(tokens, wall_micros))
+        self._table = ShareTable(token_source(tokens, wall_micros))
         self._waiters: WaiterTable[Waiter] = WaiterTable()
         self._loss_notices = LossNotices()
 
@@ -44,7 +45,10 @@ class MemoryBackend:
         now = self._clock.now()
         if self._waiters.find(claim) is not None:
             self._table.join(claim, now)  # a waiter that was silent for too long was dropped: it joins at the end
-        return self._table.acquire(claim, now)
+        answer = self._table.acquire(claim, now)
+        if claim.mode.shared and isinstance(answer, Grant):
+            self._wake_next(claim.name)  # the next waiter may fit beside this one
+        return answer
 
     def post_acquire(self, claim: Claim, answer: Callable[[Grant | Held | Posted | BackendError], None]) -> Sent | None:
         """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
@@ -79,15 +83,18 @@ class MemoryBackend:
         """See `fencing_sdk.abc.Backend.inspect`."""
         return self._table.inspect(name, self._clock.now())
 
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `fencing_sdk.abc.SupportsShares.holders`."""
+        return self._table.holders(name, self._clock.now())
+
     async def aclose(self) -> None:
         """Nothing is open; the grants stay for the other clients of this object."""
 
     def revoke(self, name: str) -> None:
-        """Take the lock away from its holder, which loses its lease with `LossReason.REVOKED`."""
-        owner = self._table.revoke(name, self._clock.now())
-        if owner is not None:
+        """Take the lock away from its holders, which lose their leases with `LossReason.REVOKED`."""
+        for owner in self._table.revoke(name, self._clock.now()):
             self._loss_notices.tell(Claim(name, 0.0, owner), LossReason.REVOKED)
-            self._wake_next(name)
+        self._wake_next(name)
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""

@@ -16,26 +16,26 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def needs(power: str) -> Callable[[F], F]:
-    """Collect a promise only for a suite that declares *power*."""
+def needs(*powers: str) -> Callable[[F], F]:
+    """Collect a promise only for a suite that declares all of these *powers*."""
 
     def mark(promise: F) -> F:
-        promise.__dict__["power"] = power
+        promise.__dict__["powers"] = powers
         return promise
 
     return mark
 
 
 def collect_by_power(suite: type) -> None:
-    """Hide the promises whose power *suite* does not declare, and show those whose power it declares again."""
-    for name, promise in _promises_with_a_power(suite).items():
+    """Hide the promises whose powers *suite* does not declare, and show those whose powers it declares again."""
+    for name, promise in _promises_with_powers(suite).items():
         if vars(suite).get(name) is not promise:  # where it is defined it stays, for other subclasses
-            setattr(suite, name, promise if getattr(suite, promise.power) else None)
+            setattr(suite, name, promise if all(getattr(suite, power) for power in promise.powers) else None)
 
 
-def _promises_with_a_power(suite: type) -> dict[str, Any]:
-    """The promises that need a declared power, as first defined, even if a subclass replaced them."""
+def _promises_with_powers(suite: type) -> dict[str, Any]:
+    """The promises that need declared powers, as first defined, even if a subclass replaced them."""
     found: dict[str, Any] = {}
     for parent in reversed(suite.__mro__):
-        found |= {name: value for name, value in vars(parent).items() if getattr(value, "power", None)}
+        found |= {name: value for name, value in vars(parent).items() if getattr(value, "powers", None)}
     return found

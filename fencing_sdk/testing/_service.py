@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, holder_of
 from fencing_sdk._values.clock import Clock
-from fencing_sdk.backends._shared.lock_table import LockTable
+from fencing_sdk.backends._shared.share_table import ShareTable
 from fencing_sdk.testing._network import Link
 
 SERVICE = "locks"
@@ -22,7 +22,7 @@ class LockService:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._table = LockTable(lambda last: last + 1)
+        self._table = ShareTable(lambda last: last + 1)
         self._clients: dict[str, str] = {}
 
     def acquire(self, client: str, claim: Claim) -> Grant | Held:
@@ -46,6 +46,10 @@ class LockService:
     def inspect(self, name: str) -> Holder | None:
         """Return the holder of *name*."""
         return self._table.inspect(name, self._clock.now())
+
+    def holders(self, name: str) -> Sequence[Holder]:
+        """Return every holder of *name*."""
+        return self._table.holders(name, self._clock.now())
 
     def holder(self, name: str) -> str | None:
         """The client that holds *name* in the eyes of the service."""
@@ -76,6 +80,10 @@ class WorldBackend:
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
         return await self._link.ask(SERVICE, "inspect", name, lambda _: self._service.inspect(name))
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `fencing_sdk.abc.SupportsShares.holders`."""
+        return await self._link.ask(SERVICE, "inspect", name, lambda _: self._service.holders(name))
 
     async def aclose(self) -> None:
         """Nothing is open."""

@@ -34,6 +34,7 @@ from fencing_sdk.testing.backend_promises.names import NamePromises
 from fencing_sdk.testing.backend_promises.notices import NoticePromises
 from fencing_sdk.testing.backend_promises.outage import OutagePromises
 from fencing_sdk.testing.backend_promises.renewal import RenewalPromises
+from fencing_sdk.testing.backend_promises.shares import SharePromises
 from fencing_sdk.testing.backend_promises.tokens import TokenPromises
 
 
@@ -45,6 +46,7 @@ class BackendSuite(
     AbandonmentPromises,
     LinePromises,
     DirectGrantPromises,
+    SharePromises,
     NoticePromises,
     OutagePromises,
     NamePromises,

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
+from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Permit, Renewal
 from fencing_sdk.backends._shared.lock_table import LockTable
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.backends.memory import MemoryBackend
@@ -64,6 +64,7 @@ class Sound(MemoryBackend):
 class Bench(BackendSuite):
     queues = hands_over = True
     notices = True
+    shares = True
     processes = False
     survives_restart = False
     patience = 0.3
@@ -135,6 +136,11 @@ class HidesItsLine(Sound):
 
 @caught_by("test_the_declared_powers_are_the_real_ones", hands_over=False)
 class HidesItsHandOver(Sound):
+    pass
+
+
+@caught_by("test_the_declared_powers_are_the_real_ones", shares=False)
+class HidesItsShares(Sound):
     pass
 
 
@@ -998,3 +1004,168 @@ class KeepsTheMetadataOfTheHolderBefore(Sound):
 @caught_by("test_processes_count_exactly", processes=True, url=pytest.fixture(lambda self: "memory://"))
 class EveryProcessIsAlone(Sound):
     pass
+
+
+# Shares
+
+
+@caught_by(
+    "test_as_many_permits_are_granted_as_there_are",
+    "test_each_permit_that_is_given_back_lets_one_waiter_in",
+)
+class PermitsWithoutAnEnd(Sound):
+    async def acquire(self, claim):
+        return await super().acquire(elsewhere(claim, mode=Permit(of=1000)) if claim.mode.word == "permit" else claim)
+
+
+@caught_by("test_a_permit_that_was_given_back_is_granted_again")
+class NumbersArePermanent(Sound):
+    granted = 0
+
+    async def acquire(self, claim):
+        answer = await super().acquire(claim)
+        if isinstance(answer, Grant) and answer.permit is not None:
+            self.granted += 1
+            answer = replace(answer, permit=self.granted - 1)
+        return answer
+
+
+@caught_by("test_a_permit_ends_with_its_own_ttl", "test_a_reader_that_died_keeps_no_writer_out")
+class SharesLastAsLongAsTheLongest(Sound):
+    async def acquire(self, claim):
+        answer = await super().acquire(claim)
+        shares = self._table._shares.get(claim.name, {})
+        for share in shares.values():
+            share.expires = max(other.expires for other in shares.values())
+        return answer
+
+
+@caught_by("test_clients_may_disagree_on_the_number_of_permits")
+class TheFirstClientSetsTheNumber(Sound):
+    async def acquire(self, claim):
+        if claim.mode.word == "permit":
+            self.mode = getattr(self, "mode", claim.mode)
+            claim = elsewhere(claim, mode=self.mode)
+        return await super().acquire(claim)
+
+
+@caught_by("test_permits_exclude_a_lock_of_that_name")
+class LocksDoNotSeeShares(Sound):
+    async def acquire(self, claim):
+        if claim.mode == LOCK:
+            self._table.revoke(claim.name, self._clock.now())
+        return await super().acquire(claim)
+
+
+@caught_by("test_readers_hold_together_and_share_a_token", "test_all_readers_in_line_are_let_in_by_one_release")
+class ATokenForEachReader(Sound):
+    async def acquire(self, claim):
+        answer = await super().acquire(claim)
+        if isinstance(answer, Grant) and claim.mode == READER:
+            answer = replace(answer, token=self._table._draw_token())
+        return answer
+
+
+@caught_by("test_a_writer_holds_alone", "test_a_reader_that_died_keeps_no_writer_out")
+class WritersDoNotSeeReaders(Sound):
+    async def acquire(self, claim):
+        if claim.mode.word == "writer":
+            self._table.revoke(claim.name, self._clock.now())
+        return await super().acquire(claim)
+
+
+@caught_by("test_a_writer_is_above_the_readers_before_it_and_below_those_after_it")
+class ReadersKeepTheirTokenForEver(Sound):
+    phase = None
+
+    async def acquire(self, claim):
+        answer = await super().acquire(claim)
+        if isinstance(answer, Grant) and claim.mode == READER:
+            self.phase = self.phase or answer.token
+            answer = replace(answer, token=self.phase)
+        return answer
+
+
+@caught_by("test_the_same_owner_again_has_the_same_share")
+class ANewShareForEachTry(Sound):
+    async def acquire(self, claim):
+        if claim.mode.shared:
+            self._table.release(claim)
+        return await super().acquire(claim)
+
+
+@caught_by("test_a_share_is_renewed_for_itself_alone")
+class RenewsTheNameAndNotTheShare(Sound):
+    async def renew(self, claims):
+        await super().renew(claims)
+        return [Renewal.RENEWED if claim.name in self._table._rows else Renewal.REFUSED for claim in claims]
+
+
+@caught_by("test_a_release_frees_one_share")
+class ReleasesTheNameAndNotTheShare(Sound):
+    async def release(self, claim):
+        if claim.mode.shared:
+            self._table.revoke(claim.name, self._clock.now())
+        await super().release(claim)
+
+
+@caught_by("test_holders_shows_every_share", "test_holders_shows_readers_a_writer_and_a_lock")
+class ShowsOneHolder(Sound):
+    async def holders(self, name):
+        return (await super().holders(name))[:1]
+
+
+@caught_by("test_readers_that_come_later_wait_behind_a_writer")
+class ReadersOvertakeWriters(Sound):
+    async def acquire(self, claim):
+        if claim.mode != READER:
+            return await super().acquire(claim)
+        line = self._table._lines.pop(claim.name, None)
+        answer = await super().acquire(claim)
+        if line is not None:
+            self._table._lines[claim.name] = line
+        return answer
+
+
+@caught_by("test_all_readers_in_line_are_let_in_by_one_release")
+class AReaderDoesNotPassTheTurnOn(Sound):
+    async def acquire(self, claim):
+        wake, self._wake_next = self._wake_next, lambda _name: None
+        try:
+            return await super().acquire(claim)
+        finally:
+            self._wake_next = wake
+
+
+@caught_by("test_a_writer_that_gives_up_lets_the_readers_behind_it_in")
+class WritersLeaveInSilence(Sound):
+    @asynccontextmanager
+    async def queue(self, claim):
+        wake = self._wake_next
+        async with super().queue(claim) as turn:
+            yield turn
+            if claim.mode.word == "writer":
+                self._wake_next = lambda _name: None
+        self._wake_next = wake
+
+
+@caught_by(
+    "test_each_permit_that_is_given_back_lets_one_waiter_in",
+    "test_two_permits_that_are_given_back_at_once_let_two_in",
+)
+class WakesWhenNoneIsHeld(Sound):
+    def _wake_next(self, name):
+        if name not in self._table._shares:
+            super()._wake_next(name)
+
+
+@caught_by("test_a_newcomer_takes_no_permit_from_the_line")
+class NewcomersTakePermits(Sound):
+    async def acquire(self, claim):
+        if claim.mode.word != "permit":
+            return await super().acquire(claim)
+        lines, self._table._lines = self._table._lines, {}
+        answer = await super().acquire(claim)
+        self._table._lines = lines
+        self._table.leave(claim) if isinstance(answer, Grant) else None
+        return answer

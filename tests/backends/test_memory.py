@@ -27,6 +27,7 @@ class ManualClock:
 class TestMemoryBackend(BackendSuite):
     queues = hands_over = True
     notices = True
+    shares = True
     processes = False
     breakable = False
     survives_restart = False

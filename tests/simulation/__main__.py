@@ -26,11 +26,11 @@ from pathlib import Path
 from fencing_sdk._values.observers import keep_off_console
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.testing.history import HEADLINES, PROMISES, Report, Verdict
-from tests.simulation.campaign import LEAST, Campaign, run_campaign
+from tests.simulation.campaign import LEAST, Campaign, Writer, run_campaign
 from tests.simulation.control import Control
 from tests.simulation.controls import all_controls
 from tests.simulation.play import History, play
-from tests.simulation.script import Script, write_script
+from tests.simulation.script import Script, write_script, write_share_script
 from tests.simulation.shrink import shrink
 
 _CODES = {Verdict.OK: 0, Verdict.VIOLATED: 1, Verdict.UNKNOWN: 3}
@@ -68,6 +68,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         action="store_true",
         help="break parts on purpose, each of which has to be found",
     )
+    parser.add_argument("--shares", action="store_true", help="permits, readers and writers in the place of locks")
     parser.add_argument("--digest", action="store_true", help="print a digest of the histories, to compare machines")
     return parser.parse_args(arguments)
 
@@ -75,29 +76,30 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Do what *arguments* ask for; return the exit code."""
     options = _parse(arguments)
+    write = write_share_script if options.shares else write_script
     try:
         if options.controls:
             return _controls()
         if options.script is not None:
             return _one(_read(options.script), options.record)
         if options.seed is not None:
-            return _one(write_script(options.seed), options.record)
+            return _one(write(options.seed), options.record)
     except (ConfigurationError, OSError) as error:
         _say(str(error))
         return 2
     if options.digest:
-        return _digest(range(options.first_seed, options.first_seed + options.histories))
-    return _many(options.first_seed, options.histories, options.jobs)
+        return _digest(range(options.first_seed, options.first_seed + options.histories), write)
+    return _many(options.first_seed, options.histories, options.jobs, write)
 
 
 def _read(text: str) -> Script:
     return Script.from_json(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
 
 
-def _digest(seeds: range) -> int:
+def _digest(seeds: range, write: Writer) -> int:
     whole = hashlib.sha256()
     for seed in seeds:
-        whole.update(play(write_script(seed)).text.encode())
+        whole.update(play(write(seed)).text.encode())
     _say(whole.hexdigest())
     return 0
 
@@ -126,12 +128,13 @@ def _explain(history: History) -> None:
         _say(f"    {visit.at:9.6f} c{visit.client} {visit.body} under {visit.name!r} for {visit.lasts:.3f} s: {visit}")
     for fault in small.faults:
         _say(f"    {fault.at:9.6f} {fault.kind}: {fault}")
-    _say(f"  repeat it:\n    python -m {_MODULE} --seed {script.seed} --record seed-{script.seed}.jsonl")
+    shares = " --shares" if any(visit.mode != "lock" for visit in script.visits) else ""
+    _say(f"  repeat it:\n    python -m {_MODULE} --seed {script.seed}{shares} --record seed-{script.seed}.jsonl")
     _say(f"    python -m {_MODULE} --record small.jsonl --script '{small.to_json()}'")
     _say("    fencing timeline small.jsonl --svg small.svg")
 
 
-def _many(first: int, histories: int, jobs: int) -> int:
+def _many(first: int, histories: int, jobs: int, write: Writer) -> int:
     told, failed = -math.inf, 0
 
     def progress(campaign: Campaign) -> None:
@@ -143,12 +146,12 @@ def _many(first: int, histories: int, jobs: int) -> int:
             told = time.monotonic()
             _say(f"{campaign.histories:>9} histories, {campaign.rate:.0f}/s, {len(campaign.failed)} seeds failed")
 
-    campaign = run_campaign(first, histories, jobs, progress)
+    campaign = run_campaign(first, histories, jobs, progress, write)
     if campaign.interrupted:
         _say(f"interrupted: {campaign.histories} of {histories} histories were played")
     _say(summary(campaign))
     for seed in sorted(campaign.failed)[:_SHOWN]:
-        _explain(play(write_script(seed)))
+        _explain(play(write(seed)))
     if len(campaign.failed) > _SHOWN:
         _say(f"\nfailed besides: {', '.join(map(str, sorted(campaign.failed)[_SHOWN:]))}")
     return _INTERRUPTED if campaign.interrupted and not campaign.failed else _CODES[campaign.verdict]

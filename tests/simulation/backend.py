@@ -31,7 +31,7 @@ class Call:
     def asked(self, claims: Sequence[Claim]) -> None:
         """Record that it was sent, a line for each claim."""
         for place, claim in enumerate(claims):
-            fields = {"name": claim.name, "holder": claim.holder, "ttl": claim.ttl}
+            fields = {"name": claim.name, "holder": claim.holder, "ttl": claim.ttl, "mode": claim.mode.word}
             self._tell("asked", self._actor, call=f"{self._number}.{place}", operation=self._operation, **fields)
 
     def executed(self, claims: Sequence[Claim]) -> None:
@@ -82,6 +82,10 @@ class SimulatedBackend:
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
         return await self.link.ask(NAME, "inspect", name, lambda _: self.service.inspect(name))
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `fencing_sdk.abc.SupportsShares.holders`."""
+        return await self.link.ask(NAME, "inspect", name, lambda _: self.service.holders(name))
 
     async def aclose(self) -> None:
         """Nothing is open."""

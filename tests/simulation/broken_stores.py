@@ -200,7 +200,7 @@ def _drawn_after_the_grant() -> Iterable[Change]:
     drawn: dict[tuple[Service, str], int] = {}
     told, ended = Service.told, Service.ended
 
-    def tell(self, kind, claim, _token):
+    def tell(self, kind, claim, _token, _permit=None):
         now, place = self._timeline.now, (self, claim.holder)
         if place in drawn:
             told(self, kind, claim, drawn[place])

@@ -16,7 +16,7 @@ from threading import Event
 from fencing_sdk._values.observers import keep_off_console
 from fencing_sdk.testing.history import Report, Verdict
 from tests.simulation.play import play
-from tests.simulation.script import write_script
+from tests.simulation.script import Script, write_script
 
 _PART = 100
 """Histories that one process plays before it reports."""
@@ -59,12 +59,16 @@ class Campaign:
         self.failed.update(other.failed)
 
 
-def play_seeds(seeds: Iterable[int]) -> Campaign:
+Writer = Callable[[int], Script]
+"""From a seed to its script: `write_script` or `write_share_script`."""
+
+
+def play_seeds(seeds: Iterable[int], write: Writer = write_script) -> Campaign:
     """Play the histories of *seeds*, here and now."""
     campaign = Campaign()
     begun = time.perf_counter()
     for seed in seeds:
-        report = play(write_script(seed)).report
+        report = play(write(seed)).report
         campaign.histories += 1
         campaign.report.add(report)
         if report.violations:
@@ -73,7 +77,9 @@ def play_seeds(seeds: Iterable[int]) -> Campaign:
     return campaign
 
 
-def run_campaign(first: int, histories: int, jobs: int, progress: Progress | None = None) -> Campaign:
+def run_campaign(
+    first: int, histories: int, jobs: int, progress: Progress | None = None, write: Writer = write_script
+) -> Campaign:
     """
     Play *histories* seeds from *first* on, in as many processes as *jobs*.
 
@@ -85,7 +91,7 @@ def run_campaign(first: int, histories: int, jobs: int, progress: Progress | Non
     begun = time.perf_counter()
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_work) as pool:
         try:
-            for part in _in_order(pool, _parts(first, histories), jobs * _AHEAD):
+            for part in _in_order(pool, _parts(first, histories), jobs * _AHEAD, write):
                 whole.add(part)
                 whole.seconds = time.perf_counter() - begun
                 if progress is not None:
@@ -109,8 +115,8 @@ def _stop(_signal: int, _frame: object) -> None:
     _stopped.set()
 
 
-def _play_part(seeds: range) -> Campaign:
-    return play_seeds(itertools.takewhile(lambda _: not _stopped.is_set(), seeds))
+def _play_part(seeds: range, write: Writer) -> Campaign:
+    return play_seeds(itertools.takewhile(lambda _: not _stopped.is_set(), seeds), write)
 
 
 def _parts(first: int, histories: int) -> Iterator[range]:
@@ -118,11 +124,11 @@ def _parts(first: int, histories: int) -> Iterator[range]:
     return (range(start, min(start + _PART, end)) for start in range(first, end, _PART))
 
 
-def _in_order(pool: ProcessPoolExecutor, parts: Iterable[range], ahead: int) -> Iterator[Campaign]:
+def _in_order(pool: ProcessPoolExecutor, parts: Iterable[range], ahead: int, write: Writer) -> Iterator[Campaign]:
     """Play *parts* side by side; yield their outcomes in their order, and keep none."""
     given: deque[Future[Campaign]] = deque()
     for part in parts:
-        given.append(pool.submit(_play_part, part))
+        given.append(pool.submit(_play_part, part, write))
         if len(given) >= ahead:
             yield given.popleft().result()
     while given:

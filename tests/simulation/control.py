@@ -31,6 +31,7 @@ class Control:
     """Themes whose seeds are played. All by default."""
     aim: Callable[[Script], Script] = field(default=lambda script: script)
     """Faults added where chance would take too long to hit."""
+    write: Callable[[int], Script] = write_script
     within: int = 60
     """Seeds by which it has to be caught."""
 
@@ -43,7 +44,7 @@ class Control:
         """The scripts to play, first to last."""
         seed = played = 0
         while played < self.within:
-            script = write_script(seed)
+            script = self.write(seed)
             seed += 1
             if not self.themes or script.theme in self.themes:
                 played += 1

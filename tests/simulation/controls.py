@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from tests.simulation import broken_clients, broken_lines, broken_stores
+from tests.simulation import broken_clients, broken_lines, broken_shares, broken_stores
 from tests.simulation.control import Control
 
 
 def all_controls() -> tuple[Control, ...]:
     """Every control, in the order of the promises."""
-    found = (*broken_clients.CONTROLS, *broken_lines.CONTROLS, *broken_stores.CONTROLS)
+    found = (
+        *broken_clients.CONTROLS,
+        *broken_lines.CONTROLS,
+        *broken_stores.CONTROLS,
+        *broken_shares.CONTROLS,
+    )
     return tuple(sorted(found, key=lambda control: control.promise))

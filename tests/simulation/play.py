@@ -83,8 +83,10 @@ class _Run:
         within = 2 * script.ttl + _SERVE + sum(-fault.lasts for fault in script.faults if fault.lasts < 0)
         stage.recording.tell("healed", "simulation", within=within)
         probe = Actor(stage, "probe", 1.0)
+        modes = {visit.name: visit.mode for visit in script.visits}
         for name in script.names:
-            visit = Visit(0, stage.now, name, "write", 0.0, None, fenced=True)
+            mode = modes[name].replace("reader", "writer")
+            visit = Visit(0, stage.now, name, "write", 0.0, None, fenced=True, mode=mode)
             self._tasks.append((probe, probe.process.spawn(Visitor(stage, probe, visit).run())))
         self._let(stage.now + within + 1.0, until_served=True)
         arrived = max(stage.now + _LATEST * script.ttl, stage.kernel.network.latest)

@@ -20,6 +20,10 @@ THEMES = ("calm", "pauses", "network", "cancellation", "store", "clocks", "line"
 BODIES = ("write", "write", "write", "sleep", "raise", "zombie", "handle", "stubborn", "hang")
 
 
+PERMITS = 2
+"""How many permits a semaphore has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Visit:
     """One client wants one lock, and does something under it."""
@@ -31,6 +35,7 @@ class Visit:
     lasts: float
     wait: float | None
     fenced: bool
+    mode: str = "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,18 @@ def write_script(seed: int) -> Script:
     makers = _MAKERS[theme]
     faults = [dice.choice(makers)(dice, script) for _ in range(dice.randint(2, 7))] if makers else []
     return replace(script, faults=tuple(sorted(filter(_admissible(faults), faults), key=lambda fault: fault.at)))
+
+
+def write_share_script(seed: int) -> Script:
+    """The script of *seed*, with permits in the place of one lock and readers and writers in that of the other."""
+    dice = random.Random(f"shares {seed}")
+    script = write_script(seed)
+    pool = dice.choice(script.names)
+    visits = tuple(
+        replace(visit, mode="permit" if visit.name == pool else dice.choice(("reader", "reader", "writer")))
+        for visit in script.visits
+    )
+    return replace(script, visits=visits)
 
 
 def _admissible(faults: list[Fault]) -> Callable[[Fault], bool]:

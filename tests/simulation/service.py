@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
-from fencing_sdk.backends._shared.lock_table import LINE_TTL, LockTable, TokenSource
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk.backends._shared.lock_table import LINE_TTL, TokenSource
+from fencing_sdk.backends._shared.share_table import ShareTable
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing._network import NoAnswer
 from fencing_sdk.testing._process import ProcessClock
@@ -72,9 +73,9 @@ class Service:
         self.notices: dict[str, Callable[[Claim], None]] = {}
         self._held: dict[str, Claim] = {}
 
-    def new_table(self) -> LockTable:
+    def new_table(self) -> ShareTable:
         """A table without grants and without a last token."""
-        return LockTable(self.token_source())
+        return ShareTable(self.token_source())
 
     def token_source(self) -> TokenSource:
         """How tokens grow, as in the backends."""
@@ -106,14 +107,14 @@ class Service:
         now = self.now()
         if (claim.name, claim.owner) in self.wakers:
             self.table.join(claim, now)
-        before = self.holder(claim.name)
+        before = self.granted_to(claim)
         answer = self.table.acquire(claim, now)
         if isinstance(answer, Grant):
             self.signs.pop((claim.name, claim.owner), None)
             self.notices[claim.owner] = notice
-            again = before is not None and (before.holder, before.token) == (claim.holder, answer.token)
-            self.told("extended" if again else "granted", claim, answer.token)
-        else:
+            again = before is not None and before.token == answer.token
+            self.told("extended" if again else "granted", claim, answer.token, answer.permit)
+        if isinstance(answer, Held) or claim.mode.shared:
             self.hand_on(claim.name)
         return answer
 
@@ -122,14 +123,14 @@ class Service:
         self.reached()
         renewal = self.table.renew(claim, self.now())
         if renewal is Renewal.RENEWED:
-            holder = self.holder(claim.name)
+            holder = self.granted_to(claim)
             self.told("extended", claim, -1 if holder is None else holder.token)
         return renewal
 
     def release(self, claim: Claim) -> None:
         """Give the lock back, if *claim* has it."""
         self.reached()
-        before = self.holder(claim.name)
+        before = self.granted_to(claim) or self.holder(claim.name)
         self.signs.pop((claim.name, claim.owner), None)
         self.table.leave(claim)
         if self.table.release(claim) and before is not None:
@@ -140,6 +141,11 @@ class Service:
         """Return the holder of *name*."""
         self.reached()
         return self.holder(name)
+
+    def holders(self, name: str) -> list[Holder]:
+        """Return every holder of *name*."""
+        self.reached()
+        return self.table.holders(name, self.now())
 
     def join(self, claim: Claim, waker: Callable[[str], None]) -> None:
         """Stand in line."""
@@ -174,7 +180,7 @@ class Service:
     def hand_on(self, name: str) -> None:
         """Hand a free lock to the first waiter that can be reached, or wake the one whose turn it is."""
         for owner in self.line(name):
-            if self.holder(name) is not None:
+            if self.holder(name) is not None and self.table.next_in_line(name, self.now()) != owner:
                 break
             sign, waker = self.signs.get((name, owner)), self.wakers.get((name, owner))
             if sign is None and waker is not None:
@@ -191,8 +197,8 @@ class Service:
         """The owners that wait and have given a sign of life, in the order of their arrival."""
         now = self.now()
         self.table.head(name, now)  # forgets those at the head that have not
-        line: dict[str, float] = dict(self.table._lines.get(name, {}))
-        return [owner for owner, seen in line.items() if seen + LINE_TTL > now]
+        line = dict(self.table._lines.get(name, ()))
+        return [owner for owner, waiter in line.items() if waiter.seen + LINE_TTL > now]
 
     def hand(self, sign: Sign) -> None:
         """Grant, then tell: the other way round, a waiter could use a lock that it does not have yet."""
@@ -212,6 +218,11 @@ class Service:
         """The holder of *name* at this moment."""
         return self.table.inspect(name, self.now())
 
+    def granted_to(self, claim: Claim) -> Holder | None:
+        """What *claim* holds at this moment."""
+        held = self.table.holders(claim.name, self.now())
+        return next((holder for holder in held if holder.holder == claim.holder), None)
+
     def hang_up(self) -> None:
         """Break every connection: waiters have to join the line again."""
         for waker in self.wakers.values():
@@ -221,7 +232,7 @@ class Service:
 
     def forget(self, *, tokens: bool) -> None:
         """Come back without the grants, and without the last token too."""
-        living = [holder for name in self._held if (holder := self.holder(name)) is not None]
+        living = [holder for name in self._held for holder in self.table.holders(name, self.now())]
         for holder in living:
             self.ended(holder, "forgotten", "")
             self.table.revoke(holder.name, self.now())
@@ -230,18 +241,19 @@ class Service:
 
     def revoke(self, name: str) -> None:
         """Take the lock away from its holder, and tell the holder."""
-        holder = self.holder(name)
-        owner = self.table.revoke(name, self.now())
-        if owner is not None and holder is not None:
-            self.ended(holder, "revoked", "")
+        holders = self.table.holders(name, self.now())
+        for owner in self.table.revoke(name, self.now()):
             self.notices[owner](Claim(name, 0.0, owner))
+        for holder in holders:
+            self.ended(holder, "revoked", "")
         self.hand_on(name)
 
-    def told(self, kind: str, claim: Claim, token: int) -> None:
+    def told(self, kind: str, claim: Claim, token: int, permit: int | None = None) -> None:
         """Record a grant or its extension, with the moment it ends by itself."""
         self._held[claim.name] = claim
         until = self._timeline.now + claim.ttl / self._clock.rate
-        self._tell(kind, NAME, name=claim.name, holder=claim.holder, token=token, until=until)
+        how = {} if claim.mode == LOCK else {"mode": claim.mode.word, "permit": permit}
+        self._tell(kind, NAME, name=claim.name, holder=claim.holder, token=token, until=until, **how)
 
     def ended(self, holder: Holder, why: str, by: str) -> None:
         """Record the end of a grant before its time."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fencing_sdk._client import LockClient
+from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.wire import check_token
 from fencing_sdk.errors import StaleTokenError
@@ -82,6 +83,16 @@ class Resource:
         self.timeline = timeline
         self._network = network
         self._tell = tell
+        self._permits: dict[str, Resource] = {}
+
+    def of(self, lease: Lease) -> Resource:
+        """What *lease* protects: this, or the resource of one permit."""
+        if lease.resource == self.name:
+            return self
+        if lease.resource not in self._permits:
+            permit = self._permits[lease.resource] = Resource(self.timeline, self._network, self._tell, lease.resource)
+            permit.guard = self.guard
+        return self._permits[lease.resource]
 
     async def write(self, token: Token, sent: float) -> None:
         """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.__main__ import main
-from tests.simulation.campaign import Campaign, Progress
+from tests.simulation.campaign import Campaign, Progress, Writer
 from tests.simulation.control import Control
 from tests.simulation.controls import all_controls
 from tests.simulation.play import play
@@ -58,7 +58,7 @@ def test_a_seed_that_fails_is_named_at_once(capsys: pytest.CaptureFixture[str], 
     """A million histories take hours."""
     said: list[str] = []
 
-    def run(_first: int, _histories: int, _jobs: int, progress: Progress) -> Campaign:
+    def run(_first: int, _histories: int, _jobs: int, progress: Progress, _write: Writer) -> Campaign:
         campaign = Campaign(histories=100, seconds=1.0)
         for seed in (7, 9):
             campaign.failed[seed] = ["overrun", "stale_read"]

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
+from fencing_sdk._arguments import LockOptions
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import FencingError, LeaseLostError, StaleTokenError
-from tests.simulation.script import Visit
+from tests.simulation.script import PERMITS, Visit
 from tests.simulation.stage import Actor, Resource, Stage
 
 _ANSWER_LIMIT = 0.7
@@ -45,18 +46,17 @@ class Visitor:
 
     async def _with_scope(self) -> None:
         stage, visit = self.stage, self.visit
-        resource = stage.resources[visit.name]
         max_hold = stage.script.ttl * _HOLD if visit.body == "hang" else None
         stage.max_holds[asyncio.current_task()] = max_hold
-        fences = [resource] if visit.fenced else []
+        fences = [stage.resources[visit.name]] if visit.fenced else []
         lock = self._lock(fences=fences, max_hold=max_hold)
         entered: Lease | None = None
         error: BaseException | None = None
         try:
             async with lock as lease:
                 entered = lease
-                self._tell_lease("entered", lease, fences=[fence.name for fence in fences])
-                await self._body(lease, resource)
+                self._tell_lease("entered", lease, fences=[lease.resource] * len(fences))
+                await self._body(lease, stage.resources[visit.name].of(lease))
         except BaseException as left:
             error = left
             raise
@@ -101,22 +101,27 @@ class Visitor:
         """Use the plain handle, which cancels no task: only the token protects."""
         lease = await self._lock().acquire()
         try:
-            await self._write_on(lease, self.stage.resources[self.visit.name], self._lasts())
+            await self._write_on(lease, self.stage.resources[self.visit.name].of(lease), self._lasts())
             if lease.held:
                 await lease.renew()
         finally:
             await lease.release()
 
     def _lock(self, fences: Sequence[Resource] = (), max_hold: float | None = None) -> Lock:
-        script, visit = self.stage.script, self.visit
-        return self.actor.locks.lock(
-            visit.name,
-            ttl=script.ttl,
-            wait=visit.wait,
-            safety_buffer=script.safety_buffer,
-            fences=fences,
-            max_hold=max_hold,
-        )
+        script, visit, locks = self.stage.script, self.visit, self.actor.locks
+        options: LockOptions = {
+            "ttl": script.ttl,
+            "wait": visit.wait,
+            "safety_buffer": script.safety_buffer,
+            "fences": fences,
+            "max_hold": max_hold,
+        }
+        if visit.mode == "permit":
+            return locks.semaphore(visit.name, permits=PERMITS, **options)
+        if visit.mode == "lock":
+            return locks.lock(visit.name, **options)
+        shared = locks.rwlock(visit.name, **options)
+        return shared.reader if visit.mode == "reader" else shared.writer
 
     def _lasts(self) -> float:
         """How long to work; hardly any more once nothing is left to go wrong."""
@@ -136,7 +141,7 @@ class Visitor:
 
     def _read(self, lease: Lease) -> Token:
         token = lease.token
-        self._tell("read", resource=self.visit.name, name=lease.name, token=int(token), holder=lease.holder)
+        self._tell("read", resource=lease.resource, name=lease.name, token=int(token), holder=lease.holder)
         return token
 
     def _maybe_stall(self) -> None:

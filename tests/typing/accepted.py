@@ -1,6 +1,6 @@
 """What a type checker is to accept and to infer. Never run; `mypy tests/typing` reads it."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, assert_type
 
@@ -22,6 +22,7 @@ from fencing_sdk import (
     NotAcquired,
     NotAcquiredReason,
     Observer,
+    PermitLease,
     Token,
     connect,
     current_lease,
@@ -186,3 +187,19 @@ def things_of_ones_own_fit_the_contracts() -> None:
     observer: Observer = watch
     client = LockClient(backend, observers=[observer])
     client.lock("a", fences=[guard, (guard, "other/resource")])
+
+
+async def shares() -> None:
+    gpus = locks.semaphore("gpu-pool", permits=4, ttl=15, wait=None, fences=[OwnGuard()])
+    async with gpus as lease:
+        assert_type(lease, PermitLease)
+        assert_type(lease.permit, int)
+        assert_type(lease.resource, str)
+    assert_type(await gpus.acquire(wait=3), PermitLease)
+    assert_type(await gpus.try_acquire(), PermitLease | None)
+    assert_type(await gpus.holders(), Sequence[Holder])
+    catalog = locks.rwlock("catalog", ttl=15)
+    assert_type(catalog.reader, Lock)
+    async with catalog.writer as writer:
+        assert_type(writer, Lease)
+    assert_type(await catalog.holders(), Sequence[Holder])

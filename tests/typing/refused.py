@@ -117,3 +117,11 @@ async def connections(
     guard.admit_sync(session, "a", 1)  # type: ignore[arg-type]
     guard.admit_sync(file.cursor(), "a", 1)  # type: ignore[arg-type]
     await guard.admit("postgresql://host/app", "a", 1)  # type: ignore[arg-type]
+
+
+def shares(locks: LockClient) -> None:
+    locks.semaphore("gpu-pool")  # type: ignore[call-arg]
+    locks.semaphore("gpu-pool", 4)  # type: ignore[call-arg]
+    locks.semaphore("gpu-pool", permits="4")  # type: ignore[arg-type]
+    locks.rwlock("catalog", permits=4)  # type: ignore[call-arg]
+    locks.rwlock("catalog").acquire()  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Mode, Renewal, holder_of
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError, shown
 
 LINE_POLL = 1.0
@@ -45,11 +45,22 @@ def token_source(tokens: object, wall_micros: Callable[[], int]) -> TokenSource:
 
 
 @dataclass(slots=True)
-class _TableRow:
+class TableRow:
+    """The grant of one name."""
+
     owner: str
     token: int
     expires: float
     metadata: str | None
+
+
+@dataclass(slots=True)
+class TableWaiter:
+    """A place in a line."""
+
+    seen: float
+    """The last sign of life."""
+    mode: Mode
 
 
 class LockTable:
@@ -58,8 +69,8 @@ class LockTable:
     def __init__(self, next_token: TokenSource) -> None:
         self._next_token = next_token
         self._last_token = 0
-        self._rows: dict[str, _TableRow] = {}
-        self._lines: dict[str, OrderedDict[str, float]] = {}  # name -> owner -> last sign of life, in order of arrival
+        self._rows: dict[str, TableRow] = {}
+        self._lines: dict[str, OrderedDict[str, TableWaiter]] = {}  # name -> owner -> waiter, in order of arrival
         self._sweep_at = _SWEEP_FROM
 
     def acquire(self, claim: Claim, now: float) -> Grant | Held:
@@ -73,7 +84,7 @@ class LockTable:
         if row is not None:
             left = row.expires - now
         elif ahead is not None and ahead != claim.owner:
-            left = self._lines[claim.name][ahead] + LINE_TTL - now  # free, but it is another waiter's turn
+            left = self._silent_at(claim.name, ahead) - now  # free, but it is another waiter's turn
         else:
             return self._grant(claim, now)
         return Held(min(left, LINE_POLL) if in_line else left)
@@ -83,16 +94,23 @@ class LockTable:
         return self._grant(claim, now)
 
     def _grant(self, claim: Claim, now: float) -> Grant:
+        token = self._draw_token()
+        self._add_row(claim.name, TableRow(claim.owner, token, now + claim.ttl, claim.metadata), now)
+        self.leave(claim)
+        return Grant(token)
+
+    def _draw_token(self) -> int:
         token = self._next_token(self._last_token)
         if token >= TOKEN_LIMIT:
             table, operation = type(self).__name__, "acquire"
             raise BackendRefusedError(table, operation, "the next token would not fit into 53 bits")
         self._last_token = token
-        self._rows[claim.name] = _TableRow(claim.owner, token, now + claim.ttl, claim.metadata)
-        self.leave(claim)
+        return token
+
+    def _add_row(self, name: str, row: TableRow, now: float) -> None:
+        self._rows[name] = row
         if len(self._rows) > self._sweep_at:
             self._sweep(now)
-        return Grant(token)
 
     def _sweep(self, now: float) -> None:
         """Forget grants that have ended: no call asks about a name like "report/123" again."""
@@ -117,13 +135,13 @@ class LockTable:
         del self._rows[claim.name]
         return True
 
-    def revoke(self, name: str, now: float) -> str | None:
-        """End the grant of *name*, if there is one; return its owner."""
+    def revoke(self, name: str, now: float) -> list[str]:
+        """End the grant of *name*, if there is one; return the owners who had one."""
         row = self._living(name, now)
         if row is None:
-            return None
+            return []
         del self._rows[name]
-        return row.owner
+        return [row.owner]
 
     def inspect(self, name: str, now: float) -> Holder | None:
         """Describe the holder of *name*, if there is one."""
@@ -136,7 +154,8 @@ class LockTable:
         """Put the owner at the end of the line, unless it is in the line already, or holds the lock."""
         row = self._living(claim.name, now)
         if row is None or row.owner != claim.owner:
-            self._lines.setdefault(claim.name, OrderedDict())[claim.owner] = now
+            line = self._lines.setdefault(claim.name, OrderedDict())
+            line[claim.owner] = TableWaiter(now, claim.mode)
 
     def leave(self, claim: Claim) -> None:
         """Take the owner out of the line, if it is there."""
@@ -150,8 +169,8 @@ class LockTable:
         """The owner whose turn it is. Owners ahead of it that gave no sign of life are dropped."""
         line = self._lines.get(name)
         while line:
-            owner, seen = next(iter(line.items()))
-            if seen + LINE_TTL > now:
+            owner, waiter = next(iter(line.items()))
+            if waiter.seen + LINE_TTL > now:
                 return owner
             del line[owner]
         self._lines.pop(name, None)
@@ -168,10 +187,14 @@ class LockTable:
         line = self._lines.get(claim.name)
         if line is None or claim.owner not in line:
             return False
-        line[claim.owner] = now
+        line[claim.owner].seen = now
         return True
 
-    def _living(self, name: str, now: float) -> _TableRow | None:
+    def _silent_at(self, name: str, owner: str) -> float:
+        """When a waiter loses its place, without another sign of life."""
+        return self._lines[name][owner].seen + LINE_TTL
+
+    def _living(self, name: str, now: float) -> TableRow | None:
         row = self._rows.get(name)
         if row is not None and row.expires <= now:
             del self._rows[name]

@@ -68,6 +68,9 @@ class BackendUnderTest:
     hands_over: bool = False
     """A release hands the lock to the head of the line, with its token: a `SupportsDirectGrant`."""
 
+    shares: bool = False
+    """Several owners may hold one name, as permits or as readers: the backend is a `SupportsShares`."""
+
     notices: bool = False
     """Holders are told when a grant is taken away: a `SupportsLossNotice`. Needs `revoke`."""
 

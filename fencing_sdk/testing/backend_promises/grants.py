@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 
 from fencing_sdk._values.claim import Grant, Renewal
-from fencing_sdk.abc import Backend, SupportsDirectGrant, SupportsLossNotice, SupportsQueue
+from fencing_sdk.abc import Backend, SupportsDirectGrant, SupportsLossNotice, SupportsQueue, SupportsShares
 from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest, Reopen
 
 
@@ -17,6 +17,7 @@ class GrantPromises(BackendUnderTest):
         """A power that is there is tested, and one that is declared is there."""
         assert self.queues == isinstance(backend, SupportsQueue), "declare queues"
         assert self.hands_over == isinstance(backend, SupportsDirectGrant), "declare hands_over"
+        assert self.shares == isinstance(backend, SupportsShares), "declare shares"
         assert self.notices == isinstance(backend, SupportsLossNotice), "declare notices"
 
     # Lifecycle

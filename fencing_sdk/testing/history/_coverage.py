@@ -2,7 +2,8 @@
 P1 and P2: the work, and every token that was read, lay within the store's grant.
 
 With a store that records its grants the grant itself is the measure. Without one it is the next
-holder's acquisition: a holder that read its token or renewed after it was too late.
+holder's acquisition: a holder that read its token or renewed after it was too late. Each permit has a next holder of
+its own, and readers that share a token are not each other's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from fencing_sdk.testing.history._verdict import Report
 
 def check_coverage(facts: Facts, report: Report) -> None:
     """Judge every lease by the store's grants, or by its successor."""
-    grants = {(grant.name, grant.holder, grant.token): grant for grant in facts.grants}
+    # The first of two: a request that the network has doubled may be granted to a reader again, with the same token.
+    grants = {(grant.name, grant.holder, grant.token): grant for grant in reversed(facts.grants)}
     for at, old in facts.revived:
         report.found(
             "P1", "store_revived", at, f"the store extended {old.name} (token {old.token}), over since {old.end:.6f}"
@@ -31,6 +33,7 @@ def check_coverage(facts: Facts, report: Report) -> None:
             text = f"{lease.actor} holds {lease.name} with token {lease.token}, and the store never granted it"
             report.found("P1", "held_without_grant", lease.acquired, text)
     _one_at_a_time(facts, report)
+    _no_more_than_there_are(facts, report)
 
 
 def _within(facts: Facts, report: Report, lease: RecordedLease, grant: StoreGrant) -> None:
@@ -50,7 +53,7 @@ def _within(facts: Facts, report: Report, lease: RecordedLease, grant: StoreGran
 
 
 def _before_successor(facts: Facts, report: Report, lease: RecordedLease) -> None:
-    later = [other.acquired for other in facts.of(lease.name) if other.token > lease.token]
+    later = [other.acquired for other in facts.at(lease.place) if other.token > lease.token]
     taken = min(later, default=None)
     if taken is None or any(trouble.what in {"forgot", "stepped", "revoked"} for trouble in facts.troubles):
         return
@@ -72,9 +75,18 @@ def _before_successor(facts: Facts, report: Report, lease: RecordedLease) -> Non
 def _one_at_a_time(facts: Facts, report: Report) -> None:
     last: dict[str, StoreGrant] = {}
     for grant in sorted(facts.grants, key=lambda grant: grant.start):
-        before = last.get(grant.name)
-        if before is not None and not before.excused and grant.start < before.end - EXACT:
+        before = last.get(grant.place)
+        together = before is not None and before.mode == grant.mode == "reader"
+        if before is not None and not together and not before.excused and grant.start < before.end - EXACT:
             text = f"the store granted {grant.name} with token {grant.token} while {before.token} lasted"
             report.found("P1", "two_grants", grant.start, text)
         if before is None or grant.end >= before.end or before.excused:
-            last[grant.name] = grant
+            last[grant.place] = grant
+
+
+def _no_more_than_there_are(facts: Facts, report: Report) -> None:
+    """A permit's number is below the number of permits: with one holder for each number, that bounds them all."""
+    for lease in facts.leases:
+        if lease.permit is not None and lease.permits is not None and not 0 <= lease.permit < lease.permits:
+            text = f"{lease.actor} was given permit {lease.permit} of {lease.name}, which has {lease.permits}"
+            report.found("P1", "too_many_permits", lease.acquired, text)

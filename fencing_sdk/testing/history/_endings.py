@@ -25,7 +25,8 @@ def check_endings(facts: Facts, report: Report) -> None:
         asked = calls[grant.name, grant.holder]
         _by_its_owner(grant, report)
         lease = held.get((grant.name, grant.holder, grant.token))
-        if lease is not None:
+        late = lease is not None and lease.released is not None and grant.start > lease.released  # readers: same token
+        if lease is not None and not late:
             _given_back(facts, grant, lease, report)
         elif asked:
             _given_up(facts, grant, asked, report)

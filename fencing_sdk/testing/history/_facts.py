@@ -31,6 +31,9 @@ class RecordedLease:
     acquired: float
     ttl: float
     deadline: float
+    mode: str = "lock"
+    permit: int | None = None
+    permits: int | None = None
     released: float | None = None
     kept: bool = False
     """Whether the store was asked to keep the lock for a while, instead of giving it back."""
@@ -54,6 +57,11 @@ class RecordedLease:
     """When a renewal counted although the deadline had passed."""
 
     @property
+    def place(self) -> str:
+        """What it holds, and readers with it: the name, or one permit of it."""
+        return _place(self.name, self.permit)
+
+    @property
     def over(self) -> float:
         """When the holder knew that it was over, at the latest; infinity while it did not."""
         return min(math.inf if end is None else end for end in (self.released, self.lost))
@@ -72,8 +80,15 @@ class StoreGrant:
     ended: float | None = None
     why: str = ""
     by: str = ""
+    mode: str = "lock"
+    permit: int | None = None
     excused: bool = False
     """The store itself broke an assumption while it lasted: it forgot, was stepped, or revoked it."""
+
+    @property
+    def place(self) -> str:
+        """What it is a grant of: the name, or one permit of it."""
+        return _place(self.name, self.permit)
 
     @property
     def end(self) -> float:
@@ -110,6 +125,7 @@ class RecordedCall:
     answered: float = math.inf
     outcome: str = ""
     token: int | None = None
+    mode: str = "lock"
     repeated: bool = False
     """The network delivered it more than once."""
 
@@ -194,6 +210,10 @@ class Facts:
             for trouble in self.troubles
         )
 
+    def at(self, place: str) -> list[RecordedLease]:
+        """The leases of one lock or permit, as they were acquired."""
+        return [lease for lease in self.leases if lease.place == place]
+
     def of(self, name: str) -> list[RecordedLease]:
         """The leases of one lock, as they were acquired."""
         return [lease for lease in self.leases if lease.name == name]
@@ -202,3 +222,7 @@ class Facts:
     def names(self) -> list[str]:
         """Every lock that was held, in order of appearance."""
         return list(dict.fromkeys(lease.name for lease in self.leases))
+
+
+def _place(name: str, permit: int | None) -> str:
+    return name if permit is None else f"{name}/{permit}"

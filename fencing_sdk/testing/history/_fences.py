@@ -18,6 +18,7 @@ def check_fences(facts: Facts, report: Report) -> None:
         _never_back(resource, [access for access in accesses if access.accepted], report)
         _raised_at_entry(facts, resource, accesses, report)
         _newest_admitted(facts, resource, accesses, report)
+        _holders_admitted(facts, resource, accesses, report)
 
 
 def _never_back(resource: str, accepted: list[RecordedAccess], report: Report) -> None:
@@ -78,3 +79,19 @@ def _newest_admitted(facts: Facts, resource: str, accesses: list[RecordedAccess]
             text = f"{resource} refused token {write.token} of {write.actor}, the newest ever granted"
             report.found("P3", "newest_refused", write.high, text)
             return
+
+
+def _holders_admitted(facts: Facts, resource: str, accesses: list[RecordedAccess], report: Report) -> None:
+    """A permit or a reader that is held is not refused, whatever token those have who hold beside it."""
+    shares = [lease for lease in facts.leases if lease.mode != "lock" and resource in {lease.name, lease.place}]
+    if any(trouble.what in {"forgot", "stepped", "revoked"} for trouble in facts.troubles):
+        return
+    for write in accesses:
+        if write.accepted or not write.write:
+            continue
+        for lease in shares:
+            alike = lease.token == write.token and (lease.mode == "reader" or lease.holder == write.holder)
+            if alike and lease.acquired <= write.low and write.high <= min(lease.over, lease.deadline):
+                text = f"{resource} refused token {write.token} of {write.actor}, which {lease.actor} held"
+                report.found("P3", "holder_refused", write.high, text)
+                return

@@ -118,6 +118,7 @@ class _Gatherer:
         max_hold = line.get("max_hold")
         lease = RecordedLease(actor, name, token, holder, asked, at, ttl, deadline)
         lease.max_hold = None if max_hold is None else float(max_hold)
+        lease.mode, lease.permit, lease.permits = _mode(line), _number(line, "permit"), _number(line, "permits")
         self.facts.leases.append(lease)
         self._leases[actor, name, token] = self._by_holder[name, holder] = lease
 
@@ -137,6 +138,9 @@ class _Gatherer:
             lease.released, lease.kept = at, bool(line.get("kept_for"))
 
     def _on_fence_raised(self, line: Line, at: float, actor: str) -> None:
+        lease = self._lease(line, actor)
+        if lease is not None and lease.mode == "reader":  # to a guard all readers of one token are one holder
+            line = {**line, "holder": None}
         self._access(line, at, actor, accepted=True, write=False)
 
     # What workers, resources and harnesses record.
@@ -191,6 +195,7 @@ class _Gatherer:
         name, holder = str(line["name"]), str(line["holder"])
         since = min(at, float(line.get("since", at)))
         grant = StoreGrant(name, int(line["token"]), holder, since, float(line["until"]))
+        grant.mode, grant.permit = _mode(line), _number(line, "permit")
         self.facts.grants.append(grant)
         self._grants[name, holder] = grant
 
@@ -209,7 +214,7 @@ class _Gatherer:
     def _on_asked(self, line: Line, at: float, actor: str) -> None:
         name, holder = str(line["name"]), str(line["holder"])
         number, operation = str(line["call"]), str(line["operation"])
-        call = RecordedCall(number, operation, name, holder, actor, float(line["ttl"]), at)
+        call = RecordedCall(number, operation, name, holder, actor, float(line["ttl"]), at, mode=_mode(line))
         self.facts.calls.append(call)
         self._calls[number] = call
 
@@ -246,13 +251,26 @@ class _Gatherer:
 
     def _lease(self, line: Line, actor: str) -> RecordedLease | None:
         """The lease *line* is about; None when the recording began after its grant."""
-        return self._leases.get((actor, str(line["name"]), int(line["token"])))
+        name, token = str(line["name"]), int(line["token"])
+        lease = self._by_holder.get((name, str(line.get("holder", ""))))  # readers of one actor may share a token
+        if lease is not None and (lease.actor, lease.token) == (actor, token):
+            return lease
+        return self._leases.get((actor, name, token))
 
     def _answer(self, key: tuple[str, str, str], since: float, at: float, *, granted: bool) -> float:
         """Note that an acquisition ended; return when it began, which is *since* where that was not recorded."""
         pending = self._pending.pop(key, PendingAcquisition(since, since))
         self.facts.waits.append(RecordedWait(key[0], key[1], pending.first, at, granted))
         return pending.start
+
+
+def _mode(line: Line) -> str:
+    return str(line.get("mode") or "lock")
+
+
+def _number(line: Line, field: str) -> int | None:
+    number = line.get(field)
+    return None if number is None else int(number)
 
 
 def _wrong(error: Exception) -> str:

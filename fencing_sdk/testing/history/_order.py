@@ -42,7 +42,7 @@ def check_order(facts: Facts, report: Report) -> None:
     for call in facts.calls:
         by_name[call.name].append(call)
     for name, calls in by_name.items():
-        if len(calls) > _LARGEST or any(call.repeated for call in calls):
+        if len(calls) > _LARGEST or any(call.repeated or call.mode != "lock" for call in calls):
             continue
         found = _orderable(calls)
         if found is not None:

@@ -1,4 +1,4 @@
-"""P4: per lock, a later grant has a higher token, and two grants never share one."""
+"""P4: per lock, a later grant has a higher token, and two grants never share one. Readers that hold together do."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ def check_tokens(facts: Facts, report: Report) -> None:
     highest: dict[str, int] = {}
     for grant in sorted(facts.grants, key=lambda grant: grant.start):
         before = highest.get(grant.name)
-        if before is not None and grant.token <= before:
+        if before is not None and grant.token < before + (grant.mode != "reader"):
             text = f"the store granted {grant.name} with token {grant.token} after {before}"
             report.found("P4", "store_token_fell", grant.start, text)
         highest[grant.name] = max(grant.token, before or grant.token)
+
+
+def _readers(one: RecordedLease, other: RecordedLease) -> bool:
+    return one.mode == other.mode == "reader"
 
 
 def _unlike(name: str, leases: list[RecordedLease], report: Report) -> None:
     seen: dict[int, RecordedLease] = {}
     for lease in leases:
         other = seen.setdefault(lease.token, lease)
-        if other.holder != lease.holder:
+        if other.holder != lease.holder and not _readers(lease, other):
             text = f"{other.actor} and {lease.actor} were both given token {lease.token} of {name}"
             report.found("P4", "shared_token", lease.acquired, text)
 
@@ -47,6 +51,7 @@ def _growing(name: str, leases: list[RecordedLease], report: Report) -> None:
         if best is None:
             continue
         report.saw("P4")
-        if lease.token <= best.token and lease.holder != best.holder:
+        together = lease.token == best.token and _readers(lease, best)
+        if lease.token <= best.token and lease.holder != best.holder and not together:
             text = f"{lease.actor} was given token {lease.token} of {name} after {best.actor} had {best.token}"
             report.found("P4", "token_fell", lease.acquired, text)

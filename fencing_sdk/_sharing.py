@@ -1,0 +1,59 @@
+"""The part of a client that makes what several owners may hold: semaphores and read/write locks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Unpack
+
+from fencing_sdk._arguments import LockOptions, check_shares
+from fencing_sdk._lock import Lock, in_mode
+from fencing_sdk._values.claim import READER, WRITER
+from fencing_sdk.abc import Backend
+from fencing_sdk.recipes.rwlock import ReadWriteLock
+from fencing_sdk.recipes.semaphore import Semaphore, check_permits
+
+
+class SharingClient(ABC):
+    """What `LockClient` inherits: it brings the backend and the locks."""
+
+    _backend: Backend
+    _namespace: str
+
+    @abstractmethod
+    def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
+        """See `LockClient.lock`."""
+
+    def semaphore(self, name: str, *, permits: int, **options: Unpack[LockOptions]) -> Semaphore:
+        """
+        Describe so many permits of *name*, of which each task holds one; nothing is sent until it is entered.
+
+        Args:
+            name: What is shared, such as ``"gpu-pool"``. Use it for this semaphore alone.
+
+            permits: How many may be held at the same time: 1 to 1,000.
+
+            **options: As for `lock`. ``fences`` are raised for ``name/permit``, a resource for each permit.
+
+        Raises:
+            ConfigurationError: an argument cannot work.
+            UnsupportedError: the backend has no permits.
+        """
+        check_shares(self._backend, "semaphores")
+        return in_mode(self.lock(name, **options), check_permits(name, permits), Semaphore)
+
+    def rwlock(self, name: str, **options: Unpack[LockOptions]) -> ReadWriteLock:
+        """
+        Describe two locks on *name*: one that many readers hold together, and one that a writer holds alone.
+
+        Args:
+            name: What is protected, such as ``"catalog"``. Use it for this lock alone.
+
+            **options: As for `lock`, for both. Readers may ask for different ttls.
+
+        Raises:
+            ConfigurationError: an argument cannot work.
+            UnsupportedError: the backend has no readers.
+        """
+        check_shares(self._backend, "read/write locks")
+        lock = self.lock(name, **options)
+        return ReadWriteLock(self._namespace, in_mode(lock, READER, Lock), in_mode(lock, WRITER, Lock))

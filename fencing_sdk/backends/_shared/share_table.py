@@ -1,0 +1,152 @@
+"""
+The reference semantics of shares: a table in which several owners may hold one name, as permits or as readers.
+
+A plain lock does not know of shares. While a name is shared, its row in the lock table belongs to no owner and lasts as
+long as the share that lasts longest, so that a lock or a writer is refused. What comes on top:
+
+* a reader is granted while only readers hold the name, and has their token;
+* a permit is granted while fewer than `Permit.of` are held, and gets the lowest free number and a token of its own;
+* the line is the one of the lock table. A granted share makes its caller wake the next head, if that one fits too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fencing_sdk._values.claim import READER, Claim, Grant, Held, Holder, Mode, Permit, Renewal, holder_of
+from fencing_sdk.backends._shared.lock_table import LINE_POLL, LockTable, TableRow, TokenSource
+
+_NO_OWNER = ""
+"""Whose row it is while a name is shared: no claim has such an owner."""
+
+
+@dataclass(slots=True)
+class TableShare:
+    """What one owner holds of a name that is shared."""
+
+    token: int
+    expires: float
+    metadata: str | None
+    mode: Mode
+    permit: int | None
+
+
+class ShareTable(LockTable):
+    """A lock table that takes claims of every mode."""
+
+    def __init__(self, next_token: TokenSource) -> None:
+        super().__init__(next_token)
+        self._shares: dict[str, dict[str, TableShare]] = {}  # name -> owner -> what it holds; never empty for a name
+
+    def acquire(self, claim: Claim, now: float) -> Grant | Held:
+        """See `LockTable.acquire`."""
+        if not claim.mode.shared:
+            return super().acquire(claim, now)
+        row = self._living(claim.name, now)
+        shares = self._shares.get(claim.name, {})
+        if claim.owner in shares:
+            return self._prolonged(claim, now)
+        in_line = self._note_sign_of_life(claim, now)
+        ahead = self.head(claim.name, now)
+        if row is not None and not self._fits(claim.mode, shares):
+            left = min((share.expires for share in shares.values()), default=row.expires) - now
+        elif ahead is not None and ahead != claim.owner:
+            left = self._silent_at(claim.name, ahead) - now
+        else:
+            return self._grant_share(claim, now)
+        return Held(min(left, LINE_POLL) if in_line else left)
+
+    def _grant_share(self, claim: Claim, now: float) -> Grant:
+        shares = self._shares.get(claim.name, {})
+        joins = claim.mode == READER and shares
+        token = next(iter(shares.values())).token if joins else self._draw_token()
+        permit = None
+        if isinstance(claim.mode, Permit):
+            taken = {share.permit for share in shares.values()}
+            permit = next(number for number in range(claim.mode.of) if number not in taken)
+        if not shares:
+            self._shares[claim.name] = shares
+            self._add_row(claim.name, TableRow(_NO_OWNER, token, now + claim.ttl, None), now)
+        shares[claim.owner] = TableShare(token, now, claim.metadata, claim.mode, permit)
+        self.leave(claim)
+        return self._prolonged(claim, now)
+
+    def _prolonged(self, claim: Claim, now: float) -> Grant:
+        share = self._shares[claim.name][claim.owner]
+        share.expires = now + claim.ttl
+        self._settle(claim.name)
+        return Grant(share.token, permit=share.permit)
+
+    @staticmethod
+    def _fits(mode: Mode, shares: dict[str, TableShare]) -> bool:
+        """Whether a claim of *mode* may be granted beside these, of which there is one at least."""
+        others = {share.mode.word for share in shares.values()}
+        return others == {mode.word} and (not isinstance(mode, Permit) or len(shares) < mode.of)
+
+    def renew(self, claim: Claim, now: float) -> Renewal:
+        """See `LockTable.renew`."""
+        self._living(claim.name, now)
+        if claim.owner in self._shares.get(claim.name, ()):
+            self._prolonged(claim, now)
+            return Renewal.RENEWED
+        outcome = super().renew(claim, now)
+        return Renewal.REFUSED if claim.name in self._shares else outcome  # a name that is shared has no other holder
+
+    def release(self, claim: Claim) -> bool:
+        """See `LockTable.release`."""
+        shares = self._shares.get(claim.name, {})
+        if shares.pop(claim.owner, None) is None:
+            return super().release(claim)
+        self._settle(claim.name)
+        return True
+
+    def revoke(self, name: str, now: float) -> list[str]:
+        """See `LockTable.revoke`."""
+        ended = super().revoke(name, now)
+        return list(self._shares.pop(name, {})) or ended
+
+    def join(self, claim: Claim, now: float) -> None:
+        """See `LockTable.join`."""
+        if claim.owner not in self._shares.get(claim.name, ()):
+            super().join(claim, now)
+
+    def next_in_line(self, name: str, now: float) -> str | None:
+        """The owner to wake: the head of the line, if there is room for it."""
+        owner = super().next_in_line(name, now)
+        if owner is None and (shares := self._shares.get(name)) and (head := self.head(name, now)) is not None:
+            return head if self._fits(self._lines[name][head].mode, shares) else None
+        return owner
+
+    def inspect(self, name: str, now: float) -> Holder | None:
+        """Describe one of the holders of *name*: the one that may hold it for longest."""
+        return max(self.holders(name, now), key=lambda holder: holder.remaining, default=None)
+
+    def holders(self, name: str, now: float) -> list[Holder]:
+        """Describe every holder of *name*, by their permits, or else by their tokens."""
+        only = super().inspect(name, now)
+        shares = self._shares.get(name)
+        if not shares:
+            return [] if only is None else [only]
+        found = [
+            Holder(name, share.token, holder_of(owner), share.expires - now, share.metadata, share.mode, share.permit)
+            for owner, share in shares.items()
+        ]
+        return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
+
+    def _living(self, name: str, now: float) -> TableRow | None:
+        shares = self._shares.get(name)
+        if shares is not None and any(share.expires <= now for share in shares.values()):
+            self._shares[name] = {owner: share for owner, share in shares.items() if share.expires > now}
+            self._settle(name)
+        return super()._living(name, now)
+
+    def _settle(self, name: str) -> None:
+        """Let the row of *name* last as long as its shares."""
+        if shares := self._shares[name]:
+            self._rows[name].expires = max(share.expires for share in shares.values())
+        else:
+            del self._shares[name], self._rows[name]
+
+    def _sweep(self, now: float) -> None:
+        super()._sweep(now)
+        self._shares = {name: shares for name, shares in self._shares.items() if name in self._rows}
