@@ -15,6 +15,7 @@ from fencing_sdk.testing import BackendSuite
 
 class TestSqliteBackend(BackendSuite):
     queues = True
+    shares = True
     ttl = 0.7
 
     @pytest.fixture

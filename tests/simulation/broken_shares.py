@@ -11,6 +11,7 @@ from typing import Any
 
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._values.claim import Claim
+from fencing_sdk.backends._shared import share_table
 from fencing_sdk.backends._shared.share_table import ShareTable
 from tests.simulation.control import Change, Control
 from tests.simulation.script import Script, Visit, write_share_script
@@ -43,8 +44,8 @@ def _readers_and_a_writer(script: Script) -> Script:
 
 
 def _one_permit_too_many() -> Iterable[Change]:
-    def fits(mode, shares):
-        return {share.mode.word for share in shares.values()} == {mode.word}
+    def fits(mode, held):
+        return {other.word for other in held} == {mode.word}
 
     def grant(self, claim, now):
         shares = self._shares.get(claim.name, {})
@@ -52,7 +53,7 @@ def _one_permit_too_many() -> Iterable[Change]:
             claim = replace(claim, mode=replace(claim.mode, of=len(shares) + 1))
         return _grant_share(self, claim, now)
 
-    yield ShareTable, "_fits", staticmethod(fits)
+    yield share_table, "fits", fits
     yield ShareTable, "_grant_share", grant
 
 

@@ -19,7 +19,7 @@ from fencing_sdk.backends._shared.lock_table import token_source
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.sqlite.connection.file import LockFile
 from fencing_sdk.backends.sqlite.connection.thread import SqlThread
-from fencing_sdk.backends.sqlite.requests import LockRows
+from fencing_sdk.backends.sqlite.share_rows import ShareRows
 from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
 
 LIMIT = 20.0
@@ -33,11 +33,11 @@ class Opening:
         self.count = 0
         self.threads: list[str] = []
 
-    def __call__(self) -> LockRows:
+    def __call__(self) -> ShareRows:
         self.count += 1
         self.threads.append(threading.current_thread().name)
         file = LockFile(self.path, synchronous="normal", clock=BootClock())
-        return LockRows(
+        return ShareRows(
             file,
             SignsOfLife(self.path),
             next_token=token_source("counter", wall_micros),
@@ -65,7 +65,7 @@ def busy(sql: SqlThread) -> Iterator[None]:
     """Keep the thread in the middle of some work."""
     begun, go_on = threading.Event(), threading.Event()
 
-    def work(_: LockRows) -> None:
+    def work(_: ShareRows) -> None:
         begun.set()
         assert go_on.wait(LIMIT)
 
@@ -116,9 +116,9 @@ def test_what_is_to_be_done_surely_is_done_although_nobody_waits(sql: SqlThread)
 
 
 def test_a_failure_closes_the_connection_and_the_next_work_gets_a_new_one(opening: Opening, sql: SqlThread):
-    seen: list[LockRows] = []
+    seen: list[ShareRows] = []
 
-    def fail(rows: LockRows) -> None:
+    def fail(rows: ShareRows) -> None:
         seen.append(rows)
         with rows._file.transaction():
             rows._file.execute("UPDATE fencing_token SET last = 99")

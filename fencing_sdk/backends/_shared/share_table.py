@@ -11,6 +11,7 @@ long as the share that lasts longest, so that a lock or a writer is refused. Wha
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fencing_sdk._values.claim import READER, Claim, Grant, Held, Holder, Mode, Permit, Renewal, holder_of
@@ -31,6 +32,16 @@ class TableShare:
     permit: int | None
 
 
+def fits(mode: Mode, held: Sequence[Mode]) -> bool:
+    """Whether a share of *mode* may be granted beside those *held*. None are: another owner holds the name alone."""
+    return {other.word for other in held} == {mode.word} and (not isinstance(mode, Permit) or len(held) < mode.of)
+
+
+def free_permit(mode: Mode, taken: Collection[int | None]) -> int | None:
+    """The lowest free number, of which there is one; None for a reader."""
+    return next(n for n in range(mode.of) if n not in taken) if isinstance(mode, Permit) else None
+
+
 class ShareTable(LockTable):
     """A lock table that takes claims of every mode."""
 
@@ -48,7 +59,7 @@ class ShareTable(LockTable):
             return self._prolonged(claim, now)
         in_line = self._note_sign_of_life(claim, now)
         ahead = self.head(claim.name, now)
-        if row is not None and not self._fits(claim.mode, shares):
+        if row is not None and not fits(claim.mode, [share.mode for share in shares.values()]):
             left = min((share.expires for share in shares.values()), default=row.expires) - now
         elif ahead is not None and ahead != claim.owner:
             left = self._silent_at(claim.name, ahead) - now
@@ -60,10 +71,7 @@ class ShareTable(LockTable):
         shares = self._shares.get(claim.name, {})
         joins = claim.mode == READER and shares
         token = next(iter(shares.values())).token if joins else self._draw_token()
-        permit = None
-        if isinstance(claim.mode, Permit):
-            taken = {share.permit for share in shares.values()}
-            permit = next(number for number in range(claim.mode.of) if number not in taken)
+        permit = free_permit(claim.mode, {share.permit for share in shares.values()})
         if not shares:
             self._shares[claim.name] = shares
             self._add_row(claim.name, TableRow(_NO_OWNER, token, now + claim.ttl, None), now)
@@ -76,12 +84,6 @@ class ShareTable(LockTable):
         share.expires = now + claim.ttl
         self._settle(claim.name)
         return Grant(share.token, permit=share.permit)
-
-    @staticmethod
-    def _fits(mode: Mode, shares: dict[str, TableShare]) -> bool:
-        """Whether a claim of *mode* may be granted beside these, of which there is one at least."""
-        others = {share.mode.word for share in shares.values()}
-        return others == {mode.word} and (not isinstance(mode, Permit) or len(shares) < mode.of)
 
     def renew(self, claim: Claim, now: float) -> Renewal:
         """See `LockTable.renew`."""
@@ -114,7 +116,8 @@ class ShareTable(LockTable):
         """The owner to wake: the head of the line, if there is room for it."""
         owner = super().next_in_line(name, now)
         if owner is None and (shares := self._shares.get(name)) and (head := self.head(name, now)) is not None:
-            return head if self._fits(self._lines[name][head].mode, shares) else None
+            held = [share.mode for share in shares.values()]
+            return head if fits(self._lines[name][head].mode, held) else None
         return owner
 
     def inspect(self, name: str, now: float) -> Holder | None:

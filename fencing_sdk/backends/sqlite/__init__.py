@@ -39,7 +39,7 @@ from fencing_sdk.backends.sqlite.connection.file import LockFile
 from fencing_sdk.backends.sqlite.connection.thread import SqlThread
 from fencing_sdk.backends.sqlite.errors import translated
 from fencing_sdk.backends.sqlite.options import OPTIONS, check_path, check_synchronous, path_of
-from fencing_sdk.backends.sqlite.requests import LockRows
+from fencing_sdk.backends.sqlite.share_rows import ShareRows
 from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
 from fencing_sdk.backends.sqlite.waiters import Attend, SqliteWaiters
 from fencing_sdk.backends.sqlite.wakeup_socket import network_identity
@@ -102,6 +102,10 @@ class SqliteBackend:
         """See `fencing_sdk.abc.Backend.inspect`."""
         return await self._ask("inspect", lambda rows: rows.inspect(name))
 
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `fencing_sdk.abc.SupportsShares.holders`."""
+        return await self._ask("inspect", lambda rows: rows.holders(name))
+
     async def aclose(self) -> None:
         """Close the file after the calls that are under way. Grants stay until they are released or expire."""
         if self._waiters is not None:
@@ -133,7 +137,7 @@ class SqliteBackend:
         return self._waiters
 
     async def _ask(
-        self, operation: str, do: Callable[[LockRows], T], *, urgent: bool = False, surely: bool = False
+        self, operation: str, do: Callable[[ShareRows], T], *, urgent: bool = False, surely: bool = False
     ) -> T:
         with self._our_errors(operation):
             return await asyncio.wrap_future(self._sql.submit(do, urgent=urgent, surely=surely))
@@ -152,10 +156,10 @@ class _RowsOpener:
         self._synchronous = synchronous
         self._next_token = next_token
 
-    def __call__(self) -> LockRows:
+    def __call__(self) -> ShareRows:
         self._path = self._path.absolute()  # once: a later change of the working directory moves nothing
         file = LockFile(self._path, synchronous=self._synchronous, clock=BootClock())
-        rows = LockRows(
+        rows = ShareRows(
             file,
             SignsOfLife(self._path),
             next_token=self._next_token,

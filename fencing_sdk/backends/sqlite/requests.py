@@ -26,7 +26,9 @@ from fencing_sdk.errors import BackendRefusedError
 
 
 @dataclass(frozen=True, slots=True)
-class _LockRow:
+class LockRow:
+    """The grant of one name."""
+
     owner: str
     token: int
     expires: int
@@ -104,8 +106,7 @@ class LockRows:
     def _join(self, waiters: Sequence[tuple[Claim, WakeupAddress]]) -> None:
         with self._file.transaction() as now:
             for claim, address in waiters:
-                row = self._living(claim.name, now)
-                if row is None or row.owner != claim.owner:
+                if not self._holds(claim, self._living(claim.name, now), now):
                     self._waiters.join(claim, address, now)
 
     def attend(self, group: str, waiters: Sequence[tuple[Claim, WakeupAddress]]) -> list[Claim]:
@@ -160,22 +161,18 @@ class LockRows:
 
     # Inside a transaction.
 
-    def _living(self, name: str, now: int) -> _LockRow | None:
+    def _living(self, name: str, now: int) -> LockRow | None:
         found = self._file.execute(
             "SELECT owner, token, expires, metadata, boot, renewed FROM fencing_lock WHERE name = :name", name=name
         ).fetchone()
         if found is None:
             return None
         *row, boot, renewed = found
-        held = _LockRow(*row)
+        held = LockRow(*row)
         return held if boot == self._boot and renewed <= now + TOLERANCE and now < held.expires else None
 
     def _grant(self, claim: Claim, now: int) -> Grant:
-        (last,) = self._file.execute("SELECT last FROM fencing_token").fetchone()
-        token = self._next_token(last)
-        if token >= TOKEN_LIMIT:
-            raise BackendRefusedError(BACKEND, "acquire", "the next token would not fit into 53 bits")
-        self._file.execute("UPDATE fencing_token SET last = :token", token=token)
+        token = self._draw_token()
         self._file.execute(
             "INSERT OR REPLACE INTO fencing_lock (name, owner, token, boot, renewed, expires, metadata)"
             " VALUES (:name, :owner, :token, :boot, :now, :expires, :metadata)",
@@ -184,11 +181,19 @@ class LockRows:
             token=token,
             boot=self._boot,
             now=now,
-            expires=_expiry(claim, now),
+            expires=expiry(claim, now),
             metadata=claim.metadata,
         )
         self._waiters.drop(claim.name, claim.owner)
         return Grant(token)
+
+    def _draw_token(self) -> int:
+        (last,) = self._file.execute("SELECT last FROM fencing_token").fetchone()
+        token = self._next_token(last)
+        if token >= TOKEN_LIMIT:
+            raise BackendRefusedError(BACKEND, "acquire", "the next token would not fit into 53 bits")
+        self._file.execute("UPDATE fencing_token SET last = :token", token=token)
+        return token
 
     def _renew(self, claim: Claim, now: int) -> Renewal:
         row = self._living(claim.name, now)
@@ -204,20 +209,31 @@ class LockRows:
             "UPDATE fencing_lock SET renewed = :now, expires = :expires WHERE name = :name",
             name=claim.name,
             now=now,
-            expires=_expiry(claim, now),
+            expires=expiry(claim, now),
         )
 
     def _due(self, name: str, now: int) -> str | None:
         """The owner whose turn it is to take the lock, if it is free."""
-        first = None if self._living(name, now) is not None else self._waiters.first(name, now)
-        return None if first is None else first.owner
+        row = self._living(name, now)
+        first = self._waiters.first(name, now) if row is None or not row.owner else None
+        return None if first is None or not self._has_room(name, row, first, now) else first.owner
 
     def _next(self, name: str, now: int) -> LivingWaiter | None:
         """The waiter to wake: the head of the line, if the lock is free and the waiter can be reached from here."""
-        if self._living(name, now) is not None:
+        row = self._living(name, now)
+        if row is not None and row.owner:
             return None
         head = self._waiters.head(name, now)
-        return head if head is not None and head.network == self._network else None
+        if head is None or head.network != self._network or not self._has_room(name, row, head, now):
+            return None
+        return head
+
+    def _holds(self, claim: Claim, row: LockRow | None, _now: int) -> bool:
+        return row is not None and row.owner == claim.owner
+
+    def _has_room(self, _name: str, row: LockRow | None, _waiter: LivingWaiter, _now: int) -> bool:
+        """Whether a waiter at the head of the line would be granted."""
+        return row is None
 
     # After a transaction: a waiter that is woken must find it committed.
 
@@ -229,6 +245,6 @@ class LockRows:
                 waiter = self._next(name, now)
 
 
-def _expiry(claim: Claim, now: int) -> int:
+def expiry(claim: Claim, now: int) -> int:
     """The moment a grant ends, rounded up: the store never frees a lock early."""
     return now + math.ceil(claim.ttl * SECOND)

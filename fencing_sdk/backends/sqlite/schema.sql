@@ -13,6 +13,21 @@ CREATE TABLE IF NOT EXISTS fencing_lock (
     metadata TEXT
 ) WITHOUT ROWID;
 
+-- Permits and readers. While a name has any, its row in fencing_lock has the owner '' and ends with the last of them.
+CREATE TABLE IF NOT EXISTS fencing_share (
+    name     TEXT NOT NULL,
+    owner    TEXT NOT NULL,
+    token    INTEGER NOT NULL,
+    boot     TEXT NOT NULL,
+    renewed  INTEGER NOT NULL,
+    expires  INTEGER NOT NULL,
+    metadata TEXT,
+    mode     TEXT NOT NULL,
+    permits  INTEGER,
+    permit   INTEGER,
+    PRIMARY KEY (name, owner)
+) WITHOUT ROWID;
+
 -- The last token, of all names together: a row apart, so that nothing that happens to a lock can lower it.
 CREATE TABLE IF NOT EXISTS fencing_token (
     only INTEGER PRIMARY KEY CHECK (only = 1),
@@ -31,6 +46,8 @@ CREATE TABLE IF NOT EXISTS fencing_waiter (
     network TEXT NOT NULL,
     socket  TEXT NOT NULL,
     ticket  TEXT NOT NULL,
+    mode    TEXT NOT NULL DEFAULT 'lock',
+    permits INTEGER,                     -- of a waiter for a permit: how many there are
     UNIQUE (name, owner)
 );
 CREATE INDEX IF NOT EXISTS fencing_waiter_line ON fencing_waiter (name, number);

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Mode, Permit
 from fencing_sdk.backends._shared.lock_table import LINE_TTL
 from fencing_sdk.backends.sqlite.connection.file import LockFile
 from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
@@ -33,6 +33,15 @@ class LivingWaiter:
     address: WakeupAddress
     silent_at: int
     """When it loses its place, without another sign."""
+    mode: Mode
+
+
+_MODES = {mode.word: mode for mode in (LOCK, WRITER, READER)}
+
+
+def mode_of(word: str, permits: int | None) -> Mode:
+    """The mode that a row tells."""
+    return _MODES[word] if permits is None else Permit(of=permits)
 
 
 class WaiterRows:
@@ -49,8 +58,9 @@ class WaiterRows:
         slot = self._slot(address.group)
         self._signs.give(slot, now)
         self._file.execute(
-            "INSERT INTO fencing_waiter (name, owner, boot, waiter_group, slot, network, socket, ticket)"
-            " VALUES (:name, :owner, :boot, :group, :slot, :network, :socket, :ticket)"
+            "INSERT INTO fencing_waiter"
+            " (name, owner, boot, waiter_group, slot, network, socket, ticket, mode, permits)"
+            " VALUES (:name, :owner, :boot, :group, :slot, :network, :socket, :ticket, :mode, :permits)"
             " ON CONFLICT (name, owner) DO NOTHING",
             name=claim.name,
             owner=claim.owner,
@@ -60,6 +70,8 @@ class WaiterRows:
             network=self._network,
             socket=address.socket,
             ticket=address.ticket,
+            mode=claim.mode.word,
+            permits=claim.mode.of if isinstance(claim.mode, Permit) else None,
         )
 
     def first(self, name: str, now: int) -> LivingWaiter | None:
@@ -75,14 +87,15 @@ class WaiterRows:
 
     def _first(self, name: str, now: int) -> tuple[LivingWaiter | None, list[int]]:
         passed_over: list[int] = []
-        for number, owner, boot, waiter_group, slot, network, socket, ticket in self._file.execute(
-            "SELECT number, owner, boot, waiter_group, slot, network, socket, ticket FROM fencing_waiter"
+        for number, owner, boot, waiter_group, slot, network, socket, ticket, word, permits in self._file.execute(
+            "SELECT number, owner, boot, waiter_group, slot, network, socket, ticket, mode, permits FROM fencing_waiter"
             " WHERE name = :name ORDER BY number",
             name=name,
         ):
             silent_at = self._silent_at(boot, slot, now)
             if now < silent_at:
-                return LivingWaiter(owner, network, WakeupAddress(socket, waiter_group, ticket), silent_at), passed_over
+                address = WakeupAddress(socket, waiter_group, ticket)
+                return LivingWaiter(owner, network, address, silent_at, mode_of(word, permits)), passed_over
             passed_over.append(number)
         return None, passed_over
 
