@@ -117,6 +117,7 @@ class _JobCall:
         self._at_least_for = at_least_for
         self._state: LeaseState | None = None
         self._held_for = 0.0
+        self._lost = False
 
     async def run(self, lock: Lock, function: Callable[[], Coroutine[Any, Any, R]]) -> Ran[R] | Skipped:
         try:
@@ -148,6 +149,7 @@ class _JobCall:
         try:
             await self._keep(state)
         except LeaseLostError as loss:
+            self._lost = True
             error.add_note(f"fencing_sdk: {loss}")
 
     async def _keep(self, state: LeaseState) -> None:
@@ -159,7 +161,7 @@ class _JobCall:
         if state is None:
             return False
         mine = isinstance(error, LeaseLostError) and (error.name, error.token) == (state.name, state.number)
-        return mine or state.lost is not None
+        return self._lost or mine or state.lost is not None
 
     def _tell(self, outcome: JobOutcome) -> None:
         if self._observers:

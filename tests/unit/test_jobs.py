@@ -390,6 +390,7 @@ async def test_an_error_of_the_function_is_told_of_a_lock_that_is_not_kept():
             await fail()
     assert left.value is mine
     assert "is over" in mine.__notes__[0]
+    assert clients.outcomes() == ["lost"], "the lock is not kept"
 
 
 @in_virtual_time
