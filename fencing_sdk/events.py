@@ -184,7 +184,7 @@ class JobOutcome(StrEnum):
     """The lock was held, by a run that goes on or for the rest of ``at_least_for``: the function was not called."""
 
     LOST = "lost"
-    """The lease was lost while the function ran, or before the store had confirmed that it keeps the lock afterwards."""
+    """The lease was lost while the function ran, or before the store had confirmed that it keeps the lock."""
 
     FAILED = "failed"
     """The function raised an error and the lock stays taken, or the lock could not be asked for."""

@@ -35,7 +35,9 @@ class Processes:
     def start(self):
         skew = self.chance.uniform(-SKEW, SKEW)
         numbers = [str(number) for number in (skew, INTERVAL, AT_LEAST, TTL)]
-        return subprocess.Popen([sys.executable, str(WORKER), self.url, str(self.log), *numbers], stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            [sys.executable, str(WORKER), self.url, str(self.log), *numbers], stderr=subprocess.PIPE
+        )
 
     def lines(self):
         text = self.log.read_text() if self.log.exists() else ""

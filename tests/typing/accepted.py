@@ -23,6 +23,8 @@ from fencing_sdk import (
     NotAcquiredReason,
     Observer,
     PermitLease,
+    Ran,
+    Skipped,
     Token,
     connect,
     current_lease,
@@ -62,6 +64,20 @@ def withdraw_at_once(account_id: int, *, cents: int) -> bytes:
 async def a_function_that_needs_a_lock_keeps_its_signature() -> None:
     assert_type(await withdraw(7, cents=5), bytes)
     assert_type(withdraw_at_once(7, cents=5), bytes)
+
+
+@locks.job("report/{report_id}", at_least_for=timedelta(minutes=1), max_hold=1800)
+async def nightly(report_id: int) -> bytes:
+    return b"%d" % report_id
+
+
+async def a_job_tells_whether_it_ran() -> None:
+    outcome = await nightly(7)
+    assert_type(outcome, Ran[bytes] | Skipped)
+    if isinstance(outcome, Ran):
+        assert_type(outcome.value, bytes)
+    else:
+        assert_type(outcome.retry_after, float | None)
 
 
 async def several_locks_have_a_lease_each() -> None:

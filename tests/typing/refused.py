@@ -34,6 +34,14 @@ async def calls_of_a_decorated_coroutine() -> None:
     print(number)  # noqa: T201  (never run)
 
 
+@locks.job("nightly")  # type: ignore[call-arg]
+async def nightly() -> None: ...
+
+
+@locks.job("nightly", at_least_for=60)  # type: ignore[arg-type]
+def nightly_at_once() -> None: ...
+
+
 @holding("accounts/{account_id}")
 def withdraw(account_id: int) -> None: ...
 
