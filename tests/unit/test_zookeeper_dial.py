@@ -9,6 +9,7 @@ import time
 import pytest
 
 from fencing_sdk.backends.zookeeper.connection.dial import Dial
+from fencing_sdk.backends.zookeeper.connection.driver import KazooDriver, ZooKeeperSettings
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def _tried(dial: Dial, address) -> float:
         return time.monotonic() - started
 
 
-def test_a_server_that_hangs_has_little_time_until_all_were_tried(silent):
+def test_a_server_that_hangs_has_little_time_until_as_many_tries_have_hung(silent):
     dial = Dial(connect_timeout=5.0, first_timeout=0.05, servers=2, tls=None)
     waits = [_tried(dial, silent) for _ in range(4)]
     assert all(wait < 4 for wait in waits), "the whole limit was 5 s"
@@ -34,11 +35,20 @@ def test_a_server_that_hangs_has_little_time_until_all_were_tried(silent):
     assert min(waits[2:]) >= 0.1, "all may be slow: each gets twice the time"
 
 
+def test_a_server_that_refuses_at_once_gives_the_next_one_no_more_time():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()
+    dial = Dial(connect_timeout=5.0, first_timeout=0.05, servers=2, tls=None)
+    for _ in range(10):
+        with pytest.raises(ConnectionRefusedError):
+            dial.create_connection(closed)
+    assert dial._limit_of_try() == 0.05
+
+
 def test_the_limit_is_reached_and_never_passed(silent):
     dial = Dial(connect_timeout=0.12, first_timeout=0.05, servers=1, tls=None)
     assert [_tried(dial, silent) >= least for least in (0.05, 0.1, 0.12)] == [True] * 3
-    for _ in range(5000):
-        dial._tries += 1
+    dial._hangs = 10_000
     assert dial._limit_of_try() == 0.12
 
 
@@ -52,5 +62,21 @@ def test_a_connection_that_serves_has_the_whole_limit_for_the_rest_of_a_message(
 
 def test_a_single_server_has_the_whole_limit():
     dial = Dial(connect_timeout=5.0, first_timeout=math.inf, servers=1, tls=None)
-    dial._tries = 1
+    dial._connecting = True
     assert dial._limit_of_try() == 5.0
+
+
+def test_a_server_that_hung_is_tried_after_all_others_until_it_serves(silent):
+    host, port = silent
+    settings = ZooKeeperSettings(hosts=f"{host}:{port},{host}:1,{host}:2", root="/fencing", connect_timeout=1.0)
+    driver = KazooDriver(settings, 9.0, None)
+    orders = [driver._client._connection._expand_client_hosts() for _ in range(20)]
+    assert len({order[-1][2] for order in orders}) > 1, "the first server is chosen at random"
+    _tried(driver._dial, silent)
+    orders = [driver._client._connection._expand_client_hosts() for _ in range(20)]
+    assert {order[-1][2] for order in orders} == {port}
+    driver._dial.serves()
+    driver._dial._address = (host, 2)
+    driver.hang_up()
+    orders = [driver._client._connection._expand_client_hosts() for _ in range(20)]
+    assert {order[-1][2] for order in orders} == {2}, "a connection that was silent counts as well"

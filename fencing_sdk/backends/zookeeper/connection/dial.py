@@ -1,8 +1,9 @@
 """
 How the driver reaches a server: connecting with TLS, waiting on sockets, and breaking off.
 
-Where there are several servers, the first tries give each of them little time: a server that hangs must not cost
-what is left of a lease. When all were tried in vain, they get twice the time, up to the limit.
+Where there are several servers, the first tries give each of them little time, and one that hung is tried after all
+others: a server that hangs must not cost what is left of a lease. When as many tries as there are servers have hung,
+they get twice the time, up to the limit, because all may be slow.
 
 kazoo's own threads for callbacks are not started: its connection thread hands every answer to
 the caller's callback, which passes it on to the event loop. What kazoo leaves to the session's timeout, which
@@ -15,11 +16,14 @@ import contextlib
 import select
 import socket
 import ssl
+from collections.abc import Iterable
 from typing import Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 __all__ = ["Dial"]
+
+Address = tuple[str, int]
 
 _MOST_DOUBLINGS = 20
 
@@ -34,7 +38,10 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
         self._limit = connect_timeout
         self._first_limit = min(first_timeout, connect_timeout)
         self._servers = servers
-        self._tries = 0
+        self._connecting = False
+        self._hangs = 0
+        self._hung: dict[Address, int] = {}
+        self._address: Address = ("", 0)
         self._tls = tls
         self._link: socket.socket | None = None
         self.refusing = False
@@ -64,13 +71,15 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
                 by_fd[item.fileno()] = item
                 poll.register(item, events)
         ready = [by_fd[fd] for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
+        if not ready and self._connecting:
+            self._hangs_now()
         return [item for item in rlist if item in ready], [item for item in wlist if item in ready], []
 
     def create_connection(self, address: Any, hostname: str | None = None, timeout: float = 1.0, **_: object) -> Any:
         """Connect, by TLS if there is a context; kazoo leaves a connection open whose handshake failed."""
         if self.refusing:
             raise ConnectionAbortedError
-        self._tries += 1
+        self._connecting, self._address = True, address
         try:
             link = socket.create_connection(address, min(timeout, self._limit_of_try()))
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -78,6 +87,8 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
                 link = self._tls.wrap_socket(link, server_hostname=hostname)  # closes it when that fails
         except Exception as error:
             self.last_error = error
+            if isinstance(error, TimeoutError):
+                self._hangs_now()
             raise
         self._link = link
         self._refuse_late(link)
@@ -85,14 +96,23 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
 
     def _limit_of_try(self) -> float:
         """Seconds for connecting, and for each step of the handshake. On a connection that serves: the whole limit."""
-        if not self._tries:
+        if not self._connecting:
             return self._limit
-        rounds = (self._tries - 1) // self._servers
-        return min(self._limit, self._first_limit * 2.0 ** min(rounds, _MOST_DOUBLINGS))
+        return min(self._limit, self._first_limit * 2.0 ** min(self._hangs // self._servers, _MOST_DOUBLINGS))
+
+    def _hangs_now(self) -> None:
+        self._hangs += 1
+        self._hung[self._address] = self._hangs
 
     def serves(self) -> None:
         """The handshake is done: the next time, the first tries are short again."""
-        self._tries = 0
+        self._connecting = False
+        self._hangs = 0
+        self._hung.pop(self._address, None)
+
+    def in_turn(self, servers: Iterable[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+        """Sort *servers*, each a host, its address and its port: those that hung at the end."""
+        return sorted(servers, key=lambda server: self._hung.get((server[1], server[2]), 0))
 
     def _refuse_late(self, link: socket.socket) -> None:
         """Close a connection that was made while `hang_up` looked for one."""
@@ -102,6 +122,7 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
 
     def hang_up(self) -> None:
         """Break the connection; kazoo then connects anew, unless it is to refuse."""
+        self._hung[self._address] = self._hangs + 1
         if (link := self._link) is not None:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(link, socket.SHUT_RDWR)

@@ -108,6 +108,7 @@ class KazooDriver:
         )
         connection = client._connection  # noqa: SLF001
         self._connect, connection._connect = connection._connect, self._connected  # noqa: SLF001
+        self._servers, connection._expand_client_hosts = connection._expand_client_hosts, self._in_turn  # noqa: SLF001
         self._take, connection._read_response = connection._read_response, self._answered  # noqa: SLF001
         self._call, _ = client._call, client._queue  # noqa: SLF001  (what is not there is noticed now)
         client.add_listener(self._changed)
@@ -122,6 +123,10 @@ class KazooDriver:
         """Begin to connect; *tell* is called in the driver's thread."""
         self._tell = tell
         self._client.start_async()
+
+    def _in_turn(self) -> object:
+        """The servers as kazoo has them, in a random order, but those that hung at the end."""
+        return self._dial.in_turn(self._servers())
 
     def _connected(self, *address: object) -> object:
         """Connect and log in as kazoo does; tell which session it is and for how long it was granted."""
