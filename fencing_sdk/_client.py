@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 
@@ -38,7 +39,8 @@ from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timi
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Observer
-from fencing_sdk.recipes.election import Election, this_process
+from fencing_sdk.recipes.drain_signals import DrainOnSignals, check_signals
+from fencing_sdk.recipes.election import Election, as_leader, this_process
 from fencing_sdk.recipes.jobs import JobFunction, Jobs
 from fencing_sdk.recipes.multilock import MultiLock, check_names
 
@@ -309,17 +311,7 @@ class LockClient(SharingClient):
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R | None]]:
             template = _template(name, function, "elected")
-
-            @functools.wraps(function)
-            async def as_leader(*args: P.args, **kwargs: P.kwargs) -> R | None:
-                async for term in self.election(template.fill(args, kwargs), **options):
-                    async with term as lease:
-                        value = await function(*args, **kwargs)
-                        lease.check()  # a function that ended too late was not covered: another term
-                        return value
-                return None
-
-            return as_leader
+            return as_leader(function, lambda args, kwargs: self.election(template.fill(args, kwargs), **options))
 
         return decorate
 
@@ -329,8 +321,7 @@ class LockClient(SharingClient):
 
         From now on every acquisition raises `DrainingError`, and those that wait leave the line at once. Bodies go
         on, and their leases are renewed, until they end or *within* is over. Then they are cancelled, with
-        `LossReason.DRAINED`. Each lock is given back after its body has ended. A second call may bring the bound
-        forward, but not put it off. Cancelling the caller stops the waiting and not the drain.
+        `LossReason.DRAINED`. Each lock is given back after its body. A second call may bring the bound forward.
 
         Not waited for: locks of the task that calls, plain handles that are held beyond *within*, and a body that
         has not ended five seconds after it was cancelled.
@@ -349,6 +340,25 @@ class LockClient(SharingClient):
         engine = self._opened()
         engine.check_usable()
         return await engine.drain(limit)
+
+    def draining_on(self, *signals: int, within: Seconds) -> AbstractAsyncContextManager[None]:
+        """
+        Drain when one of the *signals* comes: ``async with locks, locks.draining_on(SIGTERM, within=25):``.
+
+        A second signal cancels the bodies now, a third does what it did before. A block that goes on a second after
+        every lock was given back is cancelled, unless a server has a handler of its own (uvicorn, aiohttp): that one
+        is called too, and ends the block. A `DrainingError` that leaves the block then is its end in order.
+
+        Args:
+            *signals: Such as ``signal.SIGTERM``. One that is ignored stays ignored.
+
+            within: As for `drain`. Choose less than the platform's patience: 30 s on Kubernetes, 10 s with Docker.
+
+        Raises:
+            ConfigurationError: a signal cannot be handled, or *within* is no such time.
+            UsageError: on entering, the client is not open, or this is not the main thread.
+        """
+        return DrainOnSignals(self._opened, check_signals(signals), seconds(within, "within"))
 
     @property
     def draining(self) -> bool:

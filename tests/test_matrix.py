@@ -106,6 +106,15 @@ SCENARIOS = {
         "memory": "there is no server and no network between: the faults are those of tests/scenarios/test_fm_*.py",
         "sqlite": "there is no server and no network between: test_sqlite_processes.py has what a file can do",
     },
+    "ElectionSuite": {
+        "memory": "it lives in one process: tests/unit/test_election.py",
+        "kahuna": "it has no line in which a candidate could be seen",
+    },
+    "FaultyElectionSuite": {
+        "memory": "there is no server and no network between: tests/unit/test_election.py",
+        "sqlite": "there is no server and no network between",
+        "kahuna": "its stand-in lives in the process of the test, without a network",
+    },
     "WaitersSuite": {
         "memory": "it lives in one process, and its line is that of BackendSuite",
         "kahuna": "it has no line",

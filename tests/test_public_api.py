@@ -135,6 +135,7 @@ SHOWN = {
         "aclose",
         "drain",
         "draining",
+        "draining_on",
         "elected",
         "election",
         "inspect",

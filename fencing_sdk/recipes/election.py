@@ -20,11 +20,13 @@ cancellation that no block takes back, and after ``break`` a scope would stay op
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from enum import StrEnum, unique
+from typing import Any, ParamSpec, TypeVar
 
 import anyio
 
@@ -35,6 +37,9 @@ from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import BackendUnavailableError, DrainingError, LeaseLostError, shown
 from fencing_sdk.recipes.election_term import ElectionState, ElectionTerm, TermBlock
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _FIRST_PAUSE = 0.1
 _LAST_PAUSE = 5.0
@@ -191,6 +196,23 @@ class Candidacy:
                 await begun.wait()
         finally:
             forget()
+
+
+def as_leader(
+    function: Callable[P, Coroutine[Any, Any, R]], election_of: Callable[[tuple[Any, ...], dict[str, Any]], Election]
+) -> Callable[P, Coroutine[Any, Any, R | None]]:
+    """Run *function* as the leader of the election that the arguments of each call name."""
+
+    @functools.wraps(function)
+    async def elected(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        async for term in election_of(args, kwargs):
+            async with term as lease:
+                value = await function(*args, **kwargs)
+                lease.check()  # a function that ended too late was not covered: another term
+                return value
+        return None
+
+    return elected
 
 
 def this_process() -> str:

@@ -1,5 +1,6 @@
 """What a type checker is to accept and to infer. Never run; `mypy tests/typing` reads it."""
 
+import signal
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, assert_type
@@ -121,6 +122,8 @@ async def an_election_gives_terms() -> None:
 async def a_client_drains() -> None:
     assert_type(await locks.drain(within=timedelta(seconds=25)), bool)
     assert_type(locks.draining, bool)
+    async with locks, locks.draining_on(signal.SIGTERM, signal.SIGINT, within=25):
+        pass
     assert_type(connect("memory://", drain=25), LockClient)
 
 

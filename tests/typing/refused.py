@@ -68,6 +68,8 @@ async def options_of_an_election() -> None:
 async def bounds_of_a_drain() -> None:
     await locks.drain(25)  # type: ignore[call-arg]
     await locks.drain(within=None)  # type: ignore[arg-type]
+    locks.draining_on("SIGTERM", within=25)  # type: ignore[arg-type]
+    locks.draining_on(15)  # type: ignore[call-arg]
     locks.draining = True  # type: ignore[misc]
 
 

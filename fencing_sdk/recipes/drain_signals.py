@@ -1,0 +1,170 @@
+"""
+A drain that a signal begins.
+
+    async with locks, locks.draining_on(SIGTERM, SIGINT, within=25):
+        await work()
+
+    first signal     the client drains; a block that goes on although all is given back is cancelled a second later
+    second signal    the bound is now: bodies are cancelled
+    third signal     does what it did before the block, which ends most processes
+
+The handlers are set by `signal.signal`, not by the event loop. So a handler that a server has set in the loop before
+(aiohttp) is called as ever, and one that it has set in the process (uvicorn) is called by ours. Such a server ends
+the block by itself, so the block is not cancelled then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import signal
+from collections.abc import Callable
+from contextvars import Context
+from types import FrameType, TracebackType
+from typing import Any
+
+from fencing_sdk._engine.cancellation import PacedScope, paced_scope
+from fencing_sdk._engine.engine import Engine
+from fencing_sdk._values.observers import logger
+from fencing_sdk.errors import ConfigurationError, DrainingError, UsageError, shown
+
+_LAST_STEPS = 1.0
+"""Seconds for which the block may go on when every lock was given back."""
+_PACE = 0.5
+"""Seconds after which a block that goes on is cancelled again."""
+
+Handler = Callable[[int, FrameType | None], Any] | int | None
+"""What `signal.getsignal` returns."""
+
+
+class DrainOnSignals:
+    """The block during which a signal drains the client. Made by `LockClient.draining_on`."""
+
+    __slots__ = ("_drain", "_draining", "_engine", "_former", "_loop", "_scope", "_signals", "_within")
+
+    def __init__(self, engine: Callable[[], Engine], signals: tuple[signal.Signals, ...], within: float) -> None:
+        self._engine = engine
+        self._signals = signals
+        self._within = within
+        self._former: dict[signal.Signals, Handler] = {}
+        self._drain: asyncio.Task[None] | None = None
+        self._scope: PacedScope | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> None:
+        if self._scope is not None:
+            msg = "draining_on() makes a block that is entered once; call it again for another one"
+            raise UsageError(msg)
+        engine = self._engine()
+        engine.check_usable()
+        self._draining = engine.draining
+        self._loop = asyncio.get_running_loop()
+        self._set_handlers()
+        self._scope = paced_scope(_PACE)
+        self._scope.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        assert self._scope is not None  # __aenter__ made it
+        try:
+            swallowed = self._scope.__exit__(kind, raised, traceback)
+            if self._drain is not None:
+                await self._wait_for(self._drain)
+        finally:
+            self._restore_handlers()
+        return self._drain is not None and (swallowed or (raised is not None and _says_draining(raised)))
+
+    async def _wait_for(self, drain: asyncio.Task[None]) -> None:
+        """Let the bodies of other tasks end too; the block itself has ended."""
+        try:
+            await self._draining.wait()
+        finally:
+            drain.cancel()
+
+    # The handlers.
+
+    def _set_handlers(self) -> None:
+        try:
+            for number in self._signals:
+                former = signal.getsignal(number)
+                if former is not signal.SIG_IGN:  # as under nohup: what was ignored is meant to be
+                    signal.signal(number, self._receive)
+                    self._former[number] = former
+        except ValueError as error:
+            msg = "draining_on() works in the main thread, where signals arrive; elsewhere call drain()"
+            raise UsageError(msg) from error
+
+    def _restore_handlers(self) -> None:
+        while self._former:
+            number, former = self._former.popitem()
+            if signal.getsignal(number) == self._receive:
+                signal.signal(number, signal.SIG_DFL if former is None else former)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        """Called by Python between two instructions of the main thread, wherever that is."""
+        assert self._loop is not None  # __aenter__ has set it
+        former = self._former.get(signal.Signals(number))
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._on_signal, number, context=Context())
+        if callable(former) and _is_of_a_server(former):
+            former(number, frame)
+
+    def _on_signal(self, number: int) -> None:
+        draining = self._draining
+        if self._drain is None:
+            logger.info("draining for at most %.3g s: signal %d", self._within, number)
+            draining.begin(self._within)
+            assert self._loop is not None  # __aenter__ has set it
+            self._drain = self._loop.create_task(self._end_block(), context=Context(), name="fencing-drain")
+        else:
+            logger.info("draining now: signal %d came again", number)
+            draining.begin(0.0)
+            self._restore_handlers()
+
+    async def _end_block(self) -> None:
+        """Cancel a block that goes on although the drain is over, unless a server is about to end it."""
+        served = any(callable(former) and _is_of_a_server(former) for former in self._former.values())
+        await self._draining.wait()
+        if not served and self._scope is not None:
+            await asyncio.sleep(_LAST_STEPS)
+            self._scope.cancel()
+
+
+def check_signals(signals: tuple[object, ...]) -> tuple[signal.Signals, ...]:
+    """
+    Return *signals* if a process may handle them.
+
+    Raises:
+        ConfigurationError: there are none, or one of them is no such signal.
+    """
+    if not signals:
+        msg = "draining_on() needs signals, such as draining_on(signal.SIGTERM, signal.SIGINT, within=25)"
+        raise ConfigurationError(msg)
+    return tuple(_check_signal(number) for number in signals)
+
+
+def _check_signal(number: object) -> signal.Signals:
+    try:
+        checked = signal.Signals(number)  # type: ignore[arg-type]
+    except ValueError:
+        checked = signal.SIGKILL
+    if checked in {signal.SIGKILL, signal.SIGSTOP}:
+        msg = f"signals must be some that a process can handle, such as signal.SIGTERM, not {shown(number)}"
+        raise ConfigurationError(msg)
+    return checked
+
+
+def _is_of_a_server(handler: Callable[[int, FrameType | None], Any]) -> bool:
+    """Whether *handler* was set by a program, and not by Python or by `asyncio.run` to end it at once."""
+    by_asyncio = isinstance(handler, functools.partial) and isinstance(
+        getattr(handler.func, "__self__", None), asyncio.Runner
+    )
+    return handler is not signal.default_int_handler and not by_asyncio
+
+
+def _says_draining(error: BaseException) -> bool:
+    """Whether *error* says nothing but that an acquisition did not begin, also when several tasks say so."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_says_draining, error.exceptions))
+    return isinstance(error, DrainingError)

@@ -1,0 +1,144 @@
+"""Elections among real processes, which get real signals, and through a network with faults."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+from store_bench import StoreBench, WaitersBench
+
+from fencing_sdk import Election, ElectionStanding, connect
+
+STANDING = Path(__file__).parent.parent / "scenarios" / "workers" / "standing.py"
+TTL = 6.0
+PATIENCE = 40.0
+
+
+class Candidate:
+    """A process that stands."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def says(self, word: str) -> list[str]:
+        """Wait for the next line, which begins with *word*, and return its other words."""
+        assert self.process.stdout is not None
+        with anyio.fail_after(PATIENCE):
+            said = (await self.process.stdout.readline()).decode().split()
+        assert said, "the process has ended"
+        assert said[0] == word
+        return said[1:]
+
+    async def moment(self, word: str) -> tuple[float, int]:
+        """Wait for the line *word*, and return its moment and its token."""
+        moment, token = await self.says(word)
+        return float(moment), int(token)
+
+
+@contextlib.asynccontextmanager
+async def candidate(url: str, *, cleanup: float = 0.0) -> AsyncIterator[Candidate]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(STANDING), url, "scheduler", str(TTL), str(cleanup), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield Candidate(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+class ElectionSuite:
+    """What an election does on every store that processes share."""
+
+    async def test_a_leader_that_is_told_to_end_hands_over_when_its_body_has_ended(self, bench: WaitersBench):
+        async with candidate(bench.url, cleanup=0.5) as leader:
+            _, token = await leader.moment("leads")
+            async with candidate(bench.url) as other:
+                await self._hand_over(bench, leader, token, other)
+
+    async def _hand_over(self, bench: WaitersBench, leader: Candidate, token: int, other: Candidate) -> None:
+        await bench.waiting("scheduler", 1)
+        told = time.monotonic()
+        leader.process.send_signal(signal.SIGTERM)
+        ended, _ = await leader.moment("ended")
+        began, next_token = await other.moment("leads")
+        assert ended <= began
+        assert began - told < TTL / 2, "no rest of a ttl is waited for"
+        assert next_token > token
+        await leader.says("left")
+        assert await leader.process.wait() == 0
+        other.process.send_signal(signal.SIGINT)
+        await other.moment("ended")
+        await other.says("left")
+        assert await other.process.wait() == 0
+
+    async def test_a_leader_that_is_killed_is_followed_after_one_ttl(self, bench: WaitersBench):
+        async with candidate(bench.url) as leader:
+            await leader.moment("leads")
+            async with connect(bench.url) as locks:
+                election = locks.election("scheduler", ttl=TTL)
+                following = asyncio.create_task(_first_token(election))
+                await bench.waiting("scheduler", 1)
+                assert election.standing is ElectionStanding.CANDIDATE
+                holder = await election.leader()
+                assert holder is not None
+                assert holder.metadata is not None
+                assert holder.metadata.endswith(f":{leader.process.pid}")
+                killed = time.monotonic()
+                leader.process.kill()
+                with anyio.fail_after(PATIENCE):
+                    assert await following > holder.token
+                assert time.monotonic() - killed < 2 * TTL
+
+
+class FaultyElectionSuite:
+    """What an election does when its store is away: for stores that are servers."""
+
+    async def test_an_outage_longer_than_a_ttl_ends_the_term_and_not_the_loop(self, bench: StoreBench):
+        ttl, tokens = 2.0, []
+        led, ended = asyncio.Event(), asyncio.Event()
+
+        async def leads() -> None:
+            async for term in election:
+                async with term as lease:
+                    tokens.append(int(lease.token))
+                    led.set()
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        assert not lease.held or len(tokens) == 2
+                        ended.set()
+
+        async with connect(bench.by_proxy) as locks:
+            election = locks.election("scheduler", ttl=ttl)
+            leading = asyncio.create_task(leads())
+            with anyio.fail_after(PATIENCE):
+                await led.wait()
+                led.clear()
+                bench.proxy.blackhole()
+                await ended.wait()
+                assert not election.leading
+                await asyncio.sleep(ttl)
+                assert election.standing in {ElectionStanding.CANDIDATE, ElectionStanding.UNAVAILABLE}
+                bench.proxy.cut()
+                bench.proxy.heal()
+                await led.wait()
+            assert tokens == sorted(set(tokens))
+            assert election.standing is ElectionStanding.LEADING
+            leading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await leading
+
+
+async def _first_token(election: Election) -> int:
+    async for term in election:
+        async with term as lease:
+            return int(lease.token)
+    raise AssertionError("drained")

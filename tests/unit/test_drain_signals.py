@@ -1,0 +1,239 @@
+"""
+A signal begins the drain, a second one ends it, and what handled the signal before is left as it was.
+
+The signal is one that does nothing by default, so that a handler which is missing fails a test and not the tests.
+`tests/stores/election_suite.py` and `examples/drain_on_deploy.py` send the real ones to real processes.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+
+import anyio
+import pytest
+
+from fencing_sdk import ConfigurationError, DrainingError, LeaseLostError, LockClient, LossReason, UsageError
+from fencing_sdk.backends.memory import MemoryBackend
+
+SIGNAL = signal.SIGWINCH
+
+pytestmark = pytest.mark.every_loop
+
+
+@pytest.fixture
+async def locks():
+    before = signal.getsignal(SIGNAL)
+    async with LockClient(MemoryBackend()) as client:
+        yield client
+    assert signal.getsignal(SIGNAL) == before
+
+
+def send(number: int = SIGNAL) -> None:
+    os.kill(os.getpid(), number)
+
+
+async def drained(locks: LockClient) -> None:
+    with anyio.fail_after(10):
+        while not locks.draining:  # noqa: ASYNC110  (no event tells it)
+            await asyncio.sleep(0.001)
+
+
+async def test_a_worker_loop_ends_in_order(locks):
+    worked = 0
+    async with locks.draining_on(SIGNAL, within=25):
+        while True:
+            async with locks.lock("a") as lease:
+                worked += 1
+                if worked == 3:
+                    send()
+                    await drained(locks)
+                await asyncio.sleep(0)
+                lease.check()
+    assert worked == 3
+    assert locks.draining
+
+
+async def test_workers_of_a_task_group_end_in_order(locks):
+    async def works(name: str) -> None:
+        while True:
+            async with locks.lock(name):
+                await asyncio.sleep(0.001)
+
+    async with locks.draining_on(SIGNAL, within=25):
+        async with asyncio.TaskGroup() as group:
+            for name in "aab":
+                group.create_task(works(name))
+            send()
+
+
+async def test_the_bodies_of_other_tasks_end_before_the_block_does(locks):
+    ended = []
+
+    async def works() -> None:
+        async with locks.lock("a") as lease:
+            await asyncio.sleep(0.3)
+            lease.check()
+            ended.append("body")
+
+    working = asyncio.create_task(works())
+    async with locks.draining_on(SIGNAL, within=25):
+        await asyncio.sleep(0.01)
+        send()
+        await drained(locks)
+    assert ended == ["body"]
+    await working
+
+
+async def test_a_block_that_only_waits_is_cancelled_when_all_is_given_back(locks):
+    with anyio.fail_after(20):
+        async with locks.draining_on(SIGNAL, within=600):
+            asyncio.get_running_loop().call_later(0.01, send)
+            await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_second_signal_cancels_the_bodies_now(locks):
+    with pytest.raises(LeaseLostError) as lost, anyio.fail_after(20):
+        async with locks.draining_on(SIGNAL, within=600), locks.lock("a"):
+            send()
+            await drained(locks)
+            send()
+            await asyncio.sleep(3600)
+    assert lost.value.reason is LossReason.DRAINED
+
+
+async def test_a_third_signal_does_what_it_did_before(locks):
+    received = []
+    before = signal.getsignal(SIGNAL)
+    signal.signal(SIGNAL, server := lambda number, _: received.append(number))
+    try:
+        with pytest.raises(LeaseLostError):
+            async with locks.draining_on(SIGNAL, within=25), locks.lock("a"):
+                send()
+                await drained(locks)
+                assert len(received) == 1, "a handler of a server is called too"
+                with anyio.CancelScope(shield=True), anyio.fail_after(10):
+                    send()
+                    while signal.getsignal(SIGNAL) is not server:  # noqa: ASYNC110  (no event tells it)
+                        await asyncio.sleep(0.001)
+                send()
+                await asyncio.sleep(0.01)
+        assert len(received) == 3
+    finally:
+        signal.signal(SIGNAL, before)
+
+
+async def test_a_block_that_a_server_ends_is_not_cancelled(locks):
+    stop, reached = asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+    before = signal.signal(SIGNAL, lambda *_: loop.call_soon_threadsafe(loop.call_later, 1.5, stop.set))
+    try:
+        async with locks.draining_on(SIGNAL, within=25):
+            send()
+            await stop.wait()
+            reached.append("the end")
+        assert reached
+    finally:
+        signal.signal(SIGNAL, before)
+
+
+async def test_a_handler_of_the_event_loop_goes_on_being_called(locks):
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(SIGNAL, stop.set)
+    try:
+        async with locks.draining_on(SIGNAL, within=25):
+            send()
+            with anyio.fail_after(10):
+                await stop.wait()
+            await drained(locks)
+    finally:
+        loop.remove_signal_handler(SIGNAL)
+
+
+async def test_what_is_ignored_stays_ignored(locks):
+    before = signal.signal(SIGNAL, signal.SIG_IGN)
+    try:
+        async with locks.draining_on(SIGNAL, within=25):
+            send()
+            await asyncio.sleep(0.02)
+            assert not locks.draining
+    finally:
+        signal.signal(SIGNAL, before)
+
+
+async def test_without_a_signal_the_block_is_one_like_any_other(locks):
+    async with locks.draining_on(SIGNAL, within=25):
+        pass
+    assert not locks.draining
+    for error in (ZeroDivisionError, DrainingError("a", 0.0), asyncio.CancelledError):
+        with pytest.raises(error if isinstance(error, type) else DrainingError):
+            async with locks.draining_on(SIGNAL, within=25):
+                raise error
+
+
+async def test_errors_of_the_block_leave_after_a_signal_too(locks):
+    with pytest.raises(ZeroDivisionError):
+        async with locks.draining_on(SIGNAL, within=25):
+            send()
+            await drained(locks)
+            raise ZeroDivisionError
+    with pytest.raises(ExceptionGroup):
+        async with locks.draining_on(SIGNAL, within=25):
+            send()
+            await asyncio.sleep(0.05)
+            raise ExceptionGroup("of a task group", [DrainingError("a", 0.0), ZeroDivisionError()])
+
+
+async def test_an_election_ends_in_order(locks):
+    ended = []
+    async with locks.draining_on(SIGNAL, within=25):
+        async for term in locks.election("scheduler"):
+            async with term:
+                send()
+                try:
+                    await asyncio.sleep(3600)
+                finally:
+                    ended.append("body")
+    assert ended == ["body"]
+
+
+async def test_other_threads_get_no_signals(locks):
+    refused = []
+
+    async def enter() -> None:
+        async with LockClient(MemoryBackend()) as theirs:
+            try:
+                async with theirs.draining_on(SIGNAL, within=25):
+                    pass
+            except UsageError as error:
+                refused.append(error)
+
+    thread = threading.Thread(target=lambda: asyncio.run(enter()))
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    assert "main thread" in str(refused[0])
+
+
+async def test_a_block_is_entered_once_and_needs_an_open_client(locks):
+    block = locks.draining_on(SIGNAL, within=25)
+    async with block:
+        pass
+    with pytest.raises(UsageError, match="once"):
+        await block.__aenter__()
+    with pytest.raises(UsageError, match="not open"):
+        await LockClient(MemoryBackend()).draining_on(SIGNAL, within=25).__aenter__()
+
+
+@pytest.mark.parametrize("signals", [(), ("SIGTERM",), (signal.SIGKILL,), (signal.SIGSTOP,), (0,), (9999,), (None,)])
+async def test_signals_that_no_process_handles_are_refused(locks, signals):
+    with pytest.raises(ConfigurationError, match="signal"):
+        locks.draining_on(*signals, within=25)
+
+
+async def test_a_bound_that_is_no_time_is_refused(locks):
+    with pytest.raises(ConfigurationError, match="within"):
+        locks.draining_on(SIGNAL, within=-1)
