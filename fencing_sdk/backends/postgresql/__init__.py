@@ -41,12 +41,16 @@ from fencing_sdk.backends.postgresql.errors import translating
 from fencing_sdk.backends.postgresql.fenced_acquire import FencedAcquire
 from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS, address_from_url, read_options, with_options
 from fencing_sdk.backends.postgresql.requests import (
+    NO_HOLDER,
     ROW_PATIENCE_MS,
     Arguments,
     PostgresqlRequests,
+    mode_arguments,
     read_holder,
+    read_holders,
     read_outcome,
     read_renewals,
+    read_share,
     storable_names,
 )
 from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA, schema_sql
@@ -125,6 +129,8 @@ class PostgresqlBackend:
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
+        if claim.mode.shared:
+            return await self._acquire_share(claim)
         return await self._acquire(claim, lambda arguments: self._connection.ask(self._requests.acquire, arguments))
 
     def keeps(self, guard: Guard) -> bool:
@@ -149,6 +155,18 @@ class PostgresqlBackend:
             waiter.served = isinstance(outcome, Grant)
         return outcome
 
+    async def _acquire_share(self, claim: Claim) -> Grant | Held:
+        waiter = self._waiters.find(claim)
+        channel, ticket = (None, None) if waiter is None else (waiter.channel, waiter.ticket)
+        arguments = (*self._requests.acquire_arguments(claim, channel, ticket), *mode_arguments(claim.mode))
+        with translating("acquire"):
+            row = await self._connection.ask(self._requests.acquire_share, arguments)
+            outcome = read_share(row, None if waiter is None else self._waiters.poll)
+        self._sweep.start_if_due()
+        if waiter is not None:
+            waiter.served = isinstance(outcome, Grant)
+        return outcome
+
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """
         See `fencing_sdk.abc.Backend.renew`.
@@ -158,7 +176,9 @@ class PostgresqlBackend:
         """
         outcomes = [Renewal.REFUSED] * len(claims)
         asked = storable_names(claims)
-        batches = [asked[start : start + _BATCH] for start in range(0, len(asked), _BATCH)]
+        alone = [index for index in asked if not claims[index].mode.shared]
+        shared = [index for index in asked if claims[index].mode.shared]
+        batches = [part[start : start + _BATCH] for part in (alone, shared) for start in range(0, len(part), _BATCH)]
         failures: list[Exception] = []
         for batch in batches:
             try:
@@ -185,18 +205,28 @@ class PostgresqlBackend:
 
     async def _ask_to_renew(self, claims: Sequence[Claim], *, patience_ms: int) -> list[Renewal]:
         arguments = self._requests.renew_arguments(claims, patience_ms)
-        return read_renewals(await self._connection.ask(self._requests.renew, arguments, urgent=True), len(claims))
+        statement = self._requests.renew_shares if claims[0].mode.shared else self._requests.renew
+        return read_renewals(await self._connection.ask(statement, arguments, urgent=True), len(claims))
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
         with translating("release"):
             arguments = (claim.name, claim.owner)
-            await self._connection.ask(self._requests.release, arguments, urgent=True, must_run=True)
+            statement = self._requests.release_share if claim.mode.shared else self._requests.release
+            await self._connection.ask(statement, arguments, urgent=True, must_run=True)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
         with translating("inspect"):
-            return read_holder(name, await self._connection.ask(self._requests.inspect, (name,)))
+            holder = read_holder(name, await self._connection.ask(self._requests.inspect, (name,)))
+        if holder is None or holder.holder != NO_HOLDER:
+            return holder
+        return max(await self.holders(name), key=lambda holder: holder.remaining, default=None)
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `fencing_sdk.abc.SupportsShares.holders`."""
+        with translating("inspect"):
+            return read_holders(name, await self._connection.ask(self._requests.holders, (name,)))
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""

@@ -6,10 +6,24 @@ Each request is one call of a function of `schema.sql`. Numbers there are micros
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk._values.claim import (
+    LOCK,
+    READER,
+    TOKEN_LIMIT,
+    Claim,
+    Grant,
+    Held,
+    Holder,
+    Mode,
+    Permit,
+    Renewal,
+    holder_of,
+)
 from fencing_sdk.backends.postgresql.connection.driver import DriverRow
 from fencing_sdk.backends.postgresql.errors import BACKEND, UnreadableRowError
 from fencing_sdk.backends.postgresql.schema import quoted
@@ -20,6 +34,10 @@ ROW_PATIENCE_MS = 100
 
 _RENEWALS = {"1": Renewal.RENEWED, "0": Renewal.REFUSED, "x": Renewal.TAKEN_OVER}
 _MOST_MICROS = 2**53
+_MODES = {mode.word: mode for mode in (LOCK, READER)}
+
+NO_HOLDER = holder_of("")
+"""The digest of the owner that the row of a shared name has."""
 
 Arguments = tuple[object, ...]
 
@@ -35,9 +53,17 @@ class PostgresqlRequests:
         self.release = f"SELECT {functions}.fencing_release_v1($1, $2)"
         self.join = f"SELECT {functions}.fencing_join_v1($1, $2, $3, $4)"
         self.leave = f"SELECT {functions}.fencing_leave_v1($1, $2)"
-        self.sweep = f"SELECT {functions}.fencing_sweep_v1($1)"
+        self.sweep = f"SELECT {functions}.fencing_sweep_v2($1)"
         self.notify = "SELECT pg_catalog.pg_notify($1, $2)"
         self.inspect = f"SELECT * FROM {functions}.fencing_inspect_v1($1)"  # noqa: S608
+
+        share = f"{functions}.fencing_share"
+        self.acquire_share = f"SELECT * FROM {share}_acquire_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"  # noqa: S608
+        self.renew_shares = f"SELECT {share}_renew_v1($1, $2, $3, $4)"
+        self.release_share = f"SELECT {share}_release_v1($1, $2)"
+        self.join_for_share = f"SELECT {share}_join_v1($1, $2, $3, $4, $5, $6)"
+        self.leave_share_line = f"SELECT {share}_leave_v1($1, $2)"
+        self.holders = f"SELECT {functions}.fencing_holders_v1($1)"
 
     def acquire_arguments(self, claim: Claim, channel: str | None, ticket: str | None) -> Arguments:
         """
@@ -58,6 +84,11 @@ class PostgresqlRequests:
             [str(_micros(claim)) for claim in claims],
             patience_ms,
         )
+
+
+def mode_arguments(mode: Mode) -> Arguments:
+    """Return a mode as the last arguments of the functions for shares."""
+    return (mode.word, mode.of if isinstance(mode, Permit) else None)
 
 
 def storable_names(claims: Sequence[Claim]) -> list[int]:
@@ -95,6 +126,47 @@ def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Held:
         return Grant(_token(token))
     retry_after = _seconds(seconds_left)
     return Held(retry_after if poll is None else min(retry_after, poll))
+
+
+def read_share(row: DriverRow | None, poll: float | None) -> Grant | Held:
+    """
+    Read the answer to `PostgresqlRequests.acquire_share`, as `read_outcome`.
+
+    Raises:
+        UnreadableRowError: the row is no such answer.
+    """
+    token, seconds_left, permit = _columns(row, 3)
+    outcome = read_outcome((token, seconds_left), poll)
+    if isinstance(outcome, Held) or permit is None:
+        return outcome
+    if isinstance(permit, int) and not isinstance(permit, bool) and permit >= 0:
+        return Grant(outcome.token, permit=permit)
+    msg = "not the number of a permit"
+    raise UnreadableRowError(msg)
+
+
+def read_holders(name: str, row: DriverRow | None) -> list[Holder]:
+    """
+    Read the answer to `PostgresqlRequests.holders`.
+
+    Raises:
+        UnreadableRowError: the row is no such answer.
+    """
+    (text,) = _columns(row, 1)
+    try:
+        return [_holder(name, found) for found in json.loads(str(text or "[]"))]
+    except (KeyError, TypeError, ValueError) as error:
+        msg = "not a list of holders"
+        raise UnreadableRowError(msg) from error
+
+
+def _holder(name: str, found: dict[str, Any]) -> Holder:
+    permit, metadata = found["permit"], found["metadata"]
+    if not (isinstance(permit, int | None) and isinstance(metadata, str | None)):
+        raise TypeError
+    mode: Mode = Permit(of=int(found["permits"])) if found["mode"] == "permit" else _MODES[found["mode"]]
+    left = max(0.0, _seconds(float(found["left"])))
+    return Holder(name, _token(found["token"]), holder_of(found["owner"]), left, metadata, mode, permit)
 
 
 def read_renewals(row: DriverRow | None, count: int) -> list[Renewal]:

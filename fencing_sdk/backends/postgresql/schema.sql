@@ -349,3 +349,282 @@ BEGIN
     );
     RETURN v_gone;
 END $fencing$;
+
+-- Permits and readers, which share a name. While a name is shared, its row in fencing_lock has the owner '' and expires
+-- with the share that lasts longest, so that the functions above refuse the lock by what they read anyway. Shares of a
+-- name whose row has another owner are over: an operator may have taken the name away. The lock's row is the mutex here too.
+CREATE TABLE IF NOT EXISTS :"schema".fencing_share (
+    name       text COLLATE "C" NOT NULL,
+    owner      text NOT NULL,
+    token      bigint NOT NULL,
+    expires_at timestamptz NOT NULL,
+    metadata   text,
+    mode       text NOT NULL,
+    permits    integer,                       -- how many there are, as this owner was told
+    permit     integer,
+    PRIMARY KEY (name, owner)
+) WITH (fillfactor = 50);
+ALTER TABLE :"schema".fencing_waiter ADD COLUMN IF NOT EXISTS mode text;        -- NULL: wants the name alone
+ALTER TABLE :"schema".fencing_waiter ADD COLUMN IF NOT EXISTS permits integer;
+
+-- Whether a share fits beside those that are held. The calling function has locked the lock's row.
+CREATE OR REPLACE FUNCTION :"schema".fencing_share_fits_v1(p_name text, p_mode text, p_permits integer) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_owner text;
+BEGIN
+    SELECT l.owner INTO v_owner FROM fencing_lock l WHERE l.name = p_name AND l.expires_at > v_now;
+    IF v_owner IS NULL THEN RETURN true; END IF;
+    IF v_owner <> '' OR p_mode IS NULL THEN RETURN false; END IF;
+    RETURN (
+        SELECT coalesce(bool_and(s.mode = p_mode), true) AND (p_mode = 'reader' OR count(*) < p_permits)
+          FROM fencing_share s WHERE s.name = p_name AND s.expires_at > v_now
+    );
+END $fencing$;
+
+-- Notify the waiter at the head of the line, if there is room for it.
+CREATE OR REPLACE FUNCTION :"schema".fencing_share_wake_v1(p_name text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_head record;
+BEGIN
+    SELECT h.channel, h.word, w.mode, w.permits INTO v_head
+      FROM fencing_head_v1(p_name) h JOIN fencing_waiter w ON w.name = p_name AND w.owner = h.owner;
+    IF v_head.channel IS NULL OR NOT fencing_share_fits_v1(p_name, v_head.mode, v_head.permits) THEN
+        RETURN false;
+    END IF;
+    PERFORM pg_notify(v_head.channel, v_head.word);
+    RETURN true;
+END $fencing$;
+
+-- After a share has ended: let the row last as long as the others, or free it.
+CREATE OR REPLACE FUNCTION :"schema".fencing_share_settle_v1(p_name text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_last timestamptz;
+BEGIN
+    SELECT max(s.expires_at) INTO v_last FROM fencing_share s WHERE s.name = p_name AND s.expires_at > v_now;
+    UPDATE fencing_lock l
+       SET owner = CASE WHEN v_last IS NULL THEN NULL ELSE '' END, expires_at = coalesce(v_last, v_now)
+     WHERE l.name = p_name AND l.owner = '';
+END $fencing$;
+
+-- As fencing_acquire_v1, for a share.
+CREATE OR REPLACE FUNCTION :"schema".fencing_share_acquire_v1(
+    p_name text, p_owner text, p_micros bigint, p_metadata text, p_hybrid boolean, p_channel text, p_word text,
+    p_mode text, p_permits integer,
+    OUT granted bigint, OUT seconds_left double precision, OUT permit integer
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+DECLARE
+    v_ttl interval := p_micros * interval '1 microsecond';
+    v_now timestamptz;
+    v_row record;
+    v_held record;
+    v_head record;
+    v_shared boolean;
+BEGIN
+    PERFORM fencing_check_v1();
+    PERFORM fencing_durable_v1(current_setting('synchronous_commit'));
+    SELECT r.owner, r.token, r.expires_at INTO v_row FROM fencing_row_v1(p_name) r;
+    v_now := clock_timestamp();
+    v_shared := v_row.owner = '' AND v_row.expires_at > v_now;
+    IF v_shared THEN
+        UPDATE fencing_share s SET expires_at = v_now + v_ttl
+         WHERE s.name = p_name AND s.owner = p_owner AND s.expires_at > v_now
+        RETURNING s.token, s.permit INTO granted, permit;
+        IF FOUND THEN
+            PERFORM fencing_share_settle_v1(p_name);
+            RETURN;
+        END IF;
+    END IF;
+    DELETE FROM fencing_share s WHERE s.name = p_name AND (s.expires_at <= v_now OR v_shared IS NOT TRUE);
+    IF p_channel IS NOT NULL THEN
+        INSERT INTO fencing_waiter (number, name, owner, seen, channel, word, mode, permits)
+            SELECT coalesce(max(number), 0) + 1, p_name, p_owner, v_now, p_channel, p_word, p_mode, p_permits
+              FROM fencing_waiter WHERE name = p_name
+            ON CONFLICT (name, owner) DO UPDATE SET seen = EXCLUDED.seen;
+    END IF;
+    IF v_row.owner <> '' AND v_row.expires_at > v_now THEN
+        seconds_left := extract(epoch FROM v_row.expires_at - v_now);
+        RETURN;
+    END IF;
+    SELECT count(*) AS number, min(s.expires_at) AS first, max(s.token) AS token,
+           coalesce(bool_and(s.mode = p_mode), true) AND (p_mode = 'reader' OR count(*) < p_permits) AS room
+      INTO v_held FROM fencing_share s WHERE s.name = p_name;
+    IF NOT v_held.room THEN
+        seconds_left := extract(epoch FROM v_held.first - v_now);
+        RETURN;
+    END IF;
+    SELECT h.owner, h.seconds_left INTO v_head FROM fencing_head_v1(p_name) h;
+    IF v_head.owner <> p_owner THEN
+        seconds_left := v_head.seconds_left;
+        RETURN;
+    END IF;
+    DELETE FROM fencing_waiter w WHERE w.name = p_name AND w.owner = p_owner;
+
+    IF p_mode = 'reader' AND v_held.number > 0 THEN
+        granted := v_held.token;
+    ELSE
+        granted := v_row.token + 1;
+        IF p_hybrid THEN
+            granted := greatest(granted, (extract(epoch FROM v_now) * 1000000)::bigint);
+        END IF;
+        IF granted >= 9007199254740992 THEN
+            RAISE EXCEPTION 'the next token would not fit into 53 bits' USING ERRCODE = 'FS001';
+        END IF;
+    END IF;
+    IF p_permits IS NOT NULL THEN
+        SELECT min(n) INTO STRICT permit FROM generate_series(0, p_permits - 1) n
+         WHERE NOT EXISTS (SELECT FROM fencing_share s WHERE s.name = p_name AND s.permit = n);
+    END IF;
+    INSERT INTO fencing_share (name, owner, token, expires_at, metadata, mode, permits, permit)
+        VALUES (p_name, p_owner, granted, v_now + v_ttl, p_metadata, p_mode, p_permits, permit);
+    UPDATE fencing_lock l
+       SET owner = '', token = greatest(l.token, granted), metadata = NULL,
+           expires_at = CASE WHEN v_shared THEN greatest(l.expires_at, v_now + v_ttl) ELSE v_now + v_ttl END
+     WHERE l.name = p_name;
+    IF EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name) THEN PERFORM fencing_share_wake_v1(p_name); END IF;
+END $fencing$;
+
+-- As fencing_renew_v1, for shares: the characters mean the same.
+CREATE OR REPLACE FUNCTION :"schema".fencing_share_renew_v1(
+    p_names text[], p_owners text[], p_micros text[], p_patience integer
+) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_name text;
+    v_mine text[];
+    v_now timestamptz;
+    v_renewed text[];
+BEGIN
+    PERFORM fencing_check_v1();
+    PERFORM fencing_durable_v1(current_setting('synchronous_commit'));
+    PERFORM set_config('lock_timeout', greatest(p_patience, 1) || 'ms', true);
+    FOR v_name IN SELECT DISTINCT n FROM unnest(p_names) n ORDER BY n LOOP
+        BEGIN
+            PERFORM 1 FROM fencing_lock WHERE name = v_name FOR UPDATE;
+            v_mine := array_append(v_mine, v_name);
+        EXCEPTION WHEN lock_not_available THEN
+            PERFORM set_config('lock_timeout', '1ms', true);
+        END;
+    END LOOP;
+    v_now := clock_timestamp();
+    WITH renewed AS (
+        UPDATE fencing_share s SET expires_at = v_now + c.micros::bigint * interval '1 microsecond'
+          FROM unnest(p_names, p_owners, p_micros) AS c (name, owner, micros), fencing_lock l
+         WHERE s.name = c.name AND s.owner = c.owner AND s.expires_at > v_now AND s.name = ANY (v_mine)
+           AND l.name = s.name AND l.owner = '' AND l.expires_at > v_now
+        RETURNING s.owner
+    )
+    SELECT array_agg(owner) INTO v_renewed FROM renewed;
+    UPDATE fencing_lock l SET expires_at = greatest(l.expires_at, last.expires_at)
+      FROM (
+        SELECT s.name, max(s.expires_at) AS expires_at FROM fencing_share s
+         WHERE s.name = ANY (v_mine) AND s.owner = ANY (v_renewed) GROUP BY s.name
+      ) last WHERE l.name = last.name;
+    RETURN (
+        SELECT string_agg(
+            CASE
+                WHEN c.owner = ANY (v_renewed) THEN '1'
+                WHEN l.name IS NULL THEN '0'
+                WHEN c.name <> ALL (coalesce(v_mine, '{}')) THEN '?'
+                WHEN l.owner <> '' AND l.expires_at > v_now THEN 'x'
+                ELSE '0'
+            END, '' ORDER BY c.place)
+          FROM unnest(p_names, p_owners) WITH ORDINALITY AS c (name, owner, place)
+          LEFT JOIN fencing_lock l ON l.name = c.name
+    );
+END $fencing$;
+
+-- As fencing_release_v1, for a share.
+CREATE OR REPLACE FUNCTION :"schema".fencing_share_release_v1(p_name text, p_owner text) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+BEGIN
+    PERFORM fencing_check_v1();
+    PERFORM 1 FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
+    DELETE FROM fencing_share s WHERE s.name = p_name AND s.owner = p_owner;
+    IF NOT FOUND THEN RETURN false; END IF;
+    PERFORM fencing_share_settle_v1(p_name);
+    IF EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name) AND fencing_share_wake_v1(p_name) THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    RETURN true;
+END $fencing$;
+
+-- As fencing_join_v1, for a share.
+CREATE OR REPLACE FUNCTION :"schema".fencing_share_join_v1(
+    p_name text, p_owner text, p_channel text, p_word text, p_mode text, p_permits integer
+) RETURNS boolean LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+DECLARE
+    v_row record;
+BEGIN
+    PERFORM fencing_check_v1();
+    PERFORM set_config('synchronous_commit', 'off', true);
+    SELECT * INTO v_row FROM fencing_row_v1(p_name);
+    IF v_row.owner = '' AND EXISTS (
+        SELECT FROM fencing_share s
+         WHERE s.name = p_name AND s.owner = p_owner AND s.expires_at > clock_timestamp()
+    ) THEN RETURN false; END IF;
+    INSERT INTO fencing_waiter (number, name, owner, seen, channel, word, mode, permits)
+        SELECT coalesce(max(number), 0) + 1, p_name, p_owner, clock_timestamp(), p_channel, p_word, p_mode, p_permits
+          FROM fencing_waiter WHERE name = p_name
+        ON CONFLICT (name, owner) DO UPDATE
+        SET seen = EXCLUDED.seen, channel = EXCLUDED.channel, word = EXCLUDED.word;
+    RETURN true;
+END $fencing$;
+
+-- As fencing_leave_v1, for a share and for a writer: the waiters behind a writer may fit beside those who hold.
+CREATE OR REPLACE FUNCTION :"schema".fencing_share_leave_v1(p_name text, p_owner text) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+BEGIN
+    PERFORM fencing_check_v1();
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM 1 FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
+    DELETE FROM fencing_waiter w WHERE w.name = p_name AND w.owner = p_owner;
+    IF NOT FOUND THEN RETURN false; END IF;
+    PERFORM fencing_share_wake_v1(p_name);
+    RETURN true;
+END $fencing$;
+
+-- The holders of a name, as a JSON array: one for each share, or the one that holds it alone.
+CREATE OR REPLACE FUNCTION :"schema".fencing_holders_v1(p_name text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    PERFORM fencing_check_v1();
+    RETURN (
+        SELECT json_agg(json_build_object(
+                   'owner', h.owner, 'token', h.token, 'left', extract(epoch FROM h.expires_at - v_now)::double precision,
+                   'metadata', h.metadata, 'mode', h.mode, 'permits', h.permits, 'permit', h.permit
+               ) ORDER BY h.permit, h.token)
+          FROM (
+            SELECT s.owner, s.token, s.expires_at, s.metadata, s.mode, s.permits, s.permit
+              FROM fencing_share s JOIN fencing_lock l ON l.name = s.name AND l.owner = '' AND l.expires_at > v_now
+             WHERE s.name = p_name AND s.expires_at > v_now
+            UNION ALL
+            SELECT l.owner, l.token, l.expires_at, l.metadata, 'lock', NULL, NULL
+              FROM fencing_lock l WHERE l.name = p_name AND l.owner <> '' AND l.expires_at > v_now
+          ) h
+    );
+END $fencing$;
+
+-- As fencing_sweep_v1, and delete the shares that ended so long ago.
+CREATE OR REPLACE FUNCTION :"schema".fencing_sweep_v2(p_seconds double precision) RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+BEGIN
+    DELETE FROM fencing_share WHERE (name, owner) IN (
+        SELECT name, owner FROM fencing_share
+         WHERE expires_at <= clock_timestamp() - greatest(p_seconds, 60) * interval '1 second'
+         LIMIT 10000 FOR UPDATE SKIP LOCKED
+    );
+    RETURN fencing_sweep_v1(p_seconds);
+END $fencing$;

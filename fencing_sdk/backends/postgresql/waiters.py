@@ -21,13 +21,13 @@ import asyncio
 import contextlib
 import itertools
 
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.claim import LOCK, Claim
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.listener import NotifyListener
 from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
-from fencing_sdk.backends.postgresql.requests import PostgresqlRequests
+from fencing_sdk.backends.postgresql.requests import PostgresqlRequests, mode_arguments
 
 _LISTEN_PATIENCE = 1.0
 """Seconds that joining waits for the listener. If the listener needs longer, it wakes the waiter once it listens."""
@@ -84,7 +84,10 @@ class PostgresqlWaiters:
             self._listener.open()
             waiter.channel = self._listener.channel
             arguments = (claim.name, claim.owner, waiter.channel, waiter.ticket)
-            await self._connection.ask(self._requests.join, arguments)
+            if claim.mode.shared:
+                await self._connection.ask(self._requests.join_for_share, (*arguments, *mode_arguments(claim.mode)))
+            else:
+                await self._connection.ask(self._requests.join, arguments)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LISTEN_PATIENCE):
                     await self._listener.tried()
@@ -105,7 +108,9 @@ class PostgresqlWaiters:
         for _ in range(0 if waiter.served else _LEAVE_TRIES):
             with contextlib.suppress(Exception):
                 # Not urgent: it must not overtake a try of the same waiter, which would join the line again.
-                await self._connection.ask(self._requests.leave, (claim.name, claim.owner), must_run=True)
+                alone = claim.mode == LOCK
+                statement = self._requests.leave if alone else self._requests.leave_share_line
+                await self._connection.ask(statement, (claim.name, claim.owner), must_run=True)
                 return
 
     def on_notify(self, payload: str) -> None:
