@@ -36,6 +36,7 @@ __all__ = [
     "SupportsFounding",
     "SupportsLossNotice",
     "SupportsOpen",
+    "SupportsPolling",
     "SupportsPosts",
     "SupportsQueue",
     "SupportsSchema",
@@ -274,6 +275,19 @@ class SupportsDirectGrant(Protocol):
 
         A release that comes after this call is not missed. `Backend.release` takes the waiter out of the line, and
         gives back a grant that was on its way to it.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsPolling(Protocol):
+    """A backend whose store wakes no waiter: those of one client stand in line, and its head asks the store."""
+
+    def line_up(self, claim: Claim, tell: Tell) -> PlaceInLine:
+        """
+        Join the client's line for ``claim.name``; *tell* is called, without a grant, when another try may succeed.
+
+        While a waiter is in the line, `Backend.acquire` refuses the others of this client without asking the store.
         """
         ...
 

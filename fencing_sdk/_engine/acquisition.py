@@ -33,7 +33,16 @@ from fencing_sdk._values.claim import LOCK, TOKEN_LIMIT, Claim, Grant, Held, Mod
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Backend, Guard, PlaceInLine, Posted, SupportsDirectGrant, SupportsFence, SupportsQueue
+from fencing_sdk.abc import (
+    Backend,
+    Guard,
+    PlaceInLine,
+    Posted,
+    SupportsDirectGrant,
+    SupportsFence,
+    SupportsPolling,
+    SupportsQueue,
+)
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendError,
@@ -303,6 +312,9 @@ class Acquisition:
         elif isinstance(backend, SupportsQueue):
             self._news = self._store_calls.new_wakeup()
             self._place = QueuePlace(backend, self._claim, self._told, self._store_calls)
+        elif isinstance(backend, SupportsPolling):
+            self._news = self._store_calls.new_wakeup()
+            self._place = backend.line_up(self._claim, self._told)
 
     def _told(self, grant: Grant | None = None, age: float = 0.0) -> None:
         """See `fencing_sdk.abc.Tell`."""
@@ -329,7 +341,7 @@ class Acquisition:
         nap = None
         if self._place is not None and isinstance(outcome, Held):
             nap = self._place.nap(min(_advised(outcome), _LONGEST_NAP * random.uniform(0.75, 1.0)))
-        if nap is None:
+        if nap is None or self._polls_by_choice():
             nap = self._backed_off(outcome)
         nap = min(nap, max(0.0, self._patience_left()))
         if self._news is None:
@@ -337,6 +349,10 @@ class Acquisition:
             return
         await self._store_calls.suspends.watched_sleep(self._news, nap)
         self._news.clear()
+
+    def _polls_by_choice(self) -> bool:
+        """Whether the caller has chosen the pauses, for a store that wakes no waiter."""
+        return self._terms.backoff is not DEFAULT_BACKOFF and isinstance(self._backend, SupportsPolling)
 
     def _backed_off(self, outcome: Held | BackendUnavailableError) -> float:
         error = outcome if isinstance(outcome, Exception) else LockHeldError(self._terms.name, 0.0, outcome.retry_after)
@@ -368,7 +384,7 @@ class Acquisition:
         if self._news is not None:
             self._store_calls.forget_wakeup(self._news)
             self._news = None
-        return not isinstance(place, QueuePlace)
+        return isinstance(self._backend, SupportsDirectGrant) and not isinstance(place, QueuePlace)
 
 
 def _forget_frames(error: BaseException | None) -> None:

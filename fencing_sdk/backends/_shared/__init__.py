@@ -3,6 +3,7 @@ What backends of several stores share, each chore written once.
 
     waiters               a caller that waits for a lock, and the table of a backend's waiters
     wakeup                the event that wakes it
+    polling_line          how the waiters of one client share the polling of a store that wakes none
     loss_notices          telling clients of grants that ended behind their holder's back
     error_translation     from a driver's errors to those of the contract
     background_task       the tasks behind the calls

@@ -5,10 +5,11 @@ Locks in a Kahuna cluster, over its REST interface.
     connect("kahuna+https://kahuna1:2071?ca=/etc/ssl/kahuna.pem")
 
 Tokens: the server's own numbers, from 0. Clock: that of the node that leads the lock's partition.
-Waiters: Kahuna wakes no waiter, so each tries again when the holder's grant ends.
+Waiters: Kahuna wakes no waiter, so those of one client stand in line, and its head asks (`waiters`).
 
     __init__.py   the backend: what the answers mean for a claim
     grants.py     until when grants last, to tell a refusal that cannot be right
+    waiters.py    how the waiters of one client share the asking
     renewals.py   many renewals side by side
     requests.py   what requests say and answers mean
     errors.py     which error of the contract a failure becomes
@@ -24,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import ssl
 from collections.abc import Sequence
 from functools import partial
@@ -41,7 +41,9 @@ from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import seconds
+from fencing_sdk.abc import Tell
 from fencing_sdk.backends import take_options
+from fencing_sdk.backends._shared.polling_line import PlaceToPoll
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.kahuna.connection.cluster import KahunaCluster
 from fencing_sdk.backends.kahuna.errors import BACKEND, error_of_answer
@@ -58,7 +60,8 @@ from fencing_sdk.backends.kahuna.requests import (
     RequestWriter,
 )
 from fencing_sdk.backends.kahuna.settings import HEALTH, PLACEMENT, warnings_of
-from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError
+from fencing_sdk.backends.kahuna.waiters import KahunaWaiters
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError
 
 __all__ = ["KahunaBackend", "from_url"]
 
@@ -75,15 +78,6 @@ _WARNING_LIMIT = 0.5
 """Seconds that asking for the cluster's settings may take: opening does not fail without an answer."""
 _LOOK = 10.0
 """The ttl that decides how long nodes are asked who holds a lock."""
-_EXPIRY_LIMIT = 0.5
-"""Seconds that asking for the holder's remaining time may take: the refusal is known already."""
-_EXPIRY_PART = 1 / 8
-"""Part of a ttl that it may take: a third of what the engine waits for an answer, which would then be lost."""
-_SHORTEST_WAIT = 0.05
-"""Seconds that a waiter waits for an expiry at least: clocks of two machines differ, and it must not spin."""
-_SPREAD = 0.05
-"""Seconds over which the tries of several waiters for the same expiry are spread."""
-
 _RENEWALS = {
     AnswerType.EXTENDED: Renewal.RENEWED,
     AnswerType.LOCK_DOES_NOT_EXIST: Renewal.REFUSED,
@@ -143,6 +137,9 @@ class KahunaBackend:
         self._cluster = KahunaCluster(self._nodes, self._endpoints)
         self._unanswered = UnansweredRequests()
         self._grants = KnownGrants()
+        self._waiters = KahunaWaiters(
+            lambda claim: self._get_info("acquire", claim.name, ttl=claim.ttl), self._grants.left
+        )
 
     async def open(self) -> None:
         """
@@ -179,17 +176,31 @@ class KahunaBackend:
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
+        may_hold = self._unanswered.has(claim.owner) or self._grants.lives(claim)
+        if not may_hold and (held := await self._waiters.refusal(claim)) is not None:
+            return held
+        with self._waiters.asking(claim) as told:
+            outcome = await self._try_lock(claim)
+            told(outcome)
+        return outcome
+
+    async def _try_lock(self, claim: Claim) -> Grant | Held:
         earlier_unanswered, sent_at = self._unanswered.begin(claim.owner), self._grants.now()
         answer = await self._cluster.ask("acquire", TRY_LOCK, self._writer.of_claim(claim), claim.name)
         if answer.type is AnswerType.LOCKED:
             grant = await self._granted(claim, answer, restart=earlier_unanswered)
             self._grants.keep(claim, sent_at)
+            self._waiters.granted(claim, grant)
             return grant
         if answer.type is AnswerType.BUSY and not answer.earlier_unknown:
             if not (earlier_unanswered or answer.retried):
                 self._unanswered.end(claim.owner)
-            return Held(await self._seconds_until_expiry(claim))
+            return await self._waiters.refused(claim)
         raise error_of_answer(answer, "acquire")
+
+    def line_up(self, claim: Claim, tell: Tell) -> PlaceToPoll:
+        """See `fencing_sdk.abc.SupportsPolling.line_up`."""
+        return self._waiters.line_up(claim, tell)
 
     async def _granted(self, claim: Claim, answer: KahunaAnswer, *, restart: bool) -> Grant:
         """
@@ -237,7 +248,7 @@ class KahunaBackend:
         if outcome is Renewal.RENEWED:
             self._grants.keep(claim, sent_at)
         else:
-            self._grants.forget(claim)
+            self._forget(claim)
         return outcome
 
     async def release(self, claim: Claim) -> None:
@@ -252,11 +263,18 @@ class KahunaBackend:
         )
         if answer.type is not AnswerType.UNLOCKED and answer.type not in _REFUSALS:
             raise error_of_answer(answer, "release")
+        self._forget(claim)
+
+    def _forget(self, claim: Claim) -> None:
         self._grants.forget(claim)
+        self._waiters.ended(claim)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
         return await self._get_info("inspect", name)
+
+    async def _look(self, claim: Claim) -> Holder | None:
+        return await self._get_info("acquire", claim.name, ttl=claim.ttl)
 
     async def _get_info(self, operation: str, name: str, *, ttl: float = _LOOK) -> Holder | None:
         answer = await self._cluster.ask_widely(operation, GET_INFO, self._writer.of_name(name), name, ttl=ttl)
@@ -268,16 +286,6 @@ class KahunaBackend:
             return answer.holder(name, wall_seconds())
         except UnreadableAnswerError as error:
             raise BackendUnavailableError(BACKEND, operation, str(error)) from error
-
-    async def _seconds_until_expiry(self, claim: Claim) -> float | None:
-        """When a waiter should try again: at the end of the holder's grant, or None if that is not known soon."""
-        holder = None
-        with anyio.move_on_after(min(_EXPIRY_LIMIT, claim.ttl * _EXPIRY_PART)):
-            try:
-                holder = await self._get_info("acquire", claim.name, ttl=claim.ttl)
-            except BackendError:
-                return None
-        return None if holder is None else max(_SHORTEST_WAIT, holder.remaining) + random.uniform(0, _SPREAD)
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""

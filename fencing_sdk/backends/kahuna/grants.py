@@ -41,4 +41,8 @@ class KnownGrants:
 
     def lives(self, claim: Claim) -> bool:
         """Whether *claim* should still hold."""
-        return self._clock.now() < self._ends.get(claim.owner, float("-inf"))
+        return self.left(claim) > 0
+
+    def left(self, claim: Claim) -> float:
+        """Seconds until *claim* ends unless it is renewed; 0 or less if it has ended, or is not known."""
+        return self._ends.get(claim.owner, float("-inf")) - self._clock.now()

@@ -1,0 +1,122 @@
+"""
+Waiters: Kahuna wakes none, so a waiter asks again, and those of one client share the asking.
+
+`fencing_sdk.backends._shared.polling_line` tells who asks, and when. Here is what Kahuna adds:
+
+1. The head of a line that was not woken looks at the lock first. A look is one request, and tells the token, by which
+   the pace of the lock is known; a try that is refused is another request, and tells nothing.
+2. Claims of one client that ask for a lock at the same time send one request: the first one asks, and its refusal,
+   or its grant, refuses the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+from collections.abc import Awaitable, Callable, Iterator
+
+import anyio
+
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder
+from fencing_sdk.abc import Tell
+from fencing_sdk.backends._shared.polling_line import PlaceToPoll, PollingLine
+from fencing_sdk.errors import BackendError
+
+__all__ = ["KahunaWaiters"]
+
+_LOOK_LIMIT = 0.5
+"""Seconds that asking for the holder's remaining time may take: the refusal is known already."""
+_LOOK_PART = 1 / 8
+"""Part of a ttl that it may take: a third of what the engine waits for an answer, which would then be lost."""
+_SHORTEST_WAIT = 0.05
+"""Seconds that a waiter waits for an expiry at least: clocks of two machines differ, and it must not spin."""
+_SPREAD = 0.05
+"""Seconds over which the tries of several waiters for the same expiry are spread."""
+
+Outcome = Grant | Held | None
+
+
+class KahunaWaiters:
+    """
+    The waiters of one backend object.
+
+    Args:
+        look: Asks who has the lock of a claim.
+
+        left: Seconds that a grant of this client still lasts.
+    """
+
+    def __init__(self, look: Callable[[Claim], Awaitable[Holder | None]], left: Callable[[Claim], float]) -> None:
+        self._look_at = look
+        self._left = left
+        self._line = PollingLine(left)
+        self._asking: dict[str, tuple[str, asyncio.Future[Outcome]]] = {}  # by name: the owner, and what it will know
+
+    def line_up(self, claim: Claim, tell: Tell) -> PlaceToPoll:
+        """See `fencing_sdk.abc.SupportsPolling.line_up`."""
+        return self._line.line_up(claim, tell)
+
+    async def refusal(self, claim: Claim) -> Held | None:
+        """Refuse *claim* without a try, if that would fail."""
+        if not self._line.waits(claim) and (held := await self._refusal_of_another(claim)) is not None:
+            return held
+        seconds = self._line.refusal(claim)
+        if seconds is not None:
+            return Held(seconds if math.isfinite(seconds) else None)
+        holder = await self._look(claim) if self._line.looks_first(claim) else None
+        return None if holder is None or holder.holder == claim.holder else _held(holder)
+
+    async def _refusal_of_another(self, claim: Claim) -> Held | None:
+        """What another claim of this client is told that is asking already."""
+        loop = asyncio.get_running_loop()
+        while (first := self._asking.get(claim.name)) is not None:
+            owner, asking = first
+            if owner == claim.owner or asking.get_loop() is not loop:
+                break
+            outcome = await asyncio.shield(asking)
+            if isinstance(outcome, Held):
+                return outcome
+            if isinstance(outcome, Grant):
+                return Held(None)
+        return None
+
+    @contextlib.contextmanager
+    def asking(self, claim: Claim) -> Iterator[Callable[[Grant | Held], None]]:
+        """Let the others wait until this try has an outcome, which the caller tells by what is given here."""
+        asking: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._asking.setdefault(claim.name, (claim.owner, asking))
+        try:
+            yield asking.set_result
+        finally:
+            if not asking.done():
+                asking.set_result(None)
+            if self._asking.get(claim.name, (None, None))[1] is asking:
+                del self._asking[claim.name]
+
+    async def refused(self, claim: Claim) -> Held:
+        """The store has refused *claim*. A first refusal tells until when; later ones are told by looks before."""
+        return Held(None) if self._line.waits(claim) else _held(await self._look(claim))
+
+    def granted(self, claim: Claim, grant: Grant) -> None:
+        """*claim* was granted."""
+        self._line.granted(claim, grant.token)
+
+    def ended(self, claim: Claim) -> None:
+        """*claim* was given back or lost."""
+        self._line.ended(claim)
+
+    async def _look(self, claim: Claim) -> Holder | None:
+        """Who holds the lock; None if it is free, or if that is not known soon."""
+        holder = None
+        with anyio.move_on_after(min(_LOOK_LIMIT, claim.ttl * _LOOK_PART)), contextlib.suppress(BackendError):
+            holder = await self._look_at(claim)
+        if holder is not None:
+            self._line.see(claim.name, holder.token)
+        return holder
+
+
+def _held(holder: Holder | None) -> Held:
+    """A refusal that tells when a waiter should try again: at the end of the holder's grant, if that is known."""
+    return Held(None if holder is None else max(_SHORTEST_WAIT, holder.remaining) + random.uniform(0, _SPREAD))
