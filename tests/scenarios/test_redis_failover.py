@@ -9,7 +9,7 @@ import pytest
 from event_log import ENDED_BY_TIME
 from patience import until
 from redis_cluster import Cluster
-from redis_replicas import Replicated
+from redis_replicas import Replicated, info
 from redis_sentinels import Sentinels
 
 from fencing_sdk import (
@@ -21,7 +21,8 @@ from fencing_sdk import (
     connect,
 )
 from fencing_sdk._lease import state_of
-from fencing_sdk.abc import Holder
+from fencing_sdk.abc import Claim, Grant, Holder
+from fencing_sdk.backends.redis import from_url
 from fencing_sdk.guards.memory import MemoryGuard
 
 pytest_plugins = ["redis_fixtures"]
@@ -47,6 +48,29 @@ async def grants_around_a_failover(group: Replicated, tokens: str) -> tuple[int,
         async with connect(f"redis://127.0.0.1:{promoted.port}?tokens={tokens}") as after:
             second = await after.lock("a", wait=0).acquire()  # the lease is lost: the new master knows nothing of it
             return first.token, second.token
+
+
+async def test_a_master_that_misses_its_replicas_is_left_because_they_may_have_a_new_one(redis_binary: str):
+    """It still takes connections and commands; the next call asks the Sentinels again where the master is."""
+
+    def connections(group: Replicated) -> set[str]:
+        lines = group.master.ask("CLIENT", "LIST", "TYPE", "normal").splitlines()
+        return {line.split()[0] for line in lines if " addr=127.0.0.1:" in line}
+
+    async with Replicated(binary=redis_binary, min_replicas_to_write=1) as group:
+        await group.synced()
+        await until(lambda: info(group.master, "replication")["min_slaves_good_slaves"] == "1", what="a good replica")
+        backend, claim = from_url(f"redis://127.0.0.1:{group.master.port}"), Claim("a", 30.0)
+        assert isinstance(await backend.acquire(claim), Grant)
+        (first,) = connections(group)
+        group.links[0].cut()
+        group.links[0].refuse()
+        await until(lambda: info(group.master, "replication")["connected_slaves"] == "0", what="the master is alone")
+        for _ in range(2):
+            with pytest.raises(BackendUnavailableError, match="too few replicas"):
+                await backend.renew([claim])
+        assert first not in connections(group)
+        await backend.aclose()
 
 
 async def test_a_failover_that_loses_a_grant_does_not_lose_its_token(group: Replicated):

@@ -4,7 +4,7 @@ One server: its connection, opened when it is needed, and opened again when it i
 The node closes an open connection in three cases:
 
 1. The connection breaks.
-2. The server replies that it is no master any more.
+2. The server replies that it is no master any more, or that it misses its replicas: they may have a new master.
 3. The server is silent: a call is cancelled, and no byte has come for `SILENCE` seconds while calls waited.
    A new connection costs little. A half-open one would cost every lease.
 
@@ -38,8 +38,8 @@ _CONFIRM_MS = 200
 
 _A_CLUSTER = "the server is part of a cluster; write redis+cluster://, or pass a RedisCluster"
 _CLOCK = BootClock()
-NOT_MASTER = {"READONLY", "MASTERDOWN"}
-"""Errors of a server that is a replica now."""
+NOT_MASTER = {"READONLY", "MASTERDOWN", "NOREPLICAS"}
+"""Errors of a server that is a replica now, or of a master that may have been replaced because it is cut off."""
 
 CallOutcome = Reply | Exception
 """The reply to one of many calls, or its error."""
