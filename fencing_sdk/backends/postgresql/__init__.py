@@ -30,7 +30,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.database_identity import database_identity
 from fencing_sdk.abc import Guard, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
@@ -212,7 +212,7 @@ class PostgresqlBackend:
         """See `fencing_sdk.abc.Backend.release`."""
         with translating("release"):
             arguments = (claim.name, claim.owner)
-            statement = self._requests.release_share if claim.mode.shared else self._requests.release
+            statement = self._requests.release if claim.mode == LOCK else self._requests.release_share
             await self._connection.ask(statement, arguments, urgent=True, must_run=True)
 
     async def inspect(self, name: str) -> Holder | None:

@@ -383,8 +383,10 @@ BEGIN
     );
 END $fencing$;
 
--- Notify the waiter at the head of the line, if there is room for it.
-CREATE OR REPLACE FUNCTION :"schema".fencing_share_wake_v1(p_name text) RETURNS boolean
+-- Notify the waiter at the head of the line, if there is room for it. If it is a reader, readers among the first sixteen
+-- waiters are notified with it: their requests follow each other without a pause. After a grant that is the sixteenth
+-- alone, because those before it were notified by earlier ones.
+CREATE OR REPLACE FUNCTION :"schema".fencing_share_wake_v1(p_name text, p_granted boolean) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
 DECLARE
     v_head record;
@@ -395,6 +397,12 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM pg_notify(v_head.channel, v_head.word);
+    IF v_head.mode = 'reader' THEN
+        PERFORM pg_notify(w.channel, w.word) FROM (
+            SELECT * FROM fencing_waiter WHERE name = p_name ORDER BY number
+             OFFSET CASE WHEN p_granted THEN 15 ELSE 1 END LIMIT CASE WHEN p_granted THEN 1 ELSE 15 END
+        ) w WHERE w.mode = 'reader';
+    END IF;
     RETURN true;
 END $fencing$;
 
@@ -428,6 +436,21 @@ DECLARE
     v_shared boolean;
 BEGIN
     PERFORM fencing_check_v1();
+
+    -- A waiter with another waiter ahead of it ends here: without locking the row, and without waiting for disk.
+    IF p_channel IS NOT NULL THEN
+        v_now := clock_timestamp();
+        PERFORM FROM fencing_waiter w
+          WHERE w.name = p_name AND w.seen BETWEEN v_now - interval '3 seconds' AND v_now + interval '3 seconds'
+            AND w.number < (SELECT m.number FROM fencing_waiter m WHERE m.name = p_name AND m.owner = p_owner) LIMIT 1;
+        IF FOUND THEN
+            PERFORM set_config('synchronous_commit', 'off', true);
+            UPDATE fencing_waiter w SET seen = v_now WHERE w.name = p_name AND w.owner = p_owner;
+            seconds_left := 3;
+            RETURN;
+        END IF;
+    END IF;
+
     PERFORM fencing_durable_v1(current_setting('synchronous_commit'));
     SELECT r.owner, r.token, r.expires_at INTO v_row FROM fencing_row_v1(p_name) r;
     v_now := clock_timestamp();
@@ -487,7 +510,9 @@ BEGIN
        SET owner = '', token = greatest(l.token, granted), metadata = NULL,
            expires_at = CASE WHEN v_shared THEN greatest(l.expires_at, v_now + v_ttl) ELSE v_now + v_ttl END
      WHERE l.name = p_name;
-    IF EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name) THEN PERFORM fencing_share_wake_v1(p_name); END IF;
+    IF EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name) THEN
+        PERFORM fencing_share_wake_v1(p_name, true);
+    END IF;
 END $fencing$;
 
 -- As fencing_renew_v1, for shares: the characters mean the same.
@@ -540,17 +565,21 @@ BEGIN
     );
 END $fencing$;
 
--- As fencing_release_v1, for a share.
+-- As fencing_release_v1, for a share and for a writer.
 CREATE OR REPLACE FUNCTION :"schema".fencing_share_release_v1(p_name text, p_owner text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
 BEGIN
     PERFORM fencing_check_v1();
     PERFORM 1 FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
-    DELETE FROM fencing_share s WHERE s.name = p_name AND s.owner = p_owner;
-    IF NOT FOUND THEN RETURN false; END IF;
-    PERFORM fencing_share_settle_v1(p_name);
-    IF EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name) AND fencing_share_wake_v1(p_name) THEN
+    UPDATE fencing_lock l SET owner = NULL, metadata = NULL, expires_at = clock_timestamp()
+     WHERE l.name = p_name AND l.owner = p_owner;
+    IF NOT FOUND THEN
+        DELETE FROM fencing_share s WHERE s.name = p_name AND s.owner = p_owner;
+        IF NOT FOUND THEN RETURN false; END IF;
+        PERFORM fencing_share_settle_v1(p_name);
+    END IF;
+    IF EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name) AND fencing_share_wake_v1(p_name, false) THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     RETURN true;
@@ -589,7 +618,7 @@ BEGIN
     PERFORM 1 FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
     DELETE FROM fencing_waiter w WHERE w.name = p_name AND w.owner = p_owner;
     IF NOT FOUND THEN RETURN false; END IF;
-    PERFORM fencing_share_wake_v1(p_name);
+    PERFORM fencing_share_wake_v1(p_name, false);
     RETURN true;
 END $fencing$;
 
