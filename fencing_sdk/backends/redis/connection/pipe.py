@@ -58,7 +58,8 @@ class ReplyError(Exception):
 _CODE = re.compile("[A-Z]{1,32}")
 _CLOCK = BootClock()
 _MORE = object()
-_pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
+pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
+"""Pack the words of a command into bytes of the protocol."""
 
 
 class Pipe(asyncio.Protocol):
@@ -113,7 +114,7 @@ class Pipe(asyncio.Protocol):
         if self._loss is not None or self._transport is None:
             _fail(future, PipeError(self._loss or "not connected yet"))
             return future
-        packed = _pack(words) + _pack(("EXISTS", follow)) if follow else _pack(words)
+        packed = pack(words) + pack(("EXISTS", follow)) if follow else pack(words)
         if self._expected or self._unsent:
             self._unsent.append(packed)
             self._flush_soon()
@@ -168,7 +169,7 @@ class Pipe(asyncio.Protocol):
         """
         if self._confirmation is None:
             self._confirmation = self._loop.create_future()
-            self._wait_command = _pack(("WAIT", replicas, milliseconds))
+            self._wait_command = pack(("WAIT", replicas, milliseconds))
             self._flush_soon()
         return self._confirmation
 

@@ -41,7 +41,7 @@ from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.quorum.attempt import QuorumAttempt
 from fencing_sdk.backends.redis.quorum.ballot import Ballot
 from fencing_sdk.backends.redis.quorum.founding import prepare
-from fencing_sdk.backends.redis.quorum.node import QuorumNode
+from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
 from fencing_sdk.backends.redis.quorum.options import QuorumTopology, topology_from_clients, topology_from_url
 from fencing_sdk.backends.redis.quorum.poll import Poll
@@ -151,12 +151,12 @@ class RedisQuorumBackend:
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        call = self._requests.inspect(name)
+        request = NodeRequest(self._requests.inspect(name))
         with translating("inspect"):
             voters = self._nodes.voters() or await self._nodes.quorum()
             poll = Poll(len(self._nodes), len(voters.nodes))
             for node in voters.nodes:
-                node.send(call, poll.answer)
+                node.send(request, poll.answer)
             seen = await poll.result()
         if seen is None:
             return None

@@ -20,6 +20,7 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import ReplyError
 from fencing_sdk.backends.redis.quorum.ballot import Ballot, BallotVerdict
+from fencing_sdk.backends.redis.quorum.node import NodeRequest
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes, Voters, most_telling
 from fencing_sdk.backends.redis.quorum.requests import LinePlace, QuorumRequests, read_refusal
 from fencing_sdk.backends.redis.quorum.tally import QuorumHold
@@ -82,9 +83,9 @@ class QuorumAttempt:
         self._voters, self._epoch = voters, voters.epoch
         self.ballot = Ballot(len(self._nodes), self._number, [node.number for node in voters.nodes])
         try:
-            call = self._requests.grant(self._claim, self._epoch, self._number)
+            request = NodeRequest(self._requests.grant(self._claim, self._epoch, self._number))
             for node in voters.nodes:
-                node.send(call, self._on_grant)
+                node.send(request, self._on_grant)
             await self._decide()
         except BaseException:
             self._undo()
@@ -106,9 +107,9 @@ class QuorumAttempt:
                 return
             await asyncio.sleep(delay)
             delay *= 2
-            call = self._requests.grant(self._claim, self._epoch, self._number)
+            request = NodeRequest(self._requests.grant(self._claim, self._epoch, self._number))
             for number in self.ballot.ask_again():
-                self._nodes[number].send(call, self._on_grant)
+                self._nodes[number].send(request, self._on_grant)
             await self._wait_for_verdict(_CLOCK.now())
 
     async def _wait_for_verdict(self, started: float) -> None:
@@ -154,7 +155,7 @@ class QuorumAttempt:
         token, number = self.ballot.token, self.ballot.grants[node]
         if token is not None and not (self._over and self.hold is None):
             call = self._requests.confirm(self._claim, self._epoch, number, token)
-            self._nodes[node].send(call, self._on_confirm)
+            self._nodes[node].send(NodeRequest(call), self._on_confirm)
 
     def _on_confirm(self, node: int, outcome: CallOutcome) -> None:
         if isinstance(outcome, Exception):
@@ -197,4 +198,4 @@ class QuorumAttempt:
     def _undo_at(self, node: int) -> None:
         place = None if self._waiter is None else self._waiter.place
         call = self._requests.undo(self._claim, self._number, place)
-        self._nodes[node].tell(("undo", self._claim.owner, self._number), call, self._claim.ttl)
+        self._nodes[node].tell(("undo", self._claim.owner, self._number), NodeRequest(call), self._claim.ttl)

@@ -23,10 +23,10 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.futures import retrieve
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends.redis.connection.dial import BACKEND, RedisDialer
-from fencing_sdk.backends.redis.connection.node import DIAL_PATIENCE, CallOutcome, RedisNode
-from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
+from fencing_sdk.backends.redis.connection.node import DIAL_PATIENCE, NOT_MASTER, CallOutcome, RedisNode
+from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError, pack
 from fencing_sdk.backends.redis.quorum.requests import PRELOADED, Knowledge, QuorumRequests, nodes_of, read_knowledge
-from fencing_sdk.backends.redis.scripts import ScriptCall
+from fencing_sdk.backends.redis.scripts import Argument, ScriptCall
 from fencing_sdk.errors import BackendRefusedError
 
 Answer = Callable[[int, CallOutcome], None]
@@ -41,7 +41,26 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 MOST_OWED = 10_000
 
 _CLOCK = BootClock()
-_NOT_MASTER = {"READONLY", "MASTERDOWN"}
+
+
+class NodeRequest:
+    """A call of a script, packed once for all nodes that get it."""
+
+    __slots__ = ("_call", "by_hash", "followed")
+
+    def __init__(self, call: ScriptCall) -> None:
+        self._call = call
+        self.followed = bool(call.follow)
+        """Whether a command stands behind it that lets client tracking follow a key."""
+        self.by_hash = self._packed(call.by_hash())
+
+    def by_text(self) -> bytes:
+        """The same for a server that does not know the script."""
+        return self._packed(self._call.by_text())
+
+    def _packed(self, words: tuple[Argument, ...]) -> bytes:
+        packed = pack(words)
+        return packed + pack(("EXISTS", self._call.follow)) if self.followed else packed
 
 
 class QuorumNode:
@@ -80,15 +99,17 @@ class QuorumNode:
         self._nodes = nodes
         self._on_vote = on_vote
         self._node = RedisNode(dialer, on_push=partial(on_push, number), on_connect=_load_scripts, in_cluster=False)
-        self._asked: Pipe | None = None  # the connection on which the server has told its knowledge
+        self.asked: Pipe | None = None
+        """The last connection on which the server has told its knowledge."""
         self._remembers = False
         self._opening: asyncio.Task[None] | None = None
         self._opened_at = 0.0
         self._tasks = BackgroundTasks()
         self._pause = FIRST_PAUSE
         self._try_at = 0.0
-        self._owed: OrderedDict[Hashable, tuple[ScriptCall, float]] = OrderedDict()
-        self._unanswered: set[asyncio.Future[Reply]] = set()
+        self._owed: OrderedDict[Hashable, tuple[NodeRequest, float]] = OrderedDict()
+        self._unanswered = 0  # requests that free something
+        self._all_answered: asyncio.Future[None] | None = None
 
     # Whether it votes
 
@@ -96,7 +117,7 @@ class QuorumNode:
     def open_pipe(self) -> Pipe | None:
         """The connection, if it is open and the server has told its knowledge."""
         pipe = self._node.open_pipe
-        return pipe if pipe is not None and pipe is self._asked else None
+        return pipe if pipe is not None and pipe is self.asked else None
 
     @property
     def epoch(self) -> str | None:
@@ -160,40 +181,38 @@ class QuorumNode:
             raise BackendRefusedError(BACKEND, "connect", msg)
         self.knowledge = knowledge
         self._remembers = bool(knowledge.epoch) and (durable or knowledge.run == self.run)
-        self._asked = pipe
+        self.asked = pipe
 
     # Requests
 
-    def send(self, call: ScriptCall, answer: Answer) -> None:
-        """Send a request. *answer* is called later, or at once if the node has no connection."""
-        pipe = self.open_pipe
-        if pipe is None:
-            answer(self.number, PipeError("the node is not connected"))
-            return
-        if pipe.silent_for >= SILENCE:
-            pipe.close("the node was silent")
+    def send(self, request: NodeRequest, answer: Answer) -> None:
+        """Send a request. *answer* is called later, or at once if the node has no connection. It must not raise."""
+        pipe = self.asked
+        if pipe is not None and pipe.silent_for >= SILENCE:
+            pipe.close_soon("the node was silent")
             self.open_soon(at_once=True)
-        self._call(pipe, call, call.by_hash(), answer)
+        if pipe is None or not self._post(pipe, request, request.by_hash, answer):
+            answer(self.number, PipeError("the node is not connected"))
 
-    def _call(self, pipe: Pipe, call: ScriptCall, words: tuple[str | bytes | int, ...], answer: Answer) -> None:
-        future = pipe.call(*words, follow=call.follow)
-        future.add_done_callback(partial(self._answered, pipe, call, answer))
+    def _post(self, pipe: Pipe, request: NodeRequest, packed: bytes, answer: Answer) -> bool:
+        def take(reply: Reply) -> None:
+            if isinstance(reply, Exception):
+                self._failed(pipe, request, answer, reply)
+            else:
+                answer(self.number, reply)
 
-    def _answered(self, pipe: Pipe, call: ScriptCall, answer: Answer, future: asyncio.Future[Reply]) -> None:
-        error = future.exception()
-        if error is None:
-            answer(self.number, future.result())
-            return
+        return pipe.post(packed, take, followed=request.followed)
+
+    def _failed(self, pipe: Pipe, request: NodeRequest, answer: Answer, error: Exception) -> None:
         if isinstance(error, ReplyError):
-            if error.code == "NOSCRIPT":
-                self._call(pipe, call, call.by_text(), answer)
+            if error.code == "NOSCRIPT" and self._post(pipe, request, request.by_text(), answer):
                 return
             if error.code == "EPOCH":
-                self._asked = None  # ask the server again what it knows
+                self.asked = None  # ask the server again what it knows
                 self.open_soon()
-            elif error.code in _NOT_MASTER:
-                pipe.close("the node is no master")
-        answer(self.number, error if isinstance(error, Exception) else PipeError("the request was given up"))
+            elif error.code in NOT_MASTER:
+                pipe.close_soon("the node is no master")
+        answer(self.number, error)
 
     async def ask(self, call: ScriptCall) -> Reply:
         """
@@ -212,30 +231,29 @@ class QuorumNode:
             else:
                 future.set_result(outcome)
 
-        self.send(call, answer)
+        self.send(NodeRequest(call), answer)
         return await future
 
     # What it has to be told in any case
 
-    def tell(self, key: Hashable, call: ScriptCall, ttl: float, answer: Answer | None = None) -> None:
+    def tell(self, key: Hashable, request: NodeRequest, ttl: float, answer: Answer | None = None) -> None:
         """Send a request that frees something. If it fails, it is sent again when the node is back within *ttl*."""
-        until = _CLOCK.now() + ttl
-        marker = asyncio.get_running_loop().create_future()
-        self._unanswered.add(marker)
+        self._unanswered += 1
 
         def told(node: int, outcome: CallOutcome) -> None:
-            self._unanswered.discard(marker)
-            if not marker.done():
-                marker.set_result(None)
+            self._unanswered -= 1
             if isinstance(outcome, Exception) and not isinstance(outcome, ReplyError):
-                self._owe(key, call, until)
+                self._owe(key, request, until)
             if answer is not None:
                 answer(node, outcome)
+            if not self._unanswered and self._all_answered is not None and not self._all_answered.done():
+                self._all_answered.set_result(None)
 
-        self.send(call, told)
+        until = _CLOCK.now() + ttl
+        self.send(request, told)
 
-    def _owe(self, key: Hashable, call: ScriptCall, until: float) -> None:
-        self._owed[key] = call, until
+    def _owe(self, key: Hashable, request: NodeRequest, until: float) -> None:
+        self._owed[key] = request, until
         while len(self._owed) > MOST_OWED or (self._owed and next(iter(self._owed.values()))[1] < _CLOCK.now()):
             self._owed.popitem(last=False)
 
@@ -243,23 +261,22 @@ class QuorumNode:
         """Send what is owed, before any other request on a new connection."""
         owed, now = self._owed, _CLOCK.now()
         self._owed = OrderedDict()
-        for key, (call, until) in owed.items():
+        for key, (request, until) in owed.items():
             if until > now:
-                self._call(pipe, call, call.by_hash(), partial(self._paid, key, call, until))
+                self._post(pipe, request, request.by_hash, partial(self._paid, key, request, until))
 
-    def _paid(self, key: Hashable, call: ScriptCall, until: float, _node: int, outcome: CallOutcome) -> None:
+    def _paid(self, key: Hashable, request: NodeRequest, until: float, _node: int, outcome: CallOutcome) -> None:
         if isinstance(outcome, PipeError):
-            self._owe(key, call, until)
+            self._owe(key, request, until)
 
     async def aclose(self, *, patience: float) -> None:
         """Close the connection, after *patience* seconds at most for what was told the node and is unanswered."""
-        loop = asyncio.get_running_loop()
-        unanswered = [marker for marker in self._unanswered if marker.get_loop() is loop]
-        self._unanswered.clear()
-        if unanswered and self.open_pipe is not None:
-            await asyncio.wait(unanswered, timeout=patience)
+        if self._unanswered and self.open_pipe is not None:
+            self._all_answered = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._all_answered,), timeout=patience)
+            self._all_answered = None
         await self._tasks.aclose(patience=0.0)
-        self._asked = self._opening = None
+        self.asked = self._opening = None
         self._try_at = 0.0
         await self._node.aclose()
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
+from fencing_sdk._values.ownership import LoopOwner
 from fencing_sdk.backends.redis.connection.dial import BACKEND, RedisDialer
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
 from fencing_sdk.backends.redis.quorum.ballot import majority_of
-from fencing_sdk.backends.redis.quorum.node import QuorumNode
+from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
 from fencing_sdk.backends.redis.scripts import ScriptCall
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
@@ -38,6 +39,9 @@ class Voters(NamedTuple):
 
     epoch: str
     nodes: Sequence[QuorumNode]
+    pipes: Sequence[Pipe | None]
+    """Their connections."""
+    owner: LoopOwner
 
 
 class QuorumNodes:
@@ -56,6 +60,7 @@ class QuorumNodes:
             for number, dialer in enumerate(dialers)
         ]
         self.majority = majority_of(len(dialers))
+        self._voters: Voters | None = None
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -68,6 +73,17 @@ class QuorumNodes:
 
     def voters(self) -> Voters | None:
         """The nodes that vote now. Nodes that are away are tried again in the background."""
+        known = self._voters
+        if known is not None and known.owner.is_current and len(known.pipes) == len(self._nodes):
+            for node, pipe in zip(self._nodes, known.pipes, strict=True):
+                if node.asked is not pipe or pipe is None or not pipe.usable:
+                    break
+            else:
+                return known
+        self._voters = self._find_voters()
+        return self._voters
+
+    def _find_voters(self) -> Voters | None:
         voting: list[QuorumNode] = []
         epochs: Counter[str] = Counter()
         for node in self._nodes:
@@ -87,7 +103,7 @@ class QuorumNodes:
                 if node.epoch != epoch:
                     node.open_soon()  # it may have a newer epoch than it had when it was asked
             voting = [node for node in voting if node.epoch == epoch]
-        return Voters(epoch, voting)
+        return Voters(epoch, voting, [node.asked for node in voting], LoopOwner())
 
     async def quorum(self) -> Voters:
         """
@@ -154,7 +170,7 @@ class QuorumNodes:
         msg = f"no majority of the nodes shares an epoch, and {forgetful} have lost their memory; run: fencing init"
         return BackendUnavailableError(BACKEND, "connect", msg)
 
-    async def tell_all(self, key: object, call: ScriptCall, ttl: float) -> None:
+    async def tell_all(self, key: Hashable, call: ScriptCall, ttl: float) -> None:
         """
         Tell every node to free something, and wait until a majority has done so. The rest is told when it is back.
 
@@ -162,8 +178,9 @@ class QuorumNodes:
             Exception: no majority can be reached.
         """
         count = Countdown(len(self._nodes), self.majority)
+        request = NodeRequest(call)
         for node in self._nodes:
-            node.tell(key, call, ttl, count.answer)
+            node.tell(key, request, ttl, count.answer)
         await count.wait()
 
     async def aclose(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.redis.connection.node import CallOutcome
+from fencing_sdk.backends.redis.quorum.node import NodeRequest
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes, Voters, most_telling
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, read_numbers
 from fencing_sdk.backends.redis.quorum.tally import QuorumHold, RenewalRound
@@ -92,7 +93,7 @@ class QuorumRenewals:
     def send(self, tally: RenewalRound, voters: Voters, answer: Callable[[int, CallOutcome], None]) -> None:
         """Send the requests of one batch."""
         for node in voters.nodes:
-            node.send(self._requests.renew(tally.claims, tally.holds, voters.epoch, node.number), answer)
+            node.send(NodeRequest(self._requests.renew(tally.claims, tally.holds, voters.epoch, node.number)), answer)
 
     def renewed(self, tally: RenewalRound, epoch: str, answered: Sequence[int]) -> None:
         """Note the success of leases, and heal the nodes that have answered without a hold of theirs."""
@@ -100,18 +101,18 @@ class QuorumRenewals:
             if hold is not None and outcome is Renewal.RENEWED and self._holds.find(hold.claim) is hold:
                 self._holds.add(hold)
         for node in answered:
-            lost = [tally.holds[index] for index in tally.to_heal(node)]
-            holds = [hold for hold in lost if hold is not None and self._holds.find(hold.claim) is hold]
-            if holds:
-                self._heal(node, holds, epoch)
+            lost = [(tally.holds[index], tally.claims[index]) for index in tally.to_heal(node)]
+            known = [(hold, claim) for hold, claim in lost if hold is not None and self._holds.find(claim) is hold]
+            if known:
+                self._heal(node, known, epoch)
 
-    def _heal(self, node: int, holds: Sequence[QuorumHold], epoch: str) -> None:
+    def _heal(self, node: int, leases: Sequence[tuple[QuorumHold, Claim]], epoch: str) -> None:
         def healed(node: int, outcome: CallOutcome) -> None:
-            for hold, number in zip(holds, read_numbers(outcome, len(holds)), strict=True):
+            for (hold, _), number in zip(leases, read_numbers(outcome, len(leases)), strict=True):
                 if number:
                     hold.joined(node, number)
 
-        self._nodes[node].send(self._requests.heal(holds, epoch, self._next_hint()), healed)
+        self._nodes[node].send(NodeRequest(self._requests.heal(leases, epoch, self._next_hint())), healed)
 
 
 class _Round:

@@ -121,11 +121,10 @@ class QuorumRequests:
             arguments += (claim.owner, number, milliseconds(claim.ttl))
         return ScriptCall(RENEW, (self._epoch, *(self.hold(claim.name) for claim in claims)), arguments)
 
-    def heal(self, holds: Sequence[QuorumHold], epoch: str, hint: int) -> ScriptCall:
+    def heal(self, leases: Sequence[tuple[QuorumHold, Claim]], epoch: str, hint: int) -> ScriptCall:
         """Give leases a new hold on a node that has lost theirs."""
         keys, arguments = [self._epoch], list[Argument]((epoch, hint))
-        for hold in holds:
-            claim = hold.claim
+        for hold, claim in leases:
             keys += (self._counter(claim.name), self.hold(claim.name))
             arguments += (claim.owner, hold.token, hint, milliseconds(claim.ttl), stored(claim.metadata))
         return ScriptCall(HEAL, keys, arguments)

@@ -27,7 +27,7 @@ from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.keys import RedisKeys
 from fencing_sdk.backends.redis.quorum.ballot import Ballot
-from fencing_sdk.backends.redis.quorum.node import QuorumNode
+from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import Countdown, QuorumNodes
 from fencing_sdk.backends.redis.quorum.requests import LinePlace, QuorumRequests
 
@@ -113,12 +113,14 @@ class QuorumWaiters:
             if entered is not None:
                 entered.answer(number, outcome)
             if self._table.find(waiter.claim) is not waiter and number not in waiter.served_by:
-                node.send(self._requests.leave(waiter.claim), _ignore)  # it has left while this request was under way
+                node.send(
+                    NodeRequest(self._requests.leave(waiter.claim)), _ignore
+                )  # it has left while this request was under way
 
         pipe = node.open_pipe
         if pipe is not None:
             self._subscribe(pipe)
-        node.send(self._requests.join(waiter.claim, waiter.place), joined)
+        node.send(NodeRequest(self._requests.join(waiter.claim, waiter.place)), joined)
 
     def _subscribe(self, pipe: Pipe) -> None:
         if self._channel not in pipe.channels:
@@ -145,13 +147,13 @@ class QuorumWaiters:
         Raises no error: an error would replace the cancellation that ends the wait.
         """
         self._table.remove(waiter)
-        call = self._requests.leave(waiter.claim)
+        request = NodeRequest(self._requests.leave(waiter.claim))
         left = Countdown(len(self._nodes), self._nodes.majority)
         for node in self._nodes:
             if node.number in waiter.served_by:
                 left.answer(node.number, None)
             else:
-                node.send(call, left.answer)
+                node.send(request, left.answer)
         if not waiter.served:
             await left.wait_quietly()
 
