@@ -14,7 +14,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("memory", "sqlite", "redis", "quorum", "postgresql", "etcd", "zookeeper", "kahuna", "http", "distance", "outages")
+NAMES = (
+    "memory",
+    "sqlite",
+    "redis",
+    "quorum",
+    "postgresql",
+    "etcd",
+    "zookeeper",
+    "kahuna",
+    "http",
+    "distance",
+    "outages",
+)
 _PAGE = "--page="
 
 

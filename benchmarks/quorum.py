@@ -129,7 +129,9 @@ async def contended(servers: list[OwnServer], *, tasks: int, turns: int) -> list
     fair = percentile(three_waits, 99) / statistics.median(three_waits)
     return [
         Row(f"{tasks} tasks, one lock", f"{three:,.0f} turns/s", f"one Redis: {one:,.0f}", times(three, one)),
-        Row("a turn's CPU", f"{three_cpu * 1e6:.0f} us", f"one Redis: {one_cpu * 1e6:.0f} us", times(three_cpu, one_cpu)),
+        Row(
+            "a turn's CPU", f"{three_cpu * 1e6:.0f} us", f"one Redis: {one_cpu * 1e6:.0f} us", times(three_cpu, one_cpu)
+        ),
         Row(
             "the wait for a turn",
             p50_p99(three_waits, scale=1e3, unit="ms"),

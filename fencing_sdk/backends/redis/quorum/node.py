@@ -157,7 +157,7 @@ class QuorumNode:
         self._try_at = _CLOCK.now() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         try:
-            pipe = await self._node.pipe()
+            pipe, before = await self._node.pipe(), self.epoch
             await self._ask(pipe)
         except Exception as error:  # noqa: BLE001  (told to the next caller that needs this node)
             self.error = error
@@ -165,6 +165,7 @@ class QuorumNode:
         self.error = None
         if self._remembers:
             self._pause = FIRST_PAUSE
+        if self._remembers and self.epoch != before:
             self._pay(pipe)
             self._on_vote(self, pipe)
 

@@ -100,8 +100,7 @@ class QuorumNodes:
             return None
         if count < len(voting):
             for node in voting:
-                if node.epoch != epoch:
-                    node.open_soon()  # it may have a newer epoch than it had when it was asked
+                node.open_soon()  # it may have a newer epoch than it had when it was asked
             voting = [node for node in voting if node.epoch == epoch]
         return Voters(epoch, voting, [node.asked for node in voting], LoopOwner())
 
@@ -118,8 +117,7 @@ class QuorumNodes:
         if voters is not None:
             return voters
         for node in self._nodes:
-            if node.epoch is None or node.open_pipe is None:
-                node.open_soon(at_once=True)
+            node.open_soon(at_once=True)  # those that vote too: what they were asked may have changed
         while voters is None and (opening := self._opening()):
             await asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)
             voters = self.voters()

@@ -1,0 +1,356 @@
+"""Nodes of a quorum go, come back, forget, and lie about the time: locks go on, and tokens stay right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from event_log import CLOCK
+from redis_quorum import Quorum, QuorumNetwork
+from redis_stage import key
+from stays import opened, staying
+from zookeeper_clock import WallClock, require_compiler
+
+from fencing_sdk import BackendRefusedError, BackendUnavailableError, LossReason, Lost, Renewed
+from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.backends.redis.keys import RedisKeys
+from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url
+from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
+
+pytest_plugins = ["redis_fixtures"]
+
+REQUESTS = QuorumRequests(RedisKeys("fencing"))
+EPOCH = "{fencing:}:epoch"
+HELD = {"ttl": 2.0, "heartbeat_interval": 0.2}
+
+
+@pytest.fixture
+async def backend(redis_quorum: Quorum) -> AsyncIterator[RedisQuorumBackend]:
+    made = from_url(redis_quorum.url)
+    yield made
+    await made.aclose()
+
+
+async def token(backend: RedisQuorumBackend, claim: Claim) -> int:
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                outcome = await backend.acquire(claim)
+            except BackendUnavailableError:
+                outcome = None
+            if isinstance(outcome, Grant):
+                return outcome.token
+            await asyncio.sleep(0.02)
+
+
+async def voting(backend: RedisQuorumBackend, number: int) -> None:
+    """Wait until so many nodes vote."""
+    async with asyncio.timeout(10):
+        while (voters := backend._nodes.voters()) is None or len(voters.nodes) != number:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def run(quorum: Quorum, node: int, call) -> object:
+    words = call.by_text()
+    return await quorum.nodes[node].command(*words)
+
+
+# Nodes go and come back
+
+
+async def test_a_lease_is_held_while_each_node_in_turn_is_away_for_longer_than_its_ttl(redis_quorum: Quorum):
+    async with opened(redis_quorum.url) as (locks, log), staying(locks.lock("a", **HELD)) as stay:
+        await log.seen(Renewed)
+        for node in redis_quorum.nodes:
+            node.kill()
+            await asyncio.sleep(1.2 * HELD["ttl"])
+            assert stay.lease.held
+            node.start()
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 14)  # it is connected, healed, and has seen one whole round
+            assert await node.command("EXISTS", key("a", "h")) == 1
+        assert log.of(Lost) == []
+        await stay.end()
+
+
+async def test_a_release_reaches_a_node_that_was_away(redis_quorum: Quorum, backend: RedisQuorumBackend):
+    claim = Claim("a", 30.0)
+    await token(backend, claim)
+    redis_quorum.nodes[2].kill()
+    await backend.release(claim)
+    redis_quorum.nodes[2].start()
+    assert await redis_quorum.nodes[2].command("EXISTS", key("a", "h")) == 1
+    await voting(backend, 3)
+    assert await redis_quorum.nodes[2].command("EXISTS", key("a", "h")) == 0
+
+
+async def test_an_attempt_that_finds_no_majority_leaves_nothing(redis_quorum: Quorum, backend: RedisQuorumBackend):
+    await backend.open()
+    for node in redis_quorum.nodes[:2]:
+        node.pause()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await backend.acquire(Claim("a", 30.0))
+    redis_quorum.heal()
+    await token(backend, Claim("a", 30.0))
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+async def test_a_grant_whose_answer_is_lost_is_found_again_or_undone(redis_quorum: Quorum, lost: int):
+    async with QuorumNetwork(redis_quorum) as network:
+        backend = from_url(network.url)
+        await backend.open()
+        for proxy in network.proxies[:lost]:
+            proxy.lose_replies(of=b"EVALSHA")
+        claim = Claim("a", 30.0)
+        if lost == 1:
+            assert isinstance(await backend.acquire(claim), Grant)
+        else:
+            with pytest.raises((BackendUnavailableError, TimeoutError)):
+                async with asyncio.timeout(2):
+                    await backend.acquire(claim)
+        first = await token(backend, claim)
+        assert await token(backend, claim) == first
+        await backend.release(claim)
+        await token(backend, Claim("a", 30.0))
+        await backend.aclose()
+
+
+async def test_acquisitions_that_are_cancelled_at_any_moment_leave_nothing(
+    redis_quorum: Quorum, backend: RedisQuorumBackend
+):
+    await backend.open()
+    for turns in range(60):
+        task = asyncio.create_task(backend.acquire(Claim("a", 30.0)))
+        for _ in range(turns % 12):
+            await asyncio.sleep(0)
+        if task.done():
+            break
+        task.cancel()
+        await asyncio.wait([task])
+    claim = Claim("b", 30.0)
+    await token(backend, claim)
+    for node in redis_quorum.nodes:
+        if not task.done() or task.cancelled():
+            assert await node.command("EXISTS", key("a", "h")) == 0
+
+
+# Rivals
+
+
+async def test_rivals_that_come_at_once_have_one_winner_each_time(redis_quorum: Quorum):
+    """With an even number of living nodes, rivals that do not wait in a line split them easily."""
+    redis_quorum.nodes[0].kill()
+    clients = [from_url(redis_quorum.url) for _ in range(4)]
+    for client in clients:
+        await client.open()
+    for _ in range(40):
+        claims = [Claim("a", 30.0) for _ in clients]
+        outcomes = await asyncio.gather(*(one.acquire(claim) for one, claim in zip(clients, claims, strict=True)))
+        assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 1
+        await asyncio.gather(*(one.release(claim) for one, claim in zip(clients, claims, strict=True)))
+    for client in clients:
+        await client.aclose()
+
+
+# Memory
+
+
+async def test_a_node_that_has_forgotten_does_not_vote_and_is_admitted_while_leases_go_on(redis_quorum: Quorum):
+    async with opened(redis_quorum.url) as (locks, log), staying(locks.lock("a", **HELD)) as stay:
+        await log.seen(Renewed)
+        redis_quorum.nodes[1].ask("FLUSHALL")
+        renewed = len(log.of(Renewed))
+        await log.seen(Renewed, renewed + 3)
+        assert await redis_quorum.nodes[1].command("DBSIZE") == 0  # nothing is written without an epoch
+        assert "1 of 3" in await redis_quorum.found()
+        renewed = len(log.of(Renewed))
+        await log.seen(Renewed, renewed + 20)
+        assert await redis_quorum.nodes[1].command("EXISTS", key("a", "h")) == 1
+        redis_quorum.nodes[0].kill()
+        async with locks.lock("b", wait=5) as lease:
+            assert lease.token > 0
+        assert log.of(Lost) == []
+        await stay.end()
+
+
+async def test_tokens_grow_across_a_lost_memory_although_clocks_are_of_no_help(redis_quorum: Quorum):
+    """Hints of 0: the counters alone must do it."""
+    backend = from_url(redis_quorum.url)
+    backend._next_number = iter(range(1, 100)).__next__
+    await backend.open()
+    tokens = []
+    for forgets in (None, 0, 1, 2):
+        if forgets is not None:
+            redis_quorum.nodes[forgets].ask("FLUSHALL")
+            await redis_quorum.found()
+        backend._next_number = iter(range(1, 100)).__next__
+        for _ in range(3):
+            claim = Claim("a", 5.0)
+            tokens.append(await token(backend, claim))
+            await backend.release(claim)
+    assert tokens == sorted(set(tokens))
+    await backend.aclose()
+
+
+async def test_a_majority_that_has_forgotten_is_an_error_and_no_new_beginning(
+    redis_quorum: Quorum, backend: RedisQuorumBackend
+):
+    await token(backend, Claim("a", 1.0))
+    for node in redis_quorum.nodes[:2]:
+        node.ask("FLUSHALL")
+    with pytest.raises(BackendUnavailableError):
+        for _ in range(3):
+            await backend.acquire(Claim("b", 1.0))
+    with pytest.raises(BackendRefusedError, match="only 1 of 3 nodes remember"):
+        await redis_quorum.found()
+    redis_quorum.nodes[2].ask("FLUSHALL")
+    with pytest.raises(BackendRefusedError, match="fencing init"):
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    await backend.acquire(Claim("b", 1.0))
+                except BackendUnavailableError:
+                    await asyncio.sleep(0.05)
+
+
+async def test_a_server_that_restarts_from_an_old_snapshot_does_not_vote(start_redis: Callable[..., object]):
+    quorum = Quorum(3, appendonly=False)
+    with quorum:
+        await quorum.found()
+        node = quorum.nodes[0]
+        await node.command("SAVE")
+        node.kill()
+        node.start()
+        assert await node.command("EXISTS", EPOCH) == 1
+        backend = from_url(quorum.url)
+        await backend.open()
+        await asyncio.sleep(0.2)
+        voters = backend._nodes.voters()
+        assert voters is not None
+        assert [one.number for one in voters.nodes] == [1, 2]
+        assert "1 of 3" in await quorum.found()
+        await voting(backend, 3)
+        await backend.aclose()
+
+
+# Founding
+
+
+async def test_two_founders_at_once_found_one_quorum(redis_quorum: Quorum):
+    for _ in range(5):
+        redis_quorum.forget()
+        await asyncio.gather(redis_quorum.found(), redis_quorum.found(), return_exceptions=True)
+        await redis_quorum.found()
+        epochs = {await node.command("GET", EPOCH) for node in redis_quorum.nodes}
+        assert len(epochs) == 1
+        assert None not in epochs
+
+
+async def test_founding_that_was_broken_off_is_completed(redis_quorum: Quorum):
+    epoch = await redis_quorum.nodes[0].command("GET", EPOCH)
+    for node in redis_quorum.nodes[1:]:
+        await node.command("DEL", EPOCH, "{fencing:}:run")
+    assert "nothing to do" in await redis_quorum.found()
+    assert {await node.command("GET", EPOCH) for node in redis_quorum.nodes} == {epoch}
+
+
+async def test_two_addresses_of_one_server_are_refused(redis_quorum: Quorum):
+    async with QuorumNetwork(redis_quorum) as network:
+        ports = [redis_quorum.nodes[0].port, network.proxies[0].port, redis_quorum.nodes[1].port]
+        backend = from_url(Quorum.url_at(ports))
+        with pytest.raises(BackendRefusedError, match="same server"):
+            await backend.open()
+        redis_quorum.forget()
+        with pytest.raises(BackendRefusedError, match="same server"):
+            await backend.found()
+        await backend.aclose()
+
+
+async def test_a_quorum_of_another_size_is_refused(redis_quorum: Quorum):
+    ports = [node.port for node in redis_quorum.nodes]
+    backend = from_url(Quorum.url_at([*ports, 1, 2]))
+    with pytest.raises(BackendRefusedError, match="a quorum of 3 nodes, but 5 are given"):
+        await backend.open()
+    await backend.aclose()
+
+
+# Clocks
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+async def test_one_node_with_a_wrong_clock_changes_nothing(tmp_path: Path, hours: int):
+    require_compiler()
+    quorum, clock = Quorum(3, appendonly=True), WallClock(tmp_path)
+    program = tmp_path / "redis-server"
+    program.write_text(f'#!/bin/sh\nexec {" ".join(clock.prefix)} redis-server "$@"\n')
+    program.chmod(0o755)
+    quorum.nodes[0].binary = str(program)
+    with quorum:
+        await quorum.found()
+        async with opened(quorum.url) as (locks, log), staying(locks.lock("a", **HELD)) as stay:
+            await log.seen(Renewed)
+            clock.shift(hours * 3600)
+            rival = from_url(quorum.url)
+            until = CLOCK.now() + 2 * HELD["ttl"]
+            while CLOCK.now() < until:
+                assert isinstance(await rival.acquire(Claim("a", 1.0)), Held)
+                await asyncio.sleep(0.05)
+            assert log.of(Lost) == []
+            await stay.end()
+            following = Claim("a", 1.0)
+            assert await token(rival, following) > stay.token
+            await rival.aclose()
+
+
+# Operators, and the scripts themselves
+
+
+async def test_a_hold_that_is_deleted_on_one_node_is_healed_and_on_a_majority_the_lease_is_lost(redis_quorum: Quorum):
+    async with opened(redis_quorum.url) as (locks, log), staying(locks.lock("a", **HELD)) as stay:
+        await log.seen(Renewed)
+        redis_quorum.nodes[0].ask("DEL", key("a", "h"))
+        renewed = len(log.of(Renewed))
+        await log.seen(Renewed, renewed + 3)
+        assert await redis_quorum.nodes[0].command("EXISTS", key("a", "h")) == 1
+        for node in redis_quorum.nodes[1:]:
+            node.ask("DEL", key("a", "h"))
+        await stay.over()
+        assert stay.lost in {LossReason.REVOKED, LossReason.REFUSED}
+
+
+async def test_a_confirmation_of_another_number_changes_nothing(redis_quorum: Quorum):
+    claim, epoch = Claim("a", 30.0), await redis_quorum.nodes[0].command("GET", EPOCH)
+    number = int(await run(redis_quorum, 0, REQUESTS.grant(claim, epoch, 5)))
+    assert await run(redis_quorum, 0, REQUESTS.confirm(claim, epoch, number - 1, 10)) == 0
+    assert await run(redis_quorum, 0, REQUESTS.confirm(Claim("a", 30.0), epoch, number, 10)) == 0
+    assert await run(redis_quorum, 0, REQUESTS.confirm(claim, epoch, number, 10)) == 1
+    await run(redis_quorum, 0, REQUESTS.release(claim))
+    assert int(await run(redis_quorum, 0, REQUESTS.grant(Claim("a", 30.0), epoch, 0))) == 11
+
+
+async def test_a_hint_far_ahead_of_the_clock_is_cut(redis_quorum: Quorum):
+    epoch = await redis_quorum.nodes[0].command("GET", EPOCH)
+    seconds = int((await redis_quorum.nodes[0].command("TIME"))[0])
+    number = int(await run(redis_quorum, 0, REQUESTS.grant(Claim("a", 30.0), epoch, 2**52)))
+    assert seconds * 10**6 < number < (seconds + 3700) * 10**6
+
+
+async def test_a_late_undo_of_an_earlier_attempt_spares_the_hold_of_the_next(redis_quorum: Quorum):
+    claim, epoch = Claim("a", 30.0), await redis_quorum.nodes[0].command("GET", EPOCH)
+    first = await run(redis_quorum, 0, REQUESTS.grant(claim, epoch, 5))
+    assert await run(redis_quorum, 0, REQUESTS.grant(claim, epoch, 6)) == first
+    assert await run(redis_quorum, 0, REQUESTS.undo(claim, 5, None)) == 0
+    assert await run(redis_quorum, 0, REQUESTS.undo(claim, 6, None)) == 1
+
+
+async def test_a_renewal_of_a_broken_hold_is_refused(redis_quorum: Quorum, backend: RedisQuorumBackend):
+    claim = Claim("a", 30.0)
+    await token(backend, claim)
+    for node in redis_quorum.nodes[:2]:  # the same owner has a hold again, but not the same one
+        await node.command("DEL", key("a", "h"))
+        epoch = await node.command("GET", EPOCH)
+        await node.command(*REQUESTS.grant(claim, epoch, 5).by_text())
+    assert await backend.renew([claim]) == [Renewal.REFUSED]
