@@ -35,6 +35,9 @@ Answer = Callable[[int, CallOutcome], None]
 SILENCE = 1.0
 """Seconds without a byte, while requests wait, after which a connection is closed and opened anew."""
 
+_READ_FIRST = 0.05
+"""Seconds in which this process reads what has come, before it takes a node for silent."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Seconds between two tries to connect to a node that is away."""
 
@@ -101,6 +104,7 @@ class QuorumNode:
         self._node = RedisNode(dialer, on_push=partial(on_push, number), on_connect=_load_scripts, in_cluster=False)
         self.asked: Pipe | None = None
         """The last connection on which the server has told its knowledge."""
+        self._suspect: Pipe | None = None  # a connection that was silent at the last look
         self._remembers = False
         self._opening: asyncio.Task[None] | None = None
         self._opened_at = 0.0
@@ -189,11 +193,18 @@ class QuorumNode:
     def send(self, request: NodeRequest, answer: Answer) -> None:
         """Send a request. *answer* is called later, or at once if the node has no connection. It must not raise."""
         pipe = self.asked
-        if pipe is not None and pipe.silent_for >= SILENCE:
-            pipe.close_soon("the node was silent")
-            self.open_soon(at_once=True)
+        if pipe is not None and pipe is not self._suspect and pipe.silent_for >= SILENCE:
+            self._suspect = pipe
+            asyncio.get_running_loop().call_later(_READ_FIRST, self._close_if_silent, pipe)
         if pipe is None or not self._post(pipe, request, request.by_hash, answer):
             answer(self.number, PipeError("the node is not connected"))
+
+    def _close_if_silent(self, pipe: Pipe) -> None:
+        """Close a connection that is still silent after this process, if it was stopped, has read what had come."""
+        self._suspect = None
+        if pipe.silent_for >= SILENCE:
+            pipe.close("the node was silent")
+            self.open_soon(at_once=True)
 
     def _post(self, pipe: Pipe, request: NodeRequest, packed: bytes, answer: Answer) -> bool:
         def take(reply: Reply) -> None:

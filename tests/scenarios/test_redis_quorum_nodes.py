@@ -140,19 +140,33 @@ async def test_acquisitions_that_are_cancelled_at_any_moment_leave_nothing(
 # Rivals
 
 
-async def test_rivals_that_come_at_once_have_one_winner_each_time(redis_quorum: Quorum):
-    """With an even number of living nodes, rivals that do not wait in a line split them easily."""
-    redis_quorum.nodes[0].kill()
-    clients = [from_url(redis_quorum.url) for _ in range(4)]
-    for client in clients:
-        await client.open()
-    for _ in range(40):
-        claims = [Claim("a", 30.0) for _ in clients]
-        outcomes = await asyncio.gather(*(one.acquire(claim) for one, claim in zip(clients, claims, strict=True)))
-        assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 1
-        await asyncio.gather(*(one.release(claim) for one, claim in zip(clients, claims, strict=True)))
-    for client in clients:
-        await client.aclose()
+async def test_rivals_that_split_the_nodes_have_one_winner_each_time(redis_quorum: Quorum):
+    """Each of two rivals is near one of the two living nodes, and far from the other."""
+    redis_quorum.nodes[2].kill()
+    async with QuorumNetwork(redis_quorum) as one, QuorumNetwork(redis_quorum) as two:
+        one.proxies[0].delay(requests=0.01)
+        two.proxies[1].delay(requests=0.01)
+        rivals = [from_url(one.url), from_url(two.url)]
+        for rival in rivals:
+            await rival.open()
+        for _ in range(10):
+            pairs = [(rival, Claim("a", 30.0)) for rival in rivals]
+            outcomes = await asyncio.gather(*(rival.acquire(claim) for rival, claim in pairs))
+            assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 1
+            for rival, claim in pairs:
+                await rival.release(claim)
+        for rival in rivals:
+            await rival.aclose()
+
+
+async def test_a_refused_attempt_frees_the_nodes_that_had_granted_it(redis_quorum: Quorum, backend: RedisQuorumBackend):
+    await token(backend, Claim("a", 30.0))
+    await redis_quorum.nodes[2].command("DEL", key("a", "h"))
+    rival = from_url(redis_quorum.url)
+    await rival.open()
+    assert isinstance(await rival.acquire(Claim("a", 30.0)), Held)
+    await rival.aclose()
+    assert await redis_quorum.nodes[2].command("EXISTS", key("a", "h")) == 0
 
 
 # Memory
@@ -177,20 +191,24 @@ async def test_a_node_that_has_forgotten_does_not_vote_and_is_admitted_while_lea
 
 
 async def test_tokens_grow_across_a_lost_memory_although_clocks_are_of_no_help(redis_quorum: Quorum):
-    """Hints of 0: the counters alone must do it."""
+    """Hints of 1, 2, 3: the counters alone must do it. The node that is left knows none of the first tokens."""
     backend = from_url(redis_quorum.url)
-    backend._next_number = iter(range(1, 100)).__next__
-    await backend.open()
     tokens = []
-    for forgets in (None, 0, 1, 2):
-        if forgets is not None:
-            redis_quorum.nodes[forgets].ask("FLUSHALL")
-            await redis_quorum.found()
-        backend._next_number = iter(range(1, 100)).__next__
-        for _ in range(3):
+
+    async def use(times: int) -> None:
+        backend._next_number = iter(range(1, 1000)).__next__
+        for _ in range(times):
             claim = Claim("a", 5.0)
             tokens.append(await token(backend, claim))
             await backend.release(claim)
+
+    redis_quorum.nodes[2].kill()
+    await use(5)
+    redis_quorum.nodes[0].ask("FLUSHALL")
+    redis_quorum.nodes[2].start()
+    await redis_quorum.found()
+    redis_quorum.nodes[1].kill()
+    await use(5)
     assert tokens == sorted(set(tokens))
     await backend.aclose()
 
