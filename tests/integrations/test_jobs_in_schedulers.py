@@ -21,6 +21,10 @@ old_redis = pytest.mark.filterwarnings("ignore:Call to :DeprecationWarning")
 """arq was written for an earlier redis-py."""
 
 
+BURST = {"burst": True, "poll_delay": 0.05, "handle_signals": False}
+"""A worker of arq that ends when its queue is empty."""
+
+
 class Process:
     """What one of several processes is made of: a client, a job, and what became of its calls."""
 
@@ -128,30 +132,21 @@ async def test_apscheduler_3_sees_a_loss_as_an_error(url):
 
 @old_redis
 async def test_arq(redis_server):
-    """A cron job of two workers, each with a queue of its own, so that arq does not sort them out by itself."""
+    """Two workers, each with a queue of its own, so that arq does not sort them out by itself."""
     settings = RedisSettings(port=redis_server.port)
+    results = []
     async with two_processes(redis_server.url) as processes:
-        workers = []
         for number, process in enumerate(processes):
             nightly = process.job()
-            workers.append(
-                Worker(
-                    functions=[func(nightly, name="nightly")],
-                    cron_jobs=[cron(nightly, name="nightly", run_at_startup=True, second=set(range(60)))],
-                    queue_name=f"queue {number}",
-                    redis_settings=settings,
-                    handle_signals=False,
-                    poll_delay=0.05,
-                )
-            )
-        tasks = [asyncio.create_task(worker.async_run()) for worker in workers]
-        await until(processes, lambda: all(process.outcomes for process in processes))
-        for worker, task in zip(workers, tasks, strict=True):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await worker.close()
-        assert counted(*processes).count("ran") == 1
-        assert set(counted(*processes)) == {"ran", "skipped"}
+            assert cron(nightly, hour=3).coroutine is nightly, "a cron job of arq takes it as it is"
+            pool = await create_pool(settings, default_queue_name=f"queue {number}")
+            queued = await pool.enqueue_job("nightly")
+            functions = [func(nightly, name="nightly")]
+            await Worker(functions, redis_pool=pool, queue_name=f"queue {number}", **BURST).main()
+            results.append(await queued.result(timeout=PATIENCE))
+            await pool.aclose()
+        assert [type(result).__name__ for result in results] == ["Ran", "Skipped"]
+        assert counted(*processes) == ["ran", "skipped"]
 
 
 @old_redis
@@ -159,14 +154,10 @@ async def test_arq_keeps_what_a_call_returned(redis_server):
     async with two_processes(redis_server.url) as (process, _):
         pool = await create_pool(RedisSettings(port=redis_server.port))
         jobs = [await pool.enqueue_job("nightly") for _ in range(2)]
-        worker = Worker(
-            functions=[func(process.job(), name="nightly")], redis_pool=pool, burst=True, poll_delay=0.05,
-            handle_signals=False,
-        )  # fmt: skip
-        await worker.main()
+        await Worker([func(process.job(), name="nightly")], redis_pool=pool, **BURST).main()
         results = [await job.result(timeout=PATIENCE) for job in jobs]
         assert sorted(type(result).__name__ for result in results) == ["Ran", "Skipped"]
-        await worker.close()
+        await pool.aclose()
 
 
 async def test_taskiq(url):

@@ -91,6 +91,10 @@ ACCEPTED: dict[str, Change] = {
         change("ended", {"token": 1}, why="forgotten"), change("read", A, t=4.5)),
     "a token read after the store's clock was stepped": both(
         change("read", A, t=4.5), add(line(2.0, "trouble", "store", what="stepped"))),
+    "a lock that a job leaves taken": both(
+        lambda ls: drop(ls, "ended", token=2), change("released", B, kept_for=60.0)),
+    "a renewal that leaves a lock taken, and arrives after its end": both(
+        change("asked", {"call": "h1.2"}, t=4.5), change("released", A, kept_for=60.0)),
     "two writes on their way at once": both(
         lambda ls: drop(ls, "fence_raised", **B), change("entered", B, fences=[]),
         add(line(7.2, "write_accepted", "A", **STALE, sent=7.05))),
