@@ -61,7 +61,7 @@ class Engine:
         self._heartbeat = Heartbeat(backend, clock, self._store_calls, observers, watch_stalls=watch_stalls)
         self._beating: asyncio.Task[None] | None = None
         self._stop_notices: Callable[[], object] = lambda: None
-        self._releases = Releases(self._store_calls, clock, self._report)
+        self._releases = Releases(self._heartbeat, self._store_calls, clock, self._report)
         self._closing = Closing(self._releases.held)
         self.draining = Draining(self._releases)
         self._releases.on_end = self.draining.look_again
@@ -206,7 +206,6 @@ class Engine:
             permit=result.grant.permit,
         )
         lease.unanswered_calls = result.unanswered_calls
-        self._releases.held[result.claim.owner] = lease
         self._heartbeat.add(lease, result.sent_at)
         self._report.acquired(lease, result.waited)
         return lease
@@ -252,10 +251,7 @@ class Engine:
 
         The wait for a posted release has no shield: one that is cancelled goes on the full way, under a shield.
         """
-        if not lease.mark_released():
-            return
-        self._heartbeat.forget(lease.owner)
-        if not self._releases.take(lease):
+        if not lease.mark_released() or not self._releases.take(lease):
             return
         self._closing.look_again()
         flight, cancelled = self._releases.post(lease), None
@@ -303,7 +299,6 @@ class Engine:
 
     def on_garbage_collected(self, lease: LeaseState) -> None:
         """The handle of a lease was garbage-collected while the lease was held."""
-        self._heartbeat.forget(lease.owner)
         lease.forget_scope()
         self._releases.give_back_behind(lease)
 

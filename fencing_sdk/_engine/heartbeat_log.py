@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from contextvars import Context
 
 from fencing_sdk._engine.lease_state import LeaseState
-from fencing_sdk._engine.renewal_batch import RenewalBatch
 from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.stalls import StallWatch
 from fencing_sdk._values.claim import Renewal
@@ -45,14 +44,12 @@ class HeartbeatLog:
         if self._stalls is not None:
             self._stalls.stop()
 
-    def beat(self, now: float, due: Iterable[tuple[RenewalBatch, float]]) -> None:
-        """Tell which leases are looked after late: each batch is given with the moment at which it was due."""
+    def beat(self, now: float, due: Iterable[LeaseState]) -> None:
+        """Tell which leases are looked after late."""
         late = [
-            (lease, when)
-            for batch, when in due
-            if now - when > _LATE_FLOOR and not batch.sent
-            for lease in batch.living(now)
-            if now - when > _lateness_limit(lease)
+            (lease, lease.next_beat)
+            for lease in due
+            if now - lease.next_beat > _lateness_limit(lease) and lease.held_at(now)
         ]
         if late:
             earliest = min(when for _, when in late)

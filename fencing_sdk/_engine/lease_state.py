@@ -9,7 +9,7 @@ part of it. The state calls only its keeper, the engine that acquired it.
 
 When is a lease lost? Each of three parties can end it, and none of them needs the others:
 
-* the deadline: `watch_deadline` sets one timer for it, and every use of the token compares it with the clock;
+* the deadline: `LeaseGroup` keeps a timer for it, and every use of the token compares it with the clock;
 * the store's answer to a renewal: the heartbeat calls `lose`;
 * a notice pushed by the store: the engine calls `lose`.
 
@@ -21,8 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from contextvars import Context
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 
@@ -59,21 +58,21 @@ class LeaseState:
     __slots__ = (
         "_announced",
         "_ended",
-        "_next_beat",
         "_scope",
-        "_timer",
         "_token",
         "acquired_at",
         "claim",
         "clock",
         "deadline",
         "generation",
+        "group",
         "hold_until",
         "keeper",
         "last_renewal_error",
         "loop",
         "lost",
         "name",
+        "next_beat",
         "number",
         "permit",
         "released",
@@ -120,9 +119,10 @@ class LeaseState:
         self.lost: LossReason | None = None
         """Why the lease was lost, as far as it was noticed; `lost_reason` looks at the clock first."""
         self._announced = False
-        self._next_beat = math.inf
+        self.next_beat = math.inf
         self._scope: anyio.CancelScope | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self.group: Any = None
+        """The `LeaseGroup` that renews the lease and watches its deadline, while it is held."""
         self._ended: asyncio.Event | None = None  # made for the first caller that waits: most leases have none
 
     def __repr__(self) -> str:
@@ -259,7 +259,7 @@ class LeaseState:
     @property
     def overdue_since(self) -> float:
         """When the heartbeat meant to look after this lease next: to renew it, or to see it end."""
-        return min(self._next_beat, self.deadline)
+        return min(self.next_beat, self.deadline)
 
     def expect_beat(self, when: float) -> bool:
         """
@@ -268,7 +268,7 @@ class LeaseState:
         False when that would be too late, or could not move the deadline; then no beat is expected.
         """
         hopeful = when < self.deadline < self.hold_until
-        self._next_beat = when if hopeful else math.inf
+        self.next_beat = when if hopeful else math.inf
         return hopeful
 
     def extend(self, deadline: float) -> bool:
@@ -288,12 +288,16 @@ class LeaseState:
         if self.lost is not None:
             self._announce()
 
+    def end(self) -> None:
+        """The deadline has passed."""
+        self.lose(LossReason.EXPIRED)
+
     def mark_released(self) -> bool:
         """End the lease as its holder wishes; False when it was released before. A loss that happened stays one."""
         if self.released:
             return False
         if self.lost_reason is None:
-            self._stop_watching()  # the body goes on without the lock, by its own decision
+            self._scope = None  # the body goes on without the lock, by its own decision
         self.released = True
         if self._ended is not None:
             self._ended.set()
@@ -327,30 +331,9 @@ class LeaseState:
     def watch(self, scope: anyio.CancelScope) -> None:
         """Cancel *scope* when the lease is lost."""
         self._scope = scope
-        self.watch_deadline()
         if self.lost is not None:
             scope.cancel()
 
-    def watch_deadline(self) -> None:
-        """
-        End the lease once its deadline has passed, by a timer that stays where it is when a renewal moves the deadline.
-
-        When it fires too early it is set again, once in a lifetime of the deadline and not at every renewal.
-        The loop has its clock and the lease has another: what is converted is a span.
-        """
-        left = self.deadline - self.clock.now()
-        if left > 0:
-            self._timer = self.loop.call_later(left, self.watch_deadline, context=Context())
-        else:
-            self.lose(LossReason.EXPIRED)
-
     def forget_scope(self) -> None:
         """Cancel nothing from now on, whatever happens to the lease."""
-        if self._scope is not None:
-            self._stop_watching()
-            self._scope = None
-
-    def _stop_watching(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._scope = None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from contextvars import Context
 
 from fencing_sdk._engine.cancellation import outlast_cancellation
+from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.parking import Parking
 from fencing_sdk._engine.posts import Flight
@@ -28,9 +29,10 @@ _LIMIT = 2.0
 class Releases:
     """The leases of one client that were not given back."""
 
-    def __init__(self, store_calls: StoreCalls, clock: Clock, report: LeaseReport) -> None:
+    def __init__(self, heartbeat: Heartbeat, store_calls: StoreCalls, clock: Clock, report: LeaseReport) -> None:
         self.store_calls = store_calls
-        self.held: dict[str, LeaseState] = {}
+        self._heartbeat = heartbeat
+        self.held = heartbeat.leases
         """By owner: those that were not given back."""
         self.returning: dict[str, LeaseState] = {}
         """By owner: those that were, and whose end is not told yet."""
@@ -41,7 +43,7 @@ class Releases:
 
     def take(self, lease: LeaseState) -> bool:
         """Begin to give *lease* back; False if that began before, or if the client was closed meanwhile."""
-        if self.held.pop(lease.claim.owner, None) is None:
+        if self._heartbeat.forget(lease.claim.owner) is None:
             return False
         self.returning[lease.claim.owner] = lease
         return True

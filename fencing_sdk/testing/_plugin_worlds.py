@@ -208,5 +208,5 @@ def _outlast(world: StageWorld, client: WorldClient) -> None:
 
 def _lease_on(client: WorldClient, name: str) -> LeaseState | None:
     engine = client.locks._engine
-    leases = () if engine is None else tuple(engine._heartbeat._leases.values())
+    leases = () if engine is None else tuple(engine._heartbeat.leases.values())
     return next((lease for lease in leases if lease.name == name and lease.held), None)

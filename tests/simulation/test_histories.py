@@ -13,7 +13,7 @@ import pytest
 from campaigns import amount
 
 from fencing_sdk import ConfigurationError, LossReason
-from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk.testing.history import Report, Verdict
 from tests.simulation.campaign import play_seeds, run_campaign
 from tests.simulation.play import History, play
@@ -230,13 +230,14 @@ def test_seeds_that_once_failed_stay_mended(seed: int):
 
 
 def test_an_error_in_a_task_that_is_never_awaited_is_found(monkeypatch: pytest.MonkeyPatch):
-    watch_deadline = LeaseState.watch_deadline
+    look = LeaseGroup.look
 
-    def fail(state: LeaseState) -> None:
-        watch_deadline(state)
-        if state.lost is LossReason.EXPIRED:  # a timer of the loop has called
+    def fail(group: LeaseGroup) -> None:
+        members = tuple(group.members.values())
+        look(group)
+        if any(lease.lost is LossReason.EXPIRED for lease in members):  # a timer of the loop has called
             raise ZeroDivisionError
 
-    monkeypatch.setattr(LeaseState, "watch_deadline", fail)
+    monkeypatch.setattr(LeaseGroup, "look", fail)
     broken = [play(write_script(seed)).report.rules for seed in range(8)]
     assert any("failed" in rules for rules in broken)

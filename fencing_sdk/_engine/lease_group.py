@@ -1,0 +1,78 @@
+"""
+Leases of one interval that began almost together.
+
+They are renewed together, and one timer of the event loop watches over their deadlines: the heartbeat may hang or fail,
+and each of them ends in time all the same. A renewal that moves a deadline leaves the timer where it is. When it fires
+too early it is set again, once in a lifetime of the deadline and not at every renewal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextvars import Context
+
+from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._values.clock import Clock
+
+_OPEN_FOR = 1 / 16
+"""Part of an interval for which a new lease joins those that began before it."""
+
+
+class LeaseGroup:
+    """The leases that are neither released nor lost."""
+
+    __slots__ = ("_clock", "_loop", "_timer", "_watched_until", "due", "interval", "members", "since")
+
+    def __init__(self, clock: Clock, interval: float, since: float) -> None:
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._watched_until = math.inf  # when the timer fires, on the client's clock
+        self.members: dict[str, LeaseState] = {}
+        self.interval = interval
+        self.since = since
+        """When the first of them was to be renewed."""
+        self.due = math.inf
+        """When the heartbeat looks at them next."""
+
+    def takes(self, when: float) -> bool:
+        """Whether a lease that is due at *when* may be renewed with these."""
+        return 0 <= when - self.since <= self.interval * _OPEN_FOR
+
+    def add(self, lease: LeaseState) -> None:
+        """Renew *lease* with the others, and end it at its deadline."""
+        self.members[lease.claim.owner] = lease
+        lease.group = self
+        if lease.deadline < self._watched_until:
+            self._watch(lease.deadline)
+
+    def remove(self, lease: LeaseState) -> None:
+        """It was released or lost."""
+        lease.group = None
+        del self.members[lease.claim.owner]
+        if not self.members and self._timer is not None:
+            self._timer.cancel()
+            self._watched_until = math.inf
+
+    def next_look(self) -> float:
+        """When the first of them is to be renewed, or ends if its renewal is on its way or would not help."""
+        return min([lease.overdue_since for lease in self.members.values()], default=math.inf)
+
+    def end_expired(self, now: float) -> None:
+        """End what has passed its deadline. Each lease that is lost leaves the group."""
+        for lease in [lease for lease in self.members.values() if lease.deadline <= now]:
+            lease.end()
+
+    def look(self) -> None:
+        """End what has passed its deadline, and look again at the next one."""
+        self.end_expired(self._clock.now())
+        if self.members:
+            self._watch(min([lease.deadline for lease in self.members.values()]))
+
+    def _watch(self, deadline: float) -> None:
+        """The loop has its clock and the lease has another: what is converted is a span."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._watched_until = deadline
+        self._timer = self._loop.call_later(deadline - self._clock.now(), self.look, context=Context())
