@@ -61,7 +61,9 @@ def told(outcome: Outcome, *, least: int) -> list[str]:
     return [*counts, *_told(report, verdict, least, PROMISES), *failed, *short]
 
 
-async def burn(backend: str, folder: Path, *, seed: int, seconds: float, workers: int, least: int) -> Outcome:
+async def burn(
+    backend: str, folder: Path, *, seed: int, seconds: float, workers: int, least: int, shares: bool = False
+) -> Outcome:
     """Play rounds on one backend, on servers that live through all of them, until *seconds* of faults are over."""
     total = Outcome()
     servers = folder / "servers"
@@ -78,6 +80,7 @@ async def burn(backend: str, folder: Path, *, seed: int, seconds: float, workers
                 "seconds": length,
                 "workers": workers,
                 "least": least // rounds,
+                "shares": shares,
             }
             outcome = await play(store, folder / f"round-{number}", **settings)
             total.add(outcome)
@@ -110,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=None,
         help="folder for the recordings; without it they are kept if there is no pass",
     )
+    parser.add_argument("--shares", action="store_true", help="permits, readers and writers in the place of locks")
     told_to = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(2**32) if told_to.seed is None else told_to.seed
     out: Path = told_to.out or Path(tempfile.mkdtemp(prefix="fire-"))
@@ -118,7 +122,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"{backend}: seed {seed}, {told_to.workers} workers, {told_to.minutes:g} minutes")
         seconds = told_to.minutes * 60
         least = max(25, int(told_to.minutes * 60))
-        settings = {"seed": seed, "seconds": seconds, "workers": told_to.workers, "least": least}
+        settings = {
+            "seed": seed,
+            "seconds": seconds,
+            "workers": told_to.workers,
+            "least": least,
+            "shares": told_to.shares,
+        }
         outcome = asyncio.run(burn(backend, out / backend, **settings))
         for line in told(outcome, least=least):
             say(line)

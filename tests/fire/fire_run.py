@@ -35,6 +35,8 @@ Deck: TypeAlias = dict[str, Callable[[], Awaitable[bool]]]
 """Faults, each of which tells whether it really happened."""
 
 NAMES = ("seats/1", "seats/2", "seats/3", "seats/4")
+SHARED_NAMES = ("pool/seats", "catalog/seats")
+"""A semaphore and a read/write lock."""
 HOLDER = 6.0
 """Seconds for which somebody who holds a lock is looked for."""
 KINDS = 6
@@ -92,6 +94,8 @@ class Round:
         workers: Processes.
 
         guarded: False takes the guard out of the resource, to see who notices.
+
+        shares: Permits, readers and writers in the place of locks.
     """
 
     def __init__(
@@ -104,7 +108,9 @@ class Round:
         least: int = 0,
         workers: int = 5,
         guarded: bool = True,
+        shares: bool = False,
     ) -> None:
+        self.names = SHARED_NAMES if shares else NAMES
         self.store = store
         self.folder = folder
         self.seconds = seconds
@@ -116,7 +122,7 @@ class Round:
         self.outcome = Outcome()
         self.over = asyncio.Event()
         self._well = asyncio.Event()
-        config = {"sink": self.resource.socket, "names": NAMES, "ttl": store.ttl, "gone": store.gone, "tasks": 2}
+        config = {"sink": self.resource.socket, "names": self.names, "ttl": store.ttl, "gone": store.gone, "tasks": 2}
         self.crew = Crew(store, folder, self.recorder, random.Random(seed + 1), config)
 
     async def run(self) -> Outcome:
@@ -310,12 +316,12 @@ class Round:
         """When everybody has left, nothing is held; and somebody new gets every lock."""
         newcomer = Recorder(self.folder / "newcomer.jsonl", actor="newcomer")
         async with connect(self.store.url(), observers=[newcomer]) as locks:
-            left, stop = list(NAMES), CLOCK.now() + RELEASED
+            left, stop = list(self.names), CLOCK.now() + RELEASED
             while left and CLOCK.now() < stop:
                 left = [name for name in left if await locks.inspect(name) is not None]
             self.recorder.record("end", held=left)
             async with asyncio.TaskGroup() as asking:
-                for name in NAMES:
+                for name in self.names:
                     asking.create_task(self._ask(locks, name))
         newcomer.close()
 

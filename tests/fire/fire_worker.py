@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from fencing_sdk import AcquireTimeoutError, Lease, LeaseLostError, LockClient, StaleTokenError, connect
+from fencing_sdk import AcquireTimeoutError, Lease, LeaseLostError, Lock, LockClient, StaleTokenError, connect
 from fencing_sdk._lease import state_of
 from fencing_sdk._recording import Recorder
 from fencing_sdk._values.clock import BootClock
@@ -30,6 +30,7 @@ from fencing_sdk.errors import BackendUnavailableError
 
 CLOCK = BootClock()
 TICK = 0.02
+PERMITS = 3
 STALL = 0.1
 """Seconds by which the loop may be late without being called blocked: a quarter of the safety buffer of 0.4 s."""
 
@@ -207,10 +208,10 @@ class Worker:
         lease: Lease | None = None
         error: BaseException | None = None
         try:
-            async with locks.lock(name, ttl=self.ttl, wait=wait, fences=fences) as lease:
+            async with self._lock(locks, name, ttl=self.ttl, wait=wait, fences=fences) as lease:
                 state["inside"] = True
                 about = {"name": name, "token": state_of(lease).number, "holder": lease.holder}
-                self.record.record("entered", **about, fences=[name] if fences else [])
+                self.record.record("entered", **about, fences=[lease.resource] if fences else [])
                 how = "clean"
                 try:
                     await self._body(lease)
@@ -228,6 +229,14 @@ class Worker:
         left = None if error is None else type(error).__name__
         noted = "was lost too" in "".join(getattr(error, "__notes__", []))
         self.record.record("left", **about, error=left, noted=noted, outer=state["outer"])
+
+    def _lock(self, locks: LockClient, name: str, **options: Any) -> Lock:
+        if name.startswith("pool/"):
+            return locks.semaphore(name, permits=PERMITS, **options)
+        if name.startswith("catalog/"):
+            catalog = locks.rwlock(name, **options)
+            return self.random.choice((catalog.reader, catalog.reader, catalog.writer))
+        return locks.lock(name, **options)
 
     async def _body(self, lease: Lease) -> None:
         end = CLOCK.now() + self.random.uniform(0.02, 0.2)
@@ -247,7 +256,7 @@ class Worker:
         """As one should: the token is read for every write, right before it."""
         async with self.resource.connected() as resource:
             while CLOCK.now() < end:
-                await resource.ask("write", lease.name, self._read(lease))
+                await resource.ask("write", lease.resource, self._read(lease))
                 await asyncio.sleep(self.random.uniform(0.005, 0.03))
 
     async def _write_late(self, lease: Lease, end: float) -> None:
@@ -255,9 +264,9 @@ class Worker:
         async with self.resource.connected() as resource:
             while CLOCK.now() < end:
                 kept = self._read(lease)
-                await resource.ask("prepare", lease.name, kept)
+                await resource.ask("prepare", lease.resource, kept)
                 await asyncio.sleep(self.random.uniform(0.04, 0.1))
-                resource.send("write", lease.name, kept)
+                resource.send("write", lease.resource, kept)
                 if self.random.random() < 0.5:
                     self._read(lease)
                 await resource.answer()
@@ -266,9 +275,9 @@ class Worker:
         """Work on for long, and never ask whether the lease is held: only a cancellation ends this in time."""
         kept = self._read(lease)
         async with self.resource.connected() as resource:
-            await resource.ask("stay", lease.name, kept)
+            await resource.ask("stay", lease.resource, kept)
             while CLOCK.now() < end:
-                await resource.ask("write", lease.name, kept)
+                await resource.ask("write", lease.resource, kept)
                 await asyncio.sleep(self.random.uniform(0.01, 0.05))
 
     def _read(self, lease: Lease) -> str:
@@ -285,7 +294,7 @@ class Worker:
             return
         with self.resource.blocking() as write:
             while more and (CLOCK.now() < end or not lease.held):
-                write(lease.name, kept)
+                write(lease.resource, kept)
                 with suppress(LeaseLostError):
                     self._read(lease)  # fails for ever, once it is lost
                 more -= not lease.held

@@ -23,6 +23,8 @@ from fencing_sdk.backends import BUILTIN
 LEAST = 25
 """Acquisitions: a tenth of what the run shows on two quick cores that do nothing else."""
 
+SHARING = ("sqlite", "redis", "postgresql")
+
 NEEDS = {
     "redis": lambda: require("redis-server"),
     "redis-quorum": lambda: require("redis-server"),
@@ -55,6 +57,18 @@ async def test_promises_hold_under_real_fire(backend: str, tmp_path: Path):
     assert code(outcome, least=LEAST) == OK, shown(outcome, seed)
     assert len(outcome.faults) >= 6
     assert outcome.lines["write_refused"] > 0
+
+
+@pytest.mark.parametrize("backend", [pytest.param(name, marks=in_every_run(name)) for name in SHARING])
+async def test_promises_hold_for_permits_readers_and_writers(backend: str, tmp_path: Path):
+    NEEDS.get(backend, lambda: None)()
+    seed = random.SystemRandom().randrange(2**32)
+    outcome = await burn(backend, tmp_path / "fire", seed=seed, seconds=10.0, workers=4, least=LEAST, shares=True)
+    say(shown(outcome, seed))
+    assert not outcome.failures, shown(outcome, seed)
+    assert not outcome.report.violations, shown(outcome, seed)
+    assert outcome.report.observed["acquisitions"] >= LEAST
+    assert len(outcome.faults) >= 6
 
 
 async def test_a_resource_without_a_guard_is_found_out(tmp_path: Path):
