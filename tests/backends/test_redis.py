@@ -28,6 +28,7 @@ def durable_redis(redis_binary: str) -> Iterator[RedisServer]:
 
 class TestRedisBackend(BackendSuite):
     queues = True
+    shares = True
     notices = True
 
     @pytest.fixture(autouse=True)
@@ -80,6 +81,7 @@ def durable_cluster(redis_binary: str) -> Iterator[Cluster]:
 
 class TestRedisCluster(BackendSuite):
     queues = True
+    shares = True
     notices = True
 
     @pytest.fixture(autouse=True)

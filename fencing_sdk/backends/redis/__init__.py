@@ -32,11 +32,11 @@ Waiters: first come, first served, woken by a message. The backend has one conne
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.futures import retrieve
 from fencing_sdk.abc import LossNotice, Posted, Sent, Turn
 from fencing_sdk.backends import take_options
@@ -54,10 +54,13 @@ from fencing_sdk.backends.redis.options import RedisTopology, topology_from_clie
 from fencing_sdk.backends.redis.posts import RedisPosts
 from fencing_sdk.backends.redis.requests import (
     DEFAULT_RETENTION,
+    NO_HOLDER,
     RedisRequests,
     read_holder,
+    read_holders,
     read_refusal,
     read_renewals,
+    read_share,
     read_token,
 )
 from fencing_sdk.backends.redis.scripts import PRELOADED, ScriptCall
@@ -148,6 +151,11 @@ class RedisBackend:
         waiter, call = self._waiters.find(claim), self._requests.acquire(claim)
         with translating("acquire"):
             reply = await self._run_acquire(call, claim)
+            if claim.mode.shared:
+                share = read_share(reply)
+                if share is not None and waiter is not None:
+                    waiter.served = True
+                return await self._held(reply, waiter) if share is None else share
             if not isinstance(reply, bytes):
                 return await self._held(reply, waiter)
             token = read_token(reply)
@@ -169,7 +177,7 @@ class RedisBackend:
         try:
             return await self._router.run(call)
         except UnconfirmedError as error:
-            if not isinstance(error.reply, bytes):
+            if not isinstance(error.reply, bytes) and (not claim.mode.shared or read_share(error.reply) is None):
                 return error.reply
             await self._run_release(claim)
             raise
@@ -185,6 +193,9 @@ class RedisBackend:
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """See `fencing_sdk.abc.Backend.renew`."""
+        shared = [claim for claim in claims if claim.mode.shared]
+        if shared and len(shared) < len(claims):
+            return await self._renew_apart(claims, shared)
         batches = [claims[start : start + self._batch] for start in range(0, len(claims), self._batch)]
         outcomes = await self._router.run_all([self._requests.renew(batch) for batch in batches])
         failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
@@ -193,6 +204,21 @@ class RedisBackend:
                 raise failures[0]
         answers = zip(batches, outcomes, strict=True)
         return [renewal for batch, outcome in answers for renewal in read_renewals(outcome, len(batch))]
+
+    async def _renew_apart(self, claims: Sequence[Claim], shared: Sequence[Claim]) -> Sequence[Renewal]:
+        """Renew the shares and the others: two scripts do it. Raise only if neither has an answer."""
+        alone = [claim for claim in claims if not claim.mode.shared]
+        outcomes: list[Iterator[Renewal]] = []
+        failures: list[BackendError] = []
+        for part in (shared, alone):
+            try:
+                outcomes.append(iter(await self.renew(part)))
+            except BackendError as error:
+                failures.append(error)
+                outcomes.append(iter([Renewal.UNKNOWN] * len(part)))
+        if len(failures) == len(outcomes):
+            raise failures[0]
+        return [next(outcomes[0] if claim.mode.shared else outcomes[1]) for claim in claims]
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
@@ -204,7 +230,7 @@ class RedisBackend:
         try:
             await self._router.run(self._requests.release(claim))
         except ReplyError as error:
-            if error.code != "TRYAGAIN":
+            if error.code != "TRYAGAIN" or claim.mode != LOCK:
                 raise
             # The slot is moving, and its keys are on two servers. The waiters in the line try once a second.
             await self._router.run(self._requests.release_alone(claim))
@@ -212,7 +238,15 @@ class RedisBackend:
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
         with translating("inspect"):
-            return read_holder(name, await self._router.run(self._requests.inspect(name)))
+            holder = read_holder(name, await self._router.run(self._requests.inspect(name)))
+        if holder is None or holder.holder != NO_HOLDER:
+            return holder
+        return max(await self.holders(name), key=lambda holder: holder.remaining, default=None)
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `fencing_sdk.abc.SupportsShares.holders`."""
+        with translating("inspect"):
+            return read_holders(name, await self._router.run(self._requests.holders(name)))
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""

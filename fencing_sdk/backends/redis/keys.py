@@ -5,6 +5,8 @@ The keys of a lock, all of them in one slot of a Redis Cluster.
     {fencing:invoices/42}:t    the last token granted
     {fencing:invoices/42}:q    the line: the owners that wait, in the order of arrival
     {fencing:invoices/42}:w    the line: the last sign of life of each owner, and the message that wakes it
+    {fencing:invoices/42}:e    permits and readers: the owners that hold, by the time at which they end
+    {fencing:invoices/42}:h    permits and readers: the token, the permit and the metadata of each owner
 
 A hash tag ends at the first closing brace, so braces in a name are percent-encoded. Otherwise two
 names could have the same tag, or a tag could be empty.
@@ -65,3 +67,8 @@ def token_key(tag: str) -> str:
 def line_keys(tag: str) -> tuple[str, str]:
     """The keys of the line: the order of arrival, and the signs of life."""
     return f"{tag}:q", f"{tag}:w"
+
+
+def share_keys(tag: str) -> tuple[str, str]:
+    """The keys of shares: when each ends, and what it is."""
+    return f"{tag}:e", f"{tag}:h"

@@ -1,6 +1,7 @@
 -- The line of one lock: functions for the scripts that use it.
 --   q  sorted set: owner -> number of arrival
---   w  hash: owner -> "MILLISECONDS COMMAND CHANNEL TICKET": its last sign of life, and the message that wakes it
+--   w  hash: owner -> "MILLISECONDS COMMAND CHANNEL TICKET": its last sign of life, and the message that wakes it.
+--      The command of a waiter for a share is followed by its mode and the number of permits: "PUBLISH/permit/4"
 -- A waiter without a sign of life for LINE_TTL has left the line. Both keys expire when no waiter gives signs of life.
 
 local LINE_TTL = 3000
@@ -45,9 +46,13 @@ local function head_of_line(q, w, now)
   end
 end
 
+local function notify(fields)
+  if fields[3] == '-' then return end
+  redis.pcall(string.match(fields[2], '^S?PUBLISH') or 'PUBLISH', fields[3], fields[4]) -- if this is not permitted, the waiter polls
+end
+
 local function wake_head(q, w)
   if not keep_line(q, w) then return end
   local head, fields = head_of_line(q, w, milliseconds())
-  if not head or fields[3] == '-' then return end
-  redis.pcall(fields[2] == 'SPUBLISH' and 'SPUBLISH' or 'PUBLISH', fields[3], fields[4]) -- if this is not permitted, the waiter polls
+  if head then notify(fields) end
 end

@@ -5,14 +5,41 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Holder, Renewal, holder_of
+from fencing_sdk._values.claim import (
+    LOCK,
+    READER,
+    TOKEN_LIMIT,
+    Claim,
+    Grant,
+    Holder,
+    Permit,
+    Renewal,
+    holder_of,
+)
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Reply, ReplyError
-from fencing_sdk.backends.redis.keys import RedisKeys, lease_key, line_keys, token_key
-from fencing_sdk.backends.redis.scripts import ACQUIRE, INSPECT, JOIN, LEAVE, RELEASE, RENEW, Argument, ScriptCall
+from fencing_sdk.backends.redis.keys import RedisKeys, lease_key, line_keys, share_keys, token_key
+from fencing_sdk.backends.redis.scripts import (
+    ACQUIRE,
+    ACQUIRE_SHARE,
+    HOLDERS,
+    INSPECT,
+    JOIN,
+    LEAVE,
+    LEAVE_SHARE_LINE,
+    RELEASE,
+    RELEASE_SHARE,
+    RENEW,
+    RENEW_SHARES,
+    Argument,
+    ScriptCall,
+)
 from fencing_sdk.errors import ConfigurationError, shown
 
 DEFAULT_RETENTION = 7 * 86400.0
+NO_HOLDER = holder_of("")
+"""The digest of the owner that the lease of a shared name has."""
+
 _MOST_REPLICAS = 100
 _TOKEN_DIGITS = len(str(TOKEN_LIMIT))
 _RENEWALS = {ord("1"): Renewal.RENEWED, ord("0"): Renewal.REFUSED, ord("x"): Renewal.TAKEN_OVER}
@@ -58,17 +85,28 @@ class RedisRequests:
         tag = self._keys.tag(claim.name)
         keys = (lease_key(tag), token_key(tag), *line_keys(tag))
         arguments = (claim.owner, milliseconds(claim.ttl), stored(claim.metadata), *self._options)
+        if claim.mode.shared:
+            mode: tuple[Argument, ...] = (claim.mode.word, _permits(claim))
+            return ScriptCall(ACQUIRE_SHARE, (*keys, *share_keys(tag)), (*arguments, *mode), self.replicas)
         return ScriptCall(ACQUIRE, keys, arguments, self.replicas, follow=keys[0])
 
     def renew(self, claims: Sequence[Claim]) -> ScriptCall:
-        """Renew leases, all in one slot on a cluster."""
+        """Renew leases, all in one slot on a cluster, and either all of them shares or none."""
         arguments: list[Argument] = []
         for claim in claims:
             arguments += (claim.owner, milliseconds(claim.ttl))
+        if claims[0].mode.shared:
+            tags = [self._keys.tag(claim.name) for claim in claims]
+            keys = [key for tag in tags for key in (lease_key(tag), *share_keys(tag))]
+            return ScriptCall(RENEW_SHARES, keys, arguments, self.replicas)
         return ScriptCall(RENEW, [self.lease(claim.name) for claim in claims], arguments, self.replicas)
 
     def release(self, claim: Claim) -> ScriptCall:
-        """Release a lock, and wake the head of its line."""
+        """Release a lock or a share, and wake the head of its line."""
+        if claim.mode != LOCK:
+            noted = int(claim.mode != READER or claim.metadata is not None)
+            arguments = (claim.owner, claim.mode.word, noted)
+            return ScriptCall(RELEASE_SHARE, self._lease_line_and_shares(claim), arguments)
         return ScriptCall(RELEASE, self._lease_and_line(claim), (claim.owner,))
 
     def release_alone(self, claim: Claim) -> ScriptCall:
@@ -77,15 +115,27 @@ class RedisRequests:
 
     def join(self, claim: Claim, command: str, channel: str, ticket: str) -> ScriptCall:
         """Join the line; the server then wakes the waiter by *command* with *ticket* on *channel*."""
+        if claim.mode.shared:
+            command = f"{command}/{claim.mode.word}/{_permits(claim)}"
         return ScriptCall(JOIN, self._lease_and_line(claim), (claim.owner, command, channel, ticket))
 
     def leave(self, claim: Claim) -> ScriptCall:
         """Leave the line."""
+        if claim.mode != LOCK:
+            return ScriptCall(LEAVE_SHARE_LINE, self._lease_line_and_shares(claim), (claim.owner,))
         return ScriptCall(LEAVE, self._lease_and_line(claim), (claim.owner,))
+
+    def holders(self, name: str) -> ScriptCall:
+        """Ask for all who hold a name."""
+        tag = self._keys.tag(name)
+        return ScriptCall(HOLDERS, (lease_key(tag), *share_keys(tag)), ())
 
     def inspect(self, name: str) -> ScriptCall:
         """Ask who holds a lock."""
         return ScriptCall(INSPECT, (self.lease(name),), ())
+
+    def _lease_line_and_shares(self, claim: Claim) -> tuple[str, ...]:
+        return (*self._lease_and_line(claim), *share_keys(self._keys.tag(claim.name)))
 
     def _lease_and_line(self, claim: Claim) -> tuple[str, ...]:
         tag = self._keys.tag(claim.name)
@@ -149,6 +199,52 @@ def read_holder(name: str, reply: Reply) -> Holder | None:
     except ValueError:
         msg = "WRONGTYPE this is no lease"  # the server's code for a key that is no string
         raise ReplyError(msg) from None
+
+
+def read_share(reply: Reply) -> Grant | None:
+    """
+    Read the answer for a share; None for a refusal.
+
+    Raises:
+        ValueError, TypeError: the reply is neither; it is unknown whether a share was granted.
+    """
+    if not isinstance(reply, list) or len(reply) != 2 or not isinstance(reply[0], bytes):  # noqa: PLR2004
+        return None
+    permit = reply[1]
+    if not isinstance(permit, int):
+        msg = "not the number of a permit"
+        raise TypeError(msg)
+    return Grant(read_token(reply[0]), permit=None if permit < 0 else permit)
+
+
+def read_holders(name: str, reply: Reply) -> list[Holder]:
+    """Read all who hold *name*, by their permits, or else by their tokens."""
+    if not isinstance(reply, list):
+        return []
+    lease, left, *shares = reply
+    only = read_holder(name, [lease, left])
+    if only is None or only.holder != NO_HOLDER:
+        return [] if only is None else [only]
+    found = [_read_share_of(name, *shares[place : place + 3]) for place in range(0, len(shares), 3)]
+    return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
+
+
+def _read_share_of(name: str, owner: Reply, left: Reply, entry: Reply) -> Holder:
+    remaining = _seconds(left) or 0.0
+    try:
+        token, permit, permits, metadata = (entry if isinstance(entry, bytes) else b"").decode().split(" ", 3)
+        number = int(permit)
+        mode = READER if number < 0 else Permit(of=int(permits))
+        holder = holder_of((owner if isinstance(owner, bytes) else b"").decode())
+        text = metadata[1:] if metadata else None
+        return Holder(name, read_token(token.encode()), holder, remaining, text, mode, None if number < 0 else number)
+    except ValueError:
+        msg = "WRONGTYPE this is no share"
+        raise ReplyError(msg) from None
+
+
+def _permits(claim: Claim) -> int:
+    return claim.mode.of if isinstance(claim.mode, Permit) else 0
 
 
 def stored(metadata: str | None) -> str:

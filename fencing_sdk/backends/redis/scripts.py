@@ -6,6 +6,7 @@ The Lua scripts beside this file. The server runs each as one atomic step.
     grant.lua                                            a function: grants a free lock
     line.lua                                             functions of the line, for the scripts that use it
     acquire_in_line.lua, release_to_line.lua             the rest of these two, run where there is a line
+    share.lua, share_*.lua                               the same for permits and readers
 """
 
 from __future__ import annotations
@@ -61,7 +62,13 @@ INSPECT = RedisScript("inspect")
 JOIN = RedisScript("line", "join")
 LEAVE = RedisScript("line", "leave")
 
-PRELOADED = (LEAVE, RELEASE)
+ACQUIRE_SHARE = RedisScript("grant", "line", "share", "share_acquire")
+RENEW_SHARES = RedisScript("line", "share", "share_renew")
+RELEASE_SHARE = RedisScript("line", "share", "share_release")
+LEAVE_SHARE_LINE = RedisScript("line", "share", "share_leave")
+HOLDERS = RedisScript("line", "share", "share_holders")
+
+PRELOADED = (LEAVE, RELEASE, LEAVE_SHARE_LINE, RELEASE_SHARE)
 """
 The scripts that every new connection loads.
 
