@@ -23,6 +23,7 @@ NAMES = (
     "etcd",
     "zookeeper",
     "kahuna",
+    "kahuna_cluster",
     "http",
     "distance",
     "outages",

@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from patience import wait_until
 from postgresql_programs import USER
 from postgresql_server import PostgresqlServer
 from redis_server import RedisServer
+
+FAILOVER = (0.26, 0.43)
+"""Seconds until another node of Kahuna leads: a tenth of what a real cluster needs."""
 
 
 class Alone(Store):
@@ -104,7 +107,7 @@ class Postgresql(Alone):
 
 
 class Kahuna(Alone):
-    """Three nodes of the stand-in, which are one process on one table."""
+    """Three nodes of the stand-in, which are one process, with leaders and the troubles of a real cluster."""
 
     name = "kahuna"
 
@@ -118,7 +121,32 @@ class Kahuna(Alone):
 
     @property
     def harms(self) -> dict[str, Harm]:
-        return {**super().harms, "node down": self._down, "answers spoilt": self._chaos}
+        return {
+            **super().harms,
+            "node down": self._down,
+            "node stopped": self._stopped,
+            "node cut off": self._cut_off,
+            "answers spoilt": self._chaos,
+        }
+
+    async def _stopped(self, seconds: float) -> bool:
+        """The node says nothing, and MustRetry for ever when it goes on, until it is started again."""
+        return await self._in_trouble(self.server.stop, self.server.go_on, seconds)
+
+    async def _cut_off(self, seconds: float) -> bool:
+        """The node answers by what it knew last; clients that believe its refusals lose leases."""
+        return await self._in_trouble(self.server.cut, self.server.join, seconds)
+
+    async def _in_trouble(self, begin: Callable[[int], None], end: Callable[[int], None], seconds: float) -> bool:
+        node = self.random.randrange(3)
+        await call(lambda: self.server.cluster(failover=FAILOVER))
+        await call(lambda: self.server.habits(grants_in_error=0.01))
+        await call(begin, node)
+        await asyncio.sleep(seconds)
+        await call(end, node)
+        await call(self.server.down, node)
+        await call(self.server.up, node)
+        return True
 
     async def _down(self, seconds: float) -> bool:
         node = self.random.randrange(3)

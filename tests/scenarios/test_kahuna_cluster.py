@@ -166,6 +166,32 @@ async def test_a_no_of_a_node_that_is_cut_off_ends_no_lease_and_no_release(clust
         assert [await backend.inspect(name) for name in NAMES] == [None] * len(NAMES)
 
 
+async def test_a_release_that_one_node_refuses_is_made_at_another(cluster: KahunaServer):
+    async with backend_on(cluster, first=0) as backend:
+        (claim,) = await all_granted(backend, 60.0, ["a"])
+        cluster.fault("body", '{"type":102}', node=0, call="try-unlock", apply=False)
+        await backend.release(claim)
+        assert await backend.inspect("a") is None
+
+
+async def test_a_release_beside_a_grant_that_is_being_made_is_told_that_there_is_none(cluster: KahunaServer):
+    """So the server says; a client releases a claim that was given up again, until the grant is gone."""
+    async with backend_on(cluster) as backend, LockClient(backend) as locks:
+        async with locks.lock("a"):
+            pass
+        cluster.replication(0.3)
+        waiting = asyncio.create_task(locks.lock("a", ttl=60).acquire())
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        cluster.replication(0.001)
+        await asyncio.sleep(0.3)
+        async with locks.lock("a", wait=10) as lease:
+            assert lease.token == 2, "the grant that was given up has been made, and released"
+        assert len(cluster.seen("try-unlock")) >= 3, "the first release of it found nothing"
+
+
 async def test_a_refusal_that_all_nodes_repeat_is_believed_at_once(cluster: KahunaServer):
     """The clock of a leader was ahead, or an operator has released the lock."""
     async with backend_on(cluster) as backend:
