@@ -127,7 +127,7 @@ class _Round:
 
     def send(self) -> None:
         """Ask the nodes that vote; the others count as failed."""
-        for _ in range(len(self._renewals._nodes) - len(self._voters.nodes)):  # noqa: SLF001
+        for _ in range(self.tally.nodes - len(self._voters.nodes)):
             self.tally.failed()
         self._renewals.send(self.tally, self._voters, self._on_answer)
 

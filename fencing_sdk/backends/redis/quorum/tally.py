@@ -83,7 +83,7 @@ class RenewalRound:
     ) -> None:
         self.claims = claims
         self.holds = holds
-        self._nodes = nodes
+        self.nodes = nodes
         self._majority = majority_of(nodes)
         self._look = look
         self._renewed = [0] * len(claims)
@@ -123,7 +123,7 @@ class RenewalRound:
                 self.missing.setdefault(node, []).append(index)
         self._refused[index] += 1
         self._taken[index] += code == _TAKEN
-        if self._refused[index] == self._nodes - self._majority + 1:
+        if self._refused[index] == self.nodes - self._majority + 1:
             taken = 2 * self._taken[index] >= self._refused[index]
             self._decide(index, Renewal.TAKEN_OVER if taken else Renewal.REFUSED)
 
@@ -143,7 +143,7 @@ class RenewalRound:
     @property
     def decided(self) -> bool:
         """Whether every lease has its outcome, or no further answer will come."""
-        return self._undecided == 0 or self._answered >= self._nodes
+        return self._undecided == 0 or self._answered >= self.nodes
 
     def to_heal(self, node: int) -> list[int]:
         """The leases, as indices, for which *node* may get a new hold: this round has renewed them without it."""
