@@ -36,11 +36,11 @@ HOURS = 3600
 class Clock:
     """A server program with a wall clock of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, binary: str) -> None:
         folder.mkdir(parents=True)
         self._clock = WallClock(folder)
         self.program = str(folder / "redis-server")
-        Path(self.program).write_text(f'#!/bin/sh\nexec {" ".join(self._clock.prefix)} redis-server "$@"\n')
+        Path(self.program).write_text(f'#!/bin/sh\nexec {" ".join(self._clock.prefix)} {binary} "$@"\n')
         Path(self.program).chmod(0o755)
 
     def shift(self, seconds: int) -> None:
@@ -50,12 +50,14 @@ class Clock:
 class QuorumFire:
     """One run: nodes, proxies before them, faults, and the processes of clients."""
 
-    def __init__(self, folder: Path, *, nodes: int, forgetful: bool, clocks: bool, seed: int) -> None:
+    def __init__(
+        self, folder: Path, *, nodes: int, forgetful: bool, clocks: bool, seed: int, binary: str = "redis-server"
+    ) -> None:
         self.folder = folder
         self.forgetful = forgetful
         self.random = random.Random(seed)
-        self.quorum = Quorum(nodes, appendonly=not forgetful, appendfsync="always")
-        self.clocks = [Clock(folder / f"clock-{number}") for number in range(nodes)] if clocks else []
+        self.quorum = Quorum(nodes, binary=binary, appendonly=not forgetful, appendfsync="always")
+        self.clocks = [Clock(folder / f"clock-{number}", binary) for number in range(nodes)] if clocks else []
         for node, clock in zip(self.quorum.nodes, self.clocks, strict=False):
             node.binary = clock.program
         self.proxies: list[FaultProxy] = []

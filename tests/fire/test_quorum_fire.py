@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from quorum_fire import QuorumFire
 from quorum_judge import Judgement, Used, judge
-from redis_fixtures import require
 from zookeeper_clock import require_compiler
+
+pytest_plugins = ["redis_fixtures"]
 
 GRANTS = 200
 
@@ -36,10 +37,9 @@ def test_the_judge_sees_what_is_wrong(grants: list[Used], judgement: Judgement):
 @pytest.mark.parametrize(
     ("nodes", "forgetful", "clocks"), [(3, False, False), (5, False, False), (3, True, False), (5, False, True)]
 )
-async def test_tokens_hold_under_fire(nodes: int, forgetful: bool, clocks: bool, tmp_path: Path):
-    require("redis-server")
+async def test_tokens_hold_under_fire(nodes: int, forgetful: bool, clocks: bool, tmp_path: Path, redis_binary: str):
     require_compiler()
-    fire = QuorumFire(tmp_path, nodes=nodes, forgetful=forgetful, clocks=clocks, seed=nodes)
+    fire = QuorumFire(tmp_path, nodes=nodes, forgetful=forgetful, clocks=clocks, seed=nodes, binary=redis_binary)
     found = await fire.run("fenced", 20.0)
     assert found.grants >= GRANTS
     assert found.tokens_hold, found
@@ -48,8 +48,7 @@ async def test_tokens_hold_under_fire(nodes: int, forgetful: bool, clocks: bool,
 
 
 @pytest.mark.campaign(only=True)
-async def test_the_highest_of_the_counters_does_not_hold_under_the_same_fire(tmp_path: Path):
-    require("redis-server")
-    fire = QuorumFire(tmp_path, nodes=3, forgetful=False, clocks=False, seed=1)
+async def test_the_highest_of_the_counters_does_not_hold_under_the_same_fire(tmp_path: Path, redis_binary: str):
+    fire = QuorumFire(tmp_path, nodes=3, forgetful=False, clocks=False, seed=1, binary=redis_binary)
     found = await fire.run("published", 20.0)
     assert not found.tokens_hold, found
