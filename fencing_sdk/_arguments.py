@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TypedDict, cast
 
-from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Backoff
+from fencing_sdk._engine.acquisition import Backoff
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk._values.names import check_name
@@ -98,8 +98,6 @@ def check_watch_stalls(watch_stalls: object) -> bool:
 
 def check_backoff(backoff: object) -> Backoff:
     """Return a wait strategy, which is called and never awaited."""
-    if backoff is DEFAULT_BACKOFF:
-        return DEFAULT_BACKOFF  # most locks have it, and the look below takes longer than all other checks
     if not callable(backoff) or isinstance(backoff, type) or inspect.iscoroutinefunction(backoff):
         msg = f"backoff must be a tenacity wait strategy such as wait_random(0, 1), not {type(backoff).__name__}"
         raise ConfigurationError(msg)

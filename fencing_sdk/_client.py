@@ -195,12 +195,12 @@ class LockClient(SharingClient):
             max_hold=max_hold,
         )
         terms = Terms(
-            name=check_name(name),
-            store_name=in_namespace(self._namespace, name),
+            name=(name := check_name(name)),
+            store_name=in_namespace(self._namespace, name) if self._namespace else name,
             timing=timing,
-            wait=patience(wait),
-            backoff=check_backoff(backoff),
-            metadata=check_metadata(metadata),
+            wait=None if wait is None else patience(wait),
+            backoff=backoff if backoff is DEFAULT_BACKOFF else check_backoff(backoff),
+            metadata=None if metadata is None else check_metadata(metadata),
         )
         return Lock(self._opened, terms, check_fences(fences))
 

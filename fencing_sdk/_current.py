@@ -54,5 +54,7 @@ def push(lease: Lease) -> None:
 def pop(lease: Lease) -> None:
     """Take *lease* out of this context, wherever it stands; silently where this is another context than its own."""
     leases = _leases.get()
-    if lease in leases:
+    if leases and leases[-1] is lease:
+        _leases.set(leases[:-1])
+    elif lease in leases:
         _leases.set(tuple(other for other in leases if other is not lease))

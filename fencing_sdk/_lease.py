@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Self
 
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._values import process
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.process import generation
 from fencing_sdk._values.wire import token_headers
 from fencing_sdk.errors import LossReason, StaleTokenError, shown
 
@@ -39,7 +39,7 @@ class Lease:
 
     def __del__(self) -> None:
         state: LeaseState | None = getattr(self, "_state", None)
-        if state is None or state.released or state.generation != generation():
+        if state is None or state.released or state.generation != process.forks:
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock
             state.loop.call_soon_threadsafe(state.keeper.on_garbage_collected, state)
@@ -150,7 +150,7 @@ class Lease:
 
     async def release(self) -> None:
         """Give the lock back. Idempotent, shielded from cancellation and bounded; never touches another's grant."""
-        if self._state.generation != generation():
+        if self._state.generation != process.forks:
             return
         self._state.check_loop()
         await self._state.keeper.release(self._state)

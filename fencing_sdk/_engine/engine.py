@@ -140,7 +140,7 @@ class Engine:
         if posts is None or terms.fences or terms.mode is not LOCK:
             return await self._acquire_fully(terms)
         claim = terms.claim()
-        if self._observers:
+        if self._report.observed:
             AcquisitionReport(self._observers, self._clock, terms.name).began(claim)
         sent_at = self._clock.now()
         flight = posts.acquire(claim, sent_at, terms.limit(sent_at, sent_at))
@@ -207,7 +207,8 @@ class Engine:
         )
         lease.unanswered_calls = result.unanswered_calls
         self._heartbeat.add(lease, result.sent_at)
-        self._report.acquired(lease, result.waited)
+        if self._report.observed:
+            self._report.acquired(lease, result.waited)
         return lease
 
     async def _raise_fences(self, lease: LeaseState, fences: Sequence[tuple[Guard, str]]) -> None:

@@ -119,6 +119,8 @@ class Heartbeat:
         """End every lease."""
         for lease in tuple(self.leases.values()):
             lease.lose(reason)
+        for group in tuple(self._open.values()):
+            self._close_group(group)
 
     # The task.
 
@@ -201,6 +203,8 @@ class Heartbeat:
         """Let no more leases join."""
         if self._open.get(group.interval) is group:
             del self._open[group.interval]
+        if not group.members:
+            group.stop()
 
     def _calls(self, due: Iterable[LeaseState]) -> Iterator[list[LeaseState]]:
         """

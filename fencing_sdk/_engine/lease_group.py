@@ -51,9 +51,13 @@ class LeaseGroup:
         """It was released or lost."""
         lease.group = None
         del self.members[lease.claim.owner]
-        if not self.members and self._timer is not None:
+
+    def stop(self) -> None:
+        """Leave no timer behind: no lease is here, and none will join."""
+        if self._timer is not None:
             self._timer.cancel()
-            self._watched_until = math.inf
+            self._timer = None
+        self._watched_until = math.inf
 
     def next_look(self) -> float:
         """When the first of them is to be renewed, or ends if its renewal is on its way or would not help."""
@@ -67,6 +71,7 @@ class LeaseGroup:
     def look(self) -> None:
         """End what has passed its deadline, and look again at the next one."""
         self.end_expired(self._clock.now())
+        self.stop()
         if self.members:
             self._watch(min([lease.deadline for lease in self.members.values()]))
 

@@ -133,6 +133,8 @@ class LeaseScope:
     def _entered_later(self) -> bool:
         """Whether this task is inside a lock that it entered after this one."""
         leases = held_here()
+        if leases and leases[-1] is self.lease:
+            return False
         later = leases[leases.index(self.lease) + 1 :] if self.lease in leases else ()
         return any(state_of(lease).task is self.task for lease in later)
 

@@ -51,7 +51,8 @@ class Flight:
         if self.outcome is not None:
             return
         self.outcome = outcome
-        _wake(self.waiter)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
         if self._call is not None:
             _settle(self._call, outcome)
 

@@ -141,7 +141,8 @@ class Releases:
     def tell_end(self, lease: LeaseState, *, confirmed: bool, kept_for: float = 0.0) -> None:
         """Tell the one end of *lease*, unless it was told before."""
         if self.returning.pop(lease.claim.owner, None) is not None:
-            self._report.released(lease, confirmed=confirmed, kept_for=kept_for)
+            if self._report.observed:
+                self._report.released(lease, confirmed=confirmed, kept_for=kept_for)
             self.on_end()
 
 

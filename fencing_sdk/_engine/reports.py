@@ -90,11 +90,13 @@ class AcquisitionReport:
 class LeaseReport:
     """Reports on the leases of one client. False without observers: then nothing needs to be computed for one."""
 
-    __slots__ = ("_clock", "_observers")
+    __slots__ = ("_clock", "_observers", "observed")
 
     def __init__(self, observers: Observers, clock: Clock) -> None:
         self._observers = observers
         self._clock = clock
+        self.observed = bool(observers)
+        """The same as a value: every lease asks."""
 
     def __bool__(self) -> bool:
         return bool(self._observers)

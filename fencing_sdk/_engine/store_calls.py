@@ -215,7 +215,9 @@ class StoreCalls:
             pause = min(pause * 2, _LAST_RETRY)
 
     async def _send_release(self, claim: Claim, flight: Flight | None) -> None:
-        if flight is not None and not flight.overdue and await flight.call() is Posted.RELEASED:
+        if flight is not None and flight.overdue and flight.outcome is None:
+            raise BackendUnavailableError(backend_name(self._backend), "release", "no answer in time")
+        if flight is not None and await flight.call() is Posted.RELEASED:
             return
         await self._backend.release(claim)
 

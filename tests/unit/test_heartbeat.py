@@ -23,6 +23,7 @@ from fencing_sdk import (
     Renewed,
 )
 from fencing_sdk._engine.heartbeat import BATCH, Heartbeat
+from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.clock import LoopClock
@@ -702,3 +703,34 @@ async def test_leases_that_are_gone_leave_few_entries_although_each_has_an_inter
         assert sorted(name for _, names in bench.store.calls for name in names) == [lease.name for lease in stays]
         for lease in stays:
             await bench.release(lease)
+
+
+def deadline_timers() -> int:
+    """Timers of the loop that watch deadlines."""
+    timers = (timer for timer in asyncio.get_running_loop()._scheduled if not timer.cancelled())
+    return sum(isinstance(getattr(timer._callback, "__self__", None), LeaseGroup) for timer in timers)
+
+
+@pytest.mark.parametrize("end", ["released", "lost"])
+@in_virtual_time
+async def test_leases_that_begin_together_share_a_timer_and_leave_none_behind(end):
+    async with Bench() as bench:
+        leases = [bench.lease(f"seats/{number}") for number in range(10)]
+        assert deadline_timers() == 1
+        await asyncio.sleep(INTERVAL + 0.01)  # renewed: no other lease joins them
+        assert deadline_timers() == 1
+        for lease in leases:
+            if end == "released":
+                await bench.release(lease)
+            else:
+                lease.lose(LossReason.REVOKED)
+        assert deadline_timers() == 0
+
+
+@in_virtual_time
+async def test_a_heartbeat_that_ends_leaves_no_timer_behind():
+    async with Bench() as bench:
+        await bench.release(bench.lease())
+        assert deadline_timers() == 1, "the next lease joins the group, and would set it again"
+        bench.heartbeat.lose_all(LossReason.CLOSED)
+        assert deadline_timers() == 0

@@ -1,13 +1,11 @@
 """A lease that a task holds, on a clock that is moved by hand."""
 
 import asyncio
-import contextlib
 import math
 import threading
 
 import anyio
 import pytest
-from virtual_time import in_virtual_time
 
 from fencing_sdk import Lease, LeaseLostError, LossReason, Token, UsageError
 from fencing_sdk._engine.cancellation import paced_scope, scope_class
@@ -15,7 +13,6 @@ from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import state_of
 from fencing_sdk._values import process
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim
 
@@ -497,30 +494,6 @@ def test_the_class_of_scopes_is_asyncios_although_another_library_asked_first(mo
         with pytest.raises(RuntimeError, match="no running event loop"):
             scope_class()
     assert issubclass(asyncio.run(ask()), anyio.CancelScope)
-
-
-ENDS = {
-    "released": lambda lease: state_of(lease).group.remove(state_of(lease)),
-    "lost": lambda lease: state_of(lease).lose(LossReason.REVOKED),
-}
-
-
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-@in_virtual_time
-async def test_a_lease_that_is_over_leaves_no_timer_behind(end):
-    claim, timing = Claim("seats/42", 10.0), Timing.build(ttl=10)
-    deadline = LoopClock().now() + DEADLINE
-    lease = Lease(
-        LeaseState(name="a", claim=claim, token=1, deadline=deadline, timing=timing, clock=LoopClock(), keeper=Ledger())
-    )
-    scope = open_scope(lease)
-    end(lease)
-    state_of(lease).forget_scope()  # which is cancelled again and again
-    assert not any(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
-    state_of(lease).mark_released()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.sleep(0)
-    scope.__exit__(None, None, None)
 
 
 async def test_a_forgotten_scope_strikes_nobody(make, clock):
