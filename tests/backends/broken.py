@@ -1012,6 +1012,7 @@ class EveryProcessIsAlone(Sound):
 @caught_by(
     "test_as_many_permits_are_granted_as_there_are",
     "test_each_permit_that_is_given_back_lets_one_waiter_in",
+    "test_a_client_holds_permits_and_readers",
 )
 class PermitsWithoutAnEnd(Sound):
     async def acquire(self, claim):

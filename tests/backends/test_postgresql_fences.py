@@ -208,3 +208,22 @@ async def test_a_missing_table_of_the_guard_is_named_and_not_blamed_on_the_locks
         await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT)])
     assert await backend.inspect(SEAT) is None
     assert isinstance(await backend.acquire(Claim(SEAT, 60.0)), Grant)
+
+
+async def test_permits_and_readers_raise_their_fences_after_the_grant(backend, guard):
+    """The number of a permit is known only then, and the statement that grants with the fence knows locks alone."""
+    async with connect(backend) as locks:
+        async with locks.semaphore("pool", permits=2, fences=[guard]) as one:
+            two = await locks.semaphore("pool", permits=2, fences=[guard]).acquire(wait=5)
+            assert [await guard.highest(f"pool/{number}") for number in (0, 1)] == [one.token, two.token]
+            assert {holder.mode.word for holder in await backend.holders("pool")} == {"permit"}
+            await two.release()
+        catalog = locks.rwlock("catalog", fences=[guard])
+        async with catalog.reader as reader:
+            other = await catalog.reader.try_acquire()
+            assert other is not None
+            fence = await guard.highest("catalog")
+            assert (fence, fence.holder) == (reader.token, reader.token.holder)
+            await other.release()
+        async with catalog.writer as writer:
+            assert await guard.highest("catalog") == writer.token

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import AsyncExitStack, aclosing
 from typing import Protocol
 
+from fencing_sdk._client import LockClient
+from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Grant, Mode, Permit, Renewal
 from fencing_sdk.abc import Backend, SupportsQueue, SupportsShares, Turn
 from fencing_sdk.testing._powers import needs
@@ -197,6 +199,27 @@ class SharePromises(BackendUnderTest):
             assert list(await backend.holders(name)) == []
             assert await backend.inspect(name) is None
 
+    @needs("shares")
+    async def test_a_client_holds_permits_and_readers(self, backend: Backend) -> None:
+        """By its recipes, beside plain locks: numbers, tokens, renewals, and nothing left afterwards."""
+        async with self.soon(), LockClient(backend) as locks:
+            gpus, catalog = locks.semaphore(POOL, permits=2, ttl=60), locks.rwlock(CATALOG, ttl=60)
+            async with gpus as one, locks.lock("invoices/42") as lock, catalog.reader as reader:
+                two, other = await gpus.acquire(wait=self.patience), await catalog.reader.try_acquire()
+                assert other is not None
+                assert {one.permit, two.permit} == {0, 1}
+                assert other.token == reader.token
+                assert await gpus.try_acquire() is None
+                assert await catalog.writer.try_acquire() is None
+                for lease in (one, two, reader, other, lock):
+                    await lease.renew()
+                assert len(await gpus.holders()) == len(await catalog.holders()) == 2
+                await two.release()
+                await other.release()
+            async with catalog.writer as writer:
+                assert writer.token > _token_of(reader)
+            assert list(await gpus.holders()) == list(await catalog.holders()) == []
+
     # The line
 
     @needs("queues", "shares")
@@ -317,3 +340,8 @@ class SharePromises(BackendUnderTest):
             while not isinstance(outcome := await backend.acquire(claim), Grant):
                 await turn.wait()
         return outcome.token
+
+
+def _token_of(lease: Lease) -> int:
+    """The token of a lease that is over."""
+    return state_of(lease).number
