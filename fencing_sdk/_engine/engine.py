@@ -285,7 +285,6 @@ class Engine:
         lease.check()
         parking = Parking(self._backend, self._store_calls, self._clock, lease, lease.acquired_at + seconds)
         lease.mark_released()  # at once: the ttl may become shorter than what the deadline was made of
-        self._heartbeat.forget(lease.owner)
         if self._releases.take(lease):
             self._closing.look_again()
             await self._releases.park(lease, parking)
