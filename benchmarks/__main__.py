@@ -27,6 +27,7 @@ NAMES = (
     "http",
     "distance",
     "outages",
+    "drain",
 )
 _PAGE = "--page="
 

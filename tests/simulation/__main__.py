@@ -30,7 +30,7 @@ from tests.simulation.campaign import LEAST, Campaign, Writer, run_campaign
 from tests.simulation.control import Control
 from tests.simulation.controls import all_controls
 from tests.simulation.play import History, play
-from tests.simulation.script import Script, write_script, write_share_script
+from tests.simulation.script import Script, write_election_script, write_script, write_share_script
 from tests.simulation.shrink import shrink
 
 _CODES = {Verdict.OK: 0, Verdict.VIOLATED: 1, Verdict.UNKNOWN: 3}
@@ -69,6 +69,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="break parts on purpose, each of which has to be found",
     )
     parser.add_argument("--shares", action="store_true", help="permits, readers and writers in the place of locks")
+    parser.add_argument("--elections", action="store_true", help="terms in the place of locks, and clients that drain")
     parser.add_argument("--digest", action="store_true", help="print a digest of the histories, to compare machines")
     return parser.parse_args(arguments)
 
@@ -76,7 +77,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Do what *arguments* ask for; return the exit code."""
     options = _parse(arguments)
-    write = write_share_script if options.shares else write_script
+    write = write_share_script if options.shares else write_election_script if options.elections else write_script
     try:
         if options.controls:
             return _controls()
@@ -128,7 +129,9 @@ def _explain(history: History) -> None:
         _say(f"    {visit.at:9.6f} c{visit.client} {visit.body} under {visit.name!r} for {visit.lasts:.3f} s: {visit}")
     for fault in small.faults:
         _say(f"    {fault.at:9.6f} {fault.kind}: {fault}")
-    shares = " --shares" if any(visit.mode != "lock" for visit in script.visits) else ""
+    modes = {visit.mode for visit in script.visits}
+    drains = any(fault.kind == "drain" for fault in script.faults)
+    shares = " --elections" if drains else " --shares" if modes != {"lock"} else ""
     _say(f"  repeat it:\n    python -m {_MODULE} --seed {script.seed}{shares} --record seed-{script.seed}.jsonl")
     _say(f"    python -m {_MODULE} --record small.jsonl --script '{small.to_json()}'")
     _say("    fencing timeline small.jsonl --svg small.svg")

@@ -60,7 +60,7 @@ class Campaign:
 
 
 Writer = Callable[[int], Script]
-"""From a seed to its script: `write_script` or `write_share_script`."""
+"""From a seed to its script: `write_script`, `write_share_script` or `write_election_script`."""
 
 
 def play_seeds(seeds: Iterable[int], write: Writer = write_script) -> Campaign:

@@ -83,6 +83,11 @@ class Mishaps:
     def _do_stall(self, fault: Fault) -> None:
         self._actor(fault).stall = fault.lasts
 
+    def _do_drain(self, fault: Fault) -> None:
+        actor = self._actor(fault)
+        if not actor.crashed:
+            actor.process.spawn(_drain(actor, fault.lasts))
+
     # Messages.
 
     def _do_lose(self, fault: Fault) -> None:
@@ -156,3 +161,7 @@ class Mishaps:
 
     def _do_step_client(self, fault: Fault) -> None:
         self._actor(fault).clock.stepped += fault.lasts
+
+
+async def _drain(actor: Actor, within: float) -> None:
+    await actor.locks.drain(within=within)

@@ -85,7 +85,7 @@ class _Run:
         probe = Actor(stage, "probe", 1.0)
         modes = {visit.name: visit.mode for visit in script.visits}
         for name in script.names:
-            mode = modes[name].replace("reader", "writer")
+            mode = modes[name].replace("reader", "writer").replace("term", "lock")
             visit = Visit(0, stage.now, name, "write", 0.0, None, fenced=True, mode=mode)
             self._tasks.append((probe, probe.process.spawn(Visitor(stage, probe, visit).run())))
         self._let(stage.now + within + 1.0, until_served=True)

@@ -168,6 +168,22 @@ def write_share_script(seed: int) -> Script:
     return replace(script, visits=visits)
 
 
+def write_election_script(seed: int) -> Script:
+    """The script of *seed*, with terms of elections in the place of most locks, and clients that drain."""
+    dice = random.Random(f"elections {seed}")
+    script = write_script(seed)
+    visits = tuple(
+        replace(visit, mode="term", wait=None) if visit.body != "handle" and dice.random() < 0.7 else visit
+        for visit in script.visits
+    )
+    drains = [
+        Fault(_when(dice, script), "drain", _who(dice, script), script.ttl * dice.choice((0.0, 0.3, 1.5)))
+        for _ in range(dice.randint(1, 2))
+    ]
+    faults = tuple(sorted((*script.faults, *drains), key=lambda fault: fault.at))
+    return replace(script, visits=visits, faults=faults)
+
+
 def _admissible(faults: list[Fault]) -> Callable[[Fault], bool]:
     """Keep what a store may do: the clock of hybrid tokens is not set back *and* the last token lost."""
     forgets = any(fault.kind == "forget_all" for fault in faults)

@@ -54,7 +54,7 @@ def test_a_token_that_is_drawn_after_the_grant_reaches_every_holder_in_order():
 
 
 def test_there_are_enough_of_them_for_every_promise():
-    assert len(CONTROLS) >= 61
+    assert len(CONTROLS) >= 65
     assert {control.promise for control in CONTROLS} == set(PROMISES)
     assert len({control.name for control in CONTROLS}) == len(CONTROLS)
 

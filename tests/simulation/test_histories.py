@@ -17,7 +17,7 @@ from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk.testing.history import Report, Verdict
 from tests.simulation.campaign import play_seeds, run_campaign
 from tests.simulation.play import History, play
-from tests.simulation.script import THEMES, Fault, Script, Visit, write_script
+from tests.simulation.script import THEMES, Fault, Script, Visit, write_election_script, write_script
 
 HISTORIES = amount(10_000, short=500)
 PART = amount(1000, short=250)
@@ -52,6 +52,22 @@ def test_nothing_is_broken_among_permits_readers_and_writers():
     done = command("--shares", "--histories", str(amount(10_000, short=300)))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict: ok" in done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_broken_among_terms_of_elections_and_clients_that_drain():
+    done = command("--elections", "--histories", str(amount(10_000, short=300)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verdict: ok" in done.stdout
+
+
+def test_in_these_histories_terms_end_by_drains_and_waiters_leave():
+    told: Counter[str] = Counter()
+    for seed in range(40):
+        history = play(write_election_script(seed))
+        told.update(f"{line['kind']} {line['reason']}" for line in history.lines if "reason" in line)
+    assert told["lost drained"] >= 1
+    assert told["not_acquired draining"] >= 10
 
 
 @pytest.mark.timeout(300)

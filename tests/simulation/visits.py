@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from fencing_sdk._arguments import LockOptions
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Token
-from fencing_sdk.errors import FencingError, LeaseLostError, StaleTokenError
+from fencing_sdk.errors import DrainingError, FencingError, LeaseLostError, StaleTokenError
 from tests.simulation.script import PERMITS, Visit
 from tests.simulation.stage import Actor, Resource, Stage
 
@@ -49,11 +49,10 @@ class Visitor:
         max_hold = stage.script.ttl * _HOLD if visit.body == "hang" else None
         stage.max_holds[asyncio.current_task()] = max_hold
         fences = [stage.resources[visit.name]] if visit.fenced else []
-        lock = self._lock(fences=fences, max_hold=max_hold)
         entered: Lease | None = None
         error: BaseException | None = None
         try:
-            async with lock as lease:
+            async with self._block(fences, max_hold) as lease:
                 entered = lease
                 self._tell_lease("entered", lease, fences=[lease.resource] * len(fences))
                 await self._body(lease, stage.resources[visit.name].of(lease))
@@ -65,6 +64,30 @@ class Visitor:
                 kind = None if error is None else type(error).__name__
                 noted = any("fencing_sdk" in note for note in getattr(error, "__notes__", ()))
                 self._tell_lease("left", entered, error=kind, noted=noted, outer=self.cancelled)
+
+    @contextlib.asynccontextmanager
+    async def _block(self, fences: Sequence[Resource], max_hold: float | None) -> AsyncIterator[Lease]:
+        """Hold the lock of the visit, or lead for one term and tell as an error how that ended."""
+        visit, script = self.visit, self.stage.script
+        if visit.mode != "term":
+            async with self._lock(fences=fences, max_hold=max_hold) as lease:
+                yield lease
+            return
+        election = self.actor.locks.election(
+            visit.name, ttl=script.ttl, safety_buffer=script.safety_buffer, fences=fences, max_hold=max_hold
+        )
+        async for term in election:
+            cancelled = False
+            async with term as lease:
+                try:
+                    yield lease
+                except asyncio.CancelledError:
+                    cancelled = True
+                    raise
+            if cancelled or lease.lost_reason is not None:  # where a lock raises, a term ends in silence
+                raise state_of(lease).loss()
+            return
+        raise DrainingError(visit.name, 0.0)
 
     async def _body(self, lease: Lease, resource: Resource) -> None:
         how = "clean"

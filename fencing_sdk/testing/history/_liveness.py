@@ -30,7 +30,7 @@ def _ridden_out(facts: Facts, lease: RecordedLease, report: Report) -> None:
     if any(t.what in _SILENCES and t.actor in {"", lease.actor} and t.start <= end and t.end >= lease.acquired
            for t in facts.troubles) or lease.renewals:  # fmt: skip
         report.saw("P6")
-    if lease.lost is None or lease.reason == "closed":
+    if lease.lost is None or lease.reason in {"closed", "drained"}:
         return
     since = lease.lost - 1.1 * lease.ttl
     if lease.max_hold is not None and lease.lost - lease.acquired > 0.9 * lease.max_hold:
