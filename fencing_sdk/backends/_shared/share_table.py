@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from fencing_sdk._values.claim import READER, Claim, Grant, Held, Holder, Mode, Permit, Renewal, holder_of
+from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Holder, Mode, Permit, Renewal, holder_of
 from fencing_sdk.backends._shared.lock_table import LINE_POLL, LockTable, TableRow, TokenSource
 
 _NO_OWNER = ""
@@ -51,7 +51,7 @@ class ShareTable(LockTable):
 
     def acquire(self, claim: Claim, now: float) -> Grant | Held:
         """See `LockTable.acquire`."""
-        if not claim.mode.shared:
+        if claim.mode is LOCK or not claim.mode.shared:
             return super().acquire(claim, now)
         row = self._living(claim.name, now)
         shares = self._shares.get(claim.name, {})
@@ -96,8 +96,8 @@ class ShareTable(LockTable):
 
     def release(self, claim: Claim) -> bool:
         """See `LockTable.release`."""
-        shares = self._shares.get(claim.name, {})
-        if shares.pop(claim.owner, None) is None:
+        shares = self._shares.get(claim.name)
+        if shares is None or shares.pop(claim.owner, None) is None:
             return super().release(claim)
         self._settle(claim.name)
         return True
@@ -137,7 +137,7 @@ class ShareTable(LockTable):
         return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
 
     def _living(self, name: str, now: float) -> TableRow | None:
-        shares = self._shares.get(name)
+        shares = self._shares.get(name) if self._shares else None
         if shares is not None and any(share.expires <= now for share in shares.values()):
             self._shares[name] = {owner: share for owner, share in shares.items() if share.expires > now}
             self._settle(name)
