@@ -261,8 +261,11 @@ class StoreCalls:
         for task in tuple(self._standing):
             self.leave(task)
         end = self._clock.now() + limit
-        while (calls := self._under_way()) and (left := end - self._clock.now()) > 0:
-            await asyncio.wait(calls, timeout=left)
+        while ((calls := self._under_way()) or self._wakeups) and (left := end - self._clock.now()) > 0:
+            if calls:
+                await asyncio.wait(calls, timeout=left)
+            else:
+                await asyncio.sleep(min(left, _GRACE / 50))  # waiters that were woken are about to leave their lines
             await asyncio.sleep(0)  # a caller that waited for one of these may have a lock to give back now
         for flight in self._flights():
             flight.over()

@@ -7,6 +7,7 @@ Clock: the process's own. Waiters: first come, first served, woken directly.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -123,23 +124,30 @@ class MemoryBackend:
     def _wake_next(self, name: str) -> None:
         """Hand a free lock to the head of the line, or wake it."""
         now = self._clock.now()
-        owner = self._table.next_in_line(name, now)
-        waiter = None if owner is None else self._waiters.find(Claim(name, 0.0, owner))
+        waiter = self._next_in_line(name, now)
+        while isinstance(waiter, MemoryWaiter) and waiter.loop.is_closed():
+            self._table.leave(waiter.claim)
+            waiter = self._next_in_line(name, now)
         if isinstance(waiter, MemoryWaiter):
             waiter.tell(self._table.hand_over(waiter.claim, now))
         elif waiter is not None:
             waiter.wake()
 
+    def _next_in_line(self, name: str, now: float) -> Waiter | None:
+        owner = self._table.next_in_line(name, now)
+        return None if owner is None else self._waiters.find(Claim(name, 0.0, owner))
+
 
 class MemoryWaiter(Waiter):
     """A waiter to which a release hands the lock."""
 
-    __slots__ = ("_table", "tell")
+    __slots__ = ("_table", "loop", "tell")
 
     def __init__(self, claim: Claim, tell: Tell, table: WaiterTable[Waiter]) -> None:
         super().__init__(claim)
         self.tell = tell
         self._table = table
+        self.loop = asyncio.get_running_loop()
 
     def nap(self, advice: float) -> float:
         """See `fencing_sdk.abc.PlaceInLine.nap`. A try is also the sign of life that keeps the waiter in the line."""

@@ -27,7 +27,7 @@ def durable_redis(redis_binary: str) -> Iterator[RedisServer]:
 
 
 class TestRedisBackend(BackendSuite):
-    queues = True
+    queues = hands_over = True
     shares = True
     notices = True
 
@@ -80,7 +80,7 @@ def durable_cluster(redis_binary: str) -> Iterator[Cluster]:
 
 
 class TestRedisCluster(BackendSuite):
-    queues = True
+    queues = hands_over = True
     shares = True
     notices = True
 

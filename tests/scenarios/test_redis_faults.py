@@ -75,7 +75,7 @@ async def test_a_release_without_an_answer_is_repeated_and_touches_nobody_else(f
 async def test_a_lost_answer_to_joining_the_line_costs_a_moment(fault, redis_server, proxy):
     async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
         async with staying(others.lock("a", ttl=30)) as stay:
-            lost = getattr(proxy, fault)(of=scripts.JOIN.text)
+            lost = getattr(proxy, fault)(of=scripts.STAND.sha)
             waiting = Stay(locks.lock("a", ttl=30, wait=PATIENCE))
             async with asyncio.timeout(PATIENCE):
                 await lost
@@ -91,7 +91,7 @@ async def test_a_lost_answer_to_joining_the_line_costs_a_moment(fault, redis_ser
 async def test_a_waiter_that_leaves_while_the_connection_breaks_is_gone_for_good(fault, redis_server, proxy):
     async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
         async with staying(others.lock("a", ttl=30)) as stay:
-            lost = getattr(proxy, fault)(of=scripts.LEAVE.sha)
+            lost = getattr(proxy, fault)(of=scripts.RELEASE.sha)
             with pytest.raises(AcquireTimeoutError):
                 await locks.lock("a", ttl=30, wait=2).acquire()
             async with asyncio.timeout(PATIENCE):

@@ -28,7 +28,7 @@ LONG = {"ttl": 6.0, "safety_buffer": 0.6, "heartbeat_interval": 0.3}
 WRONG = "hunter2"
 NEEDED = [
     *("eval", "evalsha", "hello", "time", "getex", "exists", "set", "del", "pexpire", "pttl"),
-    *("zadd", "zrem", "zrange", "zrevrange", "hset", "hget", "hdel"),
+    *("zadd", "zrem", "zrange", "zpopmin", "hset", "hget", "hdel"),
 ]
 WELCOME = ["publish", "subscribe", "client|tracking", "script|load"]
 

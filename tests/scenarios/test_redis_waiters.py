@@ -32,8 +32,8 @@ async def waiting(server, number, name="a") -> None:
 
 
 async def settled(locks, proxy) -> None:
-    """Wait until the only waiter has the answer to the try that it makes when it stands in line."""
-    await until(lambda: sum(scripts.ACQUIRE.sha.encode() in request for request in proxy.requests) >= 2)
+    """Wait until the only waiter has the answer to its sign of life, with which it stands in line."""
+    await until(lambda: any(scripts.STAND.sha.encode() in request for request in proxy.requests))
     await locks.inspect("another")  # answered in order
 
 
@@ -79,10 +79,10 @@ async def start() -> AsyncIterator:
 @pytest.fixture
 def nobody_polls(monkeypatch):
     """Nobody tries again for a minute, unless woken; and nobody is passed over because of that."""
-    monkeypatch.setattr("fencing_sdk.backends.redis.LINE_POLL", 240.0)
+    monkeypatch.setattr("fencing_sdk.backends.redis.waiters._SIGN_EVERY", 120.0)
     monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
-    for script in (scripts.ACQUIRE, scripts.JOIN, scripts.LEAVE, scripts.RELEASE):
-        text = script.text.replace("LINE_TTL = 3000", "LINE_TTL = 240000")
+    for script in (scripts.ACQUIRE, scripts.STAND, scripts.RELEASE):
+        text = script.text.replace("LINE_TTL = 3000", "LINE_TTL = 240000").replace("SUSPECT = 1250", "SUSPECT = 240000")
         assert text != script.text
         monkeypatch.setattr(script, "text", text)
         monkeypatch.setattr(script, "sha", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
@@ -207,6 +207,7 @@ async def test_a_released_lock_reaches_the_next_by_a_message(redis_server, nobod
             await stay.end()
             for waiter in stays:
                 await waiter.over()
+        assert [waiter.error for waiter in stays] == [None] * 10
         assert all(waiter.token > stay.token for waiter in stays)
     await nothing_left(redis_server)
 
@@ -255,10 +256,10 @@ async def test_a_reconnected_waiter_is_woken_by_messages_again(redis_server, pro
             await settled(locks, proxy)
             proxy.cut()
             await until(lambda: proxy.connections == 0)
-            tries = proxy.saw(scripts.ACQUIRE.sha)
+            signs = proxy.saw(scripts.STAND.sha)
             await locks.inspect("b")
             async with asyncio.timeout(PATIENCE):
-                await tries  # the one because of the new connection
+                await signs  # the one because of the new connection
             await stay.end()
         await waiter.over()
         assert waiter.error is None
@@ -368,7 +369,8 @@ async def test_only_without_fairness_may_a_newcomer_overtake(fair, redis_server,
 @pytest.mark.parametrize("sign", ["1", "99999999999999"], ids=["long ago", "before the clock was set back"])
 async def test_a_head_that_is_dead_is_passed_over_and_its_place_is_removed(sign, redis_server):
     redis_server.ask_all(
-        ["ZADD", key("a", "q"), 1, "dead", 2, "dead too"], ["HSET", key("a", "w"), "dead", f"{sign} PUBLISH nowhere 1"]
+        ["ZADD", key("a", "q"), 1, "dead", 2, "dead too"],
+        ["HSET", key("a", "w"), "dead", f"{sign} direct 1 60000 1 PUBLISH nowhere\0"],
     )
     async with opened(redis_server.url) as (locks, _), locks.lock("a", wait=5):
         assert await keys(redis_server) == {key("a")}
@@ -378,7 +380,8 @@ async def test_a_head_that_is_dead_is_passed_over_and_its_place_is_removed(sign,
 async def test_a_head_that_just_died_costs_three_seconds_and_no_more(redis_server):
     seconds = int((await redis_server.command("TIME"))[0])
     redis_server.ask_all(
-        ["ZADD", key("a", "q"), 1, "dead"], ["HSET", key("a", "w"), "dead", f"{seconds * 1000} PUBLISH nowhere 1"]
+        ["ZADD", key("a", "q"), 1, "dead"],
+        ["HSET", key("a", "w"), "dead", f"{seconds * 1000} direct 1 60000 1 PUBLISH nowhere\0"],
     )
     async with opened(redis_server.url) as (locks, _):
         with pytest.raises(LockHeldError):

@@ -12,7 +12,15 @@ from fencing_sdk.backends.redis import RedisBackend, from_url, scripts
 from fencing_sdk.backends.redis.connection.cluster import slot_of
 from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError
 from fencing_sdk.backends.redis.keys import RedisKeys, check_prefix, lease_key, line_keys, token_key
-from fencing_sdk.backends.redis.requests import RedisRequests, milliseconds, read_holder, read_refusal, read_renewals
+from fencing_sdk.backends.redis.requests import (
+    RedisRequests,
+    WaiterSign,
+    milliseconds,
+    read_holder,
+    read_line,
+    read_refusal,
+    read_renewals,
+)
 from fencing_sdk.errors import ConfigurationError
 
 TERMS = {"tokens": "hybrid", "fair": True, "retention": 604800.0, "min_replicas": 0}
@@ -127,7 +135,7 @@ def test_a_call_says_the_same_by_hash_and_by_text():
 
 
 def test_no_two_scripts_are_the_same():
-    all_scripts = [scripts.ACQUIRE, scripts.RENEW, scripts.RELEASE, scripts.INSPECT, scripts.JOIN, scripts.LEAVE]
+    all_scripts = [scripts.ACQUIRE, scripts.RENEW, scripts.RELEASE, scripts.INSPECT, scripts.STAND]
     assert len({script.sha for script in all_scripts}) == len(all_scripts)
 
 
@@ -147,12 +155,31 @@ def test_what_a_server_should_not_say_is_unknown():
     assert read_renewals(b"1?", 2) == [Renewal.RENEWED, Renewal.UNKNOWN]
 
 
+@pytest.mark.parametrize(("reply", "left"), [(1500, 1.5), (0, 0.0), (-1, None), (-2, None)])
+def test_a_refusal_tells_how_long(reply, left):
+    assert read_refusal(reply) == left
+
+
 @pytest.mark.parametrize(
-    ("reply", "left", "in_line"),
-    [([1500, 1], 1.5, True), ([0, 0], 0.0, False), ([-1, 0], None, False), ([-2, 1], None, True), (None, None, False)],
+    ("reply", "answer"),
+    [([1500, 0, b""], (1.5, 0, None)), ([-2, 2, b""], (None, 2, None)), ([60, 1, b"34"], (0.06, 1, 34))],
 )
-def test_a_refusal_tells_how_long_and_whether_in_line(reply, left, in_line):
-    assert read_refusal(reply) == (left, in_line)
+def test_an_answer_to_signs_of_life_tells_whose_turn_it_is(reply, answer):
+    assert read_line(reply) == answer
+
+
+@pytest.mark.parametrize(
+    "reply", [None, b"1", 3, [], [1, 2], [1, b"x", b""], [1, 1, b"x"], ["1", 1, b""], [1, None, b""]]
+)
+def test_what_is_no_answer_to_a_sign_of_life_is_refused(reply):
+    with pytest.raises((TypeError, ValueError)):
+        read_line(reply)
+
+
+def test_a_sign_of_life_keeps_what_a_grant_needs_apart_from_what_a_name_may_have():
+    claim = Claim("a b", 1.5, metadata="m\0 1 2")
+    stored = WaiterSign(claim, "direct", 123, "7", "SPUBLISH", "{fencing:a b}:wake:c").stored()
+    assert stored == "direct 123 1500 7 SPUBLISH {fencing:a b}:wake:c\0=m\0 1 2"
 
 
 @pytest.mark.parametrize("metadata", [None, "", "m", "a\0b", "=", "é"])

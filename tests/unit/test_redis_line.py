@@ -13,7 +13,7 @@ from redis_server import RedisServer, version_of
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.errors import BackendUnavailableError, LossReason
+from fencing_sdk.errors import LossReason
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -69,6 +69,16 @@ def nobody_is_left(backend: RedisBackend, server: RedisServer) -> None:
     assert server.ask("EXISTS", LINE) == 0
 
 
+async def sign_again(backend: RedisBackend) -> None:
+    """Let every waiter give a sign of life now, and be answered."""
+    waiters = list(backend._waiters._table)
+    begun = asyncio.get_running_loop().time()
+    backend._waiters._sign_now(waiters)
+    await until(
+        lambda: all(waiter.due > begun + 0.1 and not waiter.asking for waiter in waiters), what="all are answered"
+    )
+
+
 # Leaving at any moment.
 
 
@@ -112,25 +122,20 @@ async def test_a_try_that_is_answered_after_the_line_was_left_does_not_stand_in_
     await backend.release(holder)
 
 
-async def test_a_place_that_is_left_while_it_is_taken_again_stays_left(backend, server, monkeypatch):
-    """The server does not know the script with which the place is taken: it runs after the one that leaves."""
-    holder, waiter = await hold(backend), Claim("a", 60)
-    joining, left = asyncio.Event(), asyncio.Event()
-    enter_line = backend._waiters._enter_line
-
-    async def slow_enter_line(waiting: object) -> None:
-        joining.set()
-        await left.wait()
-        await enter_line(waiting)
-
-    async with backend.queue(waiter):
-        server.ask("DEL", LINE, WAKES)
-        monkeypatch.setattr(backend._waiters, "_enter_line", slow_enter_line)
-        trying = asyncio.create_task(backend.acquire(waiter))
-        await within(joining.wait())
-    left.set()
-    assert isinstance(await trying, Held)
-    nobody_is_left(backend, server)
+async def test_a_place_that_is_left_before_the_server_could_take_it_stays_left(backend, server):
+    """The server knows the script no more with which it is taken, so that it runs after the one that leaves."""
+    holder = await hold(backend)
+    server.ask("SCRIPT", "FLUSH")
+    told = []
+    place = backend.stand(Claim("a", 60), lambda grant=None, age=0.0: told.append(grant))
+    while not place.asking:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    place.leave()
+    await backend.release(place.claim)
+    await until(lambda: not place.asking, what="the sign of life is answered")
+    await until(lambda: server.ask("EXISTS", LINE) == 0, what="the line is left once more")
+    assert told == []
     await backend.release(holder)
 
 
@@ -215,7 +220,7 @@ async def test_a_waiter_that_was_passed_over_stands_at_the_end_again(backend, se
     async with backend.queue(passed), backend.queue(next_one):
         server.ask("ZREM", LINE, passed.owner)
         server.ask("HDEL", LINE[:-1] + "w", passed.owner)
-        assert isinstance(await backend.acquire(passed), Held)
+        await sign_again(backend)
         assert server.ask("ZRANGE", LINE, 0, -1) == [next_one.owner, passed.owner]
         await backend.release(holder)
         assert isinstance(await backend.acquire(passed), Held)
@@ -239,7 +244,7 @@ async def test_whoever_stands_in_line_again_keeps_its_place(backend, server):
     holder = await hold(backend)
     first, second = Claim("a", 60), Claim("a", 60)
     async with backend.queue(first), backend.queue(second):
-        await backend._waiters._enter_line(backend._waiters.find(first))
+        await sign_again(backend)
         assert server.ask("ZRANGE", LINE, 0, -1) == [first.owner, second.owner]
     await backend.release(holder)
 
@@ -269,45 +274,24 @@ async def test_nobody_is_woken_by_who_leaves_while_the_lock_is_held(backend, ser
     await backend.release(holder)
 
 
-async def test_a_waiter_whose_channel_was_taken_away_is_told_to_stand_again(redis_cluster: Cluster):
-    """The slot moves: the old server ends the subscription, and says so."""
-    backend = from_url(redis_cluster.url.replace("redis://", "redis+cluster://"))
-    holder = await hold(backend)
-    node = redis_cluster.node_of(LINE)
-    if version_of(node.binary) < (7,):
-        await backend.aclose()
-        pytest.skip("no channels of their own before Redis 7")
-    async with backend.queue(Claim("a", 60)) as turn:
-        redis_cluster.move_slot(redis_cluster.slot_of(LINE), to=redis_cluster.other_than(node))
-        with pytest.raises(BackendUnavailableError, match="moved"):
-            await within(turn.wait())
-    await backend.release(holder)
-    await backend.aclose()
-
-
-async def test_waiters_listen_again_when_their_slot_comes_back(redis_cluster: Cluster):
-    """One has followed the slot already when the other leaves the server that it was on."""
+async def test_a_waiter_whose_slot_moves_listens_at_the_next_server(redis_cluster: Cluster):
+    """The old server ends the subscription, and says so."""
     slot, source = redis_cluster.slot_of(LINE), redis_cluster.node_of(LINE)
     if version_of(source.binary) < (7,):
         pytest.skip("no channels of their own before Redis 7")
+    target = redis_cluster.other_than(source)
     backend = from_url(redis_cluster.url.replace("redis://", "redis+cluster://"))
-    holder, quick, slow = await hold(backend), Claim("a", 60), Claim("a", 60)
-    first, second = backend.queue(quick), backend.queue(slow)
-    turns = [await first.__aenter__(), await second.__aenter__()]
-    await asyncio.to_thread(redis_cluster.move_slot, slot, to=redis_cluster.other_than(source))
-    for turn in turns:
-        with pytest.raises(BackendUnavailableError):
-            await within(turn.wait())
-    await first.__aexit__(None, None, None)
-    async with backend.queue(quick) as turn:
-        await second.__aexit__(None, None, None)
-        await asyncio.to_thread(redis_cluster.move_slot, slot, to=source)
-        with pytest.raises(BackendUnavailableError):
-            await within(turn.wait())
-    async with backend.queue(quick) as turn:
-        assert len(shard_channels(source)) == 1
+    holder, waiter = await hold(backend), Claim("a", 60)
+    async with backend.queue(waiter) as turn:
+        for there, here in ((target, source), (source, target)):  # and back again
+            await asyncio.to_thread(redis_cluster.move_slot, slot, to=there)
+            await until(lambda there=there: len(shard_channels(there)) == 1, what="it listens there")
+            assert shard_channels(here) == []
+        await sign_again(backend)
         await backend.release(holder)
         await within(turn.wait())
+        assert isinstance(await backend.acquire(waiter), Grant)
+    await backend.release(waiter)
     await backend.aclose()
 
 
@@ -315,10 +299,11 @@ async def test_a_message_for_nobody_wakes_nobody(backend):
     holder = await hold(backend)
     async with backend.queue(Claim("a", 60)) as turn:
         waits = asyncio.create_task(turn.wait())
+        channel = turn.channel.encode()
         for message in (
-            [b"message", b"c", b"999"],
-            [b"message", b"c", b"\xff"],
-            [b"message", b"c", None],
+            [b"message", channel, b"999"],
+            [b"message", channel, b"\xff"],
+            [b"message", channel, None],
             [b"pong", b""],
         ):
             backend._waiters.on_push(message)

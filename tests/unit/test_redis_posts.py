@@ -92,8 +92,8 @@ NO_SCRIPT = ReplyError("NOSCRIPT No matching script.")
     ("reply", "outcome"),
     [
         (b"34", Grant(34)),
-        ([1500, 0], Held(1.5)),
-        ([-1, 0], Held(None)),
+        (1500, Held(1.5)),
+        (-1, Held(None)),
         (NO_SCRIPT, Posted.NOT_EXECUTED),
         (ReplyError("MOVED 1 other:6379"), Posted.NOT_EXECUTED),
         (ReplyError("ASK 1 other:6379"), Posted.NOT_EXECUTED),

@@ -12,6 +12,8 @@ Waiters: first come, first served, woken by a message. The backend has one conne
     __init__.py       the backend, as the client calls it
     requests.py       the requests to the server, and how its answers are read
     waiters.py        the waiters of one client, and what wakes them
+    waiter.py         one of them
+    share_waiters.py  the waiters for permits, readers and writers
     losses.py         notices grants that end behind their holder's back
     scripts.py        the Lua scripts beside it, each one atomic step at the server
     keys.py           the keys of a lock
@@ -33,12 +35,12 @@ Waiters: first come, first served, woken by a message. The backend has one conne
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.futures import retrieve
-from fencing_sdk.abc import LossNotice, Posted, Sent, Turn
+from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends.redis.connection.cluster import SlotMap
@@ -61,10 +63,13 @@ from fencing_sdk.backends.redis.requests import (
     read_refusal,
     read_renewals,
     read_share,
+    read_share_refusal,
     read_token,
 )
 from fencing_sdk.backends.redis.scripts import PRELOADED, ScriptCall
-from fencing_sdk.backends.redis.waiters import RedisWaiter, RedisWaiters
+from fencing_sdk.backends.redis.share_waiters import ShareWaiter, ShareWaiters
+from fencing_sdk.backends.redis.waiter import RedisWaiter
+from fencing_sdk.backends.redis.waiters import RedisWaiters
 from fencing_sdk.errors import BackendError
 
 __all__ = ["RedisBackend", "from_url"]
@@ -116,8 +121,9 @@ class RedisBackend:
         self._router = self._make_router(topology)
         sharded = isinstance(self._router, ClusterRouter)
         self._batch = 1 if sharded else _BATCH  # on a cluster each lock has a slot of its own
-        self._waiters = RedisWaiters(self._router, self._requests, keys, sharded=sharded)
         self._losses = RedisLossWatcher(self.renew)
+        self._waiters = RedisWaiters(self._router, self._requests, keys, self._losses, sharded=sharded)
+        self._share_waiters = ShareWaiters(self._router, self._requests, keys, sharded=sharded)
         self._posts = None if self._requests.replicas else RedisPosts(keys, self._requests, self._router, self._losses)
 
     def _make_router(self, topology: RedisTopology) -> RedisRouter:
@@ -136,10 +142,12 @@ class RedisBackend:
             pipe.call("SCRIPT", "LOAD", script.text).add_done_callback(retrieve)
         self._losses.on_connect(pipe)
         self._waiters.on_connect(node, pipe)
+        self._share_waiters.on_connect(node, pipe)
 
     def _on_push(self, message: list[Reply]) -> None:
         self._losses.on_push(message)
         self._waiters.on_push(message)
+        self._share_waiters.on_push(message)
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
@@ -148,7 +156,8 @@ class RedisBackend:
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
-        waiter, call = self._waiters.find(claim), self._requests.acquire(claim)
+        call = self._requests.acquire(claim)
+        waiter = None if claim.mode == LOCK else self._share_waiters.find(claim)
         with translating("acquire"):
             reply = await self._run_acquire(call, claim)
             if claim.mode.shared:
@@ -157,7 +166,7 @@ class RedisBackend:
                     waiter.served = True
                 return await self._held(reply, waiter) if share is None else share
             if not isinstance(reply, bytes):
-                return await self._held(reply, waiter)
+                return Held(read_refusal(reply)) if claim.mode == LOCK else await self._held(reply, waiter)
             token = read_token(reply)
         self._losses.granted(call.keys[0], claim)
         if waiter is not None:
@@ -166,11 +175,11 @@ class RedisBackend:
 
     def post_acquire(self, claim: Claim, answer: Callable[[Grant | Held | Posted | BackendError], None]) -> Sent | None:
         """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
-        return None if self._posts is None else self._posts.acquire(claim, answer)
+        return None if self._posts is None or claim.mode != LOCK else self._posts.acquire(claim, answer)
 
     def post_release(self, claim: Claim, answer: Callable[[Posted | BackendError], None]) -> Sent | None:
         """See `fencing_sdk.abc.SupportsPosts.post_release`."""
-        return None if self._posts is None else self._posts.release(claim, answer)
+        return None if self._posts is None or claim.mode != LOCK else self._posts.release(claim, answer)
 
     async def _run_acquire(self, call: ScriptCall, claim: Claim) -> Reply:
         """Run the call; release a grant that too few replicas confirm, because another server could grant it again."""
@@ -182,13 +191,13 @@ class RedisBackend:
             await self._run_release(claim)
             raise
 
-    async def _held(self, reply: Reply, waiter: RedisWaiter | None) -> Held:
+    async def _held(self, reply: Reply, waiter: ShareWaiter | None) -> Held:
         """Read a refusal. A waiter that the server has dropped, or sends no messages any more, joins the line again."""
-        left, in_line = read_refusal(reply)
+        left, in_line = read_share_refusal(reply)
         if waiter is None:
             return Held(left)
-        if not (in_line and self._waiters.is_reachable(waiter)):
-            await self._waiters.rejoin(waiter)
+        if not (in_line and self._share_waiters.is_reachable(waiter)):
+            await self._share_waiters.rejoin(waiter)
         return Held(LINE_POLL if left is None else min(left, LINE_POLL))
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
@@ -250,6 +259,7 @@ class RedisBackend:
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
+        await self._waiters.aclose()
         await self._losses.aclose()
         await self._router.aclose()
 
@@ -257,18 +267,26 @@ class RedisBackend:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`."""
-        return self._queue(claim)
+    def stand(self, claim: Claim, tell: Tell) -> RedisWaiter:
+        """See `fencing_sdk.abc.SupportsDirectGrant.stand`."""
+        return self._waiters.stand(claim, tell)
 
     @asynccontextmanager
-    async def _queue(self, claim: Claim) -> AsyncIterator[Turn]:
-        with translating("queue"):
+    async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
+        """See `fencing_sdk.abc.SupportsQueue.queue`: the line without direct grants."""
+        if claim.mode == LOCK:
             waiter = await self._waiters.join(claim)
+            try:
+                yield waiter
+            finally:
+                await self._waiters.leave(waiter)
+            return
+        with translating("queue"):
+            share_waiter = await self._share_waiters.join(claim)
         try:
-            yield waiter
+            yield share_waiter
         finally:
-            await self._waiters.leave(waiter)
+            await self._share_waiters.leave(share_waiter)
 
 
 def from_url(url: str, **options: object) -> RedisBackend:

@@ -1,15 +1,15 @@
--- Grant a free lock: return its token in digits, or an error; or nil if the key of the lease exists.
+-- Grant a lock: return its token in digits, or an error; or nil if the lock is not free and another owner holds it.
 -- The lease is written first: one command finds out whether the lock is free, and takes it.
-local function grant(lease, last, owner, ttl, metadata, kind, retention)
+local function grant(lease, last, owner, ttl, metadata, kind, retention, free, time)
   local token = 1
   if kind == 'hybrid' then
-    local time = redis.call('TIME')
+    time = time or redis.call('TIME')
     token = tonumber(time[1]) * 1000000 + tonumber(time[2])
   end
   local digits = string.format('%.0f', token) -- token .. '' would keep only 14 digits
-  local taken = redis.pcall('SET', lease, owner .. '\0' .. digits .. '\0' .. metadata, 'PX', ttl, 'NX')
-  if not taken then return nil end
-  if taken.err then return taken end
+  local taken = redis.pcall('SET', lease, owner .. '\0' .. digits .. '\0' .. metadata, 'PX', ttl, free and 'GET' or 'NX')
+  if not taken and not free then return nil end
+  if type(taken) == 'table' and taken.err then return taken end
   local before
   if retention == '0' then
     before = redis.pcall('SET', last, digits, 'GET')

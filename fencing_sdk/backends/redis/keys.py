@@ -4,7 +4,9 @@ The keys of a lock, all of them in one slot of a Redis Cluster.
     {fencing:invoices/42}:l    the lease: owner NUL token NUL, then '=' and the metadata if there is any
     {fencing:invoices/42}:t    the last token granted
     {fencing:invoices/42}:q    the line: the owners that wait, in the order of arrival
-    {fencing:invoices/42}:w    the line: the last sign of life of each owner, and the message that wakes it
+    {fencing:invoices/42}:w    the line: the last sign of life of each owner, and what a grant and a message need
+    {fencing:invoices/42}:sq   the line of permits, readers and writers: as q
+    {fencing:invoices/42}:sw   the last sign of life of each of them, and the message that wakes it
     {fencing:invoices/42}:e    permits and readers: the owners that hold, by the time at which they end
     {fencing:invoices/42}:h    permits and readers: the token, the permit and the metadata of each owner
 
@@ -72,3 +74,8 @@ def line_keys(tag: str) -> tuple[str, str]:
 def share_keys(tag: str) -> tuple[str, str]:
     """The keys of shares: when each ends, and what it is."""
     return f"{tag}:e", f"{tag}:h"
+
+
+def share_line_keys(tag: str) -> tuple[str, str]:
+    """The keys of the line of shares: the order of arrival, and the signs of life."""
+    return f"{tag}:sq", f"{tag}:sw"

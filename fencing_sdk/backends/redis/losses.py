@@ -49,6 +49,17 @@ class RedisLossWatcher:
         """Watch a new grant."""
         self._held[key] = claim
 
+    def holds(self, key: str, claim: Claim) -> bool:
+        """Whether *claim* was granted, and has not ended."""
+        held = self._held.get(key)
+        return held is not None and held.owner == claim.owner
+
+    def handed(self, key: str, claim: Claim, pipe: Pipe | None) -> None:
+        """Watch a grant that came unasked: read the lease, so that client tracking follows it."""
+        self.granted(key, claim)
+        if pipe is not None:
+            pipe.call("EXISTS", key).add_done_callback(retrieve)
+
     def ended(self, key: str, claim: Claim) -> None:
         """Stop watching a grant that its holder ends."""
         held = self._held.get(key)

@@ -170,7 +170,7 @@ class AcquirePost(ReleasePost):
 
     def _read(self, reply: Reply) -> Grant | Held:
         if not isinstance(reply, bytes):
-            return Held(read_refusal(reply)[0])
+            return Held(read_refusal(reply))
         token = read_token(reply)
         self._losses.granted(self._lease, self._claim)
         return Grant(token)

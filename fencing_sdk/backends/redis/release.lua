@@ -1,12 +1,15 @@
--- Release the lock if the owner holds it. With a line, wake_head.lua goes on.
---   KEYS  lease, q, w; or only the lease, while the slot moves and the others are on another server
---   ARGV  owner
+-- Release the lock if the owner holds it. With a line, release_to_line.lua goes on: it takes the owner out of the line,
+-- and hands the lock on.
+--   KEYS  lease, last token, q, w; or only the lease, while the slot moves and the others are on another server
+--   ARGV  owner, 'hybrid' or 'counter', ms that an idle counter is kept (0: for ever)
 --   ->    1 released | 0 the owner does not hold it
-local lease, q, w, owner = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
+local lease, last, q, w, owner = KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[1]
 local held = redis.pcall('GETEX', lease)
 if type(held) == 'table' then
   return string.find(held.err, '^WRONGTYPE') and 0 or held
 end
-if not held or string.sub(held, 1, #owner + 1) ~= owner .. '\0' then return 0 end
-redis.call('DEL', lease)
-if not q or redis.call('PEXPIRE', q, 12000) == 0 then return 1 end
+local released = held and string.sub(held, 1, #owner + 1) == owner .. '\0' and 1 or 0
+if not q or redis.call('PEXPIRE', q, 12000) == 0 then
+  if released == 1 then redis.call('DEL', lease) end
+  return released
+end

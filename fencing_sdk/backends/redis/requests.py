@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fencing_sdk._values.claim import (
     LOCK,
@@ -18,19 +19,20 @@ from fencing_sdk._values.claim import (
 )
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Reply, ReplyError
-from fencing_sdk.backends.redis.keys import RedisKeys, lease_key, line_keys, share_keys, token_key
+from fencing_sdk.backends.redis.keys import RedisKeys, lease_key, line_keys, share_keys, share_line_keys, token_key
 from fencing_sdk.backends.redis.scripts import (
     ACQUIRE,
     ACQUIRE_SHARE,
+    ACQUIRE_WRITER,
     HOLDERS,
     INSPECT,
-    JOIN,
-    LEAVE,
+    JOIN_SHARE_LINE,
     LEAVE_SHARE_LINE,
     RELEASE,
     RELEASE_SHARE,
     RENEW,
     RENEW_SHARES,
+    STAND,
     Argument,
     ScriptCall,
 )
@@ -43,6 +45,24 @@ NO_HOLDER = holder_of("")
 _MOST_REPLICAS = 100
 _TOKEN_DIGITS = len(str(TOKEN_LIMIT))
 _RENEWALS = {ord("1"): Renewal.RENEWED, ord("0"): Renewal.REFUSED, ord("x"): Renewal.TAKEN_OVER}
+
+
+class WaiterSign(NamedTuple):
+    """A sign of life: what the server keeps of a waiter, so that a release can hand it the lock or wake it."""
+
+    claim: Claim
+    mode: str
+    """``"direct"``, ``"silent"`` or ``"wake"``: see `line.lua`."""
+    sent_at: int
+    """Milliseconds on a clock of this client, which a message repeats: a grant counts from this moment."""
+    ticket: str
+    command: str
+    channel: str
+
+    def stored(self) -> str:
+        """What the server keeps, behind its own time."""
+        ttl, metadata = milliseconds(self.claim.ttl), stored(self.claim.metadata)
+        return f"{self.mode} {self.sent_at} {ttl} {self.ticket} {self.command} {self.channel}\0{metadata}"
 
 
 class RedisRequests:
@@ -72,7 +92,10 @@ class RedisRequests:
             raise ConfigurationError(msg)
         kept = milliseconds(_check_retention(retention)) if tokens == "hybrid" else 0
         self._keys = keys
-        self._options: tuple[Argument, ...] = (str(tokens), kept, "fair" if _check_switch(fair, "fair") else "barge")
+        self._tokens: tuple[Argument, ...] = (str(tokens), kept)
+        self.fair = _check_switch(fair, "fair")
+        """Whether a free lock goes only to the head of the line."""
+        self._options: tuple[Argument, ...] = (*self._tokens, "fair" if self.fair else "barge")
         self.replicas = _check_replicas(min_replicas)
         """Replicas that must have a grant or a renewal before it counts."""
 
@@ -81,14 +104,21 @@ class RedisRequests:
         return lease_key(self._keys.tag(name))
 
     def acquire(self, claim: Claim) -> ScriptCall:
-        """Ask for a grant; the reply is the token, or ``[milliseconds left, 1 if the caller is in the line]``."""
-        tag = self._keys.tag(claim.name)
-        keys = (lease_key(tag), token_key(tag), *line_keys(tag))
+        """Ask for a grant; the reply is the token, or the milliseconds until another try makes sense."""
+        keys = self._all_keys(claim.name)
         arguments = (claim.owner, milliseconds(claim.ttl), stored(claim.metadata), *self._options)
-        if claim.mode.shared:
-            mode: tuple[Argument, ...] = (claim.mode.word, _permits(claim))
-            return ScriptCall(ACQUIRE_SHARE, (*keys, *share_keys(tag)), (*arguments, *mode), self.replicas)
+        if claim.mode != LOCK:
+            return self._acquire_share(claim, arguments)
         return ScriptCall(ACQUIRE, keys, arguments, self.replicas, follow=keys[0])
+
+    def _acquire_share(self, claim: Claim, arguments: tuple[Argument, ...]) -> ScriptCall:
+        """Ask for a share, or the lock of a writer; a refusal is ``[milliseconds left, 1 if it is in the line]``."""
+        tag = self._keys.tag(claim.name)
+        keys = (lease_key(tag), token_key(tag), *share_line_keys(tag))
+        if not claim.mode.shared:
+            return ScriptCall(ACQUIRE_WRITER, keys, arguments, self.replicas, follow=keys[0])
+        mode: tuple[Argument, ...] = (claim.mode.word, _permits(claim))
+        return ScriptCall(ACQUIRE_SHARE, (*keys, *share_keys(tag)), (*arguments, *mode), self.replicas)
 
     def renew(self, claims: Sequence[Claim]) -> ScriptCall:
         """Renew leases, all in one slot on a cluster, and either all of them shares or none."""
@@ -102,28 +132,37 @@ class RedisRequests:
         return ScriptCall(RENEW, [self.lease(claim.name) for claim in claims], arguments, self.replicas)
 
     def release(self, claim: Claim) -> ScriptCall:
-        """Release a lock or a share, and wake the head of its line."""
+        """Release a lock, or leave its line, and hand the lock on. Of a share: release it, and wake the head."""
         if claim.mode != LOCK:
             noted = int(claim.mode != READER or claim.metadata is not None)
             arguments = (claim.owner, claim.mode.word, noted)
-            return ScriptCall(RELEASE_SHARE, self._lease_line_and_shares(claim), arguments)
-        return ScriptCall(RELEASE, self._lease_and_line(claim), (claim.owner,))
+            return ScriptCall(RELEASE_SHARE, self._share_keys(claim), arguments)
+        return ScriptCall(RELEASE, self._all_keys(claim.name), (claim.owner, *self._tokens))
 
     def release_alone(self, claim: Claim) -> ScriptCall:
-        """Release a lock without access to its line: its waiters notice at their next try."""
-        return ScriptCall(RELEASE, (self.lease(claim.name),), (claim.owner,))
+        """Release a lock without access to its line: its waiters notice at their next sign of life."""
+        return ScriptCall(RELEASE, (self.lease(claim.name),), (claim.owner, *self._tokens))
 
-    def join(self, claim: Claim, command: str, channel: str, ticket: str) -> ScriptCall:
-        """Join the line; the server then wakes the waiter by *command* with *ticket* on *channel*."""
+    def stand(self, lines: Sequence[Sequence[WaiterSign]]) -> ScriptCall:
+        """Give signs of life for waiters, those of one lock after the other, all in one slot on a cluster."""
+        keys: list[str] = []
+        arguments: list[Argument] = [*self._tokens]
+        for signs in lines:
+            keys += self._all_keys(signs[0].claim.name)
+            arguments.append(len(signs))
+            for sign in signs:
+                arguments += (sign.claim.owner, sign.stored())
+        return ScriptCall(STAND, keys, arguments)
+
+    def join_share_line(self, claim: Claim, command: str, channel: str, ticket: str) -> ScriptCall:
+        """Join the line of shares; the server then wakes the waiter by *command* with *ticket* on *channel*."""
         if claim.mode.shared:
             command = f"{command}/{claim.mode.word}/{_permits(claim)}"
-        return ScriptCall(JOIN, self._lease_and_line(claim), (claim.owner, command, channel, ticket))
+        return ScriptCall(JOIN_SHARE_LINE, self._share_keys(claim)[:3], (claim.owner, command, channel, ticket))
 
-    def leave(self, claim: Claim) -> ScriptCall:
-        """Leave the line."""
-        if claim.mode != LOCK:
-            return ScriptCall(LEAVE_SHARE_LINE, self._lease_line_and_shares(claim), (claim.owner,))
-        return ScriptCall(LEAVE, self._lease_and_line(claim), (claim.owner,))
+    def leave_share_line(self, claim: Claim) -> ScriptCall:
+        """Leave the line of shares."""
+        return ScriptCall(LEAVE_SHARE_LINE, self._share_keys(claim), (claim.owner,))
 
     def holders(self, name: str) -> ScriptCall:
         """Ask for all who hold a name."""
@@ -134,12 +173,13 @@ class RedisRequests:
         """Ask who holds a lock."""
         return ScriptCall(INSPECT, (self.lease(name),), ())
 
-    def _lease_line_and_shares(self, claim: Claim) -> tuple[str, ...]:
-        return (*self._lease_and_line(claim), *share_keys(self._keys.tag(claim.name)))
-
-    def _lease_and_line(self, claim: Claim) -> tuple[str, ...]:
+    def _share_keys(self, claim: Claim) -> tuple[str, ...]:
         tag = self._keys.tag(claim.name)
-        return (lease_key(tag), *line_keys(tag))
+        return (lease_key(tag), *share_line_keys(tag), *share_keys(tag))
+
+    def _all_keys(self, name: str) -> tuple[str, ...]:
+        tag = self._keys.tag(name)
+        return (lease_key(tag), token_key(tag), *line_keys(tag))
 
 
 def milliseconds(seconds: float) -> int:
@@ -167,10 +207,43 @@ def read_renewals(outcome: CallOutcome, count: int) -> list[Renewal]:
     return [Renewal.UNKNOWN] * count
 
 
-def read_refusal(reply: Reply) -> tuple[float | None, bool]:
-    """Read a refusal: seconds until the lock may be free (None: no ttl), and whether the caller is in the line."""
+def read_refusal(reply: Reply) -> float | None:
+    """Read a refusal: seconds until another try makes sense (None: the lease has no ttl)."""
+    return _seconds(reply)
+
+
+def read_share_refusal(reply: Reply) -> tuple[float | None, bool]:
+    """Read the refusal of a share: seconds until it may be free, and whether the caller is in the line."""
     left, in_line = reply if isinstance(reply, list) else (-1, 0)
     return _seconds(left), bool(in_line)
+
+
+class LineAnswer(NamedTuple):
+    """What the server says about one line."""
+
+    left: float | None
+    """Seconds until the lease of the holder ends. None: it has no ttl, or the lock is free."""
+    number: int
+    """Which of the waiters that gave a sign has the lock now, or may ask for it, from 1 on. 0: none of them."""
+    token: int | None
+    """The token of that waiter. None: it may ask."""
+
+
+def read_line(answer: Reply) -> LineAnswer:
+    """
+    Read the answer to the signs of life of one line.
+
+    Raises:
+        ReplyError: the server refused them.
+        ValueError, TypeError: it is no answer.
+    """
+    if isinstance(answer, ReplyError):
+        raise answer
+    if not isinstance(answer, list):
+        msg = "not an answer to a sign of life"
+        raise TypeError(msg)
+    left, number, token = answer
+    return LineAnswer(_seconds(left), int(number), read_token(token) if token else None)
 
 
 def _seconds(left: Reply) -> float | None:

@@ -2,11 +2,11 @@
 The Lua scripts beside this file. The server runs each as one atomic step.
 
     acquire.lua, renew.lua, release.lua, inspect.lua     what `fencing_sdk.abc.Backend` promises
-    join.lua, leave.lua                                  a waiter enters the line of a lock, and leaves it
-    grant.lua                                            a function: grants a free lock
+    stand.lua                                            waiters join the lines of their locks, and stay there
+    grant.lua                                            a function: grants a lock
     line.lua                                             functions of the line, for the scripts that use it
     acquire_in_line.lua, release_to_line.lua             the rest of these two, run where there is a line
-    share.lua, share_*.lua                               the same for permits and readers
+    share.lua, share_*.lua, writer_*.lua                 the same for permits, readers and writers, and their line
 """
 
 from __future__ import annotations
@@ -57,20 +57,23 @@ class ScriptCall(NamedTuple):
 
 ACQUIRE = RedisScript("grant", "acquire", "line", "acquire_in_line")
 RENEW = RedisScript("renew")
-RELEASE = RedisScript("release", "line", "release_to_line")
+RELEASE = RedisScript("release", "grant", "line", "release_to_line")
 INSPECT = RedisScript("inspect")
-JOIN = RedisScript("line", "join")
-LEAVE = RedisScript("line", "leave")
+STAND = RedisScript("grant", "line", "stand")
 
-ACQUIRE_SHARE = RedisScript("grant", "line", "share", "share_acquire")
-RENEW_SHARES = RedisScript("line", "share", "share_renew")
-RELEASE_SHARE = RedisScript("line", "share", "share_release")
-LEAVE_SHARE_LINE = RedisScript("line", "share", "share_leave")
-HOLDERS = RedisScript("line", "share", "share_holders")
+# Shares, and the writers among them, stand in a line of their own, whose head is woken and asks.
+ACQUIRE_SHARE = RedisScript("grant", "share_line", "share", "share_acquire")
+ACQUIRE_WRITER = RedisScript("grant", "writer_acquire", "share_line", "writer_acquire_in_line")
+RENEW_SHARES = RedisScript("share_line", "share", "share_renew")
+RELEASE_SHARE = RedisScript("share_line", "share", "share_release")
+JOIN_SHARE_LINE = RedisScript("share_line", "share_join")
+LEAVE_SHARE_LINE = RedisScript("share_line", "share", "share_leave")
+HOLDERS = RedisScript("share_line", "share", "share_holders")
 
-PRELOADED = (LEAVE, RELEASE, LEAVE_SHARE_LINE, RELEASE_SHARE)
+PRELOADED = (RELEASE, STAND, LEAVE_SHARE_LINE, RELEASE_SHARE)
 """
 The scripts that every new connection loads.
 
-A caller that gives up may be gone before the second request that a script unknown to the server needs.
+A caller that gives up may be gone before the second request that a script unknown to the server needs, and a waiter
+that joins and leaves at once should do so in this order.
 """

@@ -1,17 +1,22 @@
 """
 The waiters of one client, and what wakes them.
 
-The server keeps a line of waiters for each lock (see `line.lua`). A waiter joins the line with the channel of its
-client and a ticket, which names the waiter among those of its client. It needs no connection of its own. What wakes it:
+The server keeps a line of waiters for each lock (see `line.lua`). A client gives signs of life for all its waiters:
+one call for each server and second, in a cluster one for each lock. The first sign joins the line. A sign says by
+which message the server reaches the waiter, and when it was sent, on the client's own clock. What wakes a waiter:
 
-1. Its turn. A release, and a waiter at the head of the line that leaves, publish the ticket of the waiter that is
-   at the head then, on the channel of its client.
-2. A new connection. Messages are lost while a connection is broken. When it is open again, the client subscribes
-   again, and all its waiters wake and try.
-3. A slot that moves to another server of a cluster. The old server ends the subscription, and the waiter wakes with
-   an error: the engine joins the line again, at the new server.
-4. Time. A waiter tries again once a second, and when the ttl of the holder ends, because the server publishes nothing
-   then. A try is also the sign of life that keeps the waiter in the line.
+1. A release hands it the lock. The server grants the lock to the first waiter that can be reached, with its full ttl,
+   and publishes its ticket, the moment of its last sign of life, and the token. The grant was made after that sign
+   had arrived, so it counts from that moment: a message that is late buys no time, and no two clocks are compared.
+2. A release wakes it, and it asks for the lock: where a grant needs more than the server can do alone
+   (``min_replicas``), without fairness, and where its last sign of life is so old that it may be frozen.
+3. The answer to its sign of life: its message was lost, or no client released the lock. A sign hands a free lock on, so
+   the next one comes when the ttl of the holder ends. It is also how a waiter is served that may not listen.
+4. A new connection. Messages are lost while a connection is broken. When it is open again, the client listens and
+   gives signs of life at once, and so it does when the slot of a lock moves to another server of a cluster.
+
+A waiter that gives up releases its claim, which takes it out of the line, and gives back what it was handed meanwhile.
+If a message for it comes later, the client releases the claim once more.
 
 On a cluster from Redis 7 on, a lock has a channel in its own slot (SPUBLISH), so that a message reaches one server
 only. Everywhere else a client has one channel for all its waiters.
@@ -23,100 +28,88 @@ import asyncio
 import contextlib
 import itertools
 import uuid
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextvars import Context
 from functools import partial
 
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.claim import Claim, Grant
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.futures import retrieve
-from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
-from fencing_sdk.backends.redis.connection.dial import BACKEND
+from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk.abc import Tell
+from fencing_sdk.backends._shared.background_task import BackgroundTasks
+from fencing_sdk.backends._shared.waiters import WaiterTable
 from fencing_sdk.backends.redis.connection.node import RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import RedisRouter
-from fencing_sdk.backends.redis.keys import RedisKeys
-from fencing_sdk.backends.redis.requests import RedisRequests
-from fencing_sdk.errors import BackendUnavailableError
+from fencing_sdk.backends.redis.errors import translated
+from fencing_sdk.backends.redis.keys import RedisKeys, lease_key
+from fencing_sdk.backends.redis.losses import RedisLossWatcher
+from fencing_sdk.backends.redis.requests import LineAnswer, RedisRequests, WaiterSign, read_line, read_token
+from fencing_sdk.backends.redis.waiter import RedisWaiter
 
+_SIGN_EVERY = 1.0
+"""Seconds between the signs of life of a waiter. `line.lua` knows a waiter that is late by its `SUSPECT`."""
+_TOGETHER = 0.5
+"""Seconds by which a sign is given earlier, to share a call with one that is due."""
+_SOONEST = 0.01
+"""Seconds after which a waiter looks again whether the ttl of a holder has ended."""
+_ANSWER_LIMIT = 2.0
+"""Seconds without an answer to a sign of life after which a waiter tries by itself. The server waits for 3."""
+_WAITERS_A_CALL = 100
+"""Waiters of one call: it keeps the server busy for less than a millisecond."""
+_REMEMBERED = 1000
+"""Waiters that have left, and to which a message may still be on its way."""
 _SHARDED_SINCE = (7,)
 _NOT_PERMITTED = {"NOPERM"}
-_MOVED = "the slot of the lock has moved to another server"
 _LEAVE_TRIES = 2
 """One try on the open connection, and one on the next if that was broken."""
-
-
-class RedisWaiter(Waiter):
-    """A waiter in the line of one lock."""
-
-    __slots__ = ("channel", "may_subscribe", "node", "tag")
-
-    def __init__(self, claim: Claim, ticket: str, tag: str) -> None:
-        super().__init__(claim, ticket)
-        self.tag = tag
-        """The beginning of the lock's keys."""
-        self.node: RedisNode | None = None
-        """The server with the line, once the waiter has asked for it."""
-        self.channel = ""
-        self.may_subscribe = True
-        """Whether the server permits its channel. If not, the waiter tries once a second."""
+_HANDING = 3
+"""Words of a message that hands the lock over. One that only wakes has the ticket alone."""
+_CLOCK = BootClock()
 
 
 class RedisWaiters:
     """All waiters of one backend."""
 
-    def __init__(self, router: RedisRouter, requests: RedisRequests, keys: RedisKeys, *, sharded: bool) -> None:
+    def __init__(
+        self, router: RedisRouter, requests: RedisRequests, keys: RedisKeys, losses: RedisLossWatcher, *, sharded: bool
+    ) -> None:
         self._router = router
         self._requests = requests
         self._keys = keys
+        self._losses = losses
         self._sharded = sharded
         self._client = uuid.uuid4().hex
         self._tickets = itertools.count(1)
         self._table: WaiterTable[RedisWaiter] = WaiterTable()
+        self._left: OrderedDict[str, RedisWaiter] = OrderedDict()
+        self._calls = BackgroundTasks()
+        self._owner: LoopOwner | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = 0.0
 
-    def find(self, claim: Claim) -> RedisWaiter | None:
-        """The waiter of *claim*, if there is one."""
-        return self._table.find(claim)
+    def stand(self, claim: Claim, tell: Tell | None) -> RedisWaiter:
+        """Join the line of a lock in the background; without *tell*, to be woken only."""
+        waiter = RedisWaiter(claim, str(next(self._tickets)), self._keys.tag(claim.name), tell, self.remove)
+        waiter.direct = waiter.direct and self._requests.fair and not self._requests.replicas
+        self._table.add(waiter)
+        self._plan(waiter.due)
+        return waiter
 
     async def join(self, claim: Claim) -> RedisWaiter:
-        """Join the line of a lock, until `leave`."""
-        waiter = self._table.add(RedisWaiter(claim, str(next(self._tickets)), self._keys.tag(claim.name)))
+        """Join the line of a lock to be woken, and return when a release can no longer be missed."""
+        waiter = self.stand(claim, None)
+        waiter.entering = True
         try:
-            await self._enter_line(waiter)
+            while not waiter.joined:
+                await waiter.wait()
+            waiter.entering = False
         except BaseException:
             await self.leave(waiter)
             raise
         return waiter
-
-    async def rejoin(self, waiter: RedisWaiter) -> None:
-        """
-        Join the line again: the server has dropped *waiter*, or sends it no messages any more.
-
-        The waiter may leave while this runs, and the server may then carry out the leaving before the joining.
-        So it leaves once more.
-        """
-        if self.find(waiter.claim) is not waiter:
-            return
-        try:
-            await self._enter_line(waiter)
-        finally:
-            if self.find(waiter.claim) is not waiter:
-                await self.leave(waiter)
-
-    async def _enter_line(self, waiter: RedisWaiter) -> None:
-        """Send the requests of joining. SUBSCRIBE goes first, so that no message is missed."""
-        waiter.node = await self._router.node(waiter.tag)
-        subscription = self._subscribe(await waiter.node.pipe(), waiter)
-        command = "SPUBLISH" if self._uses_shard_channel(waiter) else "PUBLISH"
-        await self._router.run(self._requests.join(waiter.claim, command, waiter.channel, waiter.ticket))
-        try:
-            await asyncio.shield(subscription)
-        except ReplyError as error:
-            if error.code not in _NOT_PERMITTED:
-                raise
-            waiter.may_subscribe = False
-
-    def is_reachable(self, waiter: RedisWaiter) -> bool:
-        """Whether messages reach *waiter* as before: there is no better reason to join again."""
-        pipe = None if waiter.node is None else waiter.node.open_pipe
-        return not waiter.may_subscribe or (pipe is not None and waiter.channel in pipe.channels)
 
     async def leave(self, waiter: RedisWaiter) -> None:
         """
@@ -125,12 +118,173 @@ class RedisWaiters:
         Raises no error: an error would replace the cancellation that ends the wait. If the request fails, the server
         drops the waiter for lack of a sign of life.
         """
+        self.remove(waiter)
+        for _ in range(0 if self._losses.holds(lease_key(waiter.tag), waiter.claim) else _LEAVE_TRIES):
+            with contextlib.suppress(Exception):
+                await self._router.run(self._requests.release(waiter.claim))
+                return
+
+    def remove(self, waiter: RedisWaiter) -> None:
+        """Tell *waiter* nothing more. The caller releases its claim if it was not granted."""
         self._table.remove(waiter)
         self._unsubscribe(waiter)
-        for _ in range(0 if waiter.served else _LEAVE_TRIES):
-            with contextlib.suppress(Exception):
-                await self._router.run(self._requests.leave(waiter.claim))
-                return
+        self._left[waiter.ticket] = waiter
+        if len(self._left) > _REMEMBERED:
+            self._left.popitem(last=False)
+
+    # Signs of life.
+
+    def _plan(self, at: float) -> None:
+        """Look at the waiters at the moment *at*."""
+        if self._owner is None or not self._owner.is_current:
+            self._owner, self._timer = LoopOwner(), None
+            self._calls.forget()
+        if self._timer is None or at < self._looks_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(at, self._look, context=Context())
+            self._looks_at = at
+
+    def _look(self) -> None:
+        """Begin the calls that are due."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        here = [waiter for waiter in self._table if waiter.loop is loop and not waiter.asking]
+        soon = loop.time() + _TOGETHER
+        if any(waiter.due <= loop.time() for waiter in here):
+            for group in self._grouped([waiter for waiter in here if waiter.due <= soon]):
+                for waiter in group:
+                    waiter.asking = True
+                self._calls.start(self._give_signs(group))
+        self._plan_next()
+
+    def _plan_next(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = [waiter.due for waiter in self._table if waiter.loop is loop and not waiter.asking]
+        if due:
+            self._plan(min(due))
+
+    def _grouped(self, waiters: Sequence[RedisWaiter]) -> list[list[RedisWaiter]]:
+        """The waiters of one call each: together those of a server, but in a cluster those of a lock."""
+        groups: dict[str, list[RedisWaiter]] = {}
+        for waiter in sorted(waiters, key=lambda waiter: waiter.tag):
+            groups.setdefault(waiter.tag if self._sharded else "", []).append(waiter)
+        size = _WAITERS_A_CALL
+        return [group[start : start + size] for group in groups.values() for start in range(0, len(group), size)]
+
+    async def _give_signs(self, waiters: list[RedisWaiter]) -> None:
+        """Listen, give a sign of life for each of *waiters*, and read what the server says about their lines."""
+        try:
+            async with asyncio.timeout(_ANSWER_LIMIT):
+                subscriptions = [await self._listen(waiter) for waiter in waiters]
+                staying = [waiter for waiter in waiters if self._table.find(waiter.claim) is waiter]
+                lines = [list(line) for _, line in itertools.groupby(staying, key=lambda waiter: waiter.tag)]
+                if not lines:
+                    return
+                sent_at = int(_CLOCK.now() * 1000)  # rounded down: a grant counts from no later moment
+                signs = [[self._sign(waiter, sent_at) for waiter in line] for line in lines]
+                answers = await self._router.run(self._requests.stand(signs))
+                await asyncio.wait(set(subscriptions))
+            for line, answer in zip(lines, _as_list(answers), strict=True):
+                self._take(line, answer, sent_at)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the waiters try by themselves, and again)
+            self._missed(waiters, error)
+        finally:
+            for waiter in waiters:
+                waiter.asking = False
+            self._plan_next()
+
+    def _sign(self, waiter: RedisWaiter, sent_at: int) -> WaiterSign:
+        mode = "wake" if not waiter.direct else "direct" if waiter.may_subscribe else "silent"
+        command = "SPUBLISH" if self._uses_shard_channel(waiter) else "PUBLISH"
+        return WaiterSign(waiter.claim, mode, sent_at, waiter.ticket, command, waiter.channel)
+
+    def _take(self, line: list[RedisWaiter], reply: Reply, sent_at: int) -> None:
+        """Read what the server says about one line."""
+        try:
+            answer = read_line(reply)
+        except Exception as error:  # noqa: BLE001  (the key of one lock may hold something else)
+            self._missed(line, error)
+            return
+        now = asyncio.get_running_loop().time()
+        for number, waiter in enumerate(line, 1):
+            waiter.due = now + _until_next_sign(answer)
+            entered, waiter.joined = not waiter.joined, True
+            if self._table.find(waiter.claim) is not waiter:
+                self._give_back(waiter)  # it has left meanwhile, and the server may have done this first
+            elif number == answer.number and answer.token is not None:
+                self._hand(waiter, answer.token, sent_at)
+            elif number == answer.number:
+                waiter.tell()  # its turn
+            elif entered:
+                waiter.wake()
+
+    def _missed(self, waiters: Sequence[RedisWaiter], error: Exception) -> None:
+        """A sign of life was not answered: the waiters poll until one is."""
+        now = asyncio.get_running_loop().time()
+        for waiter in waiters:
+            waiter.due = now + _SIGN_EVERY
+            if waiter.entering:
+                waiter.fail(translated("queue", error))
+            waiter.joined = False
+            waiter.tell()
+
+    # Grants that the server has made for a waiter.
+
+    def _hand(self, waiter: RedisWaiter, token: int, sent_at: int) -> None:
+        """Hand *waiter* the lock. The grant counts from the moment at which the sign that it names was sent."""
+        if self._table.find(waiter.claim) is not waiter:
+            self._give_back(waiter)
+        elif waiter.direct:
+            age = max(0.0, _CLOCK.now() - sent_at / 1000)
+            pipe = None if waiter.node is None else waiter.node.open_pipe
+            self._losses.handed(lease_key(waiter.tag), waiter.claim, pipe)
+            waiter.tell(Grant(token), age)
+        else:
+            waiter.wake()
+
+    def _give_back(self, waiter: RedisWaiter) -> None:
+        """Release the claim of a waiter that has left. If it holds the lock, a message was late, or came twice."""
+        if not self._losses.holds(lease_key(waiter.tag), waiter.claim):
+            self._calls.start(self.leave(waiter))
+
+    def on_push(self, message: list[Reply]) -> None:
+        """Wake the waiter that a message names, or hand it the lock; listen anew if the server has ended a channel."""
+        kind = message[0]
+        if kind in {b"message", b"smessage"} and isinstance(message[2], bytes) and self._is_ours(message[1]):
+            self._on_message(message[2].decode(errors="replace").split(" "))
+        elif kind == b"sunsubscribe" and isinstance(message[1], bytes):
+            self._on_channel_ended(message[1].decode(errors="replace"))
+
+    def _is_ours(self, channel: object) -> bool:
+        """Whether a message came on a channel of these waiters: the waiters for shares have tickets of their own."""
+        return isinstance(channel, bytes) and channel.endswith(self._client.encode())
+
+    def _on_channel_ended(self, channel: str) -> None:
+        """The slot has moved to another server, and the waiters listen there."""
+        waiters = [waiter for waiter in self._table if waiter.channel == channel]
+        for waiter in waiters:
+            pipe = None if waiter.node is None else waiter.node.open_pipe
+            if pipe is not None:
+                pipe.channels.pop(channel, None)
+        self._sign_now(waiters)
+
+    def _on_message(self, words: list[str]) -> None:
+        waiter = self._table.find_ticket(words[0]) or self._left.get(words[0])
+        if waiter is None or waiter.loop.is_closed():
+            return
+        with contextlib.suppress(ValueError):
+            if len(words) == _HANDING:
+                self._hand(waiter, read_token(words[2].encode()), int(words[1]))
+            elif self._table.find(waiter.claim) is waiter:
+                waiter.tell()
+
+    # Listening.
+
+    async def _listen(self, waiter: RedisWaiter) -> asyncio.Future[Reply]:
+        """Subscribe to the channel of *waiter*, before its sign of life is sent, so that no message is missed."""
+        waiter.node = await self._router.node(waiter.tag)
+        return self._subscribe(await waiter.node.pipe(), waiter)
 
     def _uses_shard_channel(self, waiter: RedisWaiter) -> bool:
         return self._sharded and waiter.node is not None and waiter.node.version >= _SHARDED_SINCE
@@ -143,8 +297,18 @@ class RedisWaiters:
         if subscription is None:
             subscription = pipe.subscribe("SSUBSCRIBE" if sharded else "SUBSCRIBE", waiter.channel)
             pipe.channels[waiter.channel] = subscription
-            subscription.add_done_callback(partial(_forget_refused, pipe.channels, waiter.channel))
+            subscription.add_done_callback(partial(self._on_subscribed, pipe, waiter.channel))
         return subscription
+
+    def _on_subscribed(self, pipe: Pipe, channel: str, subscription: asyncio.Future[Reply]) -> None:
+        """Forget a subscription that was refused, so that the next sign of life asks again."""
+        error = asyncio.CancelledError() if subscription.cancelled() else subscription.exception()
+        if error is not None and pipe.channels.get(channel) is subscription:
+            del pipe.channels[channel]
+        permitted = not (isinstance(error, ReplyError) and error.code in _NOT_PERMITTED)
+        for waiter in self._table:
+            if waiter.channel == channel:
+                waiter.may_subscribe = permitted
 
     def _unsubscribe(self, waiter: RedisWaiter) -> None:
         """End the subscription for a lock that has no waiter of this client any more. The client's own stays."""
@@ -158,28 +322,35 @@ class RedisWaiters:
             pipe.subscribe("SUNSUBSCRIBE", channel).add_done_callback(retrieve)
 
     def on_connect(self, node: RedisNode, pipe: Pipe) -> None:
-        """Subscribe on a new connection, and wake the waiters that may have missed a message."""
-        for waiter in self._table:
-            if waiter.node is node:
-                self._subscribe(pipe, waiter)
-                waiter.wake()
+        """Listen on a new connection, and ask what the waiters have missed."""
+        waiters = [waiter for waiter in self._table if waiter.node is node]
+        for waiter in waiters:
+            self._subscribe(pipe, waiter)
+        self._sign_now(waiters)
 
-    def on_push(self, message: list[Reply]) -> None:
-        """Wake the waiter that a message names, or the waiters of a channel that the server has ended."""
-        kind = message[0]
-        if kind in {b"message", b"smessage"} and isinstance(message[2], bytes):
-            self._table.wake(message[2].decode(errors="replace"))
-        elif kind == b"sunsubscribe" and isinstance(message[1], bytes):
-            channel = message[1].decode(errors="replace")
-            for waiter in self._table:
-                if waiter.channel == channel:
-                    waiter.fail(BackendUnavailableError(BACKEND, "queue", _MOVED))
+    def _sign_now(self, waiters: Iterable[RedisWaiter]) -> None:
+        """Give signs of life at once, and once more after those that are on their way."""
+        now = asyncio.get_running_loop().time()
+        for waiter in waiters:
+            waiter.due = now
+        self._plan_next()
+
+    async def aclose(self) -> None:
+        """End the signs of life, and leave the lines for the waiters whose event loop was closed."""
+        await asyncio.gather(*(self.leave(waiter) for waiter in self._table if waiter.loop.is_closed()))
+        if self._owner is not None and self._owner.is_current:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None
+            await self._calls.aclose(patience=0.0)
 
 
-def _forget_refused(
-    channels: dict[str, asyncio.Future[Reply]], channel: str, subscription: asyncio.Future[Reply]
-) -> None:
-    """Forget a subscription that was refused, so that the next waiter asks again."""
-    refused = subscription.cancelled() or subscription.exception() is not None
-    if refused and channels.get(channel) is subscription:
-        del channels[channel]
+def _until_next_sign(answer: LineAnswer) -> float:
+    """Seconds until the next sign of life, at the latest when the ttl of the holder ends: no message tells of that."""
+    if answer.left is None:
+        return _SIGN_EVERY
+    return min(_SIGN_EVERY, max(answer.left, 0.0) + _SOONEST)
+
+
+def _as_list(answers: Reply) -> list[Reply]:
+    return answers if isinstance(answers, list) else []

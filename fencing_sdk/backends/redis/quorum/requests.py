@@ -7,7 +7,7 @@ The requests to one node as calls of scripts, and how the answers are read. No I
     {fencing:}:run          the server's run id when it got its epoch
     {fencing:}:c0 to c1023  the counters; the name of a lock decides which one numbers its holds
     {fencing:NAME}:h        the hold (see hold.lua), with the ttl of the lease
-    {fencing:NAME}:hq, :hw  the line of the waiters (see ../line.lua)
+    {fencing:NAME}:hq, :hw  the line of the waiters (see line.lua)
 
 The counters never expire, so there is a fixed number of them, and the tokens of one lock have gaps.
 """
@@ -29,14 +29,14 @@ from fencing_sdk.backends.redis.scripts import Argument, RedisScript, ScriptCall
 COUNTERS = 1024
 """Fixed for ever: another number would assign other counters to locks, and tokens could fall."""
 
-GRANT = RedisScript("line", "quorum/hold", "quorum/grant")
+GRANT = RedisScript("quorum/line", "quorum/hold", "quorum/grant")
 CONFIRM = RedisScript("quorum/hold", "quorum/confirm")
-UNDO = RedisScript("line", "quorum/hold", "quorum/place", "quorum/undo")
+UNDO = RedisScript("quorum/line", "quorum/hold", "quorum/place", "quorum/undo")
 RENEW = RedisScript("quorum/hold", "quorum/renew")
 HEAL = RedisScript("quorum/hold", "quorum/heal")
-RELEASE = RedisScript("line", "quorum/hold", "quorum/release")
-JOIN = RedisScript("line", "quorum/hold", "quorum/place", "quorum/join")
-LEAVE = RedisScript("line", "quorum/leave")
+RELEASE = RedisScript("quorum/line", "quorum/hold", "quorum/release")
+JOIN = RedisScript("quorum/line", "quorum/hold", "quorum/place", "quorum/join")
+LEAVE = RedisScript("quorum/line", "quorum/leave")
 INSPECT = RedisScript("inspect")
 LOOK = RedisScript("quorum/look")
 FOUND = RedisScript("quorum/found")
