@@ -100,12 +100,14 @@ class KahunaCluster:
         order = self._endpoints.in_turn(name)
         patience = min(_LONGEST_PATIENCE, ttl * _PATIENCE_PART)
         soon = min(max(min(PATIENCE, ttl * _SOON_PART), self._usual_time * _USUALLY), ttl * _LATEST_PART)
-        race = self._race(order, path, body, name, soon=soon, pauses=_pauses(patience))
+        race = self._race(order, path, body, name, soon=soon, pauses=_pauses(patience, longest=soon))
         answer = await self._answer(operation, race)
         if answer.type in doubted and len(order) > 1:
             limit = min(_DOUBT, patience)
             others = _Others(order, answer, doubted)
-            race = self._race(others.order, path, body, name, soon=soon, pauses=_pauses(limit), others=others)
+            race = self._race(
+                others.order, path, body, name, soon=soon, pauses=_pauses(limit, longest=soon), others=others
+            )
             with contextlib.suppress(TimeoutError, BackendError):
                 async with asyncio.timeout(limit):
                     return await self._answer(operation, race)
@@ -186,10 +188,10 @@ def _error(operation: str, failures: list[RequestFailedError]) -> BackendError:
     return BackendUnavailableError(BACKEND, operation, last.detail)
 
 
-def _pauses(seconds: float) -> Iterator[float]:
-    """The pauses between rounds: short at first, and *seconds* in all."""
+def _pauses(seconds: float, *, longest: float = _LONGEST_PAUSE) -> Iterator[float]:
+    """The pauses between rounds: short at first, none longer than *longest*, and *seconds* in all."""
     pause = PAUSES[0]
     while seconds > 0:
         yield min(pause, seconds) * random.uniform(0.5, 1.0)
         seconds -= pause
-        pause = min(pause * 2, _LONGEST_PAUSE)
+        pause = min(pause * 2, longest, _LONGEST_PAUSE)
