@@ -295,6 +295,95 @@ async def test_a_waiter_whose_slot_moves_listens_at_the_next_server(redis_cluste
     await backend.aclose()
 
 
+# What a release hands over, and to whom.
+
+
+class News:
+    """What a waiter in the line was told."""
+
+    def __init__(self, backend: RedisBackend, claim: Claim) -> None:
+        self.told: list[tuple[Grant | None, float]] = []
+        self.place = backend.stand(claim, self)
+
+    def __call__(self, grant: Grant | None = None, age: float = 0.0) -> None:
+        self.told.append((grant, age))
+
+    async def joined(self) -> None:
+        await until(lambda: self.place.joined, what="it stands in line")
+
+    def age_by(self, server: RedisServer, milliseconds: int) -> None:
+        """Let the server believe that its last sign of life came earlier."""
+        at, _, rest = server.ask("HGET", WAKES, self.place.claim.owner).partition(" ")
+        server.ask("HSET", WAKES, self.place.claim.owner, f"{int(at) - milliseconds} {rest}")
+
+
+async def test_a_handed_grant_counts_from_the_sign_of_life_that_its_message_names(backend, server):
+    holder = await hold(backend)
+    waiter = News(backend, Claim("a", 60))
+    await waiter.joined()
+    await asyncio.sleep(0.2)
+    await backend.release(holder)
+    await until(lambda: waiter.told, what="it is told")
+    [(grant, age)] = waiter.told
+    assert (await backend.inspect("a")).token == grant.token
+    assert 0.2 <= age < 2.0
+    waiter.place.leave()
+    await backend.release(waiter.place.claim)
+
+
+async def test_a_waiter_that_has_missed_a_sign_of_life_is_woken_and_not_handed_the_lock(backend, server):
+    """It may be frozen, and would keep the lock for its ttl."""
+    holder = await hold(backend)
+    waiter = News(backend, Claim("a", 60))
+    await waiter.joined()
+    waiter.age_by(server, 1500)
+    await backend.release(holder)
+    await until(lambda: waiter.told, what="it is told")
+    assert waiter.told[0] == (None, 0.0)
+    assert isinstance(await backend.acquire(waiter.place.claim), Grant)
+    waiter.place.leave()
+    await backend.release(waiter.place.claim)
+
+
+async def test_a_waiter_that_no_client_listens_for_is_passed_over_and_keeps_its_place(backend, server):
+    holder = await hold(backend)
+    dead, waiter = News(backend, Claim("a", 60)), News(backend, Claim("a", 60))
+    await dead.joined()
+    await waiter.joined()
+    sign = server.ask("HGET", WAKES, dead.place.claim.owner)
+    server.ask("HSET", WAKES, dead.place.claim.owner, sign.replace(":wake:", ":nobody:"))
+    await backend.release(holder)
+    await until(lambda: waiter.told, what="it is told")
+    assert waiter.told[0][0] is not None
+    assert dead.told == []
+    assert server.ask("ZRANGE", LINE, 0, -1) == [dead.place.claim.owner]
+    for left in (dead, waiter):
+        left.place.leave()
+        await backend.release(left.place.claim)
+
+
+async def test_a_message_that_comes_after_its_waiter_has_left_gives_the_lock_back(backend, server):
+    holder = await hold(backend)
+    waiter = News(backend, Claim("a", 60))
+    await waiter.joined()
+    waiter.place.leave()  # and its release is still on its way
+    await backend.release(holder)
+    await until(lambda: server.ask("EXISTS", "{fencing:a}:l") == 0, what="the lock is given back")
+    assert waiter.told == []
+
+
+async def test_a_grant_whose_message_was_lost_is_found_by_the_next_sign_of_life(backend, server, monkeypatch):
+    holder = await hold(backend)
+    waiter = News(backend, Claim("a", 60))
+    await waiter.joined()
+    monkeypatch.setattr(backend._waiters, "_on_message", lambda _words: None)
+    await backend.release(holder)
+    await until(lambda: waiter.told, what="it is told")
+    assert waiter.told[0][0].token == (await backend.inspect("a")).token
+    waiter.place.leave()
+    await backend.release(waiter.place.claim)
+
+
 async def test_a_message_for_nobody_wakes_nobody(backend):
     holder = await hold(backend)
     async with backend.queue(Claim("a", 60)) as turn:
