@@ -1,7 +1,7 @@
 """
 The waiters of one client, and what wakes them.
 
-Each node keeps a line for each lock (see `../line.lua`). A waiter stands in the line of every node at once, with one
+Each node keeps a line for each lock (see `line.lua`). A waiter stands in the line of every node at once, with one
 score: the microseconds of its client's clock when it joined. So all nodes have the same order, that of arrival as far
 as the clients' clocks agree. A node grants a free lock to the head of its line alone. What wakes a waiter:
 
