@@ -10,6 +10,7 @@ import pytest
 from redis_cluster import Cluster
 from redis_server import RedisServer
 
+from fencing_sdk._values.claim import READER, Claim, Held, Permit
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.errors import BackendRefusedError
@@ -70,6 +71,15 @@ class TestRedisBackend(BackendSuite):
         """Delete the lease, as an operator would."""
         assert isinstance(backend, RedisBackend)
         await self.own_server.command("DEL", backend._requests.lease(name))
+
+    async def test_a_reader_is_refused_in_the_millisecond_in_which_the_last_permit_ends(self, backend: RedisBackend):
+        """The permits are counted by another clock than the one by which the server lets their lease expire."""
+        permit = Claim("a", 9.0, "permit", mode=Permit(2))
+        await backend.acquire(permit)
+        await self.own_server.command("DEL", backend._requests.acquire(permit).keys[4])
+        outcome = await backend.acquire(Claim("a", 9.0, "reader", mode=READER))
+        assert isinstance(outcome, Held)
+        assert 0 < outcome.retry_after <= 9.0
 
 
 @pytest.fixture(scope="module")

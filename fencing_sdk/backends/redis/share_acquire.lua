@@ -42,6 +42,7 @@ local in_line = line and give_sign(w, owner, now) and 1 or 0
 if not has_room(held, e, mode, permits) then
   if not shared then return {redis.call('PTTL', lease), in_line} end
   local first = redis.call('ZRANGE', e, 0, 0, 'WITHSCORES')[2]
+  if not first then return {redis.call('PTTL', lease), in_line} end -- the last share ends in this very millisecond
   return {math.ceil(tonumber(first) - now), in_line}
 end
 if line then
