@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Mode, Renewal
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.sqlite.connection import file as _file
@@ -53,3 +54,17 @@ class TestSqliteBackend(BackendSuite):
         """The clean-up runs whenever the file is opened."""
         await backend.aclose()
         await backend.inspect("anything")
+
+    @pytest.mark.parametrize(("mode", "told"), [(LOCK, Renewal.TAKEN_OVER), (READER, Renewal.REFUSED)])
+    async def test_a_reader_that_an_operator_has_deleted_takes_nothing_from_the_next_holder(
+        self, backend: SqliteBackend, path: Path, mode: Mode, told: Renewal
+    ):
+        reader, later = Claim("a", 9.0, "reader", mode=READER), Claim("a", 9.0, "later", mode=mode)
+        first = await backend.acquire(reader)
+        with sqlite3.connect(path) as file:
+            file.execute("DELETE FROM fencing_lock")
+        second = await backend.acquire(later)
+        assert isinstance(first, Grant)
+        assert isinstance(second, Grant)
+        assert second.token > first.token
+        assert await backend.renew([reader, later]) == [told, Renewal.RENEWED]

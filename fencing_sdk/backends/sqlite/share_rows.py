@@ -3,6 +3,7 @@ Permits and readers: the rules of `fencing_sdk.backends._shared.share_table`, as
 
 While a name is shared, its row in `fencing_lock` belongs to no owner and ends with the share that lasts longest, so
 that a plain lock is refused by what it reads anyway. The shares have a table of their own, which only shares look into.
+Shares of a name whose row is gone or has an owner are over: an operator may have taken the name away.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class ShareRows(LockRows):
             return Held((min((share.expires for share in shares), default=row.expires) - now) / SECOND)
         if ahead is not None and ahead.owner != claim.owner:
             return Held((ahead.silent_at - now) / SECOND)
+        if row is None:
+            self._end_shares(claim.name)
         token = shares[0].token if shares and claim.mode == READER else self._draw_token()
         permit = free_permit(claim.mode, {share.permit for share in shares})
         self._keep(claim, token, permit, now)
@@ -153,13 +156,18 @@ class ShareRows(LockRows):
             _ShareRow(owner, token, expires, metadata, mode_of(word, permits), permit)
             for owner, token, expires, metadata, word, permits, permit in self._file.execute(
                 "SELECT owner, token, expires, metadata, mode, permits, permit FROM fencing_share"
-                " WHERE name = :name AND boot = :boot AND expires > :now AND renewed <= :now + :tolerance",
+                " WHERE name = :name AND boot = :boot AND expires > :now AND renewed <= :now + :tolerance"
+                " AND EXISTS (SELECT 1 FROM fencing_lock l WHERE l.name = :name AND l.owner = '')",
                 name=name,
                 boot=self._boot,
                 now=now,
                 tolerance=TOLERANCE,
             )
         ]
+
+    def _end_shares(self, name: str) -> None:
+        """Those that are left of a name which an operator has taken away must not come back with a new share."""
+        self._file.execute("DELETE FROM fencing_share WHERE name = :name", name=name)
 
     def _holds(self, claim: Claim, row: LockRow | None, now: int) -> bool:
         if row is None or row.owner != _NO_OWNER:
