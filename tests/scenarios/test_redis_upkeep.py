@@ -154,7 +154,7 @@ def test_a_backend_serves_a_second_loop_although_nobody_closed_it_in_the_first(r
         await backend.aclose()
 
     asyncio.run(forgetful())
-    forgotten = backend._router._node._pipe._transport
+    forgotten = backend._router._node.connection._transport
     asyncio.run(tidy())
     forgotten._sock.close()  # what belongs to a loop that is gone cannot be closed in another way
     forgotten._sock = None
