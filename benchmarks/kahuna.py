@@ -1,4 +1,8 @@
-"""What the Kahuna backend adds to a bare POST: requests, connections and CPU, against a stand-in in another process."""
+"""
+What the Kahuna backend adds to a bare POST: requests, connections and CPU, against a stand-in in another process.
+
+    uv run python -m benchmarks kahuna
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pathlib import Path
 import aiohttp
 from yarl import URL
 
-from benchmarks.table import compare, report
+from benchmarks.table import Row, compare, compared, run
 from fencing_sdk import LockClient
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.kahuna import from_url
@@ -25,7 +29,7 @@ TIMES = 300
 LEASES = 1000
 
 
-async def one_call(server: KahunaServer) -> None:
+async def one_call(server: KahunaServer, *, times: int) -> list[Row]:
     """The same body to the same path, once by aiohttp alone and once by the backend."""
     claim, wording = Claim("bench", 3600.0), RequestWriter("persistent")
     origin = f"http://127.0.0.1:{server.ports[0]}"
@@ -51,8 +55,8 @@ async def one_call(server: KahunaServer) -> None:
         async def renew() -> None:
             await backend.renew([claim])
 
-        contestants = {"bare: aiohttp POST": bare, "the same, URL as a text": bare_text, "backend.renew": renew}
-        report("renew: one request", await compare(contestants, times=TIMES))
+        contestants = {"one POST": bare, "one POST, its URL as a text": bare_text, "backend.renew": renew}
+        rows = compared(await compare(contestants, times=times))
         await backend.release(claim)
 
         async def bare_pair() -> None:
@@ -63,8 +67,6 @@ async def one_call(server: KahunaServer) -> None:
             await backend.acquire(claim)
             await backend.release(claim)
 
-        contestants = {"bare: two aiohttp POSTs": bare_pair, "backend.acquire, backend.release": pair}
-        report("acquire and release: two requests", await compare(contestants, times=TIMES))
         async with LockClient(backend) as locks:
             held = locks.lock("bench")
 
@@ -72,27 +74,31 @@ async def one_call(server: KahunaServer) -> None:
                 async with held:
                     pass
 
-            contestants = {"bare: two aiohttp POSTs": bare_pair, "async with lock": scoped}
-            report("the same, with the engine", await compare(contestants, times=TIMES))
+            contestants = {"two POSTs": bare_pair, "backend.acquire, backend.release": pair, "async with lock": scoped}
+            rows += compared(await compare(contestants, times=times))
+    return rows
 
 
-async def requests_of_one_lease(server: KahunaServer) -> None:
+async def requests_of_one_lease(server: KahunaServer) -> list[Row]:
     server.reset()
     backend, claim = from_url(server.url), Claim("bench", 60.0)
     await backend.acquire(claim)
     await backend.renew([claim])
     await backend.release(claim)
     seen = server.seen()
-    print("\nacquire, renew, release")
-    print(f"  requests                               {[request['call'] for request in seen]}")
-    print(f"  connections                            {len({request['peer'] for request in seen})}")
     await backend.acquire(claim)
     await backend.acquire(Claim("bench", 60.0))
-    print(f"  requests of a refused acquisition      {[request['call'] for request in server.seen()[-2:]]}")
+    refused = [request["call"] for request in server.seen()[len(seen) + 1 :]]
     await backend.aclose()
+    connections = len({request["peer"] for request in seen})
+    return [
+        Row("requests of acquire, renew, release", str(len(seen)), reach="3", reached=len(seen) == 3),
+        Row("connections of these", str(connections), reach="1", reached=connections == 1),
+        Row("requests of a refused acquisition", ", ".join(refused)),
+    ]
 
 
-async def many_renewals(server: KahunaServer) -> None:
+async def many_renewals(server: KahunaServer) -> list[Row]:
     server.reset()
     backend = from_url(server.url)
     claims = [Claim(f"bench/{number}", 600.0) for number in range(LEASES)]
@@ -101,23 +107,23 @@ async def many_renewals(server: KahunaServer) -> None:
     outcomes = await backend.renew(claims)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     seen = server.seen("try-extend")
-    print(f"\none call of renew with {LEASES:,} claims")
-    print(f"  renewed                                {outcomes.count(Renewal.RENEWED)}")
-    print(f"  requests                               {len(seen)}")
-    print(f"  connections                            {len({request['peer'] for request in seen})}")
-    print(f"  wall                                   {wall * 1000:.0f} ms")
-    print(f"  CPU for each claim                     {cpu / LEASES * 1e6:.0f} us")
     await backend.aclose()
+    what, renewed = f"a renewal of {LEASES:,} leases", outcomes.count(Renewal.RENEWED)
+    made = f"{len(seen):,} on {len({request['peer'] for request in seen})} connections"
+    return [
+        Row(what, f"{wall * 1000:.0f} ms, {cpu / LEASES * 1e6:.0f} us of CPU for each"),
+        Row(f"{what}: requests", made, reach="1.02 each", reached=len(seen) <= 1.02 * LEASES),
+        Row(f"{what}: renewed", f"{renewed:,}", reach="all", reached=renewed == LEASES),
+    ]
 
 
-async def main() -> None:
-    print(f"Python {sys.version.split()[0]}, aiohttp {aiohttp.__version__}")
+async def measure(*, quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, KahunaServer(Path(folder)) as server:
         server.replication(0)
-        await one_call(server)
-        await requests_of_one_lease(server)
-        await many_renewals(server)
+        rows = await one_call(server, times=TIMES // 6 if quick else TIMES)
+        rows += await requests_of_one_lease(server)
+        return rows + await many_renewals(server)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(measure)

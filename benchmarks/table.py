@@ -117,12 +117,6 @@ def compared(results: dict[str, Result], *, reach: dict[str, float] | None = Non
     return rows
 
 
-def report(title: str, results: dict[str, Result]) -> None:
-    """Print what `compared` says as a table of its own."""
-    print(f"\n{title}")
-    show(compared(results))
-
-
 def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest value that is not below so many percent of *values*."""
     ordered = sorted(values)
