@@ -37,6 +37,8 @@ class Draining:
         self._listeners: dict[Callable[[], object], None] = {}
         self._bound: asyncio.TimerHandle | None = None
         self._bound_is_over = False
+        self._last_moment: float | None = None
+        """When bodies that were cancelled are waited for no longer: counted from the first bound that is over."""
         self._given_up = False
         self._cut_short = False
         self._changed = asyncio.Event()
@@ -127,7 +129,10 @@ class Draining:
                 self._cut_short = self._cut_short or lease.held
                 lease.lose(LossReason.DRAINED)
         self._changed.set()
-        self._bound = asyncio.get_running_loop().call_later(_GRACE, self._give_up, context=Context())
+        loop = asyncio.get_running_loop()
+        if self._last_moment is None:
+            self._last_moment = loop.time() + _GRACE
+        self._bound = loop.call_at(self._last_moment, self._give_up, context=Context())
 
     def _give_up(self) -> None:
         self._given_up = True

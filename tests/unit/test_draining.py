@@ -276,6 +276,26 @@ async def test_a_body_that_goes_on_after_the_bound_keeps_its_lock(caplog):
 
 
 @in_virtual_time
+async def test_calls_after_the_bound_do_not_lengthen_the_wait_for_a_body_that_goes_on():
+    async with TwoClients() as clients:
+
+        async def body():
+            async with clients.ours.lock("a", ttl=100):
+                with anyio.CancelScope(shield=True):
+                    await asyncio.sleep(30)
+
+        working = asyncio.create_task(body())
+        await asyncio.sleep(1)
+        first = asyncio.create_task(clients.ours.drain(within=0))
+        await asyncio.sleep(GRACE / 2)
+        assert not await clients.ours.drain(within=0)
+        assert not await first
+        assert now() == pytest.approx(1 + GRACE)
+        with contextlib.suppress(LeaseLostError):
+            await working
+
+
+@in_virtual_time
 async def test_a_second_call_brings_the_bound_forward_and_never_puts_it_off():
     async with TwoClients() as clients:
         working = asyncio.create_task(clients.body(3600))
