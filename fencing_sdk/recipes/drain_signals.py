@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import signal
 from collections.abc import Callable
 from contextvars import Context
@@ -40,7 +41,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 class DrainOnSignals:
     """The block during which a signal drains the client. Made by `LockClient.draining_on`."""
 
-    __slots__ = ("_drain", "_draining", "_engine", "_former", "_loop", "_scope", "_signals", "_within")
+    __slots__ = ("_drain", "_draining", "_engine", "_former", "_loop", "_process", "_scope", "_signals", "_within")
 
     def __init__(self, engine: Callable[[], Engine], signals: tuple[signal.Signals, ...], within: float) -> None:
         self._engine = engine
@@ -59,6 +60,7 @@ class DrainOnSignals:
         engine.check_usable()
         self._draining = engine.draining
         self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         self._set_handlers()
         self._scope = paced_scope(_PACE)
         self._scope.__enter__()
@@ -104,6 +106,10 @@ class DrainOnSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         """Called by Python between two instructions of the main thread, wherever that is."""
         assert self._loop is not None  # __aenter__ has set it
+        if os.getpid() != self._process:  # a forked child, where the loop does not run: a parent ends it by this signal
+            self._restore_handlers()
+            signal.raise_signal(number)
+            return
         former = self._former.get(signal.Signals(number))
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._on_signal, number, context=Context())

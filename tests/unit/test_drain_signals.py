@@ -126,6 +126,20 @@ async def test_a_third_signal_does_what_it_did_before(locks):
         signal.signal(SIGNAL, before)
 
 
+async def test_a_forked_child_does_with_a_signal_what_it_did_before(locks):
+    async with locks.draining_on(signal.SIGTERM, within=25):
+        child = os.fork()
+        if not child:  # as a worker of multiprocessing, whose parent terminates it
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)  # noqa: ASYNC222  (the child ends at once)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+        await asyncio.sleep(0.01)
+        assert not locks.draining, "the signal was the child's"
+
+
 async def test_a_block_that_a_server_ends_is_not_cancelled(locks):
     stop, reached = asyncio.Event(), []
     loop = asyncio.get_running_loop()
