@@ -123,15 +123,20 @@ class MultiLock:
         return await held.__aexit__(kind, raised, traceback)
 
 
-def check_names(names: Iterable[str], fences: object) -> list[str]:
+def check_names(names: Iterable[object], fences: object) -> list[str]:
     """
     Return the *names* in the order in which every client acquires them.
 
     The store has them in a namespace, a prefix that all of them share and that does not change their order.
 
     Raises:
-        ConfigurationError: there are none, one of them stands twice, or a fence has a resource of its own.
+        ConfigurationError: there are none, they are in a list, one of them stands twice, or a fence has a resource of
+            its own.
     """
+    names = tuple(names)
+    if len(names) == 1 and isinstance(names[0], Iterable) and not isinstance(names[0], str):
+        msg = "multilock() takes each name as an argument of its own; pass multilock(*names)"
+        raise ConfigurationError(msg)
     checked = sorted(check_name(name) for name in names)
     if not checked:
         msg = "multilock() needs names, such as multilock('accounts/1', 'accounts/7')"

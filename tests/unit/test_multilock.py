@@ -282,7 +282,7 @@ async def test_what_is_held_shows_names_and_tokens_and_never_an_owner(locks):
     [
         ((), {}, "needs names"),
         (("a", "b", "a"), {}, "'a' twice"),
-        ((["a", "b"],), {}, "name must be a str"),
+        ((["a", "b"],), {}, r"multilock\(\*names\)"),
         (("a", "b"), {"wait": -1}, "wait"),
         (("a", "b"), {"ttl": 0}, "ttl"),
         (("a", "b"), {"fences": [(MemoryGuard(), "c")]}, "without a resource"),
