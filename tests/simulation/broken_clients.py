@@ -183,7 +183,7 @@ def _renewed_for_ever() -> Iterable[Change]:
         return lease
 
     yield Engine, "_begin", begin
-    yield Heartbeat, "forget", lambda _self, _owner: None
+    yield Heartbeat, "forget", lambda self, owner: self.leases.pop(owner, None)  # and not out of its group
     yield LeaseState, "held_at", lambda self, now: self.lost is None and now < self.deadline
 
 
