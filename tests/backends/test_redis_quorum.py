@@ -34,6 +34,8 @@ def five_nodes(redis_binary: str) -> Iterator[Quorum]:
 class QuorumSuite(BackendSuite):
     queues = True
     notices = True
+    expiry_lag = 0.5
+    """The holds of a grant end one after the other, and a try in between is undone first."""
     stopped = 0
     """Nodes that are down throughout."""
 

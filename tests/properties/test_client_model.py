@@ -1,5 +1,6 @@
 """Clients do what a simple model of them says, on every backend; and the model would notice if not."""
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -13,6 +14,7 @@ from etcd_server import EtcdCluster
 from hypothesis.errors import FlakyFailure
 from kahuna_server import KahunaServer
 from postgresql_server import PostgresqlServer
+from redis_quorum import Quorum
 from redis_server import RedisServer
 from zookeeper_server import ZooKeeperServer, fresh_root
 
@@ -135,6 +137,22 @@ def test_zookeeper(zookeeper_server: ZooKeeperServer):
         return Bench(lambda: from_url(url), revoke)
 
     check_on_server(make)
+
+
+def test_quorum(redis_binary: str):
+    with Quorum(3, binary=redis_binary) as nodes:
+
+        def make(_: SteppedClock):
+            nodes.forget()
+            asyncio.run(nodes.found())
+
+            async def revoke(name: str) -> None:
+                for node in nodes.nodes:
+                    node.ask("DEL", f"{{fencing:{name}}}:h")
+
+            return Bench(lambda: from_url(nodes.url), revoke)
+
+        check_on_server(make)
 
 
 def test_no_backend_is_left_out():

@@ -270,6 +270,12 @@ async def live_through_everything(locks: LockClient, backend: VaultBackend, read
     with reader.catch(StaleTokenError):
         await locks.lock("seats/6", fences=[guard], **quick).acquire()
 
+    @locks.job("seats/job", at_least_for=1)
+    async def job() -> None:
+        pass
+
+    reader.look_at(await job(), await job())
+
     backend.fail("acquire", times=1)
     with reader.catch(BackendUnavailableError):
         await locks.lock("seats/7", ttl=0.5, wait=0).acquire()

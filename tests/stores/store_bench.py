@@ -262,12 +262,17 @@ class KahunaBench:
 
     async def waiting(self, name: str, count: int) -> None:
         """Kahuna knows of no waiters; they ask now and then."""
-        asked = await asyncio.to_thread(self.server.seen, "try-lock")
 
-        async def more() -> bool:
-            return len(await asyncio.to_thread(self.server.seen, "try-lock")) >= len(asked) + count
+        async def asked() -> bool:
+            requests = await asyncio.to_thread(self.server.seen, "try-lock")
+            resources = {request["resource"] for request in requests}
+            return any(
+                len({request["owner"] for request in requests if request["resource"] == resource}) > count
+                for resource in resources
+                if resource.endswith(name)
+            )
 
-        await eventually(more, what=f"{count} ask")
+        await eventually(asked, what=f"{count} ask")
 
     async def leavings(self) -> list[object]:
         return [name for name in "ab" if await asyncio.to_thread(self.seconds_left, name) > 0]

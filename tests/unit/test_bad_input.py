@@ -268,6 +268,9 @@ OPTIONS["rediss"] = {
     "retention": [None, "", 0, -1, 0.5, True, math.nan, math.inf, "soon", [], HUGE, Loud()],
     **{option: [None, "", b"text", []] for option in DRIVER_OPTIONS},
 }
+OPTIONS["rediss+quorum"] = {"prefix": OPTIONS["rediss"]["prefix"]} | {
+    option: OPTIONS["rediss"][option] for option in DRIVER_OPTIONS
+}
 OPTIONS["postgresql"] = {
     "schema": [None, "", 5, True, b"fencing", [], "a\0b", "pg_temp", "$user", "x" * 64, "\ud800", HUGE, Loud()],
     "tokens": OPTIONS["memory"]["tokens"],
@@ -312,6 +315,7 @@ URL_OF = {
     "postgresql": "postgresql://localhost/app",
     "sqlite": "sqlite:///locks.db",
     "rediss": "rediss://localhost",
+    "rediss+quorum": "rediss+quorum://a,b,c",
     "zk": "zk://localhost",
 }
 
