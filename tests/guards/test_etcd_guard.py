@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from etcd_server import EtcdError, b64
+from etcd_stage import ask_first
 from patience import until
 
 from fencing_sdk import (
@@ -171,6 +172,7 @@ async def test_a_write_whose_answer_was_lost_is_not_sent_again(etcd_server, etcd
     url = f"etcd://127.0.0.1:{etcd_proxy.port},127.0.0.1:{etcd_server.members[0].port}"
     async with EtcdGuard(url) as guard:
         await guard.raise_to("a", OLD)
+        ask_first(guard._gateway, etcd_proxy.port)
         before = etcd_server.calls("Txn")
         etcd_proxy.half_open()
         writing = asyncio.create_task(guard.execute("a", OLD, put("x", "1")))

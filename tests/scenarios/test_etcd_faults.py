@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster, b64
-from etcd_stage import backend_on, count_of_keys, granted, keys, waiters
+from etcd_stage import ask_first, backend_on, count_of_keys, granted, keys, waiters
 from event_log import CLOCK
 from fault_proxy import FaultProxy
 from patience import until
@@ -26,26 +26,6 @@ FORK = Path(__file__).parent / "workers" / "etcd_fork.py"
 TAKEN_AWAY = {LossReason.REFUSED, LossReason.REVOKED}
 """By a heartbeat or by a notice, whichever comes first."""
 pytestmark = pytest.mark.usefixtures("no_blocking_calls")
-
-
-def ask_last(backend: EtcdBackend, port: int) -> None:
-    """Let requests go to the member behind the proxy first: clients begin anywhere."""
-    endpoints = backend._gateway._endpoints
-    if endpoints.in_turn()[0].origin.endswith(f":{port}"):
-        endpoints.mark_failed(endpoints.in_turn()[0])
-
-
-# The server stands still
-
-
-async def test_a_lock_is_held_for_many_times_its_ttl(etcd_server: EtcdCluster):
-    """By keep-alives, which the comparison of its key does not replace."""
-    async with opened(etcd_server.url) as (locks, _), staying(locks.lock("a", ttl=1.5)) as stay:
-        (key,) = await keys(etcd_server, "a")
-        await asyncio.sleep(4.5)
-        assert stay.lost is None
-        assert await keys(etcd_server, "a") == [key]
-        await stay.end()
 
 
 # The client stands still
@@ -173,7 +153,7 @@ async def test_a_request_that_arrives_long_after_it_was_given_up_leaves_nothing_
     async with FaultProxy(port) as slow, backend_on(f"etcd://127.0.0.1:{slow.port},127.0.0.1:{port}") as backend:
         kept = Claim("kept", 12.0)
         await granted(backend, kept)
-        ask_last(backend, port)
+        ask_first(backend._gateway, slow.port)
         slow.blackhole()
         slow.lose_ends()  # etcd would drop the request of a client that is known to be gone
         late, before = Claim("late", 12.0), slow.bytes_up
@@ -258,7 +238,7 @@ async def test_a_refusal_after_a_lost_request_is_no_refusal(etcd_server, etcd_pr
     async with backend_on(url) as backend, backend_on(etcd_server.url) as rival:
         await granted(rival, Claim("a", 30.0))
         await granted(backend, Claim("warm", 30.0))
-        ask_last(backend, etcd_server.members[0].port)
+        ask_first(backend._gateway, etcd_proxy.port)
         etcd_proxy.blackhole()
         claim = Claim("a", 30.0)
         acquiring = asyncio.create_task(backend.acquire(claim))

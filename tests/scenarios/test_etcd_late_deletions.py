@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from etcd_server import EtcdCluster
-from etcd_stage import backend_on, count_of_keys, granted, keys
+from etcd_stage import ask_first, backend_on, count_of_keys, granted, keys
 from event_log import CLOCK
 from fault_proxy import FaultProxy
 from patience import until
@@ -58,13 +58,6 @@ class Post:
         await asyncio.wait(self._late)
 
 
-def ask_first(backend: EtcdBackend, port: int) -> None:
-    """Let the member at *port* be the first that is asked."""
-    endpoints = backend._gateway._endpoints
-    while not endpoints.in_turn()[0].origin.endswith(f":{port}"):  # clients begin anywhere
-        endpoints.mark_failed(endpoints.in_turn()[0])
-
-
 async def watched(cluster: EtcdCluster, count: int) -> None:
     """Wait until so many keys are watched."""
     stop = CLOCK.now() + 20
@@ -83,7 +76,7 @@ async def test_a_late_deletion_of_a_place_does_not_end_the_grant_that_came_after
     ):
         holder, claim, next_one = (Claim("a", 60.0) for _ in range(3))
         await granted(rival, holder)
-        ask_first(backend, slow.port)
+        ask_first(backend._gateway, slow.port)
         async with backend.queue(claim):
             assert isinstance(await backend.acquire(claim), Held)
             await watched(etcd_server, 1)  # nothing is under way that would be given up for another member

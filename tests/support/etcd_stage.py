@@ -17,6 +17,7 @@ from patience import until
 from stays import Stay
 
 from fencing_sdk import LockClient, Renewed
+from fencing_sdk._etcd.gateway import Gateway
 from fencing_sdk.abc import Backend, Claim, Grant
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError
@@ -36,6 +37,13 @@ async def count_of_keys(cluster: EtcdCluster, name: str, count: int) -> None:
     while len(found := await keys(cluster, name)) != count:
         assert asyncio.get_running_loop().time() < stop, f"{len(found)} keys, and not {count}"
         await asyncio.sleep(0.02)
+
+
+def ask_first(gateway: Gateway, port: int) -> None:
+    """Let the member at *port* be the first that is asked: clients begin anywhere."""
+    endpoints = gateway._endpoints
+    while not endpoints.in_turn()[0].origin.endswith(f":{port}"):
+        endpoints.mark_failed(endpoints.in_turn()[0])
 
 
 async def granted(backend: Backend, claim: Claim) -> int:
