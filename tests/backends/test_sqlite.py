@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -61,7 +61,7 @@ class TestSqliteBackend(BackendSuite):
     ):
         reader, later = Claim("a", 9.0, "reader", mode=READER), Claim("a", 9.0, "later", mode=mode)
         first = await backend.acquire(reader)
-        with sqlite3.connect(path) as file:
+        with closing(sqlite3.connect(path)) as file, file:
             file.execute("DELETE FROM fencing_lock")
         second = await backend.acquire(later)
         assert isinstance(first, Grant)
