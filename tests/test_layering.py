@@ -53,6 +53,8 @@ FRAMEWORKS = {
     "httpx": set(),  # recognised by what its objects can do
     "httpx2": set(),
     "kazoo": {"backends.zookeeper"},
+    "opentelemetry": {"integrations.opentelemetry"},
+    "prometheus_client": {"integrations.prometheus"},
     "multidict": {"backends.kahuna", "integrations.aiohttp"},
     "starlette": set(),
 }

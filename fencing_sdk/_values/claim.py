@@ -7,6 +7,7 @@ so that an acquisition whose answer never came can still be given back.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import secrets
@@ -35,6 +36,7 @@ class Token(int):
         return token
 
 
+@functools.lru_cache(maxsize=1024)  # each event of an acquisition asks
 def holder_of(owner: str) -> str:
     """
     Digest an *owner* id into the public ``holder``.

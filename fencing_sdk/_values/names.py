@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import Self
 from urllib.parse import quote
 
 from fencing_sdk.errors import ConfigurationError, InvalidNameError, shown
 
 NAME_LIMIT = 512
 """Bytes of UTF-8. Every store takes keys of this size after escaping."""
+
+
+class FilledName(str):
+    """A lock name that was made from a template, which it remembers: metrics are kept by template, not by name."""
+
+    __slots__ = ("template",)
+
+    template: str
+
+    def __new__(cls, name: str, template: str) -> Self:
+        filled = super().__new__(cls, name)
+        filled.template = template
+        return filled
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
+        return type(self), (str(self), self.template)
 
 
 def check_name(name: object, *, parameter: str = "name") -> str:
@@ -26,7 +43,8 @@ def check_name(name: object, *, parameter: str = "name") -> str:
     if not isinstance(name, str):
         msg = f"{parameter} must be a str, not {type(name).__name__}"
         raise ConfigurationError(msg)
-    name = str.__str__(name)  # the text itself: a member of an enum may print as something else
+    if type(name) is not FilledName:
+        name = str.__str__(name)  # the text itself: a member of an enum may print as something else
     if not name:
         msg = f"{parameter} must not be empty; name what it protects, such as 'invoices/42'"
         raise InvalidNameError(msg)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Generic, TypeVar
 
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.names import check_name
+from fencing_sdk._values.names import FilledName, check_name
 from fencing_sdk._values.wire import ACCEPTED_HEADERS, TEXT_LIMIT, parse_token, read_token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
@@ -76,15 +76,15 @@ class ResourceTemplate:
             literal.replace("%", "%%") + (f"%({field})s" if field else "") for literal, field, _ in pieces
         )
 
-    def fill(self, values: Mapping[str, object]) -> str:
+    def fill(self, values: Mapping[str, object]) -> FilledName:
         """
-        Return the name for a request whose router found *values*.
+        Return the name for a request whose router found *values*. It remembers the template.
 
         Raises:
             ConfigurationError: the route has no such parameter; fix the template.
         """
         try:
-            return self._text % values
+            return FilledName(self._text % values, self._template)
         except KeyError as error:
             msg = f"{shown(self._template)} cannot be filled in: the route has no parameter {shown(error.args[0])}"
             raise ConfigurationError(msg) from error

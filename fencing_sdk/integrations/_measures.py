@@ -1,0 +1,131 @@
+"""
+What is measured, once for every library of metrics: an observer that moves instruments as events come.
+
+    wait, hold, spare       histograms of seconds
+    not acquired by reason, lost by reason, refused by a guard, renewals without an answer or late, jobs
+                            counters
+    held, waiting           gauges
+
+Every instrument is kept by `lock`, the template of a name: a name of each call would make series of each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fencing_sdk._values.names import FilledName
+from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.events import (
+    Acquired,
+    Acquiring,
+    Event,
+    JobEnded,
+    Lost,
+    NotAcquired,
+    Released,
+    RenewalFailed,
+    RenewalLate,
+    Renewed,
+    StaleRejected,
+)
+
+__all__ = ["Label", "MetricsObserver", "Series", "check_label", "template_of"]
+
+Label = Callable[[str], str]
+"""From the name of a lock to the value of the label ``lock``, of which there should be few. ``str`` keeps the name."""
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""The upper bounds of the histograms' buckets: from one round trip to a lock that is held for minutes."""
+
+HELP = {
+    "wait": "Seconds from the begin of an acquisition to its lease. Its count is the number of leases.",
+    "hold": "Seconds from the grant of a lease to its end.",
+    "spare": "Seconds that were left of the deadline when a renewal was confirmed.",
+    "not_acquired": "Acquisitions that ended without a lease, by reason.",
+    "lost": "Leases that ended before their holder released them, by reason.",
+    "stale_rejected": "Writes that a guard refused because of a stale token.",
+    "renewals_failed": "Renewals without an answer. Each is tried again.",
+    "renewals_late": "Renewals that came too late because the event loop was blocked.",
+    "jobs": "Calls of jobs, by outcome.",
+    "held": "Leases held now.",
+    "waiting": "Acquisitions that go on now.",
+}
+
+
+def template_of(name: str) -> str:
+    """The template of a name that a decorator filled in, such as ``report/{report_id}``; ``other`` for any other."""
+    return name.template if isinstance(name, FilledName) else "other"
+
+
+def check_label(label: object) -> Label:
+    """Return *label* if it can make labels of names; None means `template_of`."""
+    if label is None:
+        return template_of
+    if not callable(label):
+        msg = f"label must be a callable that makes a label of a lock name, such as label=str, not {shown(label)}"
+        raise ConfigurationError(msg)
+    return label
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The instruments of one lock label, ready to be moved."""
+
+    wait: Callable[[float], object]
+    hold: Callable[[float], object]
+    spare: Callable[[float], object]
+    not_acquired: Callable[[str], object]
+    lost: Callable[[str], object]
+    stale_rejected: Callable[[], object]
+    renewals_failed: Callable[[], object]
+    renewals_late: Callable[[], object]
+    jobs: Callable[[str], object]
+    held: Callable[[int], object]
+    waiting: Callable[[int], object]
+
+
+class MetricsObserver:
+    """An observer that moves the `Series` of each lock; *make* makes those of a label that was not seen before."""
+
+    def __init__(self, make: Callable[[str], Series], label: Label | None) -> None:
+        self._make = make
+        self._label = check_label(label)
+        self._series: dict[str, Series] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Count *event*; this is what makes it an observer."""
+        label = self._label(event.name)
+        series = self._series.get(label)
+        if series is None:
+            series = self._series[label] = self._make(label)
+        _move(series, event)
+
+
+def _move(series: Series, event: Event) -> None:  # noqa: C901  (a case for each event)
+    """Move the instruments that *event* concerns. Those that come with every acquisition stand first."""
+    match event:
+        case Acquiring():
+            series.waiting(1)
+        case Acquired():
+            series.waiting(-1)
+            series.held(1)
+            series.wait(event.waited)
+        case Released():
+            series.held(-1)
+            series.hold(event.held_for)
+        case Renewed():
+            series.spare(event.spare)
+        case NotAcquired():
+            series.waiting(-1)
+            series.not_acquired(event.reason)
+        case Lost():
+            series.lost(event.reason)
+        case StaleRejected():
+            series.stale_rejected()
+        case RenewalFailed():
+            series.renewals_failed()
+        case RenewalLate():
+            series.renewals_late()
+        case JobEnded():
+            series.jobs(event.outcome)

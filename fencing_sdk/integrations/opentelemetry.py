@@ -1,0 +1,192 @@
+"""
+Spans and metrics for OpenTelemetry, by its API: the application chooses the SDK and where they are sent.
+
+    locks = connect(url, observers=[OpenTelemetrySpans(), OpenTelemetryMetrics()])
+
+An acquisition is a span, and so is the time for which the lease is held. Both are children of the span that was current
+when the acquisition began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from opentelemetry.context import Context, get_current
+from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter
+from opentelemetry.trace import Span, Status, StatusCode, TracerProvider, get_tracer
+
+from fencing_sdk.events import (
+    Acquired,
+    Acquiring,
+    Event,
+    FenceRaised,
+    Lost,
+    NotAcquired,
+    NotAcquiredReason,
+    Released,
+    RenewalFailed,
+    RenewalLate,
+    StaleRejected,
+)
+from fencing_sdk.integrations._measures import HELP, SECONDS, Label, MetricsObserver, Series, check_label
+
+__all__ = ["OpenTelemetryMetrics", "OpenTelemetrySpans"]
+
+_SCOPE = "fencing_sdk"
+_NO_ERROR = {
+    NotAcquiredReason.HELD,
+    NotAcquiredReason.TOO_LATE,
+    NotAcquiredReason.DRAINING,
+    NotAcquiredReason.CANCELLED,
+}
+"""Ends of an acquisition without a lease that the span does not show as errors."""
+
+
+class OpenTelemetrySpans:
+    """
+    An observer that makes two spans of each acquisition, ``acquire <label>`` and ``hold <label>``.
+
+    Both have the attributes ``fencing.lock.name`` and ``fencing.holder``; ``hold`` has ``fencing.token`` and
+    ``fencing.mode`` too. A loss is the event ``fencing.lost`` of the span ``hold``, which is an error then. Stale
+    tokens and troubles of renewals are events also. A renewal that is confirmed is none: there may be many.
+
+    Args:
+        tracer_provider: Where the spans are made; the global one by default.
+
+        label: From the name of a lock to what the span's name says of it: by default its template, or ``other``.
+
+    Raises:
+        ConfigurationError: *label* is not callable.
+    """
+
+    def __init__(self, *, tracer_provider: TracerProvider | None = None, label: Label | None = None) -> None:
+        self._tracer = get_tracer(_SCOPE, tracer_provider=tracer_provider)
+        self._label = check_label(label)
+        self._spans: dict[str, tuple[Span, Context]] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Begin, mark or end a span; this is what makes it an observer."""
+        match event:
+            case Acquiring(holder=holder):
+                self._begin("acquire", event, holder, get_current(), {})
+            case Acquired(holder=holder) if found := self._spans.pop(holder, None):
+                acquiring, caller = found
+                acquiring.set_attribute("fencing.token", event.token)
+                acquiring.end()
+                self._begin("hold", event, holder, caller, {"fencing.token": event.token, "fencing.mode": event.mode})
+            case NotAcquired(holder=holder) if found := self._spans.pop(holder, None):
+                self._not_acquired(found[0], event.reason)
+            case Released(holder=holder) if found := self._spans.pop(holder, None):
+                found[0].set_attribute("fencing.release.confirmed", event.confirmed)
+                found[0].end()
+            case Lost() | StaleRejected() | FenceRaised() | RenewalFailed() | RenewalLate():
+                self._mark(event)
+
+    def _begin(self, what: str, event: Event, holder: str, caller: Context, more: _Attributes) -> None:
+        name = f"{what} {self._label(event.name)}"
+        attributes = {"fencing.lock.name": str(event.name), "fencing.holder": holder, **more}
+        self._spans[holder] = self._tracer.start_span(name, caller, attributes=attributes), caller
+
+    def _not_acquired(self, span: Span, reason: NotAcquiredReason) -> None:
+        span.set_attribute("fencing.not_acquired.reason", str(reason))
+        if reason not in _NO_ERROR:
+            span.set_status(Status(StatusCode.ERROR, reason))
+        span.end()
+
+    def _mark(self, event: Event) -> None:
+        """Add *event* to the span of its acquisition. A token of another client has none here."""
+        found = None if event.holder is None else self._spans.get(event.holder)
+        if found is None:
+            return
+        found[0].add_event(f"fencing.{event.kind}", _details(event))
+        if isinstance(event, Lost):
+            found[0].set_status(Status(StatusCode.ERROR, f"lease lost: {event.reason}"))
+
+
+_Attributes = dict[str, str | int | float | bool]
+_IN_THE_SPAN = frozenset({"kind", "name", "at", "holder"})
+
+
+def _details(event: Event) -> _Attributes:
+    """The fields of *event* that its span does not have already."""
+    told = {f"fencing.{name}": value for name, value in event.as_dict().items() if name not in _IN_THE_SPAN}
+    return {name: value for name, value in told.items() if isinstance(value, str | int | float)}
+
+
+class OpenTelemetryMetrics(MetricsObserver):
+    """
+    An observer that keeps metrics, named ``fencing.*``, in seconds. Every point has the attribute ``lock``.
+
+    Counters and gauges are counted here and read when they are exported, because an instrument of the SDK costs more
+    than an acquisition. The three histograms are recorded as they come.
+
+    Args:
+        meter_provider: Where the metrics are kept; the global one by default.
+
+        label: From the name of a lock to its label. By default the template of a decorated name, such as
+            ``report/{report_id}``, and ``other`` for a name that no template made. ``label=str`` keeps every name:
+            each is then a series of its own.
+
+    Raises:
+        ConfigurationError: *label* is not callable.
+    """
+
+    def __init__(self, *, meter_provider: MeterProvider | None = None, label: Label | None = None) -> None:
+        super().__init__(self._of, label)
+        self._meter = get_meter(_SCOPE, meter_provider=meter_provider)
+        self._wait, self._hold = self._histogram("wait"), self._histogram("hold")
+        self._spare = self._histogram("spare")
+        counter, gauge = self._meter.create_observable_counter, self._meter.create_observable_up_down_counter
+        self._tallies = {what: _Tally(counter, what, word) for what, word in _COUNTED.items()}
+        self._tallies |= {what: _Tally(gauge, what) for what in ("held", "waiting")}
+
+    def _histogram(self, what: str) -> Histogram:
+        return self._meter.create_histogram(
+            f"fencing.{what}", "s", HELP[what], explicit_bucket_boundaries_advisory=SECONDS
+        )
+
+    def _of(self, lock: str) -> Series:
+        attributes = {"lock": lock}
+        tallies = self._tallies
+        return Series(
+            wait=partial(self._wait.record, attributes=attributes),
+            hold=partial(self._hold.record, attributes=attributes),
+            spare=partial(self._spare.record, attributes=attributes),
+            not_acquired=partial(tallies["not_acquired"].add, lock),
+            lost=partial(tallies["lost"].add, lock),
+            stale_rejected=partial(tallies["stale_rejected"].add, lock, ""),
+            renewals_failed=partial(tallies["renewals_failed"].add, lock, ""),
+            renewals_late=partial(tallies["renewals_late"].add, lock, ""),
+            jobs=partial(tallies["jobs"].add, lock),
+            held=partial(tallies["held"].add, lock, ""),
+            waiting=partial(tallies["waiting"].add, lock, ""),
+        )
+
+
+_COUNTED = {
+    "not_acquired": "reason",
+    "lost": "reason",
+    "stale_rejected": "",
+    "renewals_failed": "",
+    "renewals_late": "",
+    "jobs": "outcome",
+}
+"""The counters, and the attribute that some of them have besides ``lock``."""
+
+
+class _Tally:
+    """One counter or gauge: a number for each lock and detail, read when the SDK collects."""
+
+    def __init__(self, create: Callable[..., object], what: str, word: str = "") -> None:
+        self._word = word
+        self._numbers: dict[tuple[str, str], int] = {}
+        create(f"fencing.{what}", [self._read], "1", HELP[what])
+
+    def add(self, lock: str, detail: str, by: int = 1) -> None:
+        key = lock, detail
+        self._numbers[key] = self._numbers.get(key, 0) + by
+
+    def _read(self, _options: CallbackOptions) -> Iterable[Observation]:
+        for (lock, detail), number in self._numbers.copy().items():
+            yield Observation(number, {"lock": lock} | ({self._word: detail} if self._word else {}))

@@ -1,0 +1,74 @@
+"""
+Metrics for Prometheus, by prometheus_client: in one process, or in several with its multiprocess mode.
+
+    locks = connect(url, observers=[PrometheusMetrics()])
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from fencing_sdk.integrations._measures import HELP, SECONDS, Label, MetricsObserver, Series
+
+__all__ = ["PrometheusMetrics"]
+
+
+class PrometheusMetrics(MetricsObserver):
+    """
+    An observer that keeps the metrics of all clients that it is given to.
+
+    Make one for each registry: Prometheus refuses a second metric of the same name. The times are in seconds. Every
+    metric has the label ``lock``.
+
+    Args:
+        registry: Where the metrics are registered; that of ``prometheus_client.REGISTRY`` by default.
+
+        label: From the name of a lock to its label. By default the template of a decorated name, such as
+            ``report/{report_id}``, and ``other`` for a name that no template made. ``label=str`` keeps every name:
+            each is then a series of its own.
+
+    Raises:
+        ConfigurationError: *label* is not callable.
+    """
+
+    def __init__(self, *, registry: CollectorRegistry = REGISTRY, label: Label | None = None) -> None:
+        super().__init__(self._of, label)
+        histogram = partial(_histogram, registry)
+        self._wait, self._hold = histogram("wait", "fencing_wait_seconds"), histogram("hold", "fencing_hold_seconds")
+        self._spare = histogram("spare", "fencing_renewal_spare_seconds")
+        counter = partial(_counter, registry)
+        self._not_acquired, self._lost = counter("not_acquired", "reason"), counter("lost", "reason")
+        self._stale, self._jobs = counter("stale_rejected"), counter("jobs", "outcome")
+        self._failed, self._late = counter("renewals_failed"), counter("renewals_late")
+        self._held, self._waiting = _gauge(registry, "held"), _gauge(registry, "waiting")
+
+    def _of(self, lock: str) -> Series:
+        return Series(
+            wait=self._wait.labels(lock).observe,
+            hold=self._hold.labels(lock).observe,
+            spare=self._spare.labels(lock).observe,
+            not_acquired=lambda reason: self._not_acquired.labels(lock, reason).inc(),
+            lost=lambda reason: self._lost.labels(lock, reason).inc(),
+            stale_rejected=self._stale.labels(lock).inc,
+            renewals_failed=self._failed.labels(lock).inc,
+            renewals_late=self._late.labels(lock).inc,
+            jobs=lambda outcome: self._jobs.labels(lock, outcome).inc(),
+            held=self._held.labels(lock).inc,
+            waiting=self._waiting.labels(lock).inc,
+        )
+
+
+def _histogram(registry: CollectorRegistry, what: str, name: str) -> Histogram:
+    return Histogram(name, HELP[what], ["lock"], buckets=SECONDS, registry=registry)
+
+
+def _counter(registry: CollectorRegistry, what: str, *labels: str) -> Counter:
+    return Counter(f"fencing_{what}", HELP[what], ["lock", *labels], registry=registry)
+
+
+def _gauge(registry: CollectorRegistry, what: str) -> Gauge:
+    live: Literal["livesum"] = "livesum"  # of several processes: the sum over those that live
+    return Gauge(f"fencing_{what}", HELP[what], ["lock"], multiprocess_mode=live, registry=registry)

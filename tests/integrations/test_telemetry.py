@@ -1,0 +1,246 @@
+"""One story of locks, seen by Prometheus, by OpenTelemetry and in the log."""
+
+import asyncio
+import json
+import logging
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+from prometheus_client import CollectorRegistry
+
+from fencing_sdk import (
+    ConfigurationError,
+    Event,
+    RenewalFailed,
+    RenewalLate,
+    Renewed,
+    StaleTokenError,
+    connect,
+    current_lease,
+)
+from fencing_sdk._values.names import FilledName
+from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.integrations._measures import Label, MetricsObserver
+from fencing_sdk.integrations.logs import LogEvents
+from fencing_sdk.integrations.opentelemetry import OpenTelemetryMetrics, OpenTelemetrySpans
+from fencing_sdk.integrations.prometheus import PrometheusMetrics
+
+ROOT = Path(__file__).parents[2]
+Spans = tuple[TracerProvider, Callable[[], dict[str, ReadableSpan]]]
+Numbers = dict[tuple[str, str, str], float]
+"""By metric, lock and detail: a number, or how many values a histogram has."""
+
+
+def prometheus(label: Label | None = None) -> tuple[MetricsObserver, Callable[[], Numbers]]:
+    registry = CollectorRegistry()
+
+    def numbers() -> Numbers:
+        found: Numbers = {}
+        for family in registry.collect():
+            for sample in family.samples:
+                if sample.name.endswith(("_bucket", "_sum", "_created")):
+                    continue
+                metric = family.name.removeprefix("fencing_").removesuffix("_seconds").removeprefix("renewal_")
+                detail = sample.labels.get("reason", sample.labels.get("outcome", ""))
+                found[metric, sample.labels["lock"], detail] = sample.value
+        return found
+
+    return PrometheusMetrics(registry=registry, label=label), numbers
+
+
+def opentelemetry(label: Label | None = None) -> tuple[MetricsObserver, Callable[[], Numbers]]:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+
+    def numbers() -> Numbers:
+        found: Numbers = {}
+        data = reader.get_metrics_data()
+        assert data is not None
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+            for point in metric.data.data_points:
+                with_details = point.attributes or {}
+                detail = str(with_details.get("reason", with_details.get("outcome", "")))
+                key = metric.name.removeprefix("fencing."), str(with_details["lock"]), detail
+                found[key] = point.count if hasattr(point, "count") else point.value
+        return found
+
+    return OpenTelemetryMetrics(meter_provider=provider, label=label), numbers
+
+
+Library = Callable[..., tuple[MetricsObserver, Callable[[], Numbers]]]
+LIBRARIES = pytest.mark.parametrize("library", [prometheus, opentelemetry])
+
+
+async def a_story(*observers: Callable[[Event], None]) -> None:
+    """Two reports, a try that finds a lock held, a job that ran and was skipped, a stale write, a loss at closing."""
+    locks, guard = connect("memory://", observers=observers), MemoryGuard(observers=observers)
+
+    @locks.locked("report/{report_id}")
+    async def report(report_id: int) -> None: ...
+
+    @locks.job("nightly/{day}", at_least_for=60)
+    async def nightly(day: str) -> None: ...
+
+    async with locks:
+        await report(1)
+        await report(2)
+        lease = await locks.lock("plain").acquire()
+        assert await locks.lock("plain").try_acquire() is None
+        await nightly("mon")
+        await nightly("mon")
+        guard.admit("seats/42", 5)
+        with pytest.raises(StaleTokenError):
+            guard.admit("seats/42", 4)
+    assert not lease.held
+
+
+@LIBRARIES
+async def test_every_event_of_a_story_is_counted_under_its_template(library: Library) -> None:
+    observer, numbers = library()
+    await a_story(observer)
+    assert {key: number for key, number in numbers().items() if number} == {
+        ("wait", "report/{report_id}", ""): 2,
+        ("wait", "nightly/{day}", ""): 1,
+        ("wait", "other", ""): 1,
+        ("hold", "report/{report_id}", ""): 2,
+        ("hold", "nightly/{day}", ""): 1,
+        ("hold", "other", ""): 1,
+        ("not_acquired", "other", "held"): 1,
+        ("not_acquired", "nightly/{day}", "held"): 1,
+        ("jobs", "nightly/{day}", "ran"): 1,
+        ("jobs", "nightly/{day}", "skipped"): 1,
+        ("lost", "other", "closed"): 1,
+        ("stale_rejected", "other", ""): 1,
+    }
+
+
+@LIBRARIES
+async def test_the_gauges_tell_what_is_held_and_what_waits_now(library: Library) -> None:
+    observer, numbers = library(str)
+    async with connect("memory://", observers=[observer]) as locks, locks.lock("a"):
+        waiter = asyncio.create_task(locks.lock("a").acquire())
+        await asyncio.sleep(0)
+        assert (numbers()["held", "a", ""], numbers()["waiting", "a", ""]) == (1, 1)
+        waiter.cancel()
+        await asyncio.wait([waiter])
+        assert (numbers()["held", "a", ""], numbers()["waiting", "a", ""]) == (1, 0)
+    assert (numbers()["held", "a", ""], numbers()["waiting", "a", ""]) == (0, 0)
+
+
+@LIBRARIES
+async def test_a_renewal_tells_how_much_time_was_left(library: Library) -> None:
+    observer, numbers = library(str)
+    observer(Renewed(name="a", at=1.0, holder="h", token=1, spare=4.0, deadline=15.0))
+    observer(RenewalFailed(name="a", at=1.0, holder="h", token=1, error="no answer", remaining=3.0))
+    observer(RenewalLate(name="a", at=1.0, holder="h", token=1, late=3.0, stack=None))
+    found = {key[0]: number for key, number in numbers().items() if number}
+    assert found == {"spare": 1, "renewals_failed": 1, "renewals_late": 1}
+
+
+@LIBRARIES
+def test_a_label_that_cannot_be_called_is_refused(library: Library) -> None:
+    with pytest.raises(ConfigurationError, match="label must be a callable"):
+        library("report")  # type: ignore[arg-type]
+
+
+def test_a_name_remembers_its_template_through_a_pickle_and_is_the_same_name() -> None:
+    name = FilledName("report/42", "report/{report_id}")
+    copy = pickle.loads(pickle.dumps(name))
+    assert (copy, copy.template, hash(copy)) == ("report/42", "report/{report_id}", hash("report/42"))
+
+
+@pytest.fixture
+def spans() -> Iterator[tuple[TracerProvider, Callable[[], dict[str, ReadableSpan]]]]:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    yield provider, lambda: {span.name: span for span in exporter.get_finished_spans()}
+    provider.shutdown()
+
+
+async def test_an_acquisition_and_its_lease_are_spans_under_the_callers(spans: Spans) -> None:
+    provider, finished = spans
+    async with connect("memory://", observers=[OpenTelemetrySpans(tracer_provider=provider)]) as locks:
+
+        @locks.locked("report/{report_id}")
+        async def report(report_id: int) -> tuple[int, str]:
+            lease = current_lease()
+            return lease.token, lease.holder
+
+        with provider.get_tracer("app").start_as_current_span("request") as request:
+            token, holder = await report(7)
+    acquire, hold = finished()["acquire report/{report_id}"], finished()["hold report/{report_id}"]
+    assert acquire.parent == hold.parent == request.get_span_context()
+    assert dict(hold.attributes or {}) == {
+        "fencing.lock.name": "report/7",
+        "fencing.holder": holder,
+        "fencing.token": token,
+        "fencing.mode": "lock",
+        "fencing.release.confirmed": True,
+    }
+    assert acquire.end_time is not None
+    assert hold.start_time is not None
+    assert acquire.end_time <= hold.start_time
+    assert {acquire.status.status_code, hold.status.status_code} == {StatusCode.UNSET}
+
+
+async def test_a_loss_is_an_event_of_the_span_which_is_an_error_then(spans: Spans) -> None:
+    provider, finished = spans
+    async with connect("memory://", observers=[OpenTelemetrySpans(tracer_provider=provider, label=str)]) as locks:
+        lease = await locks.lock("a").acquire()
+    assert not lease.held
+    hold = finished()["hold a"]
+    (lost,) = hold.events
+    assert (lost.name, dict(lost.attributes or {})["fencing.reason"]) == ("fencing.lost", "closed")
+    assert (hold.status.status_code, hold.status.description) == (StatusCode.ERROR, "lease lost: closed")
+
+
+async def test_an_acquisition_that_times_out_is_an_error_and_one_that_asks_once_is_none(spans: Spans) -> None:
+    provider, finished = spans
+    observer = OpenTelemetrySpans(tracer_provider=provider, label=str)
+    async with connect("memory://", observers=[observer]) as locks, locks.lock("a"), locks.lock("b"):
+        assert await locks.lock("a").try_acquire() is None
+        with pytest.raises(TimeoutError):
+            await asyncio.create_task(locks.lock("b", wait=0.01).acquire())
+        asked, waited = finished()["acquire a"], finished()["acquire b"]
+    assert (asked.status.status_code, waited.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
+    assert dict(waited.attributes or {})["fencing.not_acquired.reason"] == "timed_out"
+
+
+async def test_events_are_logged_with_their_fields(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "locks")
+    await a_story(LogEvents(logging.getLogger("locks")))
+    records = [vars(record) for record in caplog.records if record.name == "locks"]
+    assert len(records) > 10
+    loud = {record["fencing_kind"]: record for record in records if record["levelno"] == logging.WARNING}
+    assert loud.keys() == {"lost", "stale_rejected"}
+    lost = loud["lost"]
+    assert (lost["message"], lost["fencing_name"], lost["fencing_reason"]) == ("lost 'plain'", "plain", "closed")
+    assert isinstance(lost["fencing_token"], int)
+
+
+def test_a_logger_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"logging\.getLogger"):
+        LogEvents("locks")  # type: ignore[arg-type]
+
+
+async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_exist() -> None:
+    registry = CollectorRegistry()
+    await a_story(PrometheusMetrics(registry=registry))
+    there = {sample.name for family in registry.collect() for sample in family.samples}
+    there |= {f"fencing_{name}_total" for name in ("renewals_failed", "renewals_late")}  # not in the story
+    dashboard = json.loads((ROOT / "docs" / "grafana-dashboard.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    alerts = re.findall(r"^\| .* \| `(.*)` \|$", (ROOT / "docs" / "observing.md").read_text(), re.MULTILINE)
+    asked = {metric for query in [*queries, *alerts] for metric in re.findall(r"fencing_\w+", query)}
+    assert len(asked) > 10
+    assert asked <= there
