@@ -9,18 +9,11 @@ from redis.crc import key_slot
 
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.redis import RedisBackend, from_url, scripts
+from fencing_sdk.backends.redis.answers import read_holder, read_line, read_refusal, read_renewals
 from fencing_sdk.backends.redis.connection.cluster import slot_of
 from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError
 from fencing_sdk.backends.redis.keys import RedisKeys, check_prefix, lease_key, line_keys, token_key
-from fencing_sdk.backends.redis.requests import (
-    RedisRequests,
-    WaiterSign,
-    milliseconds,
-    read_holder,
-    read_line,
-    read_refusal,
-    read_renewals,
-)
+from fencing_sdk.backends.redis.requests import RedisRequests, WaiterSign, milliseconds
 from fencing_sdk.errors import ConfigurationError
 
 TERMS = {"tokens": "hybrid", "fair": True, "retention": 604800.0, "min_replicas": 0}

@@ -10,7 +10,8 @@ Tokens: hybrid by default, so they keep growing when the server loses its memory
 Waiters: first come, first served, woken by a message. The backend has one connection to each server.
 
     __init__.py       the backend, as the client calls it
-    requests.py       the requests to the server, and how its answers are read
+    requests.py       the requests to the server
+    answers.py        how its answers are read
     waiters.py        the waiters of one client, and what wakes them
     waiter.py         one of them
     share_waiters.py  the waiters for permits, readers and writers
@@ -43,6 +44,16 @@ from fencing_sdk._values.futures import retrieve
 from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
+from fencing_sdk.backends.redis.answers import (
+    NO_HOLDER,
+    read_holder,
+    read_holders,
+    read_refusal,
+    read_renewals,
+    read_share,
+    read_share_refusal,
+    read_token,
+)
 from fencing_sdk.backends.redis.connection.cluster import SlotMap
 from fencing_sdk.backends.redis.connection.dial import RedisDialer
 from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
@@ -54,18 +65,7 @@ from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_pre
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.options import RedisTopology, topology_from_client, topology_from_url
 from fencing_sdk.backends.redis.posts import RedisPosts
-from fencing_sdk.backends.redis.requests import (
-    DEFAULT_RETENTION,
-    NO_HOLDER,
-    RedisRequests,
-    read_holder,
-    read_holders,
-    read_refusal,
-    read_renewals,
-    read_share,
-    read_share_refusal,
-    read_token,
-)
+from fencing_sdk.backends.redis.requests import DEFAULT_RETENTION, RedisRequests
 from fencing_sdk.backends.redis.scripts import PRELOADED, ScriptCall
 from fencing_sdk.backends.redis.share_waiters import ShareWaiter, ShareWaiters
 from fencing_sdk.backends.redis.waiter import RedisWaiter

@@ -13,13 +13,14 @@ from typing import Any
 
 from fencing_sdk._values.claim import Claim, Grant, Held
 from fencing_sdk.abc import Posted
+from fencing_sdk.backends.redis.answers import read_refusal, read_token
 from fencing_sdk.backends.redis.connection.node import NOT_MASTER, SILENCE
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import RedisRouter
 from fencing_sdk.backends.redis.errors import translated
 from fencing_sdk.backends.redis.keys import RedisKeys
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.backends.redis.requests import RedisRequests, milliseconds, read_refusal, read_token, stored
+from fencing_sdk.backends.redis.requests import RedisRequests, milliseconds, stored
 from fencing_sdk.backends.redis.scripts import ScriptCall
 from fencing_sdk.errors import BackendError
 

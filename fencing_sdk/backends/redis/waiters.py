@@ -40,13 +40,14 @@ from fencing_sdk._values.ownership import LoopOwner
 from fencing_sdk.abc import Tell
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.waiters import WaiterTable
+from fencing_sdk.backends.redis.answers import LineAnswer, read_line, read_token
 from fencing_sdk.backends.redis.connection.node import RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import RedisRouter
 from fencing_sdk.backends.redis.errors import translated
 from fencing_sdk.backends.redis.keys import RedisKeys, lease_key
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.backends.redis.requests import LineAnswer, RedisRequests, WaiterSign, read_line, read_token
+from fencing_sdk.backends.redis.requests import RedisRequests, WaiterSign
 from fencing_sdk.backends.redis.waiter import RedisWaiter
 
 _SIGN_EVERY = 1.0

@@ -1,0 +1,145 @@
+"""How the answers of the scripts are read. No I/O."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from fencing_sdk._values.claim import READER, TOKEN_LIMIT, Grant, Holder, Permit, Renewal, holder_of
+from fencing_sdk.backends.redis.connection.node import CallOutcome
+from fencing_sdk.backends.redis.connection.pipe import Reply, ReplyError
+
+NO_HOLDER = holder_of("")
+"""The digest of the owner that the lease of a shared name has."""
+
+_TOKEN_DIGITS = len(str(TOKEN_LIMIT))
+_RENEWALS = {ord("1"): Renewal.RENEWED, ord("0"): Renewal.REFUSED, ord("x"): Renewal.TAKEN_OVER}
+
+
+def read_token(reply: bytes) -> int:
+    """
+    Read a token.
+
+    Raises:
+        ValueError: the reply is no token; it is unknown whether the lock was granted.
+    """
+    if reply.isdigit() and len(reply) <= _TOKEN_DIGITS and (number := int(reply)) < TOKEN_LIMIT:
+        return number
+    msg = "not a token"
+    raise ValueError(msg)
+
+
+def read_renewals(outcome: CallOutcome, count: int) -> list[Renewal]:
+    """Read the answer to a call that renews *count* leases; if it failed, their state is unknown."""
+    if isinstance(outcome, bytes) and len(outcome) == count:
+        return [_RENEWALS.get(code, Renewal.UNKNOWN) for code in outcome]
+    return [Renewal.UNKNOWN] * count
+
+
+def read_refusal(reply: Reply) -> float | None:
+    """Read a refusal: seconds until another try makes sense (None: the lease has no ttl)."""
+    return _seconds(reply)
+
+
+def read_share_refusal(reply: Reply) -> tuple[float | None, bool]:
+    """Read the refusal of a share: seconds until it may be free, and whether the caller is in the line."""
+    left, in_line = reply if isinstance(reply, list) else (-1, 0)
+    return _seconds(left), bool(in_line)
+
+
+class LineAnswer(NamedTuple):
+    """What the server says about one line."""
+
+    left: float | None
+    """Seconds until the lease of the holder ends. None: it has no ttl, or the lock is free."""
+    number: int
+    """Which of the waiters that gave a sign has the lock now, or may ask for it, from 1 on. 0: none of them."""
+    token: int | None
+    """The token of that waiter. None: it may ask."""
+
+
+def read_line(answer: Reply) -> LineAnswer:
+    """
+    Read the answer to the signs of life of one line.
+
+    Raises:
+        ReplyError: the server refused them.
+        ValueError, TypeError: it is no answer.
+    """
+    if isinstance(answer, ReplyError):
+        raise answer
+    if not isinstance(answer, list):
+        msg = "not an answer to a sign of life"
+        raise TypeError(msg)
+    left, number, token = answer
+    return LineAnswer(_seconds(left), int(number), read_token(token) if token else None)
+
+
+def _seconds(left: Reply) -> float | None:
+    """Convert milliseconds; a negative number means that the key has no ttl."""
+    if not isinstance(left, int):
+        msg = "not a number of milliseconds"
+        raise TypeError(msg)
+    return None if left < 0 else left / 1000
+
+
+def read_holder(name: str, reply: Reply) -> Holder | None:
+    """Read the holder of lock *name*; None if it is free."""
+    if not isinstance(reply, list):
+        return None
+    lease, left = reply
+    remaining = _seconds(left)
+    try:
+        owner, number, metadata = (lease if isinstance(lease, bytes) else b"").decode().split("\0", 2)
+        return Holder(
+            name,
+            read_token(number.encode()),
+            holder_of(owner),
+            math.inf if remaining is None else remaining,
+            metadata[1:] if metadata else None,
+        )
+    except ValueError:
+        msg = "WRONGTYPE this is no lease"  # the server's code for a key that is no string
+        raise ReplyError(msg) from None
+
+
+def read_share(reply: Reply) -> Grant | None:
+    """
+    Read the answer for a share; None for a refusal.
+
+    Raises:
+        ValueError, TypeError: the reply is neither; it is unknown whether a share was granted.
+    """
+    if not isinstance(reply, list) or len(reply) != 2 or not isinstance(reply[0], bytes):  # noqa: PLR2004
+        return None
+    permit = reply[1]
+    if not isinstance(permit, int):
+        msg = "not the number of a permit"
+        raise TypeError(msg)
+    return Grant(read_token(reply[0]), permit=None if permit < 0 else permit)
+
+
+def read_holders(name: str, reply: Reply) -> list[Holder]:
+    """Read all who hold *name*, by their permits, or else by their tokens."""
+    if not isinstance(reply, list):
+        return []
+    lease, left, *shares = reply
+    only = read_holder(name, [lease, left])
+    if only is None or only.holder != NO_HOLDER:
+        return [] if only is None else [only]
+    found = [_read_share_of(name, *shares[place : place + 3]) for place in range(0, len(shares), 3)]
+    return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
+
+
+def _read_share_of(name: str, owner: Reply, left: Reply, entry: Reply) -> Holder:
+    remaining = _seconds(left) or 0.0
+    try:
+        token, permit, permits, metadata = (entry if isinstance(entry, bytes) else b"").decode().split(" ", 3)
+        number = int(permit)
+        mode = READER if number < 0 else Permit(of=int(permits))
+        holder = holder_of((owner if isinstance(owner, bytes) else b"").decode())
+        text = metadata[1:] if metadata else None
+        return Holder(name, read_token(token.encode()), holder, remaining, text, mode, None if number < 0 else number)
+    except ValueError:
+        msg = "WRONGTYPE this is no share"
+        raise ReplyError(msg) from None
