@@ -41,9 +41,10 @@ class Lease:
         state: LeaseState | None = getattr(self, "_state", None)
         if state is None or state.released or state.generation != process.forks:
             return
+        lost = state.lost  # before the loop, in another thread, begins to give the lease back
         with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock
             state.loop.call_soon_threadsafe(state.keeper.on_garbage_collected, state)
-        if state.lost is None:
+        if lost is None:
             message = f"lease on {shown(state.name)} (token {state.number:d}) was dropped without release"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 

@@ -300,6 +300,7 @@ class Engine:
     def on_garbage_collected(self, lease: LeaseState) -> None:
         """The handle of a lease was garbage-collected while the lease was held."""
         lease.forget_scope()
+        lease.mark_released()  # a renewal on its way, which finds the lock free, is no loss
         self._releases.give_back_behind(lease)
 
     def _on_loss(self, claim: Claim, reason: LossReason) -> None:

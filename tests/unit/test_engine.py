@@ -645,6 +645,19 @@ async def test_a_lease_that_was_dropped_is_given_back():
         assert len(h.engine) == 0
 
 
+@in_virtual_time
+async def test_a_lease_that_was_dropped_is_not_lost_when_a_renewal_on_its_way_is_refused():
+    async with house() as h:
+        h.store.delay("renew", 1.0)
+        lease = await h.hold()
+        await asyncio.sleep(INTERVAL + 0.5)
+        with pytest.warns(ResourceWarning, match="dropped without release"):
+            del lease
+        await asyncio.sleep(INTERVAL)
+        assert h.store.count("renew") == 1
+        assert h.of(Lost) == []
+
+
 class DriverError(Exception):
     """What a driver raises."""
 

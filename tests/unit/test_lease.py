@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -458,6 +459,16 @@ async def test_the_timer_of_a_scope_keeps_no_lease_alive_that_its_holder_has_dro
     with pytest.warns(ResourceWarning, match="dropped without release"):
         del lease
     scope.__exit__(None, None, None)
+
+
+async def test_a_lease_dropped_by_a_thread_warns_although_the_loop_is_quicker_to_give_it_back(make):
+    def give_back_at_once(call, state):
+        state.lost = LossReason.REFUSED
+
+    lease = make()
+    lease._state.loop = SimpleNamespace(call_soon_threadsafe=give_back_at_once)
+    with pytest.warns(ResourceWarning, match="dropped without release"):
+        lease.__del__()
 
 
 async def test_the_timer_of_a_scope_tells_a_machine_that_was_suspended_from_an_expiry(make, clock, ledger):
