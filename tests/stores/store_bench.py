@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import itertools
 import json
 import math
 import sqlite3
@@ -233,9 +234,27 @@ class ZooKeeperBench:
         """Infinite while the node is there: ZooKeeper does not tell when a session will end."""
         return math.inf if self._line(name) else 0.0
 
+    def _waiters(self, name: str) -> int:
+        """
+        How many nodes in the line watch the one before.
+
+        Those that do not are tries, which are deleted again. Not told apart: a try of the client that holds the lock.
+        """
+        watches = self._operator.command(b"wchp").splitlines()  # paths, and indented the sessions that watch each
+        watched: set[tuple[str, int]] = set()
+        path = ""
+        for line in watches:
+            if line.startswith("\t"):
+                watched.add((path, int(line, 16)))
+            else:
+                path = line
+        folder = f"/{self._root}/{name}"
+        pairs = itertools.pairwise(self._line(name))
+        return sum((f"{folder}/{ahead.name}", node.session) in watched for ahead, node in pairs)
+
     async def waiting(self, name: str, count: int) -> None:
         async def line() -> int:
-            return len(await asyncio.to_thread(self._line, name)) - 1
+            return await asyncio.to_thread(self._waiters, name)
 
         await _counted(line, count)
 

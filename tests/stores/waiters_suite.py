@@ -142,7 +142,7 @@ class WaitersSuite:
             served: list[int] = []
 
             async def wait(number: int) -> None:
-                async with (one, two)[number % 2].lock("a", ttl=60):
+                async with (two, one)[number % 2].lock("a", ttl=60):
                     served.append(number)
 
             async with staying(one.lock("a", ttl=60)) as stay:
