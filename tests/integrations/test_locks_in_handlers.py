@@ -24,7 +24,8 @@ from fencing_sdk.integrations import fastapi as fenced_fastapi
 
 pytest_plugins = ["redis_fixtures"]
 
-TTL = 0.5
+TTL = 2.0
+"""Seconds after which a request that waits is told that the store is down, and in which a slow machine takes a free lock."""
 
 
 def aiohttp_app(locks: LockClient, wait: float | None):
