@@ -9,6 +9,7 @@ import gc
 import importlib.util
 import inspect
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -108,6 +109,18 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
     """Run every test on asyncio, and those that ask for it on every loop."""
     return _loops() if item.get_closest_marker("every_loop") else {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def signals_are_heard() -> None:
+    """
+    Let the processes that the tests start hear signals that a shell or nohup ignores for the tests.
+
+    Child processes ignore an ignored signal, too. They hear one that has a handler, even if the handler does nothing.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from fencing_sdk.integrations import fastapi as fenced_fastapi
 pytest_plugins = ["redis_fixtures"]
 
 TTL = 2.0
-"""Seconds after which a request that waits is told that the store is down, and in which a slow machine takes a free lock."""
+"""Seconds in which a slow machine takes a free lock, and after which a request learns that the store is down."""
 
 
 def aiohttp_app(locks: LockClient, wait: float | None):
