@@ -107,6 +107,7 @@ def _begin_work() -> None:
     keep_off_console()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job goes on, and misses nothing
         signal.signal(signal.SIGINT, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     gc.freeze()  # what was imported is never garbage
     gc.set_threshold(_ALLOCATIONS, 10, 10)
 
@@ -128,8 +129,17 @@ def _in_order(pool: ProcessPoolExecutor, parts: Iterable[range], ahead: int, wri
     """Play *parts* side by side; yield their outcomes in their order, and keep none."""
     given: deque[Future[Campaign]] = deque()
     for part in parts:
-        given.append(pool.submit(_play_part, part, write))
+        given.append(_submit(pool, part, write))
         if len(given) >= ahead:
             yield given.popleft().result()
     while given:
         yield given.popleft().result()
+
+
+def _submit(pool: ProcessPoolExecutor, part: range, write: Writer) -> Future[Campaign]:
+    """Give *part* to the pool. If that starts a process, an interrupt waits until the process is prepared for it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(_play_part, part, write)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
