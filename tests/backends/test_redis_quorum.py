@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
+from patience import until
 from redis_quorum import Quorum
+from redis_server import RedisServer
 
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url
 from fencing_sdk.testing import BackendSuite
-from fencing_sdk.testing.backend_promises.backend_under_test import Reopen
+from fencing_sdk.testing.backend_promises.backend_under_test import DRIFT, Reopen
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -34,8 +36,8 @@ def five_nodes(redis_binary: str) -> Iterator[Quorum]:
 class QuorumSuite(BackendSuite):
     queues = True
     notices = True
-    expiry_lag = 0.5
-    """The holds of a grant end one after the other, and a try in between is undone first."""
+    expiry_lag = 1.5
+    """The holds of a grant end one after the other, as they began, and a try in between is undone first."""
     stopped = 0
     """Nodes that are down throughout."""
 
@@ -65,6 +67,12 @@ class QuorumSuite(BackendSuite):
         yield made
         await made.aclose()
 
+    async def expire(self, ttl: float) -> None:
+        """Wait until the holds have ended on every node: on a busy machine some nodes begin a ttl later than others."""
+        await self.pass_time(ttl * (1 + DRIFT))
+        within = self.expiry_lag + self.patience
+        await until(lambda: not any(_ends_within(node, ttl) for node in self.up), what="no hold is left", within=within)
+
     @asynccontextmanager
     async def break_store(self, backend: Backend) -> AsyncIterator[None]:
         """Kill nodes until the others are no majority."""
@@ -90,6 +98,12 @@ class QuorumSuite(BackendSuite):
         assert isinstance(backend, RedisQuorumBackend)
         for node in self.up:
             await node.command("DEL", backend._requests.hold(name))
+
+
+def _ends_within(node: RedisServer, seconds: float) -> bool:
+    """Whether a lock is held on *node* that ends in so many seconds at most."""
+    lefts = node.ask_all(*(["PTTL", hold] for hold in node.ask("KEYS", "*}:h")))
+    return any(0 <= left <= seconds * 1000 for left in lefts)
 
 
 class TestThreeNodes(QuorumSuite):

@@ -22,6 +22,7 @@ from fencing_sdk.testing._powers import collect_by_power
 
 NAME = "invoices/42"
 DRIFT = 0.01
+TRIES = 5
 
 Reopen = Callable[[], Backend]
 """Makes another backend object on the store of the fixture ``backend``."""

@@ -9,9 +9,7 @@ from dataclasses import replace
 from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk.abc import Backend
 from fencing_sdk.testing._powers import needs
-from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen
-
-_TRIES = 5
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, TRIES, BackendUnderTest, Reopen
 
 
 class RenewalPromises(BackendUnderTest):
@@ -166,7 +164,7 @@ class RenewalPromises(BackendUnderTest):
 
     async def _renewed_late(self, backend: Backend) -> tuple[Claim, float]:
         """Renew a grant when part of its ttl has passed; start again if the machine was slower than the ttl."""
-        for attempt in range(_TRIES):
+        for attempt in range(TRIES):
             claim = self.claim(f"{NAME}/{attempt}", ttl=self.ttl)
             sent_at = self.now()
             await self.granted(backend, claim)
