@@ -20,6 +20,8 @@ class TestZooKeeperEnsemble(BackendSuite):
     queues = True
     notices = True
     keeps_alone = False  # a node lasts as long as its session, whose timeout was fixed when it began
+    ttl = 3.0
+    """A connection that owes an answer for a twelfth of it is left, so that a busy machine must not need as long."""
     expiry_lag = 0.5
     patience = 30.0
 
