@@ -34,7 +34,7 @@ class TestKahunaBackend(BackendSuite):
 
     @pytest.fixture
     def reopen(self, url: str) -> Callable[[], KahunaBackend]:
-        return lambda: from_url(url)
+        return lambda: from_url(url, connect_timeout=self.patience)  # a busy machine accepts connections late
 
     @pytest.fixture
     async def backend(self, reopen: Callable[[], KahunaBackend]) -> AsyncIterator[KahunaBackend]:
