@@ -6,11 +6,13 @@ the store makes only while the client's key lives:
 
     reader   no writer is ahead              the revision of the phase key, which it creates if there is none
     writer   it is the first                 deletes the phase key; the revision of that step
-    permit   fewer than `permits` are ahead  creates the key of a free number; the revision of that step
+    permit   fewer than `permits` are ahead, writes a number into its key that none of those has; the revision of that
+             and each has a number           step, or that of its key: numbers are taken in the order of arrival
 
-The phase key belongs to no lease. A lease that ends takes away the client's key and its number in one step. A waiter
-watches keys, and looks again when one of them is gone: a reader the last writer ahead, a writer the key before its
-own, a permit every key ahead. A watch misses nothing that is gone since the look.
+The phase key belongs to no lease. A lease that ends takes away the client's key, and its number with it. A waiter
+watches keys, and looks again when one of them has changed: a reader the last writer ahead, a writer the key before its
+own, a permit the last key ahead that has no number, and every key ahead if all have one. So a permit that is given back
+wakes one waiter. A watch misses nothing that has changed since the look.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from share_model import Mishaps, broken_rule
+
+NO_NUMBER = -1
 
 
 class LineClient(NamedTuple):
@@ -30,14 +34,15 @@ class LineClient(NamedTuple):
     token: int = 0
     permit: int = 0
     valid: bool = False
-    watched: tuple[int, ...] = ()
-    """The revisions of the keys that it watches."""
+    watched: tuple[tuple[int, int], ...] = ()
+    """The keys that it watches: when each was created, and the number that it had."""
 
 
 class LineKey(NamedTuple):
     who: int
     turn: int
     created: int
+    number: int = NO_NUMBER
 
 
 class LineState(NamedTuple):
@@ -46,8 +51,6 @@ class LineState(NamedTuple):
     revision: int = 0
     line: tuple[LineKey, ...] = ()
     phase: int = 0
-    numbers: tuple[tuple[int, int, int], ...] = ()
-    """The permit, the client and its turn."""
     fences: tuple[tuple[str, tuple[int, str]], ...] = ()
 
     def become(self, who: int, **changes: object) -> LineState:
@@ -59,7 +62,6 @@ class LineState(NamedTuple):
         return self._replace(
             revision=self.revision + 1,
             line=tuple(key for key in self.line if key[:2] != (who, turn)),
-            numbers=tuple(number for number in self.numbers if number[1:] != (who, turn)),
         )
 
 
@@ -67,17 +69,28 @@ LineStep = tuple[str, "LineState | str"]
 
 
 class LineModel:
-    """The rules, or a broken variant of them. ``kinds`` and ``permits`` as for `ShareModel`."""
+    """
+    The rules, or a broken variant of them. ``kinds`` and ``permits`` as for `ShareModel`.
+
+    With *tokens_by_place*, the token of a permit is the revision that created its key.
+    """
 
     def __init__(
-        self, kinds: str, *, permits: int = 2, rounds: int = 1, mishaps: Mishaps | None = None, broken: str = ""
+        self,
+        kinds: str,
+        *,
+        permits: int = 2,
+        rounds: int = 1,
+        mishaps: Mishaps | None = None,
+        tokens_by_place: bool = False,
+        broken: str = "",
     ) -> None:
-        self.kinds, self.permits, self.broken = kinds, permits, broken
+        self.kinds, self.permits, self.tokens_by_place, self.broken = kinds, permits, tokens_by_place, broken
         self.start = LineState(tuple(LineClient("joining", rounds) for _ in kinds), mishaps or Mishaps())
 
     def done(self, state: object) -> bool:
         assert isinstance(state, LineState)
-        return all(client.at in {"done", "dead"} for client in state.clients) and not state.line and not state.numbers
+        return all(client.at in {"done", "dead"} for client in state.clients) and not state.line
 
     def steps(self, state: LineState) -> Iterator[LineStep]:
         """Everything that can happen in *state*, each judged by what it leads to."""
@@ -119,15 +132,18 @@ class LineModel:
         kind, kinds = self.kinds[who], {self.kinds[key.who] for key in ahead}
         if kind == "W":
             return not ahead
-        return kinds <= {kind} and (kind == "R" or len(ahead) < self.permits)
+        if kind == "R":
+            return kinds <= {"R"}
+        waits = any(key.number == NO_NUMBER for key in ahead) and self.broken != "a number beside a waiter"
+        return kinds <= {"P"} and not waits and len(ahead) < self.permits
 
-    def _to_watch(self, who: int, ahead: list[LineKey]) -> tuple[int, ...]:
-        kind = self.kinds[who]
-        if kind == "P" and self.broken != "a permit watches the key before it":
-            return tuple(key.created for key in ahead)
+    def _to_watch(self, who: int, ahead: list[LineKey]) -> tuple[tuple[int, int], ...]:
+        kind, last = self.kinds[who], ahead[-1:]
         if kind == "R" and self.broken != "a reader watches the key before it":
-            ahead = [key for key in ahead if self.kinds[key.who] != "R"]
-        return (ahead[-1].created,)
+            last = [key for key in ahead if self.kinds[key.who] != "R"][-1:]
+        elif kind == "P" and self.broken != "a permit watches the key before it":
+            last = [key for key in ahead if key.number == NO_NUMBER][-1:] or ahead
+        return tuple((key.created, key.number) for key in last)
 
     # What clients do.
 
@@ -147,7 +163,9 @@ class LineModel:
             place = next(key.created for key in state.line if key[:2] == (who, client.turn))
             yield "takes its place as token", self._held_with(state._replace(phase=0), who, place)
         else:
-            yield "sees its turn", state.become(who, at="drawing")
+            taken = {key.number for key in ahead}
+            free = next(number for number in range(len(ahead) + 1) if number not in taken)
+            yield "sees its turn", state.become(who, at="drawing", permit=free if self.kinds[who] == "P" else 0)
 
     def _waiting(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
         if not self._lives(state, who) or self._sees_a_change(state, client):
@@ -158,7 +176,7 @@ class LineModel:
 
     @staticmethod
     def _sees_a_change(state: LineState, client: LineClient) -> bool:
-        return not set(client.watched) <= {key.created for key in state.line}
+        return not set(client.watched) <= {(key.created, key.number) for key in state.line}
 
     def _drawing(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
         if not self._lives(state, who) and self.broken != "drawn without a look at the own key":
@@ -174,17 +192,11 @@ class LineModel:
             phase = state.phase if self.broken == "the phase outlives a writer" else 0
             yield f"draws {new}", self._held_with(state._replace(revision=new, phase=phase), who, new)
         else:
-            taken = {number for number, _, _ in state.numbers}
-            number = next((free for free in range(self.permits) if free not in taken), None)
-            if number is None:
-                yield "takes a permit", "P8: a client whose turn has come finds no permit"
-                return
-            token = new
-            if self.broken == "a permit's token from its place":
-                token = next(key.created for key in state.line if key[:2] == (who, client.turn))
-            numbers = tuple(sorted((*state.numbers, (number, who, client.turn))))
-            after = state._replace(revision=new, numbers=numbers)
-            yield f"takes {number} with {token}", self._held_with(after, who, token, number)
+            own = next(key for key in state.line if key[:2] == (who, client.turn))
+            token = own.created if self.tokens_by_place else new
+            line = tuple(key._replace(number=client.permit) if key == own else key for key in state.line)
+            after = state._replace(revision=new, line=line)
+            yield f"takes {client.permit} with {token}", self._held_with(after, who, token, client.permit)
 
     @staticmethod
     def _held_with(state: LineState, who: int, token: int, permit: int = 0) -> LineState:

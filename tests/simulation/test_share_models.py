@@ -34,17 +34,22 @@ TABLE_BROKEN = {
 LINE = {
     **{
         f"watches alone, {kinds}": LineModel(kinds)
-        for kinds in ("RRW", "RWW", "PPP", *amount(("RRWW", "PPPP"), short=()))
+        for kinds in ("RRW", "RWW", "PPP", "PPW", *amount(("RRWW", "PPPP"), short=()))
     },
-    **{f"cancelled, {kinds}": LineModel(kinds, mishaps=Mishaps(cancellations=1)) for kinds in ("RRW", "RWR", "PP")},
+    **{
+        f"cancelled, {kinds}": LineModel(kinds, mishaps=Mishaps(cancellations=1))
+        for kinds in ("RRW", "RWR", "PP", "PPP")
+    },
     **{
         f"pause and kill, {kinds}": LineModel(kinds, mishaps=Mishaps(pauses=amount(2, short=1), kills=1))
         for kinds in amount(("RRW", "RWW", "PPP"), short=("RW", "PP"))
     },
+    "tokens of permits by their places": LineModel(
+        "PP", permits=1, rounds=2, tokens_by_place=True, mishaps=Mishaps(pauses=1)
+    ),
     "pause in two rounds": LineModel(amount("RRW", short="RW"), rounds=2, mishaps=Mishaps(pauses=1)),
 }
 LINE_BROKEN = {
-    "a permit's token from its place": ("P3", LineModel("PPPP", broken="a permit's token from its place")),
     "a writer's token from its place": ("P3", LineModel("RRW", broken="a writer's token from its place")),
     "the phase outlives a writer": ("P3", LineModel("RRW", rounds=2, broken="the phase outlives a writer")),
     "drawn without a look at the own key": (
@@ -52,6 +57,7 @@ LINE_BROKEN = {
         LineModel("RWW", mishaps=Mishaps(pauses=1), broken="drawn without a look at the own key"),
     ),
     "a reader watches the key before it": ("P8", LineModel("WRR", broken="a reader watches the key before it")),
+    "a number beside a waiter": ("P1", LineModel("PP", broken="a number beside a waiter")),
     "a permit watches the key before it": ("P8", LineModel("PPP", broken="a permit watches the key before it")),
 }
 
