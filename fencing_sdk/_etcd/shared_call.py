@@ -1,17 +1,18 @@
-"""One call that serves all callers that want the same thing at the same time."""
+"""One call that serves all callers that want the same thing, or the same kind of thing, at the same time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
 from fencing_sdk._values.futures import cancel_and_wait, retrieve
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 
-__all__ = ["SharedCall"]
+__all__ = ["SharedBatches", "SharedCall"]
 
 
 class SharedCall(Generic[T]):
@@ -25,13 +26,18 @@ class SharedCall(Generic[T]):
     def __init__(self, call: Callable[[], Coroutine[Any, Any, T]], started: float) -> None:
         self.started = started
         self._callers = 0
+        self._given_up = False
         self._task: asyncio.Task[T] = asyncio.get_running_loop().create_task(call(), context=Context())
         self._task.add_done_callback(retrieve, context=Context())
 
     def can_join(self, since: float) -> bool:
         """Whether this call serves a caller of the running loop that needs one begun at *since* or later."""
         task = self._task
-        return not task.done() and self.started >= since and task.get_loop() is asyncio.get_running_loop()
+        return (
+            not (task.done() or self._given_up)
+            and self.started >= since
+            and task.get_loop() is asyncio.get_running_loop()
+        )
 
     async def join(self) -> T:
         """Wait for the outcome."""
@@ -41,9 +47,43 @@ class SharedCall(Generic[T]):
         finally:
             self._callers -= 1
             if not self._callers:
+                self._given_up = True
                 self._task.cancel()
 
     async def aclose(self) -> None:
         """Cancel the call and wait for its end."""
         if self._task.get_loop() is asyncio.get_running_loop():
             await cancel_and_wait(self._task)
+
+
+class SharedBatches(Generic[Q, T]):
+    """
+    Questions that are asked in the same turn of the event loop, as one call.
+
+    Args:
+        ask: Answers a batch of questions, in order.
+
+        limit: The most questions of one batch.
+    """
+
+    def __init__(self, ask: Callable[[Sequence[Q]], Awaitable[Sequence[T]]], limit: int) -> None:
+        self._ask = ask
+        self._limit = limit
+        self._questions: list[Q] = []
+        self._call: SharedCall[Sequence[T]] | None = None
+        """The batch that is open: it has not been sent, and is not full."""
+
+    async def ask(self, question: Q) -> T:
+        """Ask together with all others that ask now."""
+        if self._call is None or len(self._questions) >= self._limit or not self._call.can_join(0.0):
+            questions: list[Q] = []
+            self._questions, self._call = questions, SharedCall(lambda: self._send(questions), 0.0)
+        self._questions.append(question)
+        place, call = len(self._questions) - 1, self._call
+        return (await call.join())[place]
+
+    async def _send(self, questions: list[Q]) -> Sequence[T]:
+        await asyncio.sleep(0)
+        if self._questions is questions:
+            self._call = None
+        return await self._ask(questions)

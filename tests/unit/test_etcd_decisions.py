@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,7 +13,7 @@ from fencing_sdk._etcd.answers import read_answer
 from fencing_sdk._etcd.errors import LeaseNotFoundError, error_of_failures
 from fencing_sdk._etcd.gateway import GatewayReply
 from fencing_sdk._etcd.json_codec import Entry, decoded, entries, number, responses
-from fencing_sdk._etcd.shared_call import SharedCall
+from fencing_sdk._etcd.shared_call import SharedBatches, SharedCall
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
 from fencing_sdk._values.claim import Claim, holder_of
@@ -223,8 +224,33 @@ async def test_a_call_that_serves_many_goes_on_until_the_last_of_them_has_gone()
     await asyncio.wait((one,))
     assert not cancelled.is_set()
     two.cancel()
+    await asyncio.sleep(0)
+    assert not shared.can_join(5.0), "who joins a call that is being cancelled would be cancelled too"
     await asyncio.wait((two,))
     await asyncio.wait_for(cancelled.wait(), 20)
+
+
+async def test_what_is_asked_in_one_turn_of_the_loop_is_one_call():
+    asked: list[list[int]] = []
+
+    async def ask(questions: Sequence[int]) -> list[int]:
+        asked.append(list(questions))
+        await asyncio.sleep(0)
+        return [10 * question for question in questions]
+
+    batches = SharedBatches(ask, 3)
+    assert await asyncio.gather(*map(batches.ask, range(5))) == [0, 10, 20, 30, 40]
+    assert asked == [[0, 1, 2], [3, 4]]
+    gone, stays = (asyncio.create_task(batches.ask(number)) for number in (5, 6))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert await stays == 60
+    alone = asyncio.create_task(batches.ask(7))
+    await asyncio.sleep(0)
+    alone.cancel()
+    assert await batches.ask(8) == 80
+    assert asked[2] == [5, 6]
+    assert asked[3][-1] == 8
 
 
 @pytest.mark.parametrize("ttl", [0.05, 15.0, MAX_TTL])
