@@ -222,7 +222,7 @@ class SupportsShares(Protocol):
     * There is one line, in order of arrival, and only its head is granted, so no writer starves. A granted share
       wakes the next head if that one fits too. A release, and a waiter that leaves, wakes the head if it fits.
     * The token of a permit and of a writer is higher than every earlier one of the name. That of a reader is the token
-      of the readers who hold the name now, else a new one.
+      of the readers who hold the name now; else a new one, or that of the last readers if no writer came since.
     * To renew, to release and to inspect work as for a lock; `Backend.inspect` tells one of several holders.
 
     What happens when permits, readers and plain locks use the same name is not specified, except that they never

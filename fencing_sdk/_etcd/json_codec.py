@@ -20,6 +20,7 @@ __all__ = [
     "delete",
     "encoded",
     "entries",
+    "nested",
     "number",
     "put",
     "ranged",
@@ -117,6 +118,11 @@ def _up_to(end: bytes | None) -> Json:
 
 def txn(*, compare: list[Json], success: list[Json], failure: list[Json] | None = None) -> Json:
     return {"compare": compare, "success": success, "failure": failure or []}
+
+
+def nested(*, compare: list[Json], success: list[Json], failure: list[Json] | None = None) -> Json:
+    """A transaction as one operation of another one. What it compares is what was there before the outer one."""
+    return {"request_txn": txn(compare=compare, success=success, failure=failure)}
 
 
 def responses(fields: Json, count: int) -> list[Json]:

@@ -26,6 +26,7 @@ def own_etcd(etcd_binary: str) -> Iterator[EtcdCluster]:
 
 class TestEtcdBackend(BackendSuite):
     queues = True
+    shares = True
     notices = True
     ttl = 0.5
     expiry_lag = 1.5  # a lease of whole seconds is half a second longer, and etcd looks twice a second

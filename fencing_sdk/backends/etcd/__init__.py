@@ -8,6 +8,7 @@ Tokens: the revision of etcd that created the holder's key. Clock: that of etcd'
 first come, first served; a watch on the key before its own wakes each of them.
 
     __init__.py          the backend: what the answers mean for a claim
+    shares.py            permits, readers and writers
     renewals.py          many renewals in a few requests
     waiters.py           what wakes a waiter
     losses.py            notices of grants that end while their holder works
@@ -34,16 +35,17 @@ from fencing_sdk._etcd.json_codec import Json, compared
 from fencing_sdk._etcd.options import make_gateway, read_url
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import read_numbers
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.etcd.errors import BACKEND
-from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, check_prefix, holder_of_key
+from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, KeyFacts, check_prefix, holder_of_key, is_share
 from fencing_sdk.backends.etcd.leases import SharedLease, SharedLeases
 from fencing_sdk.backends.etcd.losses import EtcdLossWatcher
 from fencing_sdk.backends.etcd.renewals import EtcdRenewals
 from fencing_sdk.backends.etcd.requests import EtcdRequests, Standing
+from fencing_sdk.backends.etcd.shares import LEAST_REMAINING, EtcdShares
 from fencing_sdk.backends.etcd.waiters import EtcdWaiter, EtcdWaiters
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
@@ -57,8 +59,6 @@ _LEAVE_TRIES = 2
 _POLL_PART = 1 / 4
 """Part of a lease after which a waiter tries again, which also keeps its place in the line alive."""
 _LONGEST_POLL = 5.0
-_LEAST_REMAINING = 0.5
-"""Seconds: etcd answers with whole seconds, rounded down, so a lease with 0 of them is still alive."""
 
 
 class EtcdBackend:
@@ -119,8 +119,9 @@ class EtcdBackend:
             connections=connections,
         )
         self._requests = EtcdRequests(self._gateway, self._keys)
+        self._shares = EtcdShares(self._requests)
         self._leases = SharedLeases(self._requests)
-        self._waiters = EtcdWaiters(self._gateway, self._requests)
+        self._waiters = EtcdWaiters(self._gateway, self._requests, self._shares)
         self._losses = EtcdLossWatcher(self._gateway, self._leases)
         self._unanswered = UnansweredRequests()
 
@@ -134,7 +135,7 @@ class EtcdBackend:
 
         There are three cases for the answer:
 
-        1. The claim's key is the first one: it is granted.
+        1. The claim's key is the first one, or that of a share whose turn has come: it is granted.
         2. Another key is first, but an earlier request may still be carried out: the outcome is unknown.
         3. Another key is first: the lock is held.
         """
@@ -162,10 +163,11 @@ class EtcdBackend:
         """
         if waiter is None:
             return await self._leases.with_lease(
-                "acquire", claim, started, lambda lease: self._requests.take(claim, lease.number)
+                "acquire", claim, started, lambda lease: self._line_of(claim).take(claim, lease.number)
             )
-        lease = await self._leases.fresh("acquire", claim.ttl, started)  # this also keeps the place alive
-        (standing,) = await self._requests.standings("acquire", [claim])
+        standing, lease = await self._leases.with_lease(  # this also keeps the place alive
+            "acquire", claim, started, lambda lease: self._line_of(claim).turn(claim, lease.number)
+        )
         if standing.own is None:
             standing, lease = await self._join_line("acquire", claim, started)
         if standing.own is not None:
@@ -174,8 +176,11 @@ class EtcdBackend:
 
     async def _join_line(self, operation: str, claim: Claim, started: float) -> tuple[Standing, SharedLease]:
         return await self._leases.with_lease(
-            operation, claim, started, lambda lease: self._requests.join_line(operation, claim, lease.number)
+            operation, claim, started, lambda lease: self._line_of(claim).join_line(operation, claim, lease.number)
         )
+
+    def _line_of(self, claim: Claim) -> EtcdRequests | EtcdShares:
+        return self._requests if claim.mode is LOCK else self._shares
 
     async def _granted(self, claim: Claim, waiter: EtcdWaiter | None, standing: Standing, started: float) -> Grant:
         key = self._keys.own(claim)
@@ -189,7 +194,10 @@ class EtcdBackend:
         if waiter is not None:
             waiter.served = True
         self._losses.granted(key, claim)
-        return Grant(standing.own.created, ttl=float(lease.ttl))
+        facts = KeyFacts.read(standing.own) if claim.mode is not LOCK else None
+        if facts is None:
+            return Grant(standing.own.created, ttl=float(lease.ttl))
+        return Grant(standing.phase or facts.token, ttl=float(lease.ttl), permit=facts.permit)
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """See `fencing_sdk.abc.Backend.renew`."""
@@ -216,20 +224,26 @@ class EtcdBackend:
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
         first = await self._requests.first("inspect", name)
+        if first is not None and is_share(first):
+            return next(iter(await self.holders(name)), None)
         remaining = None if first is None else await self._requests.remaining("inspect", first.lease)
         if first is None or remaining is None:
             return None
         try:
-            return holder_of_key(name, first, max(_LEAST_REMAINING, remaining))
+            return holder_of_key(name, first, max(LEAST_REMAINING, remaining))
         except UnreadableAnswerError as error:
             raise BackendRefusedError(BACKEND, "inspect", str(error)) from error
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `fencing_sdk.abc.SupportsShares.holders`."""
+        return await self._shares.holders(name)
 
     def comparison(self, name: str, owner: str, token: int) -> Json:
         """
         A comparison for a transaction of your own in the same etcd: *owner* still holds *name* with *token*.
 
         It is written as the JSON gateway takes it, in ``compare`` of ``/v3/kv/txn``. *name* is the name that
-        the store knows: with a namespace, that comes first. No request is sent.
+        the store knows: with a namespace, that comes first. No request is sent. For a lock, not for a share.
         """
         return compared(self._keys.own(Claim(name, 1.0, owner)), "CREATE", "EQUAL", token)
 

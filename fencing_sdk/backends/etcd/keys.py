@@ -1,10 +1,15 @@
 """
 What etcd keeps for a lock: one key for each claim that holds the lock or waits for it.
 
-    fencing/invoices%2F42/9f8a01c2...    ->  {"metadata": "batch 7"}
+    fencing/invoices%2F42/9f8a01c2...       ->  {"metadata": "batch 7"}
+    fencing/catalog/9f8a01c2...             ->  {"metadata": null, "mode": "writer", "waits": true}
+    fencing/catalog/reader-9f8a01c2...      ->  {"metadata": null}
+    fencing/catalog                         ->  the phase of its readers
+    fencing/gpu-pool/permit-9f8a01c2...     ->  {"metadata": null, "of": 4, "permit": 2}
 
 The key ends with a digest of the owner id, so that the id itself never leaves the process. The claim whose key
-was created first holds the lock. The others wait in the order in which their keys were created.
+was created first holds the lock. The others wait in the order in which their keys were created. `shares` tells what
+several hold together.
 """
 
 from __future__ import annotations
@@ -13,20 +18,31 @@ import hashlib
 import json
 import re
 from functools import lru_cache
+from typing import NamedTuple
 
 from fencing_sdk._etcd.json_codec import Entry
 from fencing_sdk._http.bodies import UnreadableAnswerError
-from fencing_sdk._values.claim import Claim, Holder
+from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, WRITER, Claim, Holder, Mode, Permit
 from fencing_sdk._values.names import safe_segment
 from fencing_sdk.errors import ConfigurationError, shown
 
-__all__ = ["DEFAULT_PREFIX", "EtcdKeys", "check_prefix", "holder_of_key", "value_of"]
+__all__ = [
+    "DEFAULT_PREFIX",
+    "EtcdKeys",
+    "KeyFacts",
+    "check_prefix",
+    "holder_of_key",
+    "is_share",
+    "moved_value",
+    "value_of",
+]
 
 DEFAULT_PREFIX = "fencing/"
 _PREFIX = re.compile(r"[!-~]{1,256}")
 _DIGEST = 32
 """Hex digits of the SHA-256 of the owner id: as many bits as that has. The first eight are the public holder."""
 
+_READER, _PERMIT = b"reader-", b"permit-"
 _WITHOUT_METADATA = b'{"metadata":null}'
 
 
@@ -40,9 +56,32 @@ class EtcdKeys:
         """The range of a lock's keys: its begin, and its end, which is not part of it."""
         return _line(self._prefix, name)
 
+    def rivals(self, claim: Claim) -> tuple[bytes, bytes]:
+        """The part of the line that a claim waits for: for a reader all but readers, whose keys sort last."""
+        begin, end = self.line(claim.name)
+        return begin, begin + _READER if claim.mode == READER else end
+
+    def permits(self, name: str) -> tuple[bytes, bytes]:
+        """The part of the line whose keys are those of permits."""
+        begin, _ = self.line(name)
+        return begin + _PERMIT, begin + _READER
+
     def own(self, claim: Claim) -> bytes:
         """The key of one claim."""
-        return _line(self._prefix, claim.name)[0] + _digest(claim.owner)
+        return _line(self._prefix, claim.name)[0] + _begin_of(claim.mode) + _digest(claim.owner)
+
+    def phase(self, name: str) -> bytes:
+        """The key whose revision is the token of the readers that hold together."""
+        return _line(self._prefix, name)[0][:-1]
+
+    def phase_of_reader(self, key: bytes) -> bytes | None:
+        """The same, for the key of a reader; None for any other key."""
+        folder, _, last = key.rpartition(b"/")
+        return folder if last.startswith(_READER) else None
+
+
+def _begin_of(mode: Mode) -> bytes:
+    return {READER.word: _READER, "permit": _PERMIT}.get(mode.word, b"")
 
 
 @lru_cache(maxsize=1024)  # an acquisition and its release need each several times
@@ -64,26 +103,103 @@ def check_prefix(prefix: object) -> str:
     raise ConfigurationError(msg)
 
 
-def value_of(claim: Claim) -> bytes:
-    """The value of the claim's key, for `inspect` and for operators."""
-    if claim.metadata is None:
-        return _WITHOUT_METADATA
-    return json.dumps({"metadata": claim.metadata}, separators=(",", ":")).encode()
-
-
-def holder_of_key(name: str, entry: Entry, remaining: float) -> Holder:
+def value_of(claim: Claim, *, waits: bool = False, permit: int | None = None) -> bytes:
     """
-    The holder of *name*, whose key is *entry*.
+    The value of the claim's key, for `inspect`, for operators, and for those behind it in the line.
+
+    A writer *waits* until its token is drawn. A permit has its number once it is granted.
+    """
+    mode = claim.mode
+    if mode is LOCK and claim.metadata is None:
+        return _WITHOUT_METADATA
+    fields: dict[str, object] = {"metadata": claim.metadata}
+    if mode == WRITER:
+        fields |= {"mode": mode.word, "waits": True} if waits else {"mode": mode.word}
+    elif isinstance(mode, Permit):
+        fields |= {"of": mode.of} if permit is None else {"of": mode.of, "permit": permit}
+    return _written(fields)
+
+
+def moved_value(entry: Entry) -> bytes:
+    """The value of a key that is put again, on another lease: that must not change a writer's token."""
+    facts = KeyFacts.read(entry)
+    if facts.mode != WRITER or facts.waits:
+        return entry.value
+    return _written({"metadata": facts.metadata, "mode": WRITER.word, "token": facts.token})
+
+
+def _written(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+class KeyFacts(NamedTuple):
+    """What a key in the line says about its claim."""
+
+    mode: Mode
+    metadata: str | None
+    waits: bool
+    """Whether it is a writer or a permit that was not granted yet."""
+    token: int
+    """The revision that created the key; for a writer the one that wrote its token. A reader has that of the phase."""
+    permit: int | None
+
+    @classmethod
+    def read(cls, entry: Entry) -> KeyFacts:
+        """
+        Read a key.
+
+        Raises:
+            UnreadableAnswerError: another program wrote it.
+        """
+        last = entry.key.rpartition(b"/")[2]
+        try:
+            return cls._of(entry, json.loads(entry.value), last)
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            msg = "a key of the lock has a value that no lock has; another program writes below the prefix"
+            raise UnreadableAnswerError(msg) from None
+
+    @classmethod
+    def _of(cls, entry: Entry, fields: dict[str, object], last: bytes) -> KeyFacts:
+        facts = cls(LOCK, _text(fields.get("metadata")), waits=False, token=entry.created, permit=None)
+        if last.startswith(_READER):
+            return facts._replace(mode=READER)
+        if last.startswith(_PERMIT):
+            permit = _number(fields["permit"]) if "permit" in fields else None
+            return facts._replace(mode=Permit(_number(fields["of"])), waits=permit is None, permit=permit)
+        if fields.get("mode") == WRITER.word:
+            token = _number(fields.get("token", entry.modified))
+            return facts._replace(mode=WRITER, waits=fields.get("waits") is True, token=token)
+        return facts
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError
+
+
+def _number(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_LIMIT:
+        return value
+    raise TypeError
+
+
+def is_share(entry: Entry) -> bool:
+    """Whether *entry* is not the key of a lock, or is not readable."""
+    try:
+        return KeyFacts.read(entry).mode != LOCK
+    except UnreadableAnswerError:
+        return False
+
+
+def holder_of_key(name: str, entry: Entry, remaining: float, *, phase: int = 0) -> Holder:
+    """
+    The holder of *name*, whose key is *entry*; *phase* is the token of readers.
 
     Raises:
         UnreadableAnswerError: another program wrote the key.
     """
-    digest = entry.key.rpartition(b"/")[2].decode(errors="replace")
-    try:
-        metadata = json.loads(entry.value).get("metadata")
-    except (ValueError, AttributeError, RecursionError):
-        metadata = b""
-    if not (metadata is None or isinstance(metadata, str)):
-        msg = "the key of the lock has a value that no lock has; another program writes below the prefix"
-        raise UnreadableAnswerError(msg)
-    return Holder(name, entry.created, digest[:8], remaining, metadata)
+    facts = KeyFacts.read(entry)
+    digest = entry.key.rpartition(b"/")[2].rpartition(b"-")[2].decode(errors="replace")
+    token = phase if facts.mode == READER else facts.token
+    return Holder(name, token, digest[:8], remaining, facts.metadata, facts.mode, facts.permit)

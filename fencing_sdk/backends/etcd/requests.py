@@ -12,15 +12,27 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fencing_sdk._etcd.gateway import GRANT, KEEP_ALIVE, RANGE, TIME_TO_LIVE, TXN, Gateway, GatewayReply
-from fencing_sdk._etcd.json_codec import Entry, Json, compared, delete, entries, number, put, ranged, responses, txn
+from fencing_sdk._etcd.json_codec import (
+    Entry,
+    Json,
+    compared,
+    delete,
+    entries,
+    nested,
+    number,
+    put,
+    ranged,
+    responses,
+    txn,
+)
 from fencing_sdk._http.bodies import UnreadableAnswerError
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim
+from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, Claim
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends.etcd.errors import BACKEND, unreadable
-from fencing_sdk.backends.etcd.keys import EtcdKeys, value_of
+from fencing_sdk.backends.etcd.keys import EtcdKeys, KeyFacts, moved_value, value_of
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
-__all__ = ["BATCH", "EtcdRequests", "Standing"]
+__all__ = ["BATCH", "EtcdRequests", "Standing", "first_entry"]
 
 BATCH = 60
 """Keys in one transaction: etcd allows 128 operations, and a claim may need two."""
@@ -33,6 +45,8 @@ class Standing(NamedTuple):
     first: Entry | None
     earlier_unknown: bool = False
     """The outcome of an earlier try of this request is unknown: it may still be carried out."""
+    phase: int = 0
+    """The token of the readers that hold together, where the claim is one of them."""
 
     @property
     def holds(self) -> bool:
@@ -49,7 +63,8 @@ class EtcdRequests:
         self.highest_revision = 0
         """The highest revision of any answer: a key that is put later is created above it."""
 
-    async def _ask(self, operation: str, path: str, body: Json, *, hedged: bool = True) -> GatewayReply:
+    async def ask(self, operation: str, path: str, body: Json, *, hedged: bool = True) -> GatewayReply:
+        """Ask etcd, and take note of the revision of the answer."""
         reply = await self._gateway.call(operation, path, body, hedged=hedged)
         header = reply.fields.get("header")
         with suppress(UnreadableAnswerError):
@@ -62,7 +77,7 @@ class EtcdRequests:
 
     async def grant_lease(self, operation: str, seconds: int) -> tuple[int, int]:
         """Make a lease; return its id, and the seconds that etcd has granted."""
-        fields, _ = await self._ask(operation, GRANT, {"TTL": str(seconds)}, hedged=False)
+        fields, _ = await self.ask(operation, GRANT, {"TTL": str(seconds)}, hedged=False)
         with ErrorTranslation(unreadable, operation):
             lease, ttl = number(fields, "ID"), number(fields, "TTL")
             if not lease or ttl <= 0:
@@ -72,13 +87,13 @@ class EtcdRequests:
 
     async def keep_alive(self, operation: str, lease: int) -> int:
         """Restart a lease; return its seconds, or 0 if it has ended."""
-        fields, _ = await self._ask(operation, KEEP_ALIVE, {"ID": str(lease)})
+        fields, _ = await self.ask(operation, KEEP_ALIVE, {"ID": str(lease)})
         with ErrorTranslation(unreadable, operation):
             return number(fields, "TTL")
 
     async def remaining(self, operation: str, lease: int) -> float | None:
         """The whole seconds that a lease has left; None if it has ended."""
-        fields, _ = await self._ask(operation, TIME_TO_LIVE, {"ID": str(lease)})
+        fields, _ = await self.ask(operation, TIME_TO_LIVE, {"ID": str(lease)})
         with ErrorTranslation(unreadable, operation):
             left = number(fields, "TTL")  # below zero between the expiry and the moment when etcd ends the lease
             return max(0.0, left) if number(fields, "grantedTTL") else None
@@ -95,6 +110,11 @@ class EtcdRequests:
         absent = compared(self.keys.own(claim), "CREATE", "EQUAL", 0)
         begin, end = self.keys.line(claim.name)
         return await self._put_if(operation, claim, lease, absent, ranged(begin, end=end, first=1))
+
+    async def turn(self, claim: Claim, _lease: int) -> Standing:
+        """How the claim of a waiter stands."""
+        (standing,) = await self.standings("acquire", [claim])
+        return standing
 
     async def _put_if(self, operation: str, claim: Claim, lease: int, compare: Json, *look: Json) -> Standing:
         """
@@ -113,22 +133,24 @@ class EtcdRequests:
             success=[put(key, value, lease), *look],
             failure=[ranged(key), ranged(begin, end=end, first=1)],
         )
-        fields, earlier_unknown = await self._ask(operation, TXN, body, hedged=False)
+        fields, earlier_unknown = await self.ask(operation, TXN, body, hedged=False)
         with ErrorTranslation(unreadable, operation):
             if fields.get("succeeded") is True:
                 revision = number(fields["header"], "revision")
                 own: Entry | None = Entry(key, value, revision, revision, lease)
-                first = _first_entry(responses(fields, 2)[1]) if look else own
+                first = first_entry(responses(fields, 2)[1]) if look else own
             else:
-                own, first = (_first_entry(part) for part in responses(fields, 2))
+                own, first = (first_entry(part) for part in responses(fields, 2))
         if own is not None and own.created >= TOKEN_LIMIT:
             raise BackendRefusedError(BACKEND, operation, "the revision does not fit into 53 bits")
         return Standing(own, first, earlier_unknown)
 
     async def adopt(self, operation: str, own: Entry, lease: int) -> int | None:
         """Move a key to *lease*, if it is unchanged; return its new revision, or None."""
-        body = txn(compare=[compared(own.key, "MOD", "EQUAL", own.modified)], success=[put(own.key, own.value, lease)])
-        fields, earlier_unknown = await self._ask(operation, TXN, body, hedged=False)
+        body = txn(
+            compare=[compared(own.key, "MOD", "EQUAL", own.modified)], success=[put(own.key, moved_value(own), lease)]
+        )
+        fields, earlier_unknown = await self.ask(operation, TXN, body, hedged=False)
         if fields.get("succeeded") is True:
             with ErrorTranslation(unreadable, operation):
                 return number(fields["header"], "revision")
@@ -140,12 +162,12 @@ class EtcdRequests:
         """How each of a batch of claims stands."""
         look = []
         for claim in claims:
-            begin, end = self.keys.line(claim.name)
+            begin, end = self.keys.rivals(claim)
             look += [ranged(self.keys.own(claim)), ranged(begin, end=end, first=1)]
-        fields, _ = await self._ask(operation, TXN, txn(compare=[], success=look))
+        fields, _ = await self.ask(operation, TXN, txn(compare=[], success=look))
         with ErrorTranslation(unreadable, operation):
-            found = [_first_entry(part) for part in responses(fields, len(look))]
-        return [Standing(own, first) for own, first in zip(found[::2], found[1::2], strict=True)]
+            found = [first_entry(part) for part in responses(fields, len(look))]
+            return [_standing(*each) for each in zip(claims, found[::2], found[1::2], strict=True)]
 
     async def unchanged(self, operation: str, modified: dict[bytes, int]) -> int | dict[bytes, Entry | None]:
         """If every key is at its *modified* revision: the revision of this view. Else: what is there of each key."""
@@ -154,28 +176,36 @@ class EtcdRequests:
             success=[],
             failure=[ranged(key) for key in modified],  # these make etcd ask the majority in both cases
         )
-        fields, _ = await self._ask(operation, TXN, body)
+        fields, _ = await self.ask(operation, TXN, body)
         with ErrorTranslation(unreadable, operation):
             if fields.get("succeeded") is True:
                 return number(fields["header"], "revision")
             parts = responses(fields, len(modified))
-            return {key: _first_entry(part) for key, part in zip(modified, parts, strict=True)}
+            return {key: first_entry(part) for key, part in zip(modified, parts, strict=True)}
 
     async def predecessor(self, operation: str, claim: Claim, created: int) -> tuple[Entry | None, int]:
-        """The key that was created last before revision *created*, and the revision of this view."""
-        begin, end = self.keys.line(claim.name)
+        """Of the keys that the claim waits for, the last before revision *created*; and the revision of this view."""
+        begin, end = self.keys.rivals(claim)
         body = ranged(begin, end=end, last=1, before=created, keys_only=True)["request_range"]
-        fields, _ = await self._ask(operation, RANGE, body)
+        fields, _ = await self.ask(operation, RANGE, body)
         with ErrorTranslation(unreadable, operation):
             header = fields.get("header")
-            return _first_entry(fields), number(header if isinstance(header, dict) else {}, "revision")
+            return first_entry(fields), number(header if isinstance(header, dict) else {}, "revision")
+
+    async def before(self, operation: str, claim: Claim, created: int) -> tuple[list[Entry], int]:
+        """All keys before revision *created*, in the order of the line; and the revision of this view."""
+        begin, end = self.keys.line(claim.name)
+        fields, _ = await self.ask(operation, RANGE, ranged(begin, end=end, before=created)["request_range"])
+        with ErrorTranslation(unreadable, operation):
+            found = sorted(entries(fields), key=lambda entry: entry.created)
+            return found, number(fields["header"], "revision")
 
     async def first(self, operation: str, name: str) -> Entry | None:
         """The key that holds the lock."""
         begin, end = self.keys.line(name)
-        fields, _ = await self._ask(operation, RANGE, ranged(begin, end=end, first=1)["request_range"])
+        fields, _ = await self.ask(operation, RANGE, ranged(begin, end=end, first=1)["request_range"])
         with ErrorTranslation(unreadable, operation):
-            return _first_entry(fields)
+            return first_entry(fields)
 
     async def delete(self, operation: str, keys: Sequence[bytes]) -> bool:
         """
@@ -184,14 +214,37 @@ class EtcdRequests:
         However late this request arrives, it spares a key that is put after the request was sent.
         """
         compare = [compared(key, "CREATE", "LESS", self.highest_revision + 1) for key in keys]
-        fields, _ = await self._ask(operation, TXN, txn(compare=compare, success=[delete(key) for key in keys]))
+        phases = [_end_phase(key, phase) for key in keys if (phase := self.keys.phase_of_reader(key))]
+        fields, _ = await self.ask(operation, TXN, txn(compare=compare, success=[*map(delete, keys), *phases]))
         return fields.get("succeeded") is True
 
     async def delete_unchanged(self, operation: str, key: bytes, modified: int) -> None:
         """Delete a key if it is still at its *modified* revision."""
         body = txn(compare=[compared(key, "MOD", "EQUAL", modified)], success=[delete(key)])
-        await self._ask(operation, TXN, body)
+        await self.ask(operation, TXN, body)
 
 
-def _first_entry(fields: Json) -> Entry | None:
+def _standing(claim: Claim, own: Entry | None, first: Entry | None) -> Standing:
+    """How a claim stands by the first key that it may have to wait for. A share that was granted counts as first."""
+    if own is None or claim.mode is LOCK:
+        return Standing(own, first)
+    facts = KeyFacts.read(own)
+    waits = facts.waits or (facts.mode == READER and first is not None and first.created < own.created)
+    return Standing(own, None if waits else own)
+
+
+def _end_phase(reader: bytes, phase: bytes) -> Json:
+    """Delete the phase with the key of a *reader* that is alone in the line: no key stays behind."""
+    folder = phase + b"/"
+    return nested(
+        compare=[
+            compared(folder, "CREATE", "EQUAL", 0, end=reader),
+            compared(reader + b"\0", "CREATE", "EQUAL", 0, end=phase + b"0"),
+        ],
+        success=[delete(phase)],
+    )
+
+
+def first_entry(fields: Json) -> Entry | None:
+    """The key that a range found, if it found one."""
     return next(iter(entries(fields)), None)

@@ -30,6 +30,8 @@ class WatchAnswer(NamedTuple):
     cancelled: bool
     """Whether etcd has ended the watch."""
     deletions: list[KeyDeletion]
+    puts: int = 0
+    """How many puts it tells of."""
 
 
 def read_watch_answer(fields: Json) -> WatchAnswer:
@@ -44,7 +46,8 @@ def read_watch_answer(fields: Json) -> WatchAnswer:
         msg = "the answer is not one of a watch"
         raise UnreadableAnswerError(msg)
     found = [_deletion(event) for event in events]
-    return WatchAnswer(number(fields, "watch_id"), cancelled, [deletion for deletion in found if deletion is not None])
+    deletions = [deletion for deletion in found if deletion is not None]
+    return WatchAnswer(number(fields, "watch_id"), cancelled, deletions, len(found) - len(deletions))
 
 
 def _deletion(event: object) -> KeyDeletion | None:

@@ -1,0 +1,329 @@
+"""
+Permits, readers and writers: who holds beside whom, and with which token.
+
+The keys of a name are one line, in the order in which they were created. A client puts its own key and looks:
+
+    reader   only readers' keys are ahead     its token is the revision of the phase key. The first reader puts it, the
+                                              next writer deletes it; it has no lease
+    writer   no key is ahead                  it puts its key again and deletes the phase, in one step: the revision
+                                              of that step is its token
+    permit   fewer keys than there are        it writes into its key the lowest number that none of those has. Its
+             permits are ahead, all of        token is the revision that created the key
+             permits with their numbers
+
+A key that is put later is behind. So a claim whose turn has come keeps its turn while its key is there, and the step
+by which it is granted compares just that. The tokens of permits grow, because numbers are taken in the order of the
+line. That of a writer must be drawn at the grant: readers before it may have put the phase after it joined.
+
+A claim that does not wait is granted by the request that puts its key, or puts none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fencing_sdk._etcd.gateway import TXN, GatewayReply
+from fencing_sdk._etcd.json_codec import (
+    Entry,
+    Json,
+    compared,
+    delete,
+    entries,
+    nested,
+    number,
+    put,
+    ranged,
+    responses,
+    txn,
+)
+from fencing_sdk._etcd.shared_call import SharedBatches
+from fencing_sdk._values.claim import READER, WRITER, Claim, Holder, Permit
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation
+from fencing_sdk.backends.etcd.errors import unreadable
+from fencing_sdk.backends.etcd.keys import KeyFacts, holder_of_key, value_of
+from fencing_sdk.backends.etcd.requests import BATCH, EtcdRequests, Standing, first_entry
+
+__all__ = ["LEAST_REMAINING", "EtcdShares", "lowest_free"]
+
+_LOOKS = 40
+"""Claims in one look: etcd allows 128 operations, and a claim may need three."""
+_TRIES = 30
+"""Times that a permit is tried for while others come and go. Each failure is the arrival of another claim."""
+LEAST_REMAINING = 0.5
+"""Seconds: etcd answers with whole seconds, rounded down, so a lease with 0 of them is still alive."""
+
+
+class _Seen(NamedTuple):
+    """What a look tells about a claim."""
+
+    own: Entry | None
+    ahead: list[Entry]
+    """Of the keys that it waits for, the first ones: as many as decide whether it waits."""
+    phase: int | None
+
+    @classmethod
+    def of(cls, own: list[Entry], line: list[Entry], phase: list[Entry]) -> _Seen:
+        ahead = [entry for entry in line if own and entry.created < own[0].created]
+        return cls(own[0] if own else None, ahead, phase[0].created if phase else None)
+
+
+class EtcdShares:
+    """What `EtcdRequests` does for locks, for claims of the other modes."""
+
+    def __init__(self, requests: EtcdRequests) -> None:
+        self._requests = requests
+        self._keys = requests.keys
+        self._looks: SharedBatches[Claim, _Seen] = SharedBatches(self._look_at, _LOOKS)
+        self._rivals: SharedBatches[str, tuple[list[Entry], int]] = SharedBatches(self._rivals_of, BATCH)
+
+    # Without waiting
+
+    async def take(self, claim: Claim, lease: int) -> Standing:
+        """Put the claim's key if that is granted at once; return how the claim stands."""
+        if isinstance(claim.mode, Permit):
+            standing = await self._take_permit(claim, claim.mode, lease)
+        elif claim.mode == READER:
+            standing = await self._take_reader(claim, lease)
+        else:
+            standing = await self._take_writer(claim, lease)
+        if standing.own is not None and not standing.holds:  # of a request without an answer, or of another client
+            earlier_unknown = standing.earlier_unknown
+            standing = (await self.turn(claim, lease))._replace(earlier_unknown=earlier_unknown)
+        return standing
+
+    async def _take_writer(self, claim: Claim, lease: int) -> Standing:
+        begin, end = self._keys.line(claim.name)
+        key, value = self._keys.own(claim), value_of(claim)
+        fields, earlier_unknown = await self._put(
+            compare=[compared(begin, "CREATE", "EQUAL", 0, end=end)],
+            success=[put(key, value, lease), delete(self._keys.phase(claim.name))],
+            failure=[ranged(key)],
+        )
+        with ErrorTranslation(unreadable, "acquire"):
+            if fields.get("succeeded") is True:
+                return _granted(_new_entry(key, value, fields, lease), earlier_unknown)
+            return Standing(first_entry(responses(fields, 1)[0]), None, earlier_unknown)
+
+    async def _take_reader(self, claim: Claim, lease: int) -> Standing:
+        begin, end = self._keys.rivals(claim)
+        key, value = self._keys.own(claim), value_of(claim)
+        phase = self._keys.phase(claim.name)
+        fields, earlier_unknown = await self._put(
+            compare=[compared(begin, "CREATE", "EQUAL", 0, end=end), compared(key, "CREATE", "EQUAL", 0)],
+            success=[
+                put(key, value, lease),
+                nested(
+                    compare=[compared(phase, "CREATE", "EQUAL", 0)], success=[put(phase, b"")], failure=[ranged(phase)]
+                ),
+            ],
+            failure=[ranged(key)],
+        )
+        with ErrorTranslation(unreadable, "acquire"):
+            if fields.get("succeeded") is not True:
+                return Standing(first_entry(responses(fields, 1)[0]), None, earlier_unknown)
+            own = _new_entry(key, value, fields, lease)
+            inner = responses(fields, 2)[1]
+            begun = None if inner.get("succeeded") is True else first_entry(responses(inner, 1)[0])
+            return _granted(own, earlier_unknown, phase=(begun or own).created)
+
+    async def _take_permit(self, claim: Claim, mode: Permit, lease: int) -> Standing:
+        """Put the key with a number, if no key came since the look that found it; at first, if there is no key."""
+        begin, end = self._keys.line(claim.name)
+        key, seen, free, unknown = self._keys.own(claim), 0, 0, False
+        for _ in range(_TRIES):
+            value = value_of(claim, permit=free)
+            fields, earlier_unknown = await self._put(
+                compare=[compared(begin, "CREATE", "LESS", seen + 1, end=end)],
+                success=[put(key, value, lease)],
+                failure=[ranged(begin, end=end)],
+            )
+            unknown = unknown or earlier_unknown
+            with ErrorTranslation(unreadable, "acquire"):
+                if fields.get("succeeded") is True:
+                    return _granted(_new_entry(key, value, fields, lease), unknown)
+                line, seen = entries(responses(fields, 1)[0]), number(fields["header"], "revision")
+                own = next((entry for entry in line if entry.key == key), None)
+                number_now = None if own is not None else lowest_free(mode, line)
+            if number_now is None:
+                return Standing(own, None, unknown)
+            free = number_now
+        return Standing(None, None, unknown)
+
+    async def _put(self, *, compare: list[Json], success: list[Json], failure: list[Json]) -> GatewayReply:
+        body = txn(compare=compare, success=success, failure=failure)
+        return await self._requests.ask("acquire", TXN, body, hedged=False)
+
+    # In the line
+
+    async def join_line(self, operation: str, claim: Claim, lease: int) -> Standing:
+        """Put the claim's key at the end of the line, unless it is there. Whether its turn has come, `turn` tells."""
+        key, value = self._keys.own(claim), value_of(claim, waits=True)
+        body = txn(
+            compare=[compared(key, "CREATE", "EQUAL", 0)], success=[put(key, value, lease)], failure=[ranged(key)]
+        )
+        fields, earlier_unknown = await self._requests.ask(operation, TXN, body, hedged=False)
+        with ErrorTranslation(unreadable, operation):
+            if fields.get("succeeded") is True:
+                own: Entry | None = _new_entry(key, value, fields, lease)
+            else:
+                own = first_entry(responses(fields, 1)[0])
+        return Standing(own, None, earlier_unknown)
+
+    async def turn(self, claim: Claim, lease: int) -> Standing:
+        """Look at the line; if the turn of the claim's key has come, let it be granted."""
+        mode, seen = claim.mode, await self._looks.ask(claim)
+        if (own := seen.own) is None:
+            return Standing(None, None)
+        with ErrorTranslation(unreadable, "acquire"):
+            granted = not KeyFacts.read(own).waits
+            permit = lowest_free(mode, seen.ahead) if isinstance(mode, Permit) and not granted else None
+        if mode == READER:
+            if seen.ahead:
+                return Standing(own, None)
+            return await self._begin_phase(claim, own) if seen.phase is None else _granted(own, phase=seen.phase)
+        if granted:
+            return _granted(own)
+        if seen.ahead and permit is None:
+            return Standing(own, None)
+        return await self._write_grant(claim, own, value_of(claim, permit=permit), lease)
+
+    async def _look_at(self, claims: Sequence[Claim]) -> list[_Seen]:
+        """One request for many claims: readers that are woken together look at one name."""
+        looks: dict[tuple[object, ...], Json] = {}
+        parts = []
+        for claim in claims:
+            key, (begin, end), phase = self._keys.own(claim), self._keys.rivals(claim), self._keys.phase(claim.name)
+            first = claim.mode.of if isinstance(claim.mode, Permit) else 1
+            wanted: dict[tuple[object, ...], Json] = {
+                (key,): ranged(key),
+                (begin, end, first): ranged(begin, end=end, first=first),
+                (phase,): ranged(phase),
+            }
+            looks |= wanted
+            parts.append(list(wanted))
+        fields, _ = await self._requests.ask("acquire", TXN, txn(compare=[], success=list(looks.values())))
+        with ErrorTranslation(unreadable, "acquire"):
+            answers = responses(fields, len(looks))
+            found = {each: entries(answer) for each, answer in zip(looks, answers, strict=True)}
+            return [_Seen.of(*(found[each] for each in three)) for three in parts]
+
+    async def rivals(self, name: str) -> tuple[list[Entry], int]:
+        """The keys that readers of *name* wait for, in the order of the line; and the revision of this view."""
+        return await self._rivals.ask(name)
+
+    async def _rivals_of(self, names: Sequence[str]) -> list[tuple[list[Entry], int]]:
+        ranges = {name: self._keys.rivals(Claim(name, 1.0, "", mode=READER)) for name in names}
+        look = [ranged(begin, end=end, keys_only=True) for begin, end in ranges.values()]
+        fields, _ = await self._requests.ask("queue", TXN, txn(compare=[], success=look))
+        with ErrorTranslation(unreadable, "queue"):
+            revision, answers = number(fields["header"], "revision"), responses(fields, len(look))
+            found = {name: _in_line(entries(answer)) for name, answer in zip(ranges, answers, strict=True)}
+            return [(found[name], revision) for name in names]
+
+    async def _begin_phase(self, claim: Claim, own: Entry) -> Standing:
+        """Put the phase, unless another reader has."""
+        phase = self._keys.phase(claim.name)
+        fields, _ = await self._put(
+            compare=[compared(own.key, "CREATE", "EQUAL", own.created), compared(phase, "CREATE", "EQUAL", 0)],
+            success=[put(phase, b"")],
+            failure=[ranged(own.key), ranged(phase)],
+        )
+        with ErrorTranslation(unreadable, "acquire"):
+            if fields.get("succeeded") is True:
+                return _granted(own, phase=number(fields["header"], "revision"))
+            own_part, phase_part = responses(fields, 2)
+            still = first_entry(own_part)
+            begun = first_entry(phase_part)
+        if still is None or still.created != own.created or begun is None:
+            return Standing(still, None)
+        return _granted(still, phase=begun.created)
+
+    async def _write_grant(self, claim: Claim, own: Entry, value: bytes, lease: int) -> Standing:
+        """Write the own key again, if it is unchanged: a writer's token, or the number of a permit."""
+        fields, _ = await self._put(
+            compare=[compared(own.key, "MOD", "EQUAL", own.modified)],
+            success=[put(own.key, value, lease), *self._end_of_phase(claim)],
+            failure=[ranged(own.key)],
+        )
+        with ErrorTranslation(unreadable, "acquire"):
+            if fields.get("succeeded") is True:
+                revision = number(fields["header"], "revision")
+                return _granted(Entry(own.key, value, own.created, revision, lease))
+            still = first_entry(responses(fields, 1)[0])
+            # An earlier request was carried out, and its answer was lost; or the key is gone.
+            done = still is not None and still.created == own.created and not KeyFacts.read(still).waits
+            return Standing(still, still if done else None)
+
+    def _end_of_phase(self, claim: Claim) -> list[Json]:
+        return [delete(self._keys.phase(claim.name))] if claim.mode == WRITER else []
+
+    # Who holds
+
+    async def holders(self, name: str) -> list[Holder]:
+        """Tell who holds *name*, in the order of their permits, or of their tokens."""
+        begin, end = self._keys.line(name)
+        look = [ranged(begin, end=end), ranged(self._keys.phase(name))]
+        fields, _ = await self._requests.ask("inspect", TXN, txn(compare=[], success=look))
+        with ErrorTranslation(unreadable, "inspect"):
+            line_part, phase_part = responses(fields, 2)
+            phase = first_entry(phase_part)
+            held = _holding(_in_line(entries(line_part)), phase)
+        leases = dict.fromkeys(entry.lease for entry in held)
+        left = await asyncio.gather(*(self._requests.remaining("inspect", lease) for lease in leases))
+        remaining = dict(zip(leases, left, strict=True))
+        found = [
+            holder_of_key(name, entry, max(LEAST_REMAINING, seconds), phase=0 if phase is None else phase.created)
+            for entry in held
+            if (seconds := remaining[entry.lease]) is not None
+        ]
+        return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
+
+
+def lowest_free(mode: Permit, line: Sequence[Entry]) -> int | None:
+    """
+    The lowest number that a permit may have behind *line*; None if it has to wait.
+
+    Raises:
+        UnreadableAnswerError: another program wrote a key.
+    """
+    if len(line) >= mode.of:
+        return None
+    taken = set()
+    for entry in line:
+        facts = KeyFacts.read(entry)
+        if facts.permit is None:
+            return None
+        taken.add(facts.permit)
+    return next(free for free in range(mode.of) if free not in taken)
+
+
+def _in_line(found: list[Entry]) -> list[Entry]:
+    return sorted(found, key=lambda entry: entry.created)
+
+
+def _holding(line: Sequence[Entry], phase: Entry | None) -> list[Entry]:
+    """Of a line in its order, the keys of holders: those from the first on that are of one kind and were granted."""
+    held: list[Entry] = []
+    for entry in line:
+        facts, first = KeyFacts.read(entry), KeyFacts.read(held[0] if held else entry)
+        alone = facts.mode.word in {"lock", "writer"}
+        if (
+            facts.waits
+            or facts.mode.word != first.mode.word
+            or (held and alone)
+            or (facts.mode == READER and not phase)
+        ):
+            break
+        held.append(entry)
+    return held
+
+
+def _granted(own: Entry, earlier_unknown: bool = False, *, phase: int = 0) -> Standing:  # noqa: FBT001, FBT002
+    return Standing(own, own, earlier_unknown, phase)
+
+
+def _new_entry(key: bytes, value: bytes, fields: Json, lease: int) -> Entry:
+    revision = number(fields["header"], "revision")
+    return Entry(key, value, revision, revision, lease)
