@@ -30,6 +30,7 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import NameTemplate
+from fencing_sdk._operating import OperatingClient
 from fencing_sdk._sharing import SharingClient
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import Clock
@@ -48,7 +49,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class LockClient(SharingClient):
+class LockClient(SharingClient, OperatingClient):
     """
     Makes locks on one backend and renews all their leases with one heartbeat.
 
@@ -124,8 +125,8 @@ class LockClient(SharingClient):
 
         A client with ``drain`` is drained first, for at most so many seconds.
 
-        Leases that are still held are lost with `LossReason.CLOSED` and given back. Every caller waits
-        until the client is closed. One that is cancelled meanwhile waits too, and is cancelled afterwards.
+        Leases that are still held are lost with `LossReason.CLOSED` and given back. Every caller waits until
+        the client is closed; one that is cancelled meanwhile is cancelled afterwards.
 
         Raises:
             UsageError: the event loop that opened the client runs elsewhere.
@@ -176,9 +177,8 @@ class LockClient(SharingClient):
             max_hold: Seconds after which a lease ends although it could be renewed. Without it a
                 body that hangs keeps its lock for ever.
 
-            fences: Guards to raise as soon as the lock is held, so that an earlier holder is
-                refused even before the first write: a guard whose resource is named like the
-                lock, or a pair of a guard and a resource.
+            fences: Guards to raise as soon as the lock is held, so that an earlier holder is refused even before the
+                first write: a guard whose resource is named like the lock, or a pair of a guard and a resource.
 
             backoff: A tenacity wait strategy, for stores that cannot wake a waiter.
 
@@ -213,7 +213,7 @@ class LockClient(SharingClient):
         this task holds another lock that their callers need.
 
         Args:
-            *names: What is protected: two or more names, in any order. One is allowed.
+            *names: What is protected: one or more names, in any order.
 
             **options: As for `lock`, for each of the locks. ``wait`` is the patience for all of them together.
                 ``fences`` are guards alone: each lock raises the fence of the resource that is named like it.
@@ -356,7 +356,7 @@ class LockClient(SharingClient):
 
         Raises:
             ConfigurationError: a signal cannot be handled, or *within* is no such time.
-            UsageError: on entering, the client is not open, or this is not the main thread.
+            UsageError: on entering, the client is not open or this is not the main thread.
         """
         return DrainOnSignals(self._opened, check_signals(signals), seconds(within, "within"))
 

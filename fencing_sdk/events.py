@@ -154,6 +154,8 @@ class Lost(_ClientEvent):
     kind: ClassVar[str] = "lost"
     token: int
     reason: LossReason
+    detail: str = ""
+    """What the error says beyond the reason: the last renewal without an answer, or what the operator wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

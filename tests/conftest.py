@@ -195,11 +195,11 @@ class Stage:
         asyncio.get_running_loop().call_later(0.01, lambda: [call() for call in calls])
 
     def revoke(self, name: str = "a") -> None:
-        self.store.revoke(name)
+        self.store.take_away(name)
 
     def revoke_soon(self, name: str = "a") -> None:
         """Let the store take the lock away, and say so, while the caller is suspended."""
-        self.soon(lambda: self.store.revoke(name))
+        self.soon(lambda: self.store.take_away(name))
 
     def _tell(self, event: Event) -> None:
         self.events.append(event)

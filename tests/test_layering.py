@@ -30,8 +30,9 @@ ROOMS = {
     "recipes": {"errors", "events", "abc", "_values", "_engine", "_name_template", "_lease", "_current", "_lock"}
     | {"_arguments"},
     "_sharing": {"errors", "abc", "_values", "_lock", "_arguments", "recipes"},
+    "_operating": {"errors", "abc", "_values", "_engine"},
     "_client": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_arguments", "_name_template"}
-    | {"_current", "recipes", "_sharing"},
+    | {"_current", "recipes", "_sharing", "_operating"},
     "_connect": {"errors", "events", "abc", "_values", "_arguments", "_recording", "backends", "_client"},
 }
 """Which rooms a room may enter besides itself. A room is a folder, or a module at the front."""

@@ -135,6 +135,9 @@ SHOWN = {
         "aclose",
         "drain",
         "draining",
+        "held",
+        "revoke",
+        "waiters",
         "draining_on",
         "elected",
         "election",
@@ -146,7 +149,7 @@ SHOWN = {
         "rwlock",
         "semaphore",
     },
-    "Holder": {"holder", "metadata", "mode", "name", "permit", "remaining", "token"},
+    "Holder": {"held_for", "holder", "metadata", "mode", "name", "permit", "remaining", "token", "waiters"},
     "Token": set(dir(int)),
 }
 SHOWN["PermitLease"] = SHOWN["Lease"] | {"permit"}

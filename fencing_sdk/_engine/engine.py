@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
+from typing import TypeVar
 
 from fencing_sdk._engine.acquisition import AcquireResult, Acquisition, Terms
 from fencing_sdk._engine.cancellation import scope_class
@@ -42,6 +43,7 @@ from fencing_sdk.abc import (
 from fencing_sdk.errors import DrainingError, LossReason, StaleTokenError, UsageError
 from fencing_sdk.events import NotAcquiredReason
 
+_T = TypeVar("_T")
 _CALL_LIMIT = 5.0
 """Seconds for opening, inspecting and closing a backend."""
 
@@ -239,6 +241,11 @@ class Engine:
         assert isinstance(backend, SupportsShares)  # looked at when the recipe was described
         return await self._store_calls.ask("inspect", lambda: backend.holders(name), _CALL_LIMIT)
 
+    async def ask(self, operation: str, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Make one call to the store that is about no lease of ours."""
+        self.check_usable()
+        return await self._store_calls.ask(operation, call, _CALL_LIMIT)
+
     # The keeper's side.
 
     async def renew(self, lease: LeaseState) -> None:
@@ -303,10 +310,10 @@ class Engine:
         lease.mark_released()  # a renewal on its way, which finds the lock free, is no loss
         self._releases.give_back_behind(lease)
 
-    def _on_loss(self, claim: Claim, reason: LossReason) -> None:
+    def _on_loss(self, claim: Claim, reason: LossReason, detail: str = "") -> None:
         lease = self._heartbeat.find(claim)
         if lease is not None:
-            lease.lose(reason)
+            lease.lose(reason, detail)
 
     @property
     def closed(self) -> bool:

@@ -32,7 +32,7 @@ from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.schedule import Schedule
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
-from fencing_sdk._values.claim import Claim, Renewal
+from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk.abc import Backend
@@ -235,7 +235,7 @@ class Heartbeat:
 
     async def _renew(self, leases: Sequence[LeaseState], claims: Sequence[Claim], sent_at: float, limit: float) -> None:
         error = ""
-        outcomes: Sequence[Renewal]
+        outcomes: Sequence[Renewal | Revoked]
         try:
             outcomes = await self._store_calls.ask("renew", lambda: self._backend.renew(claims), limit)
             _check_count(outcomes, claims, self._backend)
@@ -247,7 +247,9 @@ class Heartbeat:
             self._apply_all(leases, outcomes, sent_at, error)
             await asyncio.sleep(0)
 
-    def _apply_all(self, leases: Sequence[LeaseState], outcomes: Sequence[Renewal], sent_at: float, error: str) -> None:
+    def _apply_all(
+        self, leases: Sequence[LeaseState], outcomes: Sequence[Renewal | Revoked], sent_at: float, error: str
+    ) -> None:
         """Apply the answers of one call, and plan the next renewal of those that go on, together again."""
         now = self._clock.now()
         renewed: dict[float, list[LeaseState]] = {}
@@ -266,15 +268,17 @@ class Heartbeat:
             pause = min(lease.timing.retry_pause(lease.deadline - now) for lease in members)
             self._plan(members, now + pause * random.uniform(0.5, 1.0))
 
-    def _apply(self, lease: LeaseState, outcome: Renewal, sent_at: float, error: str) -> None:
+    def _apply(self, lease: LeaseState, outcome: Renewal | Revoked, sent_at: float, error: str) -> None:
         """Tell one lease its outcome. An answer that came after the deadline changes nothing."""
         if outcome is Renewal.RENEWED:
             spare = lease.remaining if self._report else 0.0
             if lease.extend(lease.timing.deadline(sent_at)):
                 self._report.renewed(lease, spare)
         elif outcome is Renewal.UNKNOWN:
-            lease.last_renewal_error = error or SILENT
+            lease.loss_detail = error or SILENT
             self._report.failed(lease, error)
+        elif isinstance(outcome, Revoked):
+            lease.lose(LossReason.REVOKED, outcome.reason)
         else:
             lease.lose(LossReason.TAKEN_OVER if outcome is Renewal.TAKEN_OVER else LossReason.REFUSED)
 
@@ -315,6 +319,6 @@ def _told(failure: Exception) -> str:
     return f"{type(failure).__name__}: {failure}" if isinstance(failure, FencingError) else type(failure).__name__
 
 
-def _check_count(outcomes: Sequence[Renewal], claims: Sequence[Claim], backend: Backend) -> None:
+def _check_count(outcomes: Sequence[Renewal | Revoked], claims: Sequence[Claim], backend: Backend) -> None:
     if len(outcomes) != len(claims):
         raise BackendRefusedError(backend_name(backend), "renew", "not one outcome per claim")

@@ -10,7 +10,7 @@ from contextvars import Context
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.stalls import StallWatch
-from fencing_sdk._values.claim import Renewal
+from fencing_sdk._values.claim import Renewal, Revoked
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import LeaseLostError, LossReason
@@ -59,7 +59,7 @@ class HeartbeatLog:
         for lease, when in late:
             self._report.late(lease, now - when, self._stack_since(when))
 
-    def renewed(self, outcomes: Sequence[Renewal], error: str) -> None:
+    def renewed(self, outcomes: Sequence[Renewal | Revoked], error: str) -> None:
         """Log the first renewal in a row that has no answer, and the first that has one again."""
         fails = Renewal.UNKNOWN in outcomes
         if fails and not self._renewals_fail:

@@ -68,8 +68,8 @@ class LeaseState:
         "group",
         "hold_until",
         "keeper",
-        "last_renewal_error",
         "loop",
+        "loss_detail",
         "lost",
         "name",
         "next_beat",
@@ -114,8 +114,8 @@ class LeaseState:
         """The task that is inside ``async with`` by this lease."""
         self.unanswered_calls: tuple[asyncio.Future[object], ...] = ()
         """Attempts of this acquisition without an answer, which may still reach the store."""
-        self.last_renewal_error = ""
-        """What became of the last renewal, where it has no answer: for the error that says how the lease ended."""
+        self.loss_detail = ""
+        """For the error that says how the lease ended: the last renewal without an answer, or an operator's reason."""
         self.lost: LossReason | None = None
         """Why the lease was lost, as far as it was noticed; `lost_reason` looks at the clock first."""
         self._announced = False
@@ -221,8 +221,10 @@ class LeaseState:
         if reason is LossReason.EXPIRED and not self.renewable:
             detail = f"max_hold={self.timing.max_hold:g} is over"
         elif reason is LossReason.EXPIRED:
-            error = self.last_renewal_error
+            error = self.loss_detail
             detail = "no renewal was confirmed in time" + (f", the last: {error}" if error else "")
+        elif reason is LossReason.REVOKED:
+            detail = self.loss_detail
         return LeaseLostError(self.name, self.number, reason, detail)
 
     def report_stale(self, error: StaleTokenError) -> None:
@@ -276,15 +278,17 @@ class LeaseState:
         if not self.held:
             return False
         self.deadline = max(self.deadline, min(deadline, self.hold_until))
-        self.last_renewal_error = ""
+        self.loss_detail = ""
         return True
 
     # The end.
 
-    def lose(self, reason: LossReason) -> None:
-        """End the lease and cancel its work."""
+    def lose(self, reason: LossReason, detail: str = "") -> None:
+        """End the lease and cancel its work. *detail* is what the operator wrote who took it away."""
         if self.lost_reason is None and not self.released:
             self.lost = reason
+            if reason is LossReason.REVOKED:
+                self.loss_detail = detail
         if self.lost is not None:
             self._announce()
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.store_calls import StoreCalls
-from fencing_sdk._values.claim import Renewal
+from fencing_sdk._values.claim import Renewal, Revoked
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import MIN_TTL
@@ -46,7 +46,7 @@ class Parking:
         self._until = until
         self._deadline = lease.deadline
         under_way = lease.overdue_since >= lease.deadline  # no beat is planned: a renewal has no answer yet
-        self._overtaken = under_way or bool(lease.last_renewal_error) or bool(lease.unanswered_calls)
+        self._overtaken = under_way or bool(lease.loss_detail) or bool(lease.unanswered_calls)
         self.kept_for = 0.0
         """Seconds for which the store keeps the lock, once it is parked."""
         self.loss: LeaseLostError | None = None
@@ -57,7 +57,8 @@ class Parking:
 
         A lock that was lost is told by `loss`.
         """
-        pause, outcome = _FIRST_PAUSE, Renewal.UNKNOWN
+        pause = _FIRST_PAUSE
+        outcome: Renewal | Revoked = Renewal.UNKNOWN
         while self._left() > 0:
             outcome = await self._renew()
             if outcome is Renewal.RENEWED:
@@ -67,7 +68,7 @@ class Parking:
                 return True
             self._overtaken = True
             if outcome is not Renewal.UNKNOWN or self._clock.now() + pause >= self._deadline:
-                self.loss = self._lost(_LOSSES.get(outcome))
+                self.loss = self._lost(LossReason.REVOKED if isinstance(outcome, Revoked) else _LOSSES.get(outcome))
                 return True
             await self._store_calls.sleep_until_closing(pause)
             pause = min(2 * pause, _LAST_PAUSE)
@@ -76,7 +77,7 @@ class Parking:
     def _left(self) -> float:
         return self._until - self._clock.now()
 
-    async def _renew(self) -> Renewal:
+    async def _renew(self) -> Renewal | Revoked:
         timing = self._lease.timing
         ttl = max(MIN_TTL, self._left() / (1 - timing.drift))  # the store's clock may be the quicker one
         claim = replace(self._lease.claim, ttl=ttl)

@@ -148,7 +148,7 @@ class Releases:
 
 def _silent(lease: LeaseState) -> bool:
     """Whether the lease has expired because the store does not answer."""
-    return bool(lease.last_renewal_error) and lease.lost_reason is LossReason.EXPIRED
+    return bool(lease.loss_detail) and lease.lost_reason is LossReason.EXPIRED
 
 
 def _limit(lease: LeaseState) -> float:

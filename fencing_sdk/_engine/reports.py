@@ -148,7 +148,16 @@ class LeaseReport:
         """Tell that *lease* is over against the will of its holder."""
         if self:
             now, token = self._clock.now(), lease.number
-            self._observers.emit(Lost(name=lease.name, at=now, holder=lease.holder, token=token, reason=reason))
+            self._observers.emit(
+                Lost(
+                    name=lease.name,
+                    at=now,
+                    holder=lease.holder,
+                    token=token,
+                    reason=reason,
+                    detail=lease.loss(reason).detail,
+                )
+            )
 
     def fence_raised(self, lease: LeaseState, resource: str, token: int) -> None:
         """Tell that a guard of *resource* refuses every lower token."""

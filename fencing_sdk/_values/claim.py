@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto, unique
 from operator import index
@@ -182,8 +183,16 @@ class Renewal(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Revoked:
+    """What became of one claim in a call that renews many: an operator took the grant away."""
+
+    reason: str
+    """What the operator wrote."""
+
+
+@dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock, as `LockClient.inspect` shows it."""
+    """Who holds a lock, as `LockClient.inspect` and `LockClient.held` show it."""
 
     name: str
     token: int
@@ -194,3 +203,29 @@ class Holder:
     mode: Mode = LOCK
     permit: int | None = None
     """The number of the permit, where the mode is a `Permit`."""
+    held_for: float | None = None
+    """Seconds since the grant; None where the store does not tell."""
+    waiters: int | None = None
+    """How many stand in the line; None where there is no line, or it was not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Who waits for a lock, as `LockClient.waiters` shows it."""
+
+    holder: str
+    """The public digest of its owner id: the ``holder`` of the grant that it will get."""
+    mode: Mode = LOCK
+    """How it wants to hold the name."""
+    waiting_for: float | None = None
+    """Seconds since it joined the line; None where the store does not tell."""
+    metadata: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One page of what is held."""
+
+    holders: Sequence[Holder]
+    cursor: str | None
+    """Where the next page begins; None at the end."""

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Waiting
 from fencing_sdk._values.clock import BootClock, Clock, wall_micros
 from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
@@ -91,11 +91,31 @@ class MemoryBackend:
     async def aclose(self) -> None:
         """Nothing is open; the grants stay for the other clients of this object."""
 
-    def revoke(self, name: str) -> None:
-        """Take the lock away from its holders, which lose their leases with `LossReason.REVOKED`."""
-        for owner in self._table.revoke(name, self._clock.now()):
-            self._loss_notices.tell(Claim(name, 0.0, owner), LossReason.REVOKED)
+    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        now = self._clock.now()
+        names, last = self._table.page(prefix, -1 if cursor is None else int(cursor), limit, now)
+        holders = [holder for name in names for holder in self._table.holders(name, now)]
+        return Listing(holders, None if last is None else str(last))
+
+    async def list_waiters(self, name: str) -> Sequence[Waiting]:
+        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
+        return self._table.waiting(name, self._clock.now())
+
+    async def revoke(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+        return self._revoke(name, token, reason)
+
+    def take_away(self, name: str) -> None:
+        """Take the lock away from all who hold it, for tests: they lose their leases with `LossReason.REVOKED`."""
+        self._revoke(name, None, "")
+
+    def _revoke(self, name: str, token: int | None, reason: str) -> bool:
+        ended = self._table.revoke(name, self._clock.now(), token)
+        for owner in ended:
+            self._loss_notices.tell(Claim(name, 0.0, owner), LossReason.REVOKED, reason)
         self._wake_next(name)
+        return bool(ended)
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""

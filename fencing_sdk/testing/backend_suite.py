@@ -32,6 +32,7 @@ from fencing_sdk.testing.backend_promises.grants import GrantPromises
 from fencing_sdk.testing.backend_promises.line import LinePromises
 from fencing_sdk.testing.backend_promises.names import NamePromises
 from fencing_sdk.testing.backend_promises.notices import NoticePromises
+from fencing_sdk.testing.backend_promises.operating import ListingPromises, RevokingPromises
 from fencing_sdk.testing.backend_promises.outage import OutagePromises
 from fencing_sdk.testing.backend_promises.renewal import RenewalPromises
 from fencing_sdk.testing.backend_promises.shares import SharePromises
@@ -48,6 +49,8 @@ class BackendSuite(
     DirectGrantPromises,
     SharePromises,
     NoticePromises,
+    ListingPromises,
+    RevokingPromises,
     OutagePromises,
     NamePromises,
     FrontDoorPromises,

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar, get_args
 
 import anyio
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError, shown
 
@@ -100,7 +100,7 @@ class FaultyBackend:
         """See `fencing_sdk.abc.Backend.acquire`."""
         return await self._pass("acquire", (claim.name,), lambda: self._backend.acquire(claim))
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
         names = tuple(claim.name for claim in claims)
         return await self._pass("renew", names, lambda: self._backend.renew(claims))

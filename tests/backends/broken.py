@@ -100,7 +100,7 @@ class Bench(BackendSuite):
         return self.make()
 
     async def revoke(self, backend, name):
-        backend.revoke(name)
+        backend.take_away(name)
 
 
 class TestSound(Bench):

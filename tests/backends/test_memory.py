@@ -27,6 +27,7 @@ class ManualClock:
 class TestMemoryBackend(BackendSuite):
     queues = hands_over = True
     notices = True
+    lists = revokes = True
     shares = True
     processes = False
     breakable = False
@@ -51,7 +52,7 @@ class TestMemoryBackend(BackendSuite):
         return MemoryBackend(clock=self.clock)
 
     async def revoke(self, backend: Backend, name: str) -> None:
-        backend.revoke(name)
+        backend.take_away(name)
 
 
 @pytest.fixture
@@ -171,8 +172,8 @@ async def test_one_owner_may_stand_in_two_lines(backend):
 
 async def test_revoking_a_free_lock_tells_nobody(backend):
     told = []
-    backend.on_loss(lambda claim, reason: told.append((claim, reason)))
-    backend.revoke("a")
+    backend.on_loss(lambda claim, reason, *_: told.append((claim, reason)))
+    backend.take_away("a")
     assert told == []
 
 
@@ -180,7 +181,7 @@ async def test_revoking_wakes_the_line(backend):
     waiter = Claim("a", 60)
     await backend.acquire(Claim("a", 60))
     async with backend.queue(waiter) as turn:
-        backend.revoke("a")
+        backend.take_away("a")
         await asyncio.wait_for(turn.wait(), 5)
         assert isinstance(await backend.acquire(waiter), Grant)
 

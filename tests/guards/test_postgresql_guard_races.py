@@ -227,7 +227,7 @@ async def test_a_zombie_is_refused_from_the_moment_the_fence_is_raised(guard, as
         zombie = await lock.acquire()
         stale = zombie.token
         await asyncpg_way.write(guard, "a", stale, "in time")
-        store.revoke("a")
+        store.take_away("a")
         async with lock as lease:
             with pytest.raises(StaleTokenError):
                 await asyncpg_way.write(guard, "a", stale, "too late")

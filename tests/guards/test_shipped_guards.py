@@ -104,7 +104,7 @@ async def test_a_refusal_leaves_the_body_bare_and_is_told_to_the_clients_observe
     async with LockClient(store, observers=[events.append]) as locks:
         zombie = await locks.lock("a").acquire()
         stale = zombie.token
-        store.revoke("a")
+        store.take_away("a")
         async with locks.lock("a", fences=[guard]):
             with pytest.raises(StaleTokenError):
                 await guard.raise_to("a", stale)

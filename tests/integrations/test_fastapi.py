@@ -213,7 +213,7 @@ async def test_a_lock_that_is_taken_is_423(app, locks):
 async def test_a_lease_that_is_lost_is_503_whether_the_handler_notices_or_not(app, locks, store, notices):
     @app.put("/seats/{seat}")
     async def book(seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]):
-        store.revoke("seats/42")
+        store.take_away("seats/42")
         if notices:
             await asyncio.sleep(30)
 
@@ -237,7 +237,7 @@ async def test_a_lease_that_is_lost_under_a_sync_handler_is_503_after_it(app, lo
 
 
 async def _revoke(store):
-    store.revoke("seats/42")
+    store.take_away("seats/42")
 
 
 async def test_two_leases_and_a_name_from_a_dependency(app, locks):
@@ -303,7 +303,7 @@ async def test_a_plain_dependency_with_yield_learns_of_a_loss_when_the_answer_wa
 
     @app.put("/seats/{seat}")
     async def book(seat: str, lease: Annotated[Lease, Depends(held)]) -> bool:
-        store.revoke("seats/42")
+        store.take_away("seats/42")
         return True
 
     async with uvicorn_server(app) as url:

@@ -214,7 +214,7 @@ async def test_a_loss_ends_the_handler_and_can_be_answered_by_a_middleware(store
     cancelled = []
 
     async def handler(request):
-        store.revoke("seats/42")
+        store.take_away("seats/42")
         try:
             await asyncio.sleep(30)
         except asyncio.CancelledError:

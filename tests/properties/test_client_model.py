@@ -34,7 +34,7 @@ def in_memory(clock: SteppedClock, kind: type[MemoryBackend] = MemoryBackend):
     shared = kind(clock=clock, tokens="counter")
 
     async def revoke(name: str) -> None:
-        shared.revoke(name)
+        shared.take_away(name)
 
     return Bench(lambda: shared, revoke)
 

@@ -183,7 +183,7 @@ TOLD = st.fixed_dictionaries(
 def test_a_lease_ends_by_nothing_but_a_deletion_of_its_key_that_is_understood(fields: dict[str, object]):
     async def story() -> None:
         backend, lost, key = from_url("etcd://one"), [], EtcdKeys("fencing/").own(CLAIM)
-        backend.on_loss(lambda claim, _: lost.append(claim))
+        backend.on_loss(lambda claim, *_: lost.append(claim))
         lease = backend._leases._leases[1] = SharedLease(1, 1, 0.0)
         backend._leases.remember(lease, HeldKey(key, 1.0, 2, 2, 0.0, 2))
         backend._losses._held[key] = CLAIM

@@ -104,7 +104,7 @@ async def test_a_claim_that_is_given_back_and_taken_again_is_watched_once(etcd_s
     """Both between two words to etcd: the watch of the first grant ends, that of the second does not."""
     told: list[Claim] = []
     async with backend_on(etcd_server.url) as backend:
-        backend.on_loss(lambda claim, _: told.append(claim))
+        backend.on_loss(lambda claim, *_: told.append(claim))
         again, other, third = Claim("a", TTL), Claim("b", TTL), Claim("c", TTL)
         await granted(backend, again)
         await watched(etcd_server, 1)
@@ -127,7 +127,7 @@ async def test_a_deletion_before_the_grant_is_none_of_it(etcd_server: EtcdCluste
     """The same claim was granted before, and what happened to that grant is heard late."""
     told: list[Claim] = []
     async with backend_on(etcd_server.url) as backend:
-        backend.on_loss(lambda claim, _: told.append(claim))
+        backend.on_loss(lambda claim, *_: told.append(claim))
         claim = Claim("a", TTL)
         token = await granted(backend, claim)
         key = backend._keys.own(claim)

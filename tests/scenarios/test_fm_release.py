@@ -330,7 +330,7 @@ async def test_mode_08_many_overlapping_entries_keep_their_leases_apart():
             async with shared as lease:
                 token = lease.token
                 if number % 3 == 0:
-                    store.revoke("seats/42")
+                    store.take_away("seats/42")
                 await asyncio.sleep(0.002 if number % 3 == 1 else 0)
                 assert lease.token == token
 

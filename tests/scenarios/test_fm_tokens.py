@@ -33,7 +33,7 @@ async def test_mode_09_tokens_grow_over_release_expiry_and_revocation():
         for number in range(12):
             lease = await lock.acquire()
             if number % 3 == 0:
-                store.revoke("seats/42")
+                store.take_away("seats/42")
             elif number == 1:
                 await store.renew([state_of(lease).claim])
                 locks._engine._heartbeat.forget(lease.owner)  # as if its process had died

@@ -49,7 +49,7 @@ async def test_the_query_of_a_body_that_lost_its_lease_is_gone_from_the_server_w
     async def lose_while_it_runs() -> float:
         while not await watching.fetchval(RUNNING):  # noqa: ASYNC110  (a server has no event)
             await asyncio.sleep(0.01)
-        stage.store.revoke("a")
+        stage.store.take_away("a")
         return await gone_after(watching)
 
     losing = asyncio.create_task(lose_while_it_runs())

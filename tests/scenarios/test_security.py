@@ -250,12 +250,12 @@ async def live_through_everything(locks: LockClient, backend: VaultBackend, read
 
     with reader.catch(LeaseLostError):
         async with locks.lock("seats/3", **quick):
-            backend.store.revoke("seats/3")
+            backend.store.take_away("seats/3")
             await asyncio.sleep(10)
 
     with reader.catch(ZeroDivisionError):  # with a note that the lease was lost too
         async with locks.lock("seats/4", **quick):
-            backend.store.revoke("seats/4")
+            backend.store.take_away("seats/4")
             raise ZeroDivisionError
 
     with reader.catch(LeaseLostError):

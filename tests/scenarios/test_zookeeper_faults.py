@@ -213,7 +213,7 @@ async def test_a_session_that_ended_while_the_backend_was_closed_is_told_when_it
     """Not followed by another one in silence."""
     backend = from_url(zookeeper_url)
     told: list[LossReason] = []
-    backend.on_loss(lambda _, reason: told.append(reason))
+    backend.on_loss(lambda _, reason, *_rest: told.append(reason))
     await backend.acquire(Claim("a", 60.0))
     session = backend._sessions.of(60.0)
     await backend.aclose()
@@ -230,7 +230,7 @@ async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(way, zook
     """The first client's session ends: the grant is the second one's by now, with its token and at its place."""
     first, second, rival = (from_url(zookeeper_url) for _ in range(3))
     told: list[LossReason] = []
-    first.on_loss(lambda _, reason: told.append(reason))
+    first.on_loss(lambda _, reason, *_rest: told.append(reason))
     claim, waiter = Claim("a", 60.0), Claim("a", 50.0)
     grant = await first.acquire(claim)
     async with rival.queue(waiter):

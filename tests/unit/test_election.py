@@ -101,7 +101,7 @@ async def test_a_lost_lead_cancels_the_body_and_the_loop_leads_again_with_a_high
         leading = asyncio.create_task(two.lead(election))
         await asyncio.sleep(2)
         assert election.leading
-        two.store.revoke("scheduler")
+        two.store.take_away("scheduler")
         assert not election.leading, "at once, and not when the body has ended"
         assert election.standing is ElectionStanding.ENDING
         await asyncio.sleep(1)
@@ -220,7 +220,7 @@ async def test_the_loss_of_another_lock_is_an_error_of_the_body():
         with pytest.raises(LeaseLostError) as left:
             async for term in two.election():
                 async with term, two.ours.lock("other"):
-                    two.store.revoke("other")
+                    two.store.take_away("other")
                     await asyncio.sleep(1)
         assert left.value.name == "other"
         assert tidy()
@@ -234,7 +234,7 @@ async def test_a_token_that_the_body_reads_too_late_is_no_error_of_the_body():
             async with term as lease:
                 terms += 1
                 if terms == 1:
-                    two.store.revoke("scheduler")
+                    two.store.take_away("scheduler")
                     lease.check()
             if terms == 2:
                 break
@@ -358,7 +358,7 @@ async def test_a_lead_that_is_lost_before_the_term_is_entered_is_no_error():
         terms = []
         async for term in two.election():
             if not terms:
-                two.store.revoke("scheduler")
+                two.store.take_away("scheduler")
             async with term as lease:
                 terms.append(lease.held)
                 await asyncio.sleep(0)
@@ -641,7 +641,7 @@ async def test_a_decorated_function_whose_lead_is_lost_is_called_again():
 
         running = asyncio.create_task(schedule())
         await asyncio.sleep(1)
-        two.store.revoke("scheduler")
+        two.store.take_away("scheduler")
         assert await running == "done"
         assert len(calls) == 3
 

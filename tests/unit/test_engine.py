@@ -173,7 +173,7 @@ async def test_a_backend_that_hangs_while_it_opens_is_not_waited_for_for_ever():
 async def test_a_notice_of_the_store_ends_the_lease_at_once():
     async with house() as h:
         lease, other = await h.hold("a"), await h.hold("b")
-        h.store.table.revoke("spaced:a")
+        h.store.table.take_away("spaced:a")
         assert lease.lost_reason is LossReason.REVOKED
         assert other.held
         h.engine._on_loss(Claim("nobody's", TTL), LossReason.REVOKED)

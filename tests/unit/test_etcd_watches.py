@@ -136,7 +136,7 @@ def backend_with(streams: Streams) -> EtcdBackend:
 async def holding(streams: Streams, opened: Callable[[], bool]) -> list[Claim]:
     """Hold a lock until it is lost; who was told."""
     backend = backend_with(streams)
-    notice: LossNotice = lambda claim, _: streams.lost.append(claim)  # noqa: E731
+    notice: LossNotice = lambda claim, *_: streams.lost.append(claim)  # noqa: E731
     backend.on_loss(notice)
     lease = backend._leases._leases[61] = SharedLease(1, 61, 0.0)
     backend._leases.remember(lease, HeldKey(KEY, 60.0, 7, 7, backend._leases.now(), 7))

@@ -75,7 +75,7 @@ async def test_without_its_lock_a_function_does_not_begin(locks, call):
 async def test_after_the_loss_of_its_lock_a_function_does_not_begin(locks, store, call):
     with pytest.raises(LeaseLostError):
         async with locks.lock("accounts/7"):
-            store.revoke("accounts/7")
+            store.take_away("accounts/7")
             with pytest.raises(LeaseLostError, match="accounts/7"):
                 await outcome(call())
 

@@ -257,7 +257,7 @@ async def test_a_lost_lease_is_an_error_and_the_lock_is_not_kept():
     async with clients.client() as locks:
         task = asyncio.create_task(nightly(locks, 30)())
         await asyncio.sleep(1)
-        clients.memory.revoke("nightly")
+        clients.memory.take_away("nightly")
         with pytest.raises(LeaseLostError):
             await task
         assert await clients.memory.inspect("nightly") is None
@@ -274,7 +274,7 @@ async def test_the_loss_of_another_lock_is_a_failure():
         @locks.job("nightly", at_least_for=60)
         async def run():
             async with locks.lock("other"):
-                clients.memory.revoke("other")
+                clients.memory.take_away("other")
                 await asyncio.sleep(1)
 
         with pytest.raises(LeaseLostError, match="other"):
@@ -369,7 +369,7 @@ async def test_a_loss_that_shows_while_the_lock_is_parked_is_a_loss():
     async with clients.client() as locks:
         task = asyncio.create_task(nightly(locks, 1)())
         await asyncio.sleep(0.9)
-        clients.memory.revoke("nightly")
+        clients.memory.take_away("nightly")
         with pytest.raises(LeaseLostError) as loss:
             await task
         assert loss.value.reason is LossReason.REFUSED

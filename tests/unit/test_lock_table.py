@@ -40,6 +40,7 @@ class Given:
     token: int
     ends: float
     given_back: bool = False
+    began: float = 0.0
 
 
 @dataclass
@@ -130,7 +131,7 @@ class Comparison(RuleBasedStateMachine):
             assert isinstance(outcome, Grant)
             assert outcome.token > self.highest
             self.highest = outcome.token
-            self.history.grants.append(Given(claim, outcome.token, self.now + claim.ttl))
+            self.history.grants.append(Given(claim, outcome.token, self.now + claim.ttl, began=self.now))
             self.history.remove(claim)
         elif isinstance(expected, Given):
             assert outcome == Grant(expected.token)
@@ -193,7 +194,9 @@ class Comparison(RuleBasedStateMachine):
         else:
             left = living.ends - self.now
             holder = holder_of(living.claim.owner)
-            assert shown == Holder(name, living.token, holder, left, living.claim.metadata)
+            expected = Holder(name, living.token, holder, left, living.claim.metadata)
+            waiting = sum(other == name for other, _, _ in self.history.line)
+            assert shown == replace(expected, held_for=self.now - living.began, waiters=waiting)
 
 
 def compare(table: type[LockTable], *, examples: int, shrink: bool = True) -> int:
@@ -270,7 +273,9 @@ class SweepsTheLiving(LockTable):
 
 class LetsAHolderQueueBehindItself(LockTable):
     def join(self, claim, now):
-        self._lines.setdefault(claim.name, _table.OrderedDict())[claim.owner] = _table.TableWaiter(now, claim.mode)
+        self._lines.setdefault(claim.name, _table.OrderedDict())[claim.owner] = _table.TableWaiter(
+            now, claim.mode, now, None
+        )
 
 
 @pytest.mark.parametrize(

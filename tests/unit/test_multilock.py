@@ -173,7 +173,7 @@ async def test_losing_one_cancels_the_body_and_the_error_names_it(locks, store, 
     reached = False
     with pytest.raises(LeaseLostError) as loss:
         async with locks.multilock(*NAMES) as held:
-            store.revoke(lost)
+            store.take_away(lost)
             with pytest.raises(LeaseLostError, match=lost):
                 held.check()
             with pytest.raises(LeaseLostError, match=lost):
@@ -207,7 +207,7 @@ async def test_errors_of_the_body_leave_as_they_are(locks):
 async def test_an_error_of_the_body_is_told_of_the_loss(locks, store):
     with pytest.raises(ValueError) as left:
         async with locks.multilock(*NAMES):
-            store.revoke("accounts/2")
+            store.take_away("accounts/2")
             raise ValueError("mine")
     assert "accounts/2" in "".join(left.value.__notes__)
 

@@ -426,7 +426,7 @@ class Looks:
 
 def watched(look: Looks) -> tuple[RedisLossWatcher, list[tuple[Claim, LossReason]]]:
     losses, lost = RedisLossWatcher(look), []
-    losses.on_loss(lambda claim, reason: lost.append((claim, reason)))
+    losses.on_loss(lambda claim, reason, *_: lost.append((claim, reason)))
     return losses, lost
 
 
@@ -531,7 +531,7 @@ async def test_who_wants_no_notices_any_more_gets_none():
     look = Looks()
     losses = RedisLossWatcher(look)
     lost: list[Claim] = []
-    stop = losses.on_loss(lambda claim, _: lost.append(claim))
+    stop = losses.on_loss(lambda claim, *_: lost.append(claim))
     losses.granted("a", Claim("a", 60))
     stop()
     look.answers = [[Renewal.REFUSED]]

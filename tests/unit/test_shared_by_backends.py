@@ -130,8 +130,8 @@ class TestLossNotices:
         told: list[tuple[str, str, LossReason]] = []
         notices = LossNotices()
         assert not notices
-        stop = notices.on_loss(lambda claim, reason: told.append(("one", claim.owner, reason)))
-        notices.on_loss(lambda claim, reason: told.append(("other", claim.owner, reason)))
+        stop = notices.on_loss(lambda claim, reason, *_: told.append(("one", claim.owner, reason)))
+        notices.on_loss(lambda claim, reason, *_: told.append(("other", claim.owner, reason)))
         notices.tell(claim("a"), LossReason.REVOKED)
         stop()
         stop()

@@ -160,7 +160,7 @@ async def test_a_permit_that_is_taken_away_ends_the_work(locks, store):
 
     tasks = [asyncio.create_task(work()) for _ in range(2)]
     await entered.wait()
-    store.revoke("gpu-pool")
+    store.take_away("gpu-pool")
     for task in tasks:
         with pytest.raises(LeaseLostError) as lost:
             await task

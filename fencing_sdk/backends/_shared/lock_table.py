@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Mode, Renewal, holder_of
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Mode, Renewal, Waiting, holder_of
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError, shown
 
 LINE_POLL = 1.0
@@ -52,6 +52,8 @@ class TableRow:
     token: int
     expires: float
     metadata: str | None
+    since: float
+    """The moment of the grant."""
 
 
 @dataclass(slots=True)
@@ -61,6 +63,9 @@ class TableWaiter:
     seen: float
     """The last sign of life."""
     mode: Mode
+    since: float
+    """The moment at which it joined."""
+    metadata: str | None
 
 
 class LockTable:
@@ -95,7 +100,7 @@ class LockTable:
 
     def _grant(self, claim: Claim, now: float) -> Grant:
         token = self._draw_token()
-        self._add_row(claim.name, TableRow(claim.owner, token, now + claim.ttl, claim.metadata), now)
+        self._add_row(claim.name, TableRow(claim.owner, token, now + claim.ttl, claim.metadata, now), now)
         self.leave(claim)
         return Grant(token)
 
@@ -135,10 +140,10 @@ class LockTable:
         del self._rows[claim.name]
         return True
 
-    def revoke(self, name: str, now: float) -> list[str]:
-        """End the grant of *name*, if there is one; return the owners who had one."""
+    def revoke(self, name: str, now: float, token: int | None = None) -> list[str]:
+        """End the grants of *name*, or those with this *token* alone; return the owners who had one."""
         row = self._living(name, now)
-        if row is None:
+        if row is None or token not in {None, row.token}:
             return []
         del self._rows[name]
         return [row.owner]
@@ -148,14 +153,38 @@ class LockTable:
         row = self._living(name, now)
         if row is None:
             return None
-        return Holder(name, row.token, holder_of(row.owner), row.expires - now, row.metadata)
+        holder, waiting = holder_of(row.owner), len(self._lines.get(name, ()))
+        return Holder(
+            name, row.token, holder, row.expires - now, row.metadata, held_for=now - row.since, waiters=waiting
+        )
+
+    def waiting(self, name: str, now: float) -> list[Waiting]:
+        """Describe the waiters of *name*, in the order of the line."""
+        line = self._lines.get(name, OrderedDict[str, TableWaiter]())
+        return [
+            Waiting(holder_of(owner), place.mode, now - place.since, place.metadata) for owner, place in line.items()
+        ]
+
+    def page(self, prefix: str, after: int, limit: int, now: float) -> tuple[list[str], int | None]:
+        """
+        So many of the names that begin with *prefix* and whose token is above *after*, and the last such token.
+
+        Rows stand in the order of their tokens, so what is released meanwhile moves no other name past the reader.
+        """
+        found: list[str] = []
+        for name, row in self._rows.items():
+            if row.token > after and row.expires > now and name.startswith(prefix):
+                found.append(name)
+                if len(found) == limit:
+                    return found, row.token
+        return found, None
 
     def join(self, claim: Claim, now: float) -> None:
         """Put the owner at the end of the line, unless it is in the line already, or holds the lock."""
         row = self._living(claim.name, now)
         if row is None or row.owner != claim.owner:
             line = self._lines.setdefault(claim.name, OrderedDict())
-            line[claim.owner] = TableWaiter(now, claim.mode)
+            line[claim.owner] = TableWaiter(now, claim.mode, now, claim.metadata)
 
     def leave(self, claim: Claim) -> None:
         """Take the owner out of the line, if it is there."""

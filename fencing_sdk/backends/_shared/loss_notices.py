@@ -28,7 +28,7 @@ class LossNotices:
         self._notices[notice] = None
         return lambda: self._notices.pop(notice, None)
 
-    def tell(self, claim: Claim, reason: LossReason) -> None:
+    def tell(self, claim: Claim, reason: LossReason, detail: str = "") -> None:
         """Call every callback. One may end its own registration meanwhile, or another's."""
         for notice in tuple(self._notices):
-            notice(claim, reason)
+            notice(claim, reason, detail)

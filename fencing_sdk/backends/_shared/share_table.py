@@ -30,6 +30,8 @@ class TableShare:
     metadata: str | None
     mode: Mode
     permit: int | None
+    since: float
+    """The moment of the grant."""
 
 
 def fits(mode: Mode, held: Sequence[Mode]) -> bool:
@@ -74,8 +76,8 @@ class ShareTable(LockTable):
         permit = free_permit(claim.mode, {share.permit for share in shares.values()})
         if not shares:
             self._shares[claim.name] = shares
-            self._add_row(claim.name, TableRow(_NO_OWNER, token, now + claim.ttl, None), now)
-        shares[claim.owner] = TableShare(token, now, claim.metadata, claim.mode, permit)
+            self._add_row(claim.name, TableRow(_NO_OWNER, token, now + claim.ttl, None, now), now)
+        shares[claim.owner] = TableShare(token, now, claim.metadata, claim.mode, permit, now)
         self.leave(claim)
         return self._prolonged(claim, now)
 
@@ -102,10 +104,17 @@ class ShareTable(LockTable):
         self._settle(claim.name)
         return True
 
-    def revoke(self, name: str, now: float) -> list[str]:
+    def revoke(self, name: str, now: float, token: int | None = None) -> list[str]:
         """See `LockTable.revoke`."""
-        ended = super().revoke(name, now)
-        return list(self._shares.pop(name, {})) or ended
+        self._living(name, now)
+        shares = self._shares.get(name)
+        if shares is None:
+            return super().revoke(name, now, token)
+        ended = [owner for owner, share in shares.items() if token in {None, share.token}]
+        for owner in ended:
+            del shares[owner]
+        self._settle(name)
+        return ended
 
     def join(self, claim: Claim, now: float) -> None:
         """See `LockTable.join`."""
@@ -130,10 +139,8 @@ class ShareTable(LockTable):
         shares = self._shares.get(name)
         if not shares:
             return [] if only is None else [only]
-        found = [
-            Holder(name, share.token, holder_of(owner), share.expires - now, share.metadata, share.mode, share.permit)
-            for owner, share in shares.items()
-        ]
+        waiting = len(self._lines.get(name, ()))
+        found = [_holder(name, owner, share, now, waiting) for owner, share in shares.items()]
         return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
 
     def _living(self, name: str, now: float) -> TableRow | None:
@@ -153,3 +160,17 @@ class ShareTable(LockTable):
     def _sweep(self, now: float) -> None:
         super()._sweep(now)
         self._shares = {name: shares for name, shares in self._shares.items() if name in self._rows}
+
+
+def _holder(name: str, owner: str, share: TableShare, now: float, waiting: int) -> Holder:
+    return Holder(
+        name=name,
+        token=share.token,
+        holder=holder_of(owner),
+        remaining=share.expires - now,
+        metadata=share.metadata,
+        mode=share.mode,
+        permit=share.permit,
+        held_for=now - share.since,
+        waiters=waiting,
+    )

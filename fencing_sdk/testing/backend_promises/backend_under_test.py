@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pytest
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, Revoked
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.timing import MIN_TTL
 from fencing_sdk.abc import Backend, SupportsDirectGrant, SupportsLossNotice, SupportsQueue
@@ -71,6 +71,12 @@ class BackendUnderTest:
 
     shares: bool = False
     """Several owners may hold one name, as permits or as readers: the backend is a `SupportsShares`."""
+
+    lists: bool = False
+    """What is held can be listed, and who waits: the backend is a `SupportsListing`."""
+
+    revokes: bool = False
+    """A grant can be taken away by its token: the backend is a `SupportsRevoking`."""
 
     notices: bool = False
     """Holders are told when a grant is taken away: a `SupportsLossNotice`. Needs `revoke`."""
@@ -159,7 +165,7 @@ class BackendUnderTest:
         assert isinstance(outcome, Held), f"expected a refusal of {claim.name!r}, got {outcome}"
         return outcome
 
-    async def renewed(self, backend: Backend, claim: Claim) -> Renewal:
+    async def renewed(self, backend: Backend, claim: Claim) -> Renewal | Revoked:
         """Renew one claim; return its outcome."""
         (outcome,) = await backend.renew([claim])
         return outcome

@@ -6,7 +6,15 @@ import asyncio
 from contextlib import aclosing
 
 from fencing_sdk._values.claim import Grant, Renewal
-from fencing_sdk.abc import Backend, SupportsDirectGrant, SupportsLossNotice, SupportsQueue, SupportsShares
+from fencing_sdk.abc import (
+    Backend,
+    SupportsDirectGrant,
+    SupportsListing,
+    SupportsLossNotice,
+    SupportsQueue,
+    SupportsRevoking,
+    SupportsShares,
+)
 from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest, Reopen
 
 
@@ -19,6 +27,8 @@ class GrantPromises(BackendUnderTest):
         assert self.hands_over == isinstance(backend, SupportsDirectGrant), "declare hands_over"
         assert self.shares == isinstance(backend, SupportsShares), "declare shares"
         assert self.notices == isinstance(backend, SupportsLossNotice), "declare notices"
+        assert self.lists == isinstance(backend, SupportsListing), "declare lists"
+        assert self.revokes == isinstance(backend, SupportsRevoking), "declare revokes"
 
     # Lifecycle
 

@@ -20,7 +20,7 @@ class NoticePromises(BackendUnderTest):
     async def test_the_holder_is_told_that_its_grant_was_taken_away(self, backend: NoticingBackend) -> None:
         """The notice names the claim and the reason, and the lock is free."""
         told: asyncio.Queue[tuple[str, str, LossReason]] = asyncio.Queue()
-        backend.on_loss(lambda claim, reason: told.put_nowait((claim.name, claim.owner, reason)))
+        backend.on_loss(lambda claim, reason, *_: told.put_nowait((claim.name, claim.owner, reason)))
         claim = self.claim()
         await self.granted(backend, claim)
         await self.revoke(backend, NAME)
@@ -32,7 +32,7 @@ class NoticePromises(BackendUnderTest):
     async def test_giving_back_is_no_loss(self, backend: NoticingBackend) -> None:
         """Only a grant that ends behind its holder's back is worth a notice."""
         told: list[Claim] = []
-        backend.on_loss(lambda claim, _: told.append(claim))
+        backend.on_loss(lambda claim, *_: told.append(claim))
         claim = self.claim()
         await self.granted(backend, claim)
         await backend.release(claim)
@@ -44,8 +44,8 @@ class NoticePromises(BackendUnderTest):
     async def test_notices_stop_when_nobody_wants_them(self, backend: NoticingBackend) -> None:
         """One client leaves, the others still hear."""
         told: asyncio.Queue[str] = asyncio.Queue()
-        stop = backend.on_loss(lambda _claim, _reason: told.put_nowait("left"))
-        backend.on_loss(lambda _claim, _reason: told.put_nowait("here"))
+        stop = backend.on_loss(lambda *_: told.put_nowait("left"))
+        backend.on_loss(lambda *_: told.put_nowait("here"))
         stop()
         stop()
         await self.granted(backend, self.claim())

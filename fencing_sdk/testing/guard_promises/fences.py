@@ -150,7 +150,7 @@ class FencePromises(GuardUnderTest):
             zombie = await lock.acquire()
             stale = zombie.token
             await self.accepted(guard, RESOURCE, stale, "in time")
-            store.revoke(RESOURCE)
+            store.take_away(RESOURCE)
             async with lock as lease:
                 await self.refused(guard, RESOURCE, stale)
                 assert await self.read(guard, RESOURCE) == "in time"

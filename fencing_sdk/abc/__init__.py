@@ -11,9 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, auto, unique
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Grant, Held, Holder, Mode, Permit, Renewal, Token
+from fencing_sdk._values.claim import (
+    LOCK,
+    READER,
+    WRITER,
+    Claim,
+    Grant,
+    Held,
+    Holder,
+    Listing,
+    Mode,
+    Permit,
+    Renewal,
+    Revoked,
+    Token,
+    Waiting,
+)
+from fencing_sdk.abc.guards import Guard, SupportsFence, TransactionalGuard
 from fencing_sdk.errors import BackendError, LossReason
 
 __all__ = [
@@ -26,27 +42,32 @@ __all__ = [
     "Guard",
     "Held",
     "Holder",
+    "Listing",
     "LossNotice",
     "Mode",
     "Permit",
     "PlaceInLine",
     "Posted",
     "Renewal",
+    "Revoked",
     "Sent",
     "SupportsDirectGrant",
     "SupportsFence",
     "SupportsFounding",
+    "SupportsListing",
     "SupportsLossNotice",
     "SupportsOpen",
     "SupportsPolling",
     "SupportsPosts",
     "SupportsQueue",
+    "SupportsRevoking",
     "SupportsSchema",
     "SupportsShares",
     "Tell",
     "Token",
     "TransactionalGuard",
     "Turn",
+    "Waiting",
 ]
 
 
@@ -71,7 +92,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """
         Restart the ttl of every claim that still holds; one outcome each, in order.
 
@@ -295,8 +316,12 @@ class SupportsPolling(Protocol):
         ...
 
 
-LossNotice = Callable[[Claim, LossReason], None]
-"""Called in the event loop by a backend that learns that a grant is gone."""
+class LossNotice(Protocol):
+    """Called in the event loop by a backend that learns that a grant is gone."""
+
+    def __call__(self, claim: Claim, reason: LossReason, detail: str = "", /) -> object:
+        """Tell that the grant of *claim* is over; *detail* is what the operator wrote, where one took it away."""
+        ...
 
 
 @runtime_checkable
@@ -309,65 +334,49 @@ class SupportsLossNotice(Protocol):
 
 
 @runtime_checkable
-class Guard(Protocol):
-    """
-    The resource's side: remembers the highest token it accepted and refuses lower ones.
+class SupportsListing(Protocol):
+    """A backend that tells what is held, page by page, and who waits."""
 
-    Besides these two, each guard has an ``admit`` or ``write`` of its own kind that is part of
-    the write itself: check and write are one atomic step, or there is no fence.
-    """
-
-    async def raise_to(self, resource: str, token: int) -> None:
+    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """
-        Refuse every token below *token* from now on.
+        Return about *limit* of the holders of names that begin with *prefix*, from *cursor* on, in any order.
+
+        A name that is held from the first page to the last is told at least once. A page may be empty before the
+        end. It takes memory for one page, and holds up no other call. Readers and permits are told one by one.
 
         Raises:
-            StaleTokenError: the resource has seen a higher token, or this very number from
-                another holder.
+            BackendUnavailableError, BackendRefusedError: as `Backend.inspect`.
         """
         ...
 
-    async def highest(self, resource: str) -> Token | None:
-        """The highest token *resource* accepted, or None when it has seen none."""
-        ...
-
-
-@runtime_checkable
-class TransactionalGuard(Guard, Protocol):
-    """A guard whose fences are rows of a database, so that a transaction there can raise one along with more."""
-
-    @property
-    def database(self) -> str | None:
-        """Which database, without a password; None when the guard cannot tell."""
-        ...
-
-    async def raise_in(self, transaction: Any, resource: str, token: int, *, wait: float) -> None:
+    async def list_waiters(self, name: str) -> Sequence[Waiting]:
         """
-        `Guard.raise_to` as part of an open *transaction* of that database. The fence is raised when it commits.
-
-        The call waits up to *wait* seconds for a transaction that has locked the fence, and then raises the
-        database's own error.
+        Tell who waits for *name*, in the order of the line.
 
         Raises:
-            StaleTokenError: as `Guard.raise_to`. The transaction has to be rolled back.
+            BackendUnavailableError, BackendRefusedError: as `Backend.inspect`.
         """
         ...
 
 
 @runtime_checkable
-class SupportsFence(Protocol):
-    """A backend whose store may also keep the fences of a guard, and then raises them with the grant."""
+class SupportsRevoking(Protocol):
+    """A backend that takes a grant away from its holder."""
 
-    def keeps(self, guard: Guard) -> bool:
-        """Tell whether `acquire_fenced` takes this *guard*. No I/O."""
-        ...
-
-    async def acquire_fenced(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> Grant | Held:
+    async def revoke(self, name: str, token: int, reason: str) -> bool:
         """
-        `Backend.acquire`, and with a grant the fence of every guard's resource is raised: all of it or nothing.
+        End every grant of *name* that has this *token*: a lock, a writer, a permit, or all readers who share it.
+
+        The store compares and ends in one step, so that a later grant is never ended. The next token is higher, as
+        after a release, and the next waiter is woken or granted. A `SupportsLossNotice` tells the holder at once, with
+        the *reason*; any other store answers its next renewal with `Revoked`, or with a refusal once the
+        reason is forgotten: after one ttl at the earliest.
+
+        Returns:
+            Whether a grant was ended. False: none has this token.
 
         Raises:
-            StaleTokenError: a fence could not be raised, and nothing was granted.
-            BackendUnavailableError, BackendRefusedError: as `Backend.acquire`.
+            BackendUnavailableError: the store did not answer; the grant may have been ended.
+            BackendRefusedError: it refused.
         """
         ...

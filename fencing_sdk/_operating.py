@@ -1,0 +1,138 @@
+"""The part of a client that looks at the locks of all clients, and takes one away: for operators."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from operator import index
+
+from fencing_sdk._engine.engine import Engine
+from fencing_sdk._engine.store_calls import backend_name
+from fencing_sdk._values.claim import TOKEN_LIMIT, Holder, Waiting
+from fencing_sdk._values.names import check_name, in_namespace
+from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking
+from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
+
+_PAGE = 200
+"""Holders that are asked for at once."""
+_REASON_LIMIT = 200
+"""Characters of an operator's reason."""
+
+
+class OperatingClient(ABC):
+    """What `LockClient` inherits: it brings the backend, the namespace and the engine."""
+
+    _backend: Backend
+    _namespace: str
+
+    @abstractmethod
+    def _opened(self) -> Engine: ...
+
+    async def held(self, pattern: str = "*") -> AsyncIterator[Holder]:
+        """
+        Yield the holders of all locks of this store and namespace whose names match, page by page, in any order.
+
+        A lock that is held all the time is told at least once. One that changes hands meanwhile may be told twice,
+        or not at all. Readers of one name, and holders of its permits, are told one by one.
+
+        Args:
+            pattern: As a shell matches file names: ``report/*``, ``seats/4?``. The store searches for
+                the text before its first ``*``, ``?`` or ``[``.
+
+        Raises:
+            ConfigurationError: *pattern* can match no name.
+            UnsupportedError: the store cannot list.
+            BackendError: it did not answer, or refused.
+            UsageError: the client is not open.
+        """
+        backend, engine = self._backend, self._opened()
+        if not isinstance(backend, SupportsListing):
+            raise _unsupported(backend, "list what is held")
+        namespace = f"{self._namespace}:" if self._namespace else ""
+        check_name(pattern, parameter="pattern")
+        prefix = namespace + re.split(r"[*?[]", pattern, maxsplit=1)[0]
+        cursor: str | None = None
+        while True:
+            page = await engine.ask("list", lambda: backend.list_held(prefix, cursor, _PAGE))
+            for holder in page.holders:
+                if fnmatchcase(name := holder.name.removeprefix(namespace), pattern):
+                    yield replace(holder, name=name)
+            if (cursor := page.cursor) is None:
+                return
+
+    async def waiters(self, name: str) -> Sequence[Waiting]:
+        """
+        Tell who waits for *name*, in the order of the line. An answer may be outdated when it arrives.
+
+        Raises:
+            InvalidNameError: *name* names no lock.
+            UnsupportedError: the store cannot list.
+            BackendError: it did not answer, or refused.
+            UsageError: the client is not open.
+        """
+        backend, engine = self._backend, self._opened()
+        store_name = in_namespace(self._namespace, check_name(name))
+        if not isinstance(backend, SupportsListing):
+            raise _unsupported(backend, "list who waits")
+        return await engine.ask("list", lambda: backend.list_waiters(store_name))
+
+    async def revoke(self, name: str, *, token: int, reason: str) -> bool:
+        """
+        Take *name* away from the holder that has this *token*, and tell it the *reason*.
+
+        The holder's work is cancelled with `LossReason.REVOKED`: at once where the store pushes, else at the next
+        renewal.
+        A process that does not hear of it is refused by guards as soon as the next holder has written, because
+        the next token is higher. A later holder is never hit: its token differs.
+
+        Args:
+            name: The lock's name.
+
+            token: The token of the grant, as `inspect` or `held` told it. All readers who share it lose the lock.
+
+            reason: What the holder is told, in `LeaseLostError.detail` and in the event `Lost`: up to 200
+                printable characters. Not a place for secrets.
+
+        Returns:
+            Whether a grant was taken away. False: none has this token, because it was released, has expired, or
+            has gone to another holder.
+
+        Raises:
+            InvalidNameError: *name* names no lock.
+            ConfigurationError: *token* or *reason* cannot work.
+            UnsupportedError: the store cannot take a grant away.
+            BackendUnavailableError: it did not answer; the grant may be over. Look, then try again with the same token.
+            BackendRefusedError: it refused.
+            UsageError: the client is not open.
+        """
+        backend, engine = self._backend, self._opened()
+        store_name = in_namespace(self._namespace, check_name(name))
+        number, told = _check_token(token), _check_reason(reason)
+        if not isinstance(backend, SupportsRevoking):
+            raise _unsupported(backend, "take a grant away")
+        return await engine.ask("revoke", lambda: backend.revoke(store_name, number, told))
+
+
+def _unsupported(backend: Backend, what: str) -> UnsupportedError:
+    return UnsupportedError(f"{backend_name(backend)} cannot {what}: its store has no call for that")
+
+
+def _check_token(token: object) -> int:
+    try:
+        number = index(token)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if isinstance(token, bool) or not 0 <= number < TOKEN_LIMIT:
+        msg = f"token must be the number that inspect() or held() told, from 0 to below 2**53, not {shown(token)}"
+        raise ConfigurationError(msg)
+    return number
+
+
+def _check_reason(reason: object) -> str:
+    if not isinstance(reason, str) or not reason.strip() or len(reason) > _REASON_LIMIT or not reason.isprintable():
+        msg = f"reason must be a text of 1 to {_REASON_LIMIT} printable characters for the holder, not {shown(reason)}"
+        raise ConfigurationError(msg)
+    return reason

@@ -1,0 +1,197 @@
+"""What operators do: list what is held and who waits, and take a grant away without hitting a later one."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Protocol
+
+import pytest
+
+from fencing_sdk._client import LockClient
+from fencing_sdk._values.claim import READER, Claim, Holder, Permit, Renewal, Revoked, Waiting
+from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking
+from fencing_sdk.errors import LeaseLostError, LossReason
+from fencing_sdk.testing._powers import needs
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen
+
+REASON = "deploy 42 hangs"
+
+
+class ListingBackend(Backend, SupportsListing, Protocol):
+    """What ``lists`` declares."""
+
+
+class RevokingBackend(Backend, SupportsRevoking, Protocol):
+    """What ``revokes`` declares."""
+
+
+class ListingPromises(BackendUnderTest):
+    """For backends that declare ``lists``."""
+
+    async def listed(self, backend: ListingBackend, prefix: str = "", limit: int = 100) -> list[Holder]:
+        """Every holder of the names that begin with *prefix*, page by page."""
+        page = await backend.list_held(prefix, None, limit)
+        found = list(page.holders)
+        while page.cursor is not None:
+            page = await backend.list_held(prefix, page.cursor, limit)
+            found += page.holders
+        return found
+
+    async def line(self, backend: ListingBackend, length: int) -> list[Waiting]:
+        """The waiters of the lock, as soon as there are so many."""
+        async with self.soon():
+            while True:
+                if len(found := await backend.list_waiters(NAME)) == length:
+                    return list(found)
+                await asyncio.sleep(0.01)
+
+    @needs("lists")
+    async def test_what_is_held_is_listed_as_inspect_shows_it(self, backend: ListingBackend) -> None:
+        """Name, token, holder, metadata; what was released is not there."""
+        held, released = self.claim("a/1", metadata="host 7"), self.claim("a/2")
+        token = await self.granted(backend, held)
+        await self.granted(backend, released)
+        await backend.release(released)
+        (found,) = await self.listed(backend)
+        assert (found.name, found.token, found.holder, found.metadata) == ("a/1", token, held.holder, "host 7")
+        assert 0 < found.remaining <= held.ttl + 1
+        assert found.held_for is None or 0 <= found.held_for < 60
+
+    @needs("lists")
+    async def test_the_prefix_chooses_and_its_characters_mean_themselves(self, backend: ListingBackend) -> None:
+        """A prefix is no pattern."""
+        for name in ("a*b/1", "a*b/2", "axb/1", "a", "A*b/1", "a%b", "a_b", "a[*]b/1"):
+            await self.granted(backend, self.claim(name))
+        assert {holder.name for holder in await self.listed(backend, "a*b/")} == {"a*b/1", "a*b/2"}
+        assert {holder.name for holder in await self.listed(backend, "a[*]")} == {"a[*]b/1"}
+        assert {holder.name for holder in await self.listed(backend, "a_")} == {"a_b"}
+
+    @needs("lists")
+    async def test_every_page_goes_on_where_the_last_one_ended(self, backend: ListingBackend) -> None:
+        """All that are held from begin to end are told, although others are released and acquired meanwhile."""
+        stays = {f"stays/{number}" for number in range(40)}
+        goes = [self.claim(f"goes/{number}") for number in range(40)]
+        for name, other in zip(sorted(stays), goes, strict=True):
+            await self.granted(backend, self.claim(name))
+            await self.granted(backend, other)
+        page, told = await backend.list_held("", None, 7), set[str]()
+        for pages in range(1000):
+            told |= {holder.name for holder in page.holders}
+            if page.cursor is None:
+                break
+            if goes:
+                await backend.release(goes.pop())
+                await self.granted(backend, self.claim(f"new/{pages}"))
+            page = await backend.list_held("", page.cursor, 7)
+        assert stays <= told
+
+    @needs("lists", "queues")
+    async def test_waiters_are_listed_in_the_order_of_the_line(self, backend: ListingBackend) -> None:
+        """With the public digests of their owners; the holder is not among them."""
+        async with LockClient(backend) as locks, locks.lock(NAME) as lease:
+            tasks: list[asyncio.Task[object]] = []
+            line: list[Waiting] = []
+            for place in range(1, 4):
+                tasks.append(asyncio.create_task(locks.lock(NAME).acquire()))
+                line = await self.line(backend, place)
+            assert lease.holder not in {waiter.holder for waiter in line}
+            (holder,) = await self.listed(backend)
+            assert holder.waiters in {None, 3}
+            tasks.pop(0).cancel()
+            assert [waiter.holder for waiter in await self.line(backend, 2)] == [waiter.holder for waiter in line[1:]]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    @needs("lists")
+    async def test_a_lock_without_waiters_has_none(self, backend: ListingBackend) -> None:
+        """Held or free."""
+        assert list(await backend.list_waiters(NAME)) == []
+        await self.granted(backend, self.claim())
+        assert list(await backend.list_waiters(NAME)) == []
+
+    @needs("lists", "shares")
+    async def test_every_permit_and_every_reader_is_listed(self, backend: ListingBackend) -> None:
+        """One by one, with mode and number."""
+        for number in range(3):
+            await self.granted(backend, Claim("permits", 60.0, mode=Permit(3)))
+            await self.granted(backend, Claim("readers", 60.0, metadata=str(number), mode=READER))
+        found = await self.listed(backend)
+        assert sorted(holder.permit for holder in found if holder.permit is not None) == [0, 1, 2]
+        assert {holder.metadata for holder in found if holder.mode == READER} == {"0", "1", "2"}
+
+
+class RevokingPromises(BackendUnderTest):
+    """For backends that declare ``revokes``."""
+
+    @needs("revokes")
+    async def test_a_revoked_grant_is_over_and_the_next_token_is_higher(self, backend: RevokingBackend) -> None:
+        """The lock is free at once; the former holder cannot renew, and hears of it."""
+        claim = self.claim()
+        token = await self.granted(backend, claim)
+        assert await backend.revoke(NAME, token, REASON) is True
+        assert await self.renewed(backend, claim) in {Revoked(REASON), Renewal.REFUSED}
+        assert await self.granted(backend, self.claim()) > token
+        assert await self.renewed(backend, claim) in {Revoked(REASON), Renewal.TAKEN_OVER, Renewal.REFUSED}
+
+    @needs("revokes")
+    async def test_a_later_grant_is_never_revoked_for_an_earlier_one(self, backend: RevokingBackend) -> None:
+        """Another token than the one that is held changes nothing: an earlier, a later, or none."""
+        former, claim = self.claim(), self.claim()
+        seen = await self.granted(backend, former)
+        await backend.release(former)
+        assert await backend.revoke(NAME, seen, REASON) is False
+        token = await self.granted(backend, claim)
+        for other in (seen, token + 1, 0):
+            assert await backend.revoke(NAME, other, REASON) is False
+        assert await backend.revoke("another", token, REASON) is False
+        assert await self.renewed(backend, claim) is Renewal.RENEWED
+
+    @needs("revokes")
+    async def test_a_grant_is_revoked_once(self, backend: RevokingBackend, reopen: Reopen) -> None:
+        """Of several operators one takes it away, also when they come by different clients."""
+        token = await self.granted(backend, self.claim())
+        async with aclosing(reopen()) as other:
+            assert isinstance(other, SupportsRevoking)
+            calls = [store.revoke(NAME, token, REASON) for store in (backend, other, backend)]
+            assert sorted(await asyncio.gather(*calls)) == [False, False, True]
+
+    @needs("revokes")
+    async def test_the_holder_loses_its_lease_and_reads_the_reason(self, backend: RevokingBackend) -> None:
+        """The work is cancelled, also where another client revokes."""
+        async with LockClient(backend) as locks, LockClient(backend) as operator:
+            working = asyncio.create_task(_work(locks, 4 * self.ttl))
+            holder = await self.taken(backend)
+            assert await operator.revoke(NAME, token=holder.token, reason=REASON)
+            with pytest.raises(LeaseLostError) as lost:
+                await asyncio.wait_for(working, self.patience)
+        assert (lost.value.reason, lost.value.detail) == (LossReason.REVOKED, REASON)
+
+    @needs("revokes", "queues")
+    async def test_the_next_waiter_gets_a_revoked_lock(self, backend: RevokingBackend) -> None:
+        """It need not wait for the ttl, and its token is higher."""
+        claim = self.claim(ttl=3600)
+        token = await self.granted(backend, claim)
+        async with LockClient(backend) as locks:
+            waiting = asyncio.create_task(locks.lock(NAME).acquire())
+            await asyncio.sleep(0.1)
+            assert await locks.revoke(NAME, token=token, reason=REASON)
+            lease = await asyncio.wait_for(waiting, self.patience)
+            assert lease.token > token
+            await lease.release()
+
+    @needs("revokes", "shares")
+    async def test_one_permit_is_revoked_and_the_others_stay(self, backend: RevokingBackend) -> None:
+        """A permit has a token of its own."""
+        claims = [Claim("gpu", 60.0, mode=Permit(2)) for _ in range(2)]
+        tokens = [await self.granted(backend, claim) for claim in claims]
+        assert await backend.revoke("gpu", tokens[0], REASON)
+        assert await self.renewed(backend, claims[1]) is Renewal.RENEWED
+        assert await self.renewed(backend, claims[0]) is not Renewal.RENEWED
+        assert await self.granted(backend, Claim("gpu", 60.0, mode=Permit(2))) > max(tokens)
+
+
+async def _work(locks: LockClient, ttl: float) -> None:
+    async with locks.lock(NAME, ttl=ttl):
+        await asyncio.Event().wait()
