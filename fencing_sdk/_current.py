@@ -7,19 +7,31 @@ A context variable follows tasks and `asyncio.to_thread`; `loop.run_in_executor`
 from __future__ import annotations
 
 from contextvars import ContextVar
+from typing import cast
 
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease import AnyLease, Lease
 from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import NoLeaseError
 
-_leases: ContextVar[tuple[Lease, ...]] = ContextVar("fencing_sdk_leases", default=())
+_leases: ContextVar[tuple[AnyLease, ...]] = ContextVar("fencing_sdk_leases", default=())
 
 
 def current_lease(name: str | None = None) -> Lease:
     """
     Return the innermost lease of this context, or the innermost one on lock *name*.
 
-    The lease may be over; its token tells.
+    The lease may be over; its token tells. In a thread that holds a lock of `fencing_sdk.sync` it is a lease of that
+    module: import `fencing_sdk.sync.current_lease` there.
+
+    Raises:
+        NoLeaseError: this code does not run under such a lock.
+    """
+    return cast("Lease", innermost(name))
+
+
+def innermost(name: str | None) -> AnyLease:
+    """
+    Do the same for a lease of either kind.
 
     Raises:
         NoLeaseError: this code does not run under such a lock.
@@ -38,20 +50,20 @@ def current_token(name: str | None = None) -> Token:
         NoLeaseError: this code does not run under such a lock.
         LeaseLostError: it does, and the lease is over.
     """
-    return current_lease(name).token
+    return innermost(name).token
 
 
-def held_here() -> tuple[Lease, ...]:
+def held_here() -> tuple[AnyLease, ...]:
     """Every lease this context was entered under, outermost first."""
     return _leases.get()
 
 
-def push(lease: Lease) -> None:
+def push(lease: AnyLease) -> None:
     """Make *lease* the innermost one of this context."""
     _leases.set((*_leases.get(), lease))
 
 
-def pop(lease: Lease) -> None:
+def pop(lease: AnyLease) -> None:
     """Take *lease* out of this context, wherever it stands; silently where this is another context than its own."""
     leases = _leases.get()
     if leases and leases[-1] is lease:

@@ -14,20 +14,8 @@ from fencing_sdk._values.wire import token_headers
 from fencing_sdk.errors import LossReason, StaleTokenError, shown
 
 
-class Lease:
-    """
-    A lock that is held, until its deadline.
-
-    The deadline moves with every confirmed renewal. Past it every use of the token raises, even
-    when the process slept for an hour and nothing else noticed. Safe to read from any thread;
-    `renew`, `release` and `wait_lost` belong to the event loop that acquired it.
-
-    A plain handle may be left to a block: ``async with await lock.acquire() as lease`` releases it at the
-    end. The end may run in another task than the beginning, and nothing is cancelled when the lease is lost.
-
-    Not promised: that a thread, a shielded block or C code under the lease stops. The token, and a
-    guard at the resource, are for those.
-    """
+class AnyLease:
+    """What may be asked about a lease from any thread: the part that `Lease` and the lease of a thread share."""
 
     __slots__ = ("__weakref__", "_state")
 
@@ -36,29 +24,6 @@ class Lease:
 
     def __repr__(self) -> str:
         return repr(self._state)
-
-    def __del__(self) -> None:
-        state: LeaseState | None = getattr(self, "_state", None)
-        if state is None or state.released or state.generation != process.forks:
-            return
-        lost = state.lost  # before the loop, in another thread, begins to give the lease back
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock
-            state.loop.call_soon_threadsafe(state.keeper.on_garbage_collected, state)
-        if lost is None:
-            message = f"lease on {shown(state.name)} (token {state.number:d}) was dropped without release"
-            warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
-
-    async def __aenter__(self) -> Self:
-        if self._state.released:
-            raise self._state.loss()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(raised, StaleTokenError):
-            self._state.report_stale(raised)
-        await self.release()
 
     @property
     def name(self) -> str:
@@ -133,6 +98,47 @@ class Lease:
         """
         return token_headers(self.token)
 
+
+class Lease(AnyLease):
+    """
+    A lock that is held, until its deadline.
+
+    The deadline moves with every confirmed renewal. Past it every use of the token raises, even
+    when the process slept for an hour and nothing else noticed. Safe to read from any thread;
+    `renew`, `release` and `wait_lost` belong to the event loop that acquired it.
+
+    A plain handle may be left to a block: ``async with await lock.acquire() as lease`` releases it at the
+    end. The end may run in another task than the beginning, and nothing is cancelled when the lease is lost.
+
+    Not promised: that a thread, a shielded block or C code under the lease stops. The token, and a
+    guard at the resource, are for those.
+    """
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        state: LeaseState | None = getattr(self, "_state", None)
+        if state is None or state.released or state.generation != process.forks:
+            return
+        lost = state.lost  # before the loop, in another thread, begins to give the lease back
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock
+            state.loop.call_soon_threadsafe(state.keeper.on_garbage_collected, state)
+        if lost is None:
+            message = f"lease on {shown(state.name)} (token {state.number:d}) was dropped without release"
+            warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
+
+    async def __aenter__(self) -> Self:
+        if self._state.released:
+            raise self._state.loss()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(raised, StaleTokenError):
+            self._state.report_stale(raised)
+        await self.release()
+
     async def wait_lost(self) -> LossReason | None:
         """Wait until the lease is over; return why it was lost, or None when it was released."""
         return await self._state.wait_lost()
@@ -168,6 +174,6 @@ class PermitLease(Lease):
         return self._state.permit or 0
 
 
-def state_of(lease: Lease) -> LeaseState:
+def state_of(lease: AnyLease) -> LeaseState:
     """Return what the engine knows about *lease*. For this package alone: its calls can make a lease unsafe."""
     return lease._state  # noqa: SLF001  (the one door to it)

@@ -180,6 +180,11 @@ def engine_of(lock: Lock) -> Engine:
     return lock._engine()  # noqa: SLF001  (another door to it)
 
 
+def terms_of(lock: Lock) -> Terms:
+    """Return what *lock* asks for. For this package alone."""
+    return lock._terms  # noqa: SLF001  (another door to it)
+
+
 def in_mode(lock: Lock, mode: Mode, kind: type[L]) -> L:
     """Describe *lock* again, as one of another *kind* that is held in another way. For this package alone."""
     return kind(lock._engine, lock._terms._replace(mode=mode), lock._fences)  # noqa: SLF001  (another door to it)

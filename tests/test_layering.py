@@ -34,6 +34,8 @@ ROOMS = {
     "_client": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_arguments", "_name_template"}
     | {"_current", "recipes", "_sharing", "_operating"},
     "_connect": {"errors", "events", "abc", "_values", "_arguments", "_recording", "backends", "_client"},
+    "sync": {"errors", "events", "abc", "_values", "_engine", "_lease", "_current", "_lock", "_arguments"}
+    | {"_name_template", "recipes", "_client", "_connect"},
 }
 """Which rooms a room may enter besides itself. A room is a folder, or a module at the front."""
 EDGES = ("integrations", "testing", "cli")
@@ -45,7 +47,8 @@ ONE_HOME = {
     "tenacity": {"_engine.acquisition"},
     "secrets": {"_values.claim"},
     "aiohttp": {"_http", "_etcd", "_kahuna", "integrations"},
-    "threading": {"_engine.stalls", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files", "cli"},
+    "threading": {"_engine.stalls", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files", "cli"}
+    | {"sync"},
 }
 TIME_HOME = {"_values.clock"}
 FRAMEWORKS = {

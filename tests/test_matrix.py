@@ -119,6 +119,8 @@ SCENARIOS = {
         "memory": "it lives in one process, and its line is that of BackendSuite",
         "kahuna": "it has no line",
     },
+    "SyncSuite": {},
+    "SyncProcessesSuite": {"memory": "it lives in one process"},
 }
 """The suites of tests/stores, and the backends that do not run them, each with the reason."""
 

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import fencing_sdk
-from fencing_sdk import abc, errors
+from fencing_sdk import abc, errors, sync
 
 PROMISED = {
     "AcquireError",
@@ -154,6 +154,30 @@ SHOWN = {
 }
 SHOWN["PermitLease"] = SHOWN["Lease"] | {"permit"}
 """What each class of the front door shows; events and errors show their fields, and what their bases show."""
+
+
+SHOWN_TO_THREADS = {
+    "AnyLease": SHOWN["Lease"] - {"release", "renew", "wait_lost"},
+    "SyncHeldLocks": SHOWN["HeldLocks"],
+    "SyncLease": SHOWN["Lease"] | {"on_lost"},
+    "SyncLock": SHOWN["Lock"],
+    "SyncLockClient": SHOWN["LockClient"] - {"aclose", "draining_on", "elected", "election", "job"} | {"close", "run"},
+    "SyncMultiLock": SHOWN["MultiLock"],
+    "SyncPermitLease": SHOWN["Lease"] | {"on_lost", "permit"},
+    "SyncReadWriteLock": SHOWN["ReadWriteLock"],
+    "SyncSemaphore": SHOWN["Semaphore"],
+}
+
+
+def test_the_door_for_threads_has_the_same_words():
+    classes = {name for name in sync.__all__ if inspect.isclass(getattr(sync, name))}
+    assert {name: _shown(getattr(sync, name)) for name in classes} == SHOWN_TO_THREADS
+    assert set(sync.__all__) - classes == {"connect", "current_lease", "current_token", "holding"}
+    assert inspect.signature(sync.connect).parameters == inspect.signature(fencing_sdk.connect).parameters
+
+
+def _shown(thing: type) -> set[str]:
+    return {member for member in dir(thing) if not member.startswith("_")}
 
 
 @pytest.mark.parametrize("name", sorted(name for name in PROMISED if inspect.isclass(getattr(fencing_sdk, name))))

@@ -28,29 +28,35 @@ def held_above(terms: Terms, keeper: Keeper) -> LeaseState | None:
     Raises:
         UsageError: this task holds the lock itself.
     """
-    if terms.wait == 0:
+    if not may_wait_for_itself(terms):
         return None
-    if isinstance(terms.mode, Permit) and terms.wait is not None:
-        return None  # another permit may be free by then
     for lease in map(state_of, held_here()):
         if lease.claim.name == terms.store_name and lease.keeper is keeper and lease.task is not None and lease.held:
             if lease.task is asyncio.current_task():
-                raise UsageError(_already_held(terms, lease))
+                raise already_held(terms, lease, "task")
             return lease
     return None
 
 
-def _already_held(terms: Terms, lease: LeaseState) -> str:
+def may_wait_for_itself(terms: Terms) -> bool:
+    """Whether a caller that holds the lock would wait for it without an end, or in vain."""
+    if isinstance(terms.mode, Permit):
+        return terms.wait is None  # else another permit may be free by then
+    return terms.wait != 0
+
+
+def already_held(terms: Terms, lease: LeaseState, caller: str) -> UsageError:
+    """Return the error for a *caller*, a task or a thread, that waits for what it holds by *lease*."""
     name, held, wanted = shown(terms.name), lease.claim.mode, terms.mode
     if isinstance(wanted, Permit):
-        return (
-            f"this task holds a permit of {name} already, and would wait for another one without an end: tasks that "
-            "each hold one and wait for one more wait for each other; pass wait="
+        return UsageError(
+            f"this {caller} holds a permit of {name} already, and would wait for another one without an end: {caller}s "
+            "that each hold one and wait for one more wait for each other; pass wait="
         )
     if wanted == LOCK:
-        return f"this task holds lock {name} already; locks are not reentrant"
-    return (
-        f"this task holds {name} as a {held.word} already and would wait for itself as a {wanted.word}; "
+        return UsageError(f"this {caller} holds lock {name} already; locks are not reentrant")
+    return UsageError(
+        f"this {caller} holds {name} as a {held.word} already and would wait for itself as a {wanted.word}; "
         f"leave the {held.word} first, and look again at what was read when the {wanted.word} is held"
     )
 

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 from fencing_sdk._current import held_here, pop, push
 from fencing_sdk._engine.cancellation import PacedScope, paced_scope
+from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk.errors import LeaseLostError, LossReason, UsageError, shown
 
@@ -98,14 +99,9 @@ class LeaseScope:
         raised, lost = end.raised, end.lost
         if end.swallowed and end.outer:
             raise asyncio.CancelledError
-        nothing_of_its_own = raised is None or isinstance(raised, GeneratorExit)
-        if end.swallowed or (nothing_of_its_own and lost is not None):
+        if end.swallowed:
             raise self._state.loss(lost or LossReason.EXPIRED) from None
-        if lost is not None and isinstance(raised, Exception) and not self._says_so(raised):
-            raised.add_note(
-                f"fencing_sdk: the lease on {shown(self.lease.name)} "
-                f"(token {self._state.number:d}) was lost too: {lost.value}"
-            )
+        tell_loss(self._state, lost, raised)
         if raised is not original and raised is not None:
             raise raised
 
@@ -150,6 +146,20 @@ class LeaseScope:
         self._state.task = None
         pop(self.lease)
 
-    def _says_so(self, raised: Exception) -> bool:
-        mine = (self.lease.name, self._state.number)
-        return isinstance(raised, LeaseLostError) and (raised.name, raised.token) == mine
+
+def tell_loss(state: LeaseState, lost: LossReason | None, raised: BaseException | None) -> None:
+    """
+    Say that the lease of a block was lost: by an error, or by a note on the error that the body *raised*.
+
+    Raises:
+        LeaseLostError: the lease is over, and the body raised nothing of its own.
+    """
+    if lost is None:
+        return
+    if raised is None or isinstance(raised, GeneratorExit):
+        raise state.loss(lost) from None
+    says_so = isinstance(raised, LeaseLostError) and (raised.name, raised.token) == (state.name, state.number)
+    if isinstance(raised, Exception) and not says_so:
+        raised.add_note(
+            f"fencing_sdk: the lease on {shown(state.name)} (token {state.number:d}) was lost too: {lost.value}"
+        )

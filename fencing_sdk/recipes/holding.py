@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-from fencing_sdk._current import current_lease
+from fencing_sdk._current import innermost
 from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._values.names import check_name
 from fencing_sdk.errors import ConfigurationError, shown
@@ -51,7 +51,7 @@ def holding(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         template = NameTemplate(name, function)
 
         def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            current_lease(template.fill(args, kwargs)).check()
+            innermost(template.fill(args, kwargs)).check()
 
         if inspect.iscoroutinefunction(function):
 

@@ -12,35 +12,41 @@ patience, which all of them share, or because one of those was lost meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from itertools import pairwise
 from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
 
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease import AnyLease, Lease
 from fencing_sdk._lock import Lock, enter
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.names import check_name
 from fencing_sdk.errors import AcquireTimeoutError, ConfigurationError, shown
 
+L = TypeVar("L", bound=AnyLease)
+
+_Leaving = Callable[[Lock, Lease], AbstractAsyncContextManager[Any]]
+"""What is left, if a later lock is not taken."""
+
 _NO_PATIENCE_LEFT = 1e-9
 """Seconds to wait when the patience is over: 0 would mean that the caller asked for one try."""
 
 
-class HeldLocks(Mapping[str, Lease]):
-    """
-    The leases of a `MultiLock` that is held, by the names of the locks, in the order of their names.
+class _Take(Protocol):
+    def __call__(self, lock: Lock, /, *, wait: float | None) -> Awaitable[Lease]: ...
 
-    ``held["accounts/7"].token`` is the token of one lock, ``held.tokens`` those of all.
-    """
+
+class HeldLeases(Mapping[str, L], Generic[L]):
+    """The leases of several locks, by the names of the locks, in the order of their names."""
 
     __slots__ = ("_leases",)
 
-    def __init__(self, leases: Mapping[str, Lease]) -> None:
+    def __init__(self, leases: Mapping[str, L]) -> None:
         self._leases = dict(leases)
 
-    def __getitem__(self, name: str) -> Lease:
+    def __getitem__(self, name: str) -> L:
         return self._leases[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -50,7 +56,7 @@ class HeldLocks(Mapping[str, Lease]):
         return len(self._leases)
 
     def __repr__(self) -> str:
-        return f"<HeldLocks {', '.join(map(repr, self._leases.values()))}>"
+        return f"<{type(self).__name__} {', '.join(map(repr, self._leases.values()))}>"
 
     @property
     def tokens(self) -> dict[str, Token]:
@@ -71,6 +77,16 @@ class HeldLocks(Mapping[str, Lease]):
         """
         for lease in self._leases.values():
             lease.check()
+
+
+class HeldLocks(HeldLeases[Lease]):
+    """
+    The leases of a `MultiLock` that is held, by the names of the locks, in the order of their names.
+
+    ``held["accounts/7"].token`` is the token of one lock, ``held.tokens`` those of all.
+    """
+
+    __slots__ = ()
 
 
 class MultiLock:
@@ -96,21 +112,25 @@ class MultiLock:
         return f"<MultiLock {', '.join(map(shown, self.names))}>"
 
     async def __aenter__(self) -> HeldLocks:
+        return HeldLocks(await self._take_all(enter, lambda lock, _: lock))
+
+    async def _take_all(self, take: _Take, leaving: _Leaving) -> dict[str, Lease]:
+        """Take the locks in order. Those that were taken are left by what *leaving* returns if one is not."""
         began = self._clock.now()
         leases: dict[str, Lease] = {}
-        async with AsyncExitStack() as entered:
+        async with AsyncExitStack() as taken:
             for lock in self._locks:
-                leases[lock.name] = await self._enter(lock, began)
-                entered.push_async_exit(lock)
-            entered.pop_all()  # held from here on: `__aexit__` leaves them
-        return HeldLocks(leases)
+                lease = leases[lock.name] = await self._take(take, lock, began)
+                taken.push_async_exit(leaving(lock, lease))
+            taken.pop_all()  # held from here on: the caller leaves them
+        return leases
 
-    async def _enter(self, lock: Lock, began: float) -> Lease:
+    async def _take(self, take: _Take, lock: Lock, began: float) -> Lease:
         wait = self._wait
         if wait:
             wait = max(_NO_PATIENCE_LEFT, began + wait - self._clock.now())
         try:
-            return await enter(lock, wait=wait)
+            return await take(lock, wait=wait)
         except AcquireTimeoutError as error:
             raise AcquireTimeoutError(error.name, self._clock.now() - began) from None
 
@@ -121,6 +141,29 @@ class MultiLock:
         for lock in self._locks:
             held.push_async_exit(lock)
         return await held.__aexit__(kind, raised, traceback)
+
+
+async def acquire_all(multilock: MultiLock) -> dict[str, Lease]:
+    """
+    Take all locks of *multilock* as plain handles. For this package alone: the caller releases every one of them.
+
+    Raises:
+        LeaseLostError: one was lost while the others were waited for.
+    """
+    leases = await multilock._take_all(Lock.acquire, lambda _, lease: lease)  # noqa: SLF001  (the one door to it)
+    try:
+        for lease in leases.values():
+            lease.check()
+    except BaseException:
+        await release_all(leases)
+        raise
+    return leases
+
+
+async def release_all(leases: Mapping[str, Lease]) -> None:
+    """Give plain handles back, the last one first."""
+    for lease in reversed(list(leases.values())):
+        await lease.release()
 
 
 def check_names(names: Iterable[object], fences: object) -> list[str]:

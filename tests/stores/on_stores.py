@@ -14,8 +14,23 @@ from postgresql_proxy import PostgresqlProxy
 from postgresql_server import PostgresqlServer
 from redis_quorum import Quorum, QuorumNetwork
 from redis_server import RedisServer
-from store_bench import EtcdBench, KahunaBench, PostgresqlBench, QuorumBench, RedisBench, SqliteBench, ZooKeeperBench
+from store_bench import (
+    EtcdBench,
+    KahunaBench,
+    MemoryBench,
+    PostgresqlBench,
+    QuorumBench,
+    RedisBench,
+    SqliteBench,
+    ZooKeeperBench,
+)
 from zookeeper_server import ZooKeeperServer
+
+
+class OnMemory:
+    @pytest.fixture
+    def bench(self) -> MemoryBench:
+        return MemoryBench()
 
 
 class OnSqlite:

@@ -90,6 +90,12 @@ async def _counted(ask: Callable[[], Awaitable[int]], count: int) -> None:
     await eventually(reached, what=f"{count} wait")
 
 
+class MemoryBench:
+    """The store that lives in the process of a client: there is nothing to ask beside it."""
+
+    url = "memory://"
+
+
 class SqliteBench:
     def __init__(self, path: Path) -> None:
         self.url, self._path = f"sqlite:///{path}", path

@@ -1,0 +1,108 @@
+"""
+Locks for threads: the words of `fencing_sdk` without ``async``.
+
+    from fencing_sdk.sync import connect
+
+    locks = connect("redis://localhost")
+    with locks.lock("report/42", ttl=15) as lease:
+        write(lease.token)
+
+The client, the engine and the backends are those of `fencing_sdk`, run by one background thread for each client. What
+differs is the loss: no thread can be cancelled. The code that runs on has to ask, and a guard refuses what it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fencing_sdk._connect import connect as _connect
+from fencing_sdk._current import current_token
+from fencing_sdk._current import innermost as _innermost
+from fencing_sdk._lease import AnyLease
+from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds
+from fencing_sdk.abc import Backend
+from fencing_sdk.events import Observer
+from fencing_sdk.recipes.holding import holding
+from fencing_sdk.sync._client import SyncLockClient
+from fencing_sdk.sync._lease import SyncLease, SyncPermitLease
+from fencing_sdk.sync._lock import SyncLock, SyncReadWriteLock, SyncSemaphore
+from fencing_sdk.sync._multilock import SyncHeldLocks, SyncMultiLock
+
+__all__ = [
+    "AnyLease",
+    "SyncHeldLocks",
+    "SyncLease",
+    "SyncLock",
+    "SyncLockClient",
+    "SyncMultiLock",
+    "SyncPermitLease",
+    "SyncReadWriteLock",
+    "SyncSemaphore",
+    "connect",
+    "current_lease",
+    "current_token",
+    "holding",
+]
+
+
+def connect(
+    url: str | Backend | None = None,
+    *,
+    namespace: str = "",
+    observers: Sequence[Observer] = (),
+    drift: float = DEFAULT_DRIFT,
+    clock: Clock | None = None,
+    watch_stalls: bool = True,
+    drain: Seconds | None = None,
+    **options: object,
+) -> SyncLockClient:
+    """
+    Make a client for threads. No I/O happens here, so it is fine at import time, and before a fork.
+
+    Observers are called in the client's own thread: one that blocks delays the heartbeat of every lease.
+
+    Args:
+        url: As for `fencing_sdk.connect`, and so is every other argument.
+
+        namespace: A prefix for every lock name.
+
+        observers: Callables that receive every event.
+
+        drift: How much faster or slower than ours the store's clock may run, as a fraction.
+
+        clock: The monotonic clock of deadlines.
+
+        watch_stalls: Whether a sleeping thread looks for the code that blocks the client's thread.
+
+        drain: Seconds for which closing the client lets bodies go on.
+
+        **options: Options of the backend.
+
+    Raises:
+        ConfigurationError: there is no such backend, its driver is missing, or an option is unknown.
+    """
+    return SyncLockClient(
+        _connect(
+            url,
+            namespace=namespace,
+            observers=observers,
+            drift=drift,
+            clock=clock,
+            watch_stalls=watch_stalls,
+            drain=drain,
+            **options,
+        )
+    )
+
+
+def current_lease(name: str | None = None) -> AnyLease:
+    """
+    Return the innermost lease of this thread, or the innermost one on lock *name*. It may be over; its token tells.
+
+    A thread that another one has started does not see the leases of that one: pass them on.
+
+    Raises:
+        NoLeaseError: this code does not run under such a lock.
+    """
+    return _innermost(name)

@@ -1,0 +1,191 @@
+"""The client for threads: the client for tasks, run by a thread of its own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
+
+from fencing_sdk._arguments import LockOptions
+from fencing_sdk._client import LockClient
+from fencing_sdk._name_template import NameTemplate
+from fencing_sdk._values import process
+from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.names import check_name
+from fencing_sdk._values.timing import Seconds
+from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.sync._lock import SyncLock, SyncReadWriteLock, SyncSemaphore
+from fencing_sdk.sync._loop_thread import LoopThread
+from fencing_sdk.sync._multilock import SyncMultiLock
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SyncLockClient:
+    """
+    Makes locks for threads on one backend, and renews all their leases in one background thread.
+
+    Make one for a process, at import if you like, and use it from all threads. The first call that needs the store
+    starts the thread and opens the connection. `close` ends both, and so does the end of the interpreter: what is
+    held then is given back at once. ``with client`` opens it and closes it.
+
+    A forked child may use it too: its first call starts a thread and a connection of its own. The leases of its parent
+    are over in the child, and go on in the parent.
+
+    Args:
+        client: A client that is used here alone, and that is not open.
+    """
+
+    def __init__(self, client: LockClient) -> None:
+        self._client = _check_client(client)
+        self._bridges: dict[int, LoopThread] = {}
+
+    def __repr__(self) -> str:
+        return repr(self._client).replace("LockClient", "SyncLockClient", 1)
+
+    def __del__(self) -> None:
+        bridge: LoopThread | None = getattr(self, "_bridges", {}).get(process.forks)
+        if bridge is not None:
+            bridge.close_soon()
+
+    def __enter__(self) -> Self:
+        self._bridge().open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """
+        Close the client. Idempotent, bounded, and never raises because of the store. A later call opens it again.
+
+        Leases that are still held are lost with `LossReason.CLOSED` and given back. Threads that wait for a lock get a
+        `UsageError`.
+        """
+        self._bridge().close()
+
+    def lock(self, name: str, **options: Unpack[LockOptions]) -> SyncLock:
+        """
+        Describe how to hold *name*; nothing is sent until the lock is entered.
+
+        Args:
+            name: What is protected, such as ``"invoices/42"``.
+
+            **options: As for `LockClient.lock`. ``max_hold`` ends the lease of a body that hangs.
+
+        Raises:
+            ConfigurationError: an argument is out of range, or the times do not fit together.
+        """
+        return SyncLock(self._bridge, self._client.lock(name, **options))
+
+    def locked(self, name: str, **options: Unpack[LockOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """
+        Decorate a plain function: every call holds the lock.
+
+        Args:
+            name: The lock's name, with placeholders for the call's arguments: ``"report/{report_id}"``.
+
+            **options: As for `lock`.
+
+        Raises:
+            ConfigurationError: as `LockClient.locked`, or the function is a coroutine function or a generator.
+        """
+        check_name(name)
+        self.lock("checked-when-decorated", **options)
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            _check_plain(function, "locked")
+            template = NameTemplate(name, function)
+
+            @functools.wraps(function)
+            def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
+                with self.lock(template.fill(args, kwargs), **options):
+                    return function(*args, **kwargs)
+
+            return under_lock
+
+        return decorate
+
+    def multilock(self, *names: str, **options: Unpack[LockOptions]) -> SyncMultiLock:
+        """
+        Describe how to hold several locks together. Arguments and errors are those of `LockClient.multilock`.
+
+        Returns:
+            A `SyncMultiLock`, whose ``with`` yields `SyncHeldLocks`.
+        """
+        return SyncMultiLock(self._bridge, self._client.multilock(*names, **options))
+
+    def semaphore(self, name: str, *, permits: int, **options: Unpack[LockOptions]) -> SyncSemaphore:
+        """Describe so many permits of *name*. Arguments and errors are those of `LockClient.semaphore`."""
+        return SyncSemaphore(self._bridge, self._client.semaphore(name, permits=permits, **options))
+
+    def rwlock(self, name: str, **options: Unpack[LockOptions]) -> SyncReadWriteLock:
+        """Describe a lock for readers and one for writers. Arguments and errors are those of `LockClient.rwlock`."""
+        return SyncReadWriteLock(self._bridge, self._client.rwlock(name, **options))
+
+    def inspect(self, name: str) -> Holder | None:
+        """
+        Tell who holds *name*, or None when it is free. An answer may be outdated when it arrives.
+
+        Raises:
+            BackendError: the store did not answer, or refused.
+        """
+        return self._bridge().call(functools.partial(self._client.inspect, name))
+
+    def drain(self, *, within: Seconds) -> bool:
+        """
+        Let what runs end, and begin nothing new: the last call before `close`. See `LockClient.drain`.
+
+        A lease that is held after *within* seconds is lost with `LossReason.DRAINED`. Its thread is not stopped.
+
+        Returns:
+            Whether every lock was given back in time.
+        """
+        return self._bridge().call(functools.partial(self._client.drain, within=within))
+
+    @property
+    def draining(self) -> bool:
+        """Whether the client drains, so that nothing new begins: to be looked at by worker loops."""
+        return self._client.draining
+
+    def run(self, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        """
+        Call an ``async def`` function in the thread of this client, and wait for what it returns.
+
+        For what has no call of its own for threads, such as ``locks.run(guard.write, resource, lease.token, ...)`` of a
+        guard. All locks share that thread, so it must not block. The context is that of the caller: `current_token`
+        works there.
+
+        Raises:
+            UsageError: the client was closed meanwhile.
+            Exception: what *function* raises.
+        """
+        return self._bridge().call(functools.partial(function, *args, **kwargs))
+
+    def _bridge(self) -> LoopThread:
+        """The bridge of this process."""
+        bridge = self._bridges.get(process.forks)
+        return bridge or self._bridges.setdefault(process.forks, LoopThread(self._client))
+
+
+def _check_client(client: object) -> LockClient:
+    if isinstance(client, LockClient):
+        return client
+    msg = f"client must be a LockClient, not {shown(client)}; fencing_sdk.sync.connect makes one from a URL"
+    raise ConfigurationError(msg)
+
+
+def _check_plain(function: object, decorator: str) -> None:
+    """Refuse what is no function, and one whose body runs after the call, when the lock was given back."""
+    later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if not callable(function) or isinstance(function, type) or any(kind(function) for kind in later):
+        msg = (
+            f"{decorator}() of fencing_sdk.sync decorates plain functions, not {shown(function)}; "
+            "for 'async def' use the client of fencing_sdk.connect"
+        )
+        raise ConfigurationError(msg)

@@ -1,0 +1,205 @@
+"""Locks, permits, and readers and writers, for threads: stateless, reusable, shared by many threads."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from types import EllipsisType, TracebackType
+from typing import cast
+
+from fencing_sdk._current import held_here
+from fencing_sdk._engine.acquisition import Terms
+from fencing_sdk._engine.deadlock import already_held, may_wait_for_itself
+from fencing_sdk._lease import Lease, PermitLease, state_of
+from fencing_sdk._lock import Lock, terms_of
+from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.timing import Seconds, patience
+from fencing_sdk.errors import UsageError, shown
+from fencing_sdk.recipes.rwlock import ReadWriteLock
+from fencing_sdk.recipes.semaphore import Semaphore
+from fencing_sdk.sync._lease import SyncLease, SyncPermitLease, bridge_of, enter, is_inside, leave
+from fencing_sdk.sync._loop_thread import LoopThread
+
+Bridge = Callable[[], LoopThread]
+"""The bridge of this process: a forked child has another one."""
+
+
+class SyncLock:
+    """
+    A lock for threads, described. Nothing is sent until it is entered or acquired. Made by `SyncLockClient.lock`.
+
+    ``with lock as lease`` holds it, and raises `LeaseLostError` when it is left after a loss. Nothing stops the body
+    meanwhile, so it reads ``lease.token`` for each write, and asks ``lease.check()`` in long work.
+    """
+
+    __slots__ = ("_bridge", "_entered", "_lock")
+
+    def __init__(self, bridge: Bridge, lock: Lock) -> None:
+        self._bridge = bridge
+        self._lock = lock
+        self._entered: list[SyncLease] = []
+
+    @property
+    def name(self) -> str:
+        """What the lock protects, without the client's namespace."""
+        return self._lock.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {repr(self._lock).partition(' ')[2]}"
+
+    def acquire(self, *, wait: Seconds | EllipsisType | None = ...) -> SyncLease:
+        """
+        Take the lock and return a plain handle, to be released by ``lease.release()`` in any thread.
+
+        If the wait is interrupted, by `KeyboardInterrupt` or a time limit that a signal raises, nothing is left behind:
+        neither the place in the line, nor a lock that was granted by then.
+
+        Args:
+            wait: Seconds to wait for another holder, this time. None waits for ever, 0 asks once. The lock's
+                own ``wait`` by default.
+
+        Raises:
+            FencingError: as `Lock.acquire`. `UsageError` when this thread is inside ``with`` of this lock.
+            UnsupportedError: gevent or eventlet has replaced the threads of this process.
+        """
+        terms = terms_of(self._lock)
+        self._check_not_held(terms if wait is ... else terms._replace(wait=patience(wait)))
+        return self._take(partial(self._lock.acquire, wait=wait))
+
+    def try_acquire(self) -> SyncLease | None:
+        """
+        Take the lock if it is free now, and return a plain handle, or None.
+
+        Raises:
+            FencingError: as `Lock.try_acquire`.
+        """
+        handle = self._bridge().call(self._lock.try_acquire, undo=_release)
+        return None if handle is None else _lease(handle, self._bridge())
+
+    def locked(self) -> bool:
+        """
+        Tell whether the lock is held, by any holder. An answer may be outdated when it arrives.
+
+        Raises:
+            BackendError: the store did not answer, or refused.
+        """
+        return self._bridge().call(self._lock.locked)
+
+    def __enter__(self) -> SyncLease:
+        self._check_not_held(terms_of(self._lock))
+        lease = self._take(self._lock.acquire)
+        try:
+            enter(lease)
+            self._entered.append(lease)
+        except BaseException:  # an interrupt
+            leave(lease, None)
+            raise
+        return lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        leave(self._pair(), raised)
+
+    def _take(self, acquire: Callable[[], Awaitable[Lease]]) -> SyncLease:
+        bridge = self._bridge()
+        return _lease(bridge.call(acquire, undo=_release), bridge)
+
+    def _check_not_held(self, terms: Terms) -> None:
+        if not may_wait_for_itself(terms):
+            return
+        for lease in held_here():
+            if isinstance(lease, SyncLease) and self._is_held_by(lease) and lease.held:
+                raise already_held(terms, state_of(lease), "thread")
+
+    def _is_held_by(self, lease: SyncLease) -> bool:
+        """Whether this thread is inside ``with`` of this lock by *lease*."""
+        mine = is_inside(lease) and bridge_of(lease) is self._bridge()
+        return mine and state_of(lease).claim.name == terms_of(self._lock).store_name
+
+    def _pair(self) -> SyncLease:
+        """Find the entry that is left now: the last one of this thread. The list of entries only pairs the two."""
+        for lease in reversed(self._entered[:]):
+            if is_inside(lease):
+                self._entered.remove(lease)
+                return lease
+        if len(self._entered) == 1:  # it would be renewed for ever
+            self._entered.pop().release()
+        msg = (
+            f"lock {shown(self.name)} is left by a thread that did not enter it; use the plain handle there: "
+            "with lock.acquire() as lease"
+        )
+        raise UsageError(msg)
+
+
+class SyncSemaphore(SyncLock):
+    """A number of permits for threads, described, as a `Semaphore` for tasks. Made by `SyncLockClient.semaphore`."""
+
+    __slots__ = ()
+
+    @property
+    def permits(self) -> int:
+        """How many may be held at the same time."""
+        return cast("Semaphore", self._lock).permits
+
+    def acquire(self, *, wait: Seconds | EllipsisType | None = ...) -> SyncPermitLease:
+        """Take a permit and return a plain handle. Arguments and errors are those of `SyncLock.acquire`."""
+        return cast("SyncPermitLease", super().acquire(wait=wait))
+
+    def try_acquire(self) -> SyncPermitLease | None:
+        """Take a permit if one is free now. Errors are those of `SyncLock.try_acquire`."""
+        return cast("SyncPermitLease | None", super().try_acquire())
+
+    def holders(self) -> Sequence[Holder]:
+        """Tell who holds which permit, in the order of their numbers. An answer may be outdated when it arrives."""
+        return self._bridge().call(cast("Semaphore", self._lock).holders)
+
+    def __enter__(self) -> SyncPermitLease:
+        return cast("SyncPermitLease", super().__enter__())
+
+
+class SyncReadWriteLock:
+    """
+    Two locks on one name for threads: `reader`, which many may hold together, and `writer`.
+
+    As a `ReadWriteLock` for tasks. Made by `SyncLockClient.rwlock`.
+    """
+
+    __slots__ = ("_bridge", "_lock", "_reader", "_writer")
+
+    def __init__(self, bridge: Bridge, lock: ReadWriteLock) -> None:
+        self._bridge = bridge
+        self._lock = lock
+        self._reader = SyncLock(bridge, lock.reader)
+        self._writer = SyncLock(bridge, lock.writer)
+
+    @property
+    def name(self) -> str:
+        """What the lock protects, without the client's namespace."""
+        return self._lock.name
+
+    @property
+    def reader(self) -> SyncLock:
+        """Held together with other readers, whose token it has."""
+        return self._reader
+
+    @property
+    def writer(self) -> SyncLock:
+        """Held alone."""
+        return self._writer
+
+    def __repr__(self) -> str:
+        return f"<SyncReadWriteLock {shown(self.name)}>"
+
+    def holders(self) -> Sequence[Holder]:
+        """Tell who holds it: readers, or one writer. An answer may be outdated when it arrives."""
+        return self._bridge().call(self._lock.holders)
+
+
+async def _release(handle: Lease | None) -> None:
+    if handle is not None:
+        await handle.release()
+
+
+def _lease(handle: Lease, bridge: LoopThread) -> SyncLease:
+    return (SyncPermitLease if isinstance(handle, PermitLease) else SyncLease)(handle, bridge)

@@ -1,0 +1,299 @@
+"""
+The bridge from threads to the client: one daemon thread, whose event loop runs the client as it is.
+
+    thread      asks the loop to run a coroutine, and sleeps on a lock until it has ended
+    a signal    interrupts the sleep: the coroutine is cancelled, what it has got is given back, and the error goes on
+    a fork      the child's first call finds that the thread belongs to its parent, and starts one of its own
+    the exit    of the interpreter closes every client that is open, which gives back what it holds
+
+A lease is renewed by this thread, so its heartbeat goes on while the holder computes or blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar, cast
+
+from fencing_sdk._client import LockClient
+from fencing_sdk._values import process
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.observers import logger
+from fencing_sdk.errors import UnsupportedError, UsageError
+
+T = TypeVar("T")
+
+_UNDO_LIMIT = 5.0
+"""Seconds that an interrupted caller waits until what it asked for is undone. It is undone later, too."""
+_EXIT_LIMIT = 5.0
+"""Seconds that the end of the interpreter waits until the locks are given back."""
+_PATCHED = ("threading", "thread", "select", "socket")
+"""What an event loop in a thread needs as it is. gevent and eventlet have names of their own for threads."""
+
+_running: set[LoopThread] = set()
+"""The bridges of this process and its parents whose thread runs."""
+
+
+class ClosedMeanwhileError(UsageError):
+    """The client was closed before the call was answered; what it held was given back."""
+
+
+class ThreadCall(Generic[T]):
+    """One coroutine that a thread waits for."""
+
+    __slots__ = ("_ended", "_error", "_function", "_task", "_undo", "_undoing", "_undone", "_value")
+
+    def __init__(
+        self, function: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[object]] | None = None
+    ) -> None:
+        self._function = function
+        self._undo = undo
+        self._ended = threading.Lock()  # held until the coroutine has ended: the cheapest thing to sleep on
+        self._ended.acquire()
+        self._undone = threading.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._undoing: asyncio.Task[None] | None = None
+
+    # In the loop.
+
+    def begin(self) -> None:
+        """Start the coroutine. Where tasks may be eager, it is asked at once, and not in the next turn of the loop."""
+        loop, coroutine = asyncio.get_running_loop(), self._run()
+        if sys.version_info >= (3, 12):
+            self._task = asyncio.Task(coroutine, loop=loop, eager_start=True)
+        else:
+            self._task = loop.create_task(coroutine)
+
+    async def _run(self) -> None:
+        try:
+            self._value = await self._function()
+        except BaseException as error:  # noqa: BLE001  (it leaves in the thread that waits)
+            self._error = error
+        finally:
+            self._ended.release()
+
+    def _begin_to_undo(self) -> None:
+        self._undoing = asyncio.get_running_loop().create_task(self._take_back())
+
+    async def _take_back(self) -> None:
+        try:
+            if self._task is not None and not self._task.done():
+                self._task.cancel()
+                await asyncio.wait((self._task,))
+            if self._error is None and self._undo is not None:
+                await self._undo(cast("T", self._value))
+        finally:
+            self._undone.set()
+
+    # In the thread.
+
+    def wait(self, loop: asyncio.AbstractEventLoop) -> T:
+        """Sleep until the coroutine has ended; return its value, or raise its error."""
+        try:
+            self._ended.acquire()
+        except BaseException:  # raised by the handler of a signal: KeyboardInterrupt, SystemExit, a limit of Celery
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and has given all back
+                loop.call_soon_threadsafe(self._begin_to_undo)
+                self._undone.wait(_UNDO_LIMIT)
+            raise
+        error = self._error
+        if error is None:
+            return cast("T", self._value)
+        try:
+            if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+                msg = "this client was closed while the call was waiting"
+                raise ClosedMeanwhileError(msg) from None
+            raise error
+        finally:
+            del self, error  # a traceback that keeps its own error keeps leases from being collected
+
+
+class LoopThread:
+    """The thread of one client in one process. It starts with the first call, and again after it was closed."""
+
+    def __init__(self, client: LockClient) -> None:
+        self._client = client
+        self._generation = process.generation()
+        self._gate = threading.RLock()  # one that the handler of a signal may pass when it interrupts the holder
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._watching: set[asyncio.Task[None]] = set()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether the thread is that of a parent process, and does not exist in this one."""
+        return self._generation != process.forks
+
+    def call(
+        self,
+        function: Callable[[], Awaitable[T]],
+        *,
+        undo: Callable[[T], Awaitable[object]] | None = None,
+        only: asyncio.AbstractEventLoop | None = None,
+    ) -> T:
+        """
+        Run what *function* returns in the loop, with the context of this thread, and wait for it.
+
+        If the wait is interrupted, the coroutine is cancelled. A value that it has returned by then goes to *undo*.
+        With *only*, the loop of a lease, nothing is opened and nothing runs in another loop.
+
+        Raises:
+            BackendError: the client was not open yet, and could not be opened.
+            ClosedMeanwhileError: the client was closed meanwhile, or is not open in *only*.
+            UsageError: this is the client's own thread.
+        """
+        call = ThreadCall(function, undo)
+        return call.wait(self._post(call.begin, only))
+
+    def watch(self, function: Callable[[], Coroutine[Any, Any, None]], only: asyncio.AbstractEventLoop) -> None:
+        """
+        Run what *function* returns in the loop of a lease, for as long as it runs, and do not wait for it.
+
+        Raises:
+            ClosedMeanwhileError: it does not run any more.
+        """
+
+        def begin() -> None:
+            task = asyncio.get_running_loop().create_task(function())
+            self._watching.add(task)
+            task.add_done_callback(self._watching.discard)
+
+        self._post(begin, only)
+
+    def open(self) -> None:
+        """
+        Start the thread and open the client, unless it is open.
+
+        Raises:
+            BackendError: the store can tell already that it will not work.
+            UnsupportedError: gevent or eventlet has replaced what a thread is.
+        """
+        with self._gate:
+            if self._loop is None:
+                self._start()
+
+    def close(self) -> None:
+        """Close the client and wait for the end of its thread, which is bounded. Idempotent."""
+        if self.inherited:
+            return
+        self._check_thread()
+        with self._gate:
+            self.close_soon()
+            self.join()
+
+    def close_soon(self) -> None:
+        """Begin to close the client, and do not wait."""
+        loop, stop = self._loop, self._stop
+        if self.inherited or loop is None or stop is None:
+            return
+        self._loop = None
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            loop.call_soon_threadsafe(stop.set)
+
+    def join(self, limit: float | None = None) -> None:
+        """Wait for the end of the thread, at most *limit* seconds."""
+        if self._thread is not None:
+            self._thread.join(limit)
+
+    def _post(self, begin: Callable[[], None], only: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop:
+        self._check_thread()
+        with self._gate:  # nothing is posted to a loop that ends
+            if only is not None and (self.inherited or self._loop is not only):
+                msg = "this client was closed, and what it held was given back"
+                raise ClosedMeanwhileError(msg)
+            loop = self._loop or self._start()
+            loop.call_soon_threadsafe(begin)
+        return loop
+
+    def _check_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            msg = (
+                "the thread that keeps the leases of this client cannot wait for itself: observers run there; "
+                "hand the work to another thread"
+            )
+            raise UsageError(msg)
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        check_threads_are_real()
+        self.join()
+        opened: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="fencing-sync", daemon=True)
+        self._thread.start()
+        close_before_a_child_ends()
+        try:
+            self._loop = opened.result()
+        except BaseException:
+            opened.cancel()  # an interrupt: what is opened by now is closed again
+            raise
+        _running.add(self)
+        return self._loop
+
+    def _run(self, opened: Future[asyncio.AbstractEventLoop]) -> None:
+        try:
+            asyncio.run(self._main(opened))
+        except BaseException as error:  # noqa: BLE001  (it leaves in the thread that opens the client)
+            if not opened.done():
+                opened.set_exception(error)
+            elif not opened.cancelled():
+                logger.critical("the thread that keeps the leases has ended", exc_info=error)
+        finally:
+            self._loop = None
+            _running.discard(self)
+
+    async def _main(self, opened: Future[asyncio.AbstractEventLoop]) -> None:
+        await self._client.aclose()  # in a forked child: what the parent has opened is left to the parent
+        async with self._client:
+            self._stop = asyncio.Event()
+            if opened.set_running_or_notify_cancel():
+                opened.set_result(asyncio.get_running_loop())
+                await self._stop.wait()
+
+
+def check_threads_are_real() -> None:
+    """
+    Refuse a process whose threads are greenlets: an event loop in one of them would stop all others, or never run.
+
+    Raises:
+        UnsupportedError: gevent or eventlet has patched it.
+    """
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    for library, patched in (
+        ("gevent", getattr(gevent, "is_module_patched", None)),
+        ("eventlet", getattr(eventlet, "is_monkey_patched", None)),
+    ):
+        if patched is not None and any(map(patched, _PATCHED)):
+            msg = (
+                f"{library} has replaced threads and sockets in this process, and fencing_sdk.sync needs real ones; "
+                "run the worker with threads instead, such as gunicorn --worker-class gthread or celery --pool threads"
+            )
+            raise UnsupportedError(msg)
+
+
+def close_before_a_child_ends() -> None:
+    """Have a child of `multiprocessing` close its clients: it ends without the functions of `atexit`."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
+        util.Finalize(None, close_all, exitpriority=0)
+
+
+def close_all() -> None:
+    """Give back what the clients of this process hold, within a bounded time."""
+    mine = [bridge for bridge in tuple(_running) if not bridge.inherited]
+    for bridge in mine:
+        bridge.close_soon()
+    until = BootClock.now() + _EXIT_LIMIT
+    for bridge in mine:
+        bridge.join(max(0.0, until - BootClock.now()))
+
+
+weakref.finalize(close_all, close_all).detach()  # has weakref register its own end first: what comes later runs earlier
+atexit.register(close_all)

@@ -1,0 +1,200 @@
+"""
+Threads hold locks as tasks do: one at a time, renewed while they compute, told when it is over.
+
+The scenarios are written once. A store runs them by a subclass with a fixture ``bench``. Each runs in a thread beside
+the loop of the test, in which the proxies before the servers run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from event_log import CLOCK
+from stays import PATIENCE
+
+from fencing_sdk import AcquireTimeoutError, LeaseLostError, LockHeldError, LossReason, NoLeaseError
+from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token
+
+WORKER = Path(__file__).parents[1] / "scenarios" / "workers" / "sync_worker.py"
+LIMIT = 100.0
+"""Seconds for what several processes do on a busy machine."""
+
+
+class SyncBench(Protocol):
+    """What a scenario needs of a store."""
+
+    url: str
+
+
+def through(number: int, work: Callable[[int], object]) -> list[object]:
+    """Run *work* in so many threads, which begin together."""
+    gate = threading.Barrier(number)
+
+    def begin(which: int) -> object:
+        gate.wait(PATIENCE)
+        return work(which)
+
+    with ThreadPoolExecutor(number) as pool:
+        return list(pool.map(begin, range(number), timeout=LIMIT))
+
+
+class SyncSuite:
+    """What the threads of one process see."""
+
+    async def test_one_thread_at_a_time_is_inside_and_tokens_grow(self, bench: SyncBench):
+        await asyncio.to_thread(self._take_turns, bench.url)
+
+    def _take_turns(self, url: str) -> None:
+        inside: list[int] = []
+        tokens: list[int] = []
+
+        def work(number: int) -> None:
+            for _ in range(4):
+                with locks.lock("a", ttl=60, wait=PATIENCE) as lease:
+                    assert inside == []
+                    inside.append(number)
+                    assert current_lease() is current_lease("a") is lease
+                    tokens.append(current_token())
+                    assert inside.pop() == number
+
+        with connect(url) as locks:
+            through(6, work)
+            assert locks.inspect("a") is None
+            with pytest.raises(NoLeaseError):
+                current_token()
+        assert tokens == sorted(set(tokens))
+        assert len(tokens) == 6 * 4
+
+    async def test_a_lease_is_kept_while_its_thread_computes_for_three_ttl(self, bench: SyncBench):
+        await asyncio.to_thread(self._compute, bench.url)
+
+    def _compute(self, url: str) -> None:
+        with connect(url) as locks, locks.lock("a", ttl=2, safety_buffer=0.2, heartbeat_interval=0.3) as lease:
+            until = CLOCK.now() + 6
+            while CLOCK.now() < until:
+                sum(range(10_000))
+            assert lease.held
+            assert lease.wait_lost(0) is None
+
+    async def test_what_cannot_be_had_is_told_as_to_tasks(self, bench: SyncBench):
+        await asyncio.to_thread(self._fail_to_acquire, bench.url)
+
+    def _fail_to_acquire(self, url: str) -> None:
+        with connect(url) as locks:
+            lease = locks.lock("a", ttl=60).acquire()
+            with pytest.raises(LockHeldError), locks.lock("a", wait=0):
+                pass
+            with pytest.raises(AcquireTimeoutError), locks.lock("a", wait=0.2):
+                pass
+            assert locks.lock("a").try_acquire() is None
+            assert locks.lock("a").locked()
+            lease.release()
+            lease.release()
+            with locks.lock("a", wait=PATIENCE) as again:
+                assert again.token > lease._state.number
+
+    async def test_a_body_that_has_lost_its_lease_goes_on_and_is_told_at_the_end(self, bench: SyncBench):
+        await asyncio.to_thread(self._lose, bench.url)
+
+    def _lose(self, url: str) -> None:
+        told: list[LossReason] = []
+        with connect(url) as locks:
+            with pytest.raises(LeaseLostError) as loss, locks.lock("a", ttl=3, max_hold=0.5) as lease:
+                lease.on_lost(told.append)
+                assert lease.wait_lost(PATIENCE) is LossReason.EXPIRED
+                for ask in (lease.check, lambda: lease.token, current_token, lease.renew):
+                    with pytest.raises(LeaseLostError):
+                        ask()
+            assert loss.value.reason is LossReason.EXPIRED
+            with locks.lock("a", wait=PATIENCE):
+                pass
+            assert told == [LossReason.EXPIRED]
+
+    async def test_closing_gives_back_what_is_held_and_the_client_opens_again(self, bench: SyncBench):
+        await asyncio.to_thread(self._close, bench.url)
+
+    def _close(self, url: str) -> None:
+        locks: SyncLockClient = connect(url)
+        lease = locks.lock("a", ttl=300).acquire()
+        locks.close()
+        assert lease.lost_reason is LossReason.CLOSED
+        lease.release()
+        with locks.lock("a", ttl=300, wait=PATIENCE) as again:
+            assert again.held
+        locks.close()
+
+
+class SyncProcessesSuite:
+    """What several processes see of each other."""
+
+    @pytest.fixture
+    def start(self, bench: SyncBench) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+        """Start a worker of a kind, which does not outlive the test."""
+        workers: list[subprocess.Popen[str]] = []
+
+        def start(kind: str, *arguments: object) -> subprocess.Popen[str]:
+            command = [sys.executable, "-W", "error", str(WORKER), bench.url, kind, *map(str, arguments)]
+            pipe = subprocess.PIPE
+            workers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+            return workers[-1]
+
+        yield start
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+
+    async def test_one_thread_of_all_processes_is_inside(self, start, tmp_path: Path):
+        number = tmp_path / "number"
+        number.write_text("0")
+        workers = [start("counts", number) for _ in range(3)]
+        said = [await asyncio.to_thread(worker.communicate, timeout=LIMIT) for worker in workers]
+        assert [errors for _, errors in said] == ["", "", ""]
+        tokens = [int(line.split()[1]) for lines, _ in said for line in lines.splitlines()]
+        assert len(set(tokens)) == len(tokens) == 3 * 4 * 5
+        assert int(number.read_text()) == len(tokens)
+
+    @pytest.mark.parametrize(("kind", "code"), [("exits", 0), ("raises", 3)])
+    async def test_an_interpreter_that_ends_frees_its_locks_at_once(self, kind, code, start, bench: SyncBench):
+        worker = start(kind)
+        said, errors = await asyncio.to_thread(worker.communicate, timeout=LIMIT)
+        assert (worker.returncode, errors) == (code, "")
+        await asyncio.to_thread(self._take, bench.url, int(said.split()[1]), wait=0)
+
+    async def test_a_process_that_is_killed_leaves_its_lock_to_the_ttl(self, start, bench: SyncBench):
+        worker = start("holds")
+        token = await self._token(worker)
+        worker.kill()
+        await asyncio.to_thread(self._take, bench.url, token)
+
+    async def test_a_process_that_was_frozen_does_not_get_to_read_its_token(self, start, bench: SyncBench):
+        worker = start("holds")
+        token = await self._token(worker)
+        worker.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(self._take, bench.url, token)
+        worker.send_signal(signal.SIGCONT)
+        said, errors = await asyncio.to_thread(worker.communicate, "\n", timeout=LIMIT)
+        assert said.split()[0] == "lost"
+        assert "Traceback" not in errors
+
+    async def test_a_forked_child_is_no_holder_and_its_parent_goes_on(self, start):
+        worker = start("forks")
+        said, errors = await asyncio.to_thread(worker.communicate, timeout=LIMIT)
+        assert "Traceback" not in errors, errors
+        assert said.splitlines() == ["inert False closed None", "child True", "parent None True True"]
+
+    async def _token(self, worker: subprocess.Popen[str]) -> int:
+        assert worker.stdout is not None
+        return int((await asyncio.to_thread(worker.stdout.readline)).split()[1])
+
+    def _take(self, url: str, before: int, *, wait: float = PATIENCE) -> None:
+        with connect(url) as locks, locks.lock("a", ttl=30, wait=wait) as lease:
+            assert lease.token > before

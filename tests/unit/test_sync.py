@@ -1,0 +1,554 @@
+"""Locks for threads, in one process: blocks and handles, what interrupts a wait, and who is told of a loss."""
+
+import asyncio
+import contextlib
+import gc
+import pickle
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from stays import PATIENCE
+
+import fencing_sdk
+from fencing_sdk import (
+    ConfigurationError,
+    Event,
+    LeaseLostError,
+    LockClient,
+    LossReason,
+    Lost,
+    NoLeaseError,
+    StaleTokenError,
+    UsageError,
+)
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token, holding
+
+
+@pytest.fixture
+def store():
+    return MemoryBackend(tokens="counter")
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+@pytest.fixture
+def locks(store, events):
+    client = connect(store, observers=[events.append])
+    yield client
+    client.close()
+
+
+def revoke(locks, store, name="a"):
+    """Let the store take a lock away. It lives in the loop of the client."""
+
+    async def take_away():
+        store.revoke(name)
+
+    locks.run(take_away)
+
+
+def free(locks, name="a"):
+    return locks.inspect(name) is None
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "fencing-sync"]
+
+
+# A block
+
+
+def test_a_block_holds_the_lock_and_its_lease_is_current(locks):
+    with locks.lock("a", ttl=10) as lease:
+        assert (lease.name, lease.token, lease.held, lease.ttl) == ("a", 1, True, 10)
+        assert current_lease() is fencing_sdk.current_lease() is lease
+        assert current_token() == fencing_sdk.current_token("a") == 1
+        assert lease.headers()["Fencing-Token"].startswith("1;holder=")
+        with locks.lock("b") as inner:
+            assert current_lease() is inner
+            assert current_lease("a") is lease
+        assert not free(locks)
+    assert free(locks)
+    assert not lease.held
+    with pytest.raises(NoLeaseError):
+        current_lease()
+
+
+def test_the_error_of_a_body_leaves_as_it_is(locks):
+    error = ValueError("mine")
+    with pytest.raises(ValueError) as raised, locks.lock("a"):
+        raise error
+    assert raised.value is error
+    assert not hasattr(error, "__notes__")
+    assert free(locks)
+
+
+def test_the_error_of_a_body_has_a_note_when_the_lease_was_lost_too(locks, store):
+    with pytest.raises(ValueError) as raised, locks.lock("a") as lease:
+        revoke(locks, store)
+        assert lease.wait_lost(PATIENCE) is LossReason.REVOKED
+        raise ValueError("mine")
+    assert "was lost too: revoked" in raised.value.__notes__[0]
+
+
+def test_a_lease_that_was_lost_leaves_the_block_as_an_error(locks, store):
+    with pytest.raises(LeaseLostError) as raised, locks.lock("a") as lease:
+        revoke(locks, store)
+        lease.wait_lost()
+        assert lease.wait_lost(0) is lease.wait_lost(5) is LossReason.REVOKED
+    assert raised.value.reason is LossReason.REVOKED
+    assert pickle.loads(pickle.dumps(raised.value)).args == raised.value.args
+
+
+def test_one_lock_object_is_entered_by_many_threads(locks):
+    lock, rest = locks.lock("a", ttl=30), threading.Barrier(8)
+
+    def work(_):
+        rest.wait(PATIENCE)
+        with lock as lease:
+            assert current_lease() is lease
+            return int(lease.token)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(work, range(8))) == list(range(1, 9))
+
+
+def test_a_lock_is_not_reentrant(locks):
+    lock = locks.lock("a")
+    with lock:
+        for again in (lock, locks.lock("a", wait=5)):
+            with pytest.raises(UsageError, match="this thread holds lock 'a' already"), again:
+                pass
+            with pytest.raises(UsageError):
+                again.acquire()
+        assert lock.try_acquire() is None
+    assert free(locks)
+
+
+def test_a_block_that_another_thread_leaves_is_an_error_and_frees_the_lock(locks):
+    lock = locks.lock("a")
+    lock.__enter__()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="use the plain handle"):
+        pool.submit(lock.__exit__, None, None, None).result()
+    assert free(locks)
+    with pytest.raises(UsageError):
+        lock.__exit__(None, None, None)
+    fencing_sdk._current.pop(current_lease())
+
+
+def test_a_thread_does_not_see_the_lease_of_the_one_that_started_it(locks):
+    with locks.lock("a"), ThreadPoolExecutor(1) as pool, pytest.raises(NoLeaseError):
+        pool.submit(current_token).result()
+
+
+def test_a_refusal_of_a_guard_is_told_to_the_observers(locks, events):
+    with pytest.raises(StaleTokenError), locks.lock("a"):
+        raise StaleTokenError("a", 1, 2)
+    assert [event.kind for event in events if event.kind == "stale_rejected"]
+
+
+def test_fences_are_raised_with_the_lock(locks):
+    guard = MemoryGuard()
+    with locks.lock("a", fences=[guard]) as lease:
+        assert locks.run(guard.highest, "a") == lease.token
+
+
+# A handle
+
+
+def test_a_handle_is_released_in_any_thread(locks):
+    lease = locks.lock("a").acquire()
+    with pytest.raises(NoLeaseError):
+        current_lease()
+    lease.renew()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lease.release).result()
+    assert free(locks)
+    with pytest.raises(LeaseLostError):
+        lease.renew()
+    with locks.lock("a").acquire() as lease:
+        assert lease.held
+    assert free(locks)
+    with pytest.raises(LeaseLostError), lease:
+        pass
+
+
+def test_a_handle_that_is_dropped_warns_and_is_given_back(locks):
+    lease = locks.lock("a").acquire()
+    handles = [lease]
+    del lease
+    with pytest.warns(ResourceWarning, match="dropped without release"):
+        handles.clear()
+    with locks.lock("a", wait=PATIENCE):
+        pass
+
+
+# The other recipes
+
+
+def test_a_decorated_function_holds_the_lock_of_its_arguments(locks):
+    @locks.locked("report/{number}", ttl=30)
+    def build(number: int) -> str:
+        """Build it."""
+        return current_lease().name
+
+    assert build(7) == "report/7"
+    assert build.__doc__ == "Build it."
+
+
+def test_what_cannot_be_decorated_is_told_at_once(locks):
+    async def task(): ...
+
+    def generator():
+        yield
+
+    for wrong in (task, generator, int, 7):
+        with pytest.raises(ConfigurationError, match="plain functions"):
+            locks.locked("a")(wrong)
+    with pytest.raises(ConfigurationError, match="placeholder"):
+        locks.locked("{b}")(lambda a: a)
+    with pytest.raises(ConfigurationError):
+        locks.locked("a", ttl=-1)
+
+
+def test_a_function_that_needs_a_lock_says_so(locks):
+    @holding("a")
+    def write():
+        return current_token()
+
+    with locks.lock("a"):
+        assert write() == 1
+    with pytest.raises(NoLeaseError):
+        write()
+
+
+def test_several_locks_are_held_together_or_not_at_all(locks, store):
+    with locks.multilock("b", "a", ttl=30) as held:
+        assert held.tokens == {"a": current_token("a"), "b": current_token("b")}
+        held.check()
+        assert list(held) == ["a", "b"]
+    assert free(locks, "a")
+    with locks.lock("b").acquire(), pytest.raises(fencing_sdk.AcquireTimeoutError), locks.multilock("a", "b", wait=0.1):
+        pass
+    assert free(locks, "a")
+    with pytest.raises(LeaseLostError) as raised, locks.multilock("a", "b") as held:
+        revoke(locks, store, "b")
+        held["b"].wait_lost(PATIENCE)
+    assert raised.value.name == "b"
+    assert free(locks, "a")
+    block = locks.multilock("a")
+    with block, pytest.raises(UsageError), block:
+        pass
+    with pytest.raises(NoLeaseError):
+        current_lease()
+
+
+def test_permits_and_readers_are_held_together(locks):
+    pool = locks.semaphore("pool", permits=2)
+    with pool as one, pool.acquire(wait=1) as two:
+        assert (one.permit, two.permit, pool.permits) == (0, 1, 2)
+        assert pool.try_acquire() is None
+        assert pool.locked()
+        assert [holder.permit for holder in pool.holders()] == [0, 1]
+    catalog = locks.rwlock("catalog")
+    with catalog.reader as one, ThreadPoolExecutor(1) as other:
+        with pytest.raises(UsageError, match="wait for itself as a writer"), catalog.writer:
+            pass
+        two = other.submit(catalog.reader.acquire).result()
+        assert two.token == one.token
+        assert len(catalog.holders()) == 2
+        two.release()
+
+
+def test_a_client_that_drains_begins_nothing_new(locks):
+    lease = locks.lock("a").acquire()
+    with ThreadPoolExecutor(1) as pool:
+        drained = pool.submit(locks.drain, within=PATIENCE)
+        while not locks.draining:
+            time.sleep(0.001)
+        with pytest.raises(fencing_sdk.DrainingError), locks.lock("b"):
+            pass
+        lease.release()
+        assert drained.result() is True
+
+
+# Loss
+
+
+def test_a_loss_is_told_within_milliseconds(store):
+    """The best of several, from the event that the client tells to the callback in a thread of its own."""
+    delays = []
+    for _ in range(10):
+        lost_at, told_at, told = [], [], threading.Event()
+
+        def observe(event, lost_at=lost_at):
+            if isinstance(event, Lost):
+                lost_at.append(time.perf_counter())
+
+        def tell(reason, told_at=told_at, told=told):
+            told_at.append(time.perf_counter())
+            assert reason is LossReason.REVOKED
+            told.set()
+
+        with connect(store, observers=[observe]) as locks, pytest.raises(LeaseLostError), locks.lock("a") as lease:
+            lease.on_lost(tell)
+            revoke(locks, store)
+            assert told.wait(PATIENCE)
+        delays.append(abs(told_at[0] - lost_at[0]))
+    assert min(delays) < 0.01
+
+
+def test_a_callback_is_called_once_for_a_loss_and_never_for_a_release(locks, store):
+    told = []
+    with locks.lock("a") as lease:
+        lease.on_lost(told.append)
+    with contextlib.suppress(LeaseLostError), locks.lock("a") as lease:
+        revoke(locks, store)
+        lease.wait_lost(PATIENCE)
+        lease.on_lost(told.append)
+        while not told:
+            time.sleep(0.001)
+    locks.close()
+    lease.on_lost(told.append)
+    while len(told) < 2:
+        time.sleep(0.001)
+    assert told == [LossReason.REVOKED] * 2
+
+
+def test_a_callback_that_blocks_or_fails_harms_no_lease(locks, store, caplog):
+    blocked, failed = threading.Event(), threading.Event()
+
+    def fail(_):
+        failed.set()
+        raise ValueError("mine")
+
+    with locks.lock("b", ttl=1) as other, pytest.raises(LeaseLostError), locks.lock("a") as lease:
+        lease.on_lost(lambda _: blocked.wait(PATIENCE))
+        lease.on_lost(fail)
+        revoke(locks, store)
+        assert failed.wait(PATIENCE)
+        assert other.wait_lost(1.5) is None
+        assert other.held
+    blocked.set()
+    assert "a callback of on_lost failed" in caplog.text
+
+
+@pytest.mark.parametrize("callback", [None, 7, asyncio.sleep])
+def test_a_callback_that_cannot_be_called_is_told_at_once(locks, callback):
+    with locks.lock("a") as lease, pytest.raises(ConfigurationError, match="on_lost"):
+        lease.on_lost(callback)
+
+
+# Signals
+
+
+@contextlib.contextmanager
+def interrupted_by(error, delay=0.1):
+    """A signal after a while, whose handler raises *error*."""
+
+    def handle(*_):
+        raise error
+
+    former = signal.signal(signal.SIGUSR1, handle)
+    threading.Timer(delay, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1]).start()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, TimeoutError])
+def test_an_interrupted_wait_leaves_the_line(error, locks, store):
+    with locks.lock("a", ttl=30).acquire() as lease:
+        with pytest.raises(error), interrupted_by(error()), locks.lock("a", ttl=30):
+            raise AssertionError
+        assert lease.held
+    assert free(locks)
+    with locks.lock("a", wait=PATIENCE):
+        pass
+
+
+def test_a_lock_that_was_granted_when_its_caller_was_interrupted_is_given_back(locks):
+    """The thread is interrupted in its sleep at the very moment at which the loop has the lease."""
+    lock, granted = locks.lock("a", ttl=30), threading.Event()
+    acquire = lock._lock.acquire
+
+    async def slowly(**options):
+        lease = await acquire(**options)
+        granted.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(PATIENCE)
+        return lease
+
+    bridge = locks._bridge()
+    with pytest.raises(KeyboardInterrupt), interrupted_by(KeyboardInterrupt(), 0.3):
+        bridge.call(slowly, undo=lambda lease: lease.release())
+    assert granted.is_set()
+    assert free(locks)
+
+
+def test_the_handler_of_a_signal_may_use_the_client(locks):
+    lease = locks.lock("a").acquire()
+    former = signal.signal(signal.SIGUSR1, lambda *_: lease.release())
+    try:
+        threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1]).start()
+        with locks.lock("a", wait=PATIENCE) as next_lease:
+            assert next_lease.token == 2
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+
+
+# The thread
+
+
+def test_nothing_starts_before_the_first_call_and_nothing_is_left_after_the_end(store):
+    before = threads()
+    locks = connect(store)
+    locks.lock("a")
+    assert threads() == before
+    with locks:
+        assert len(threads()) == len(before) + 1
+        locks.close()
+        assert threads() == before
+        with locks.lock("a"):
+            assert len(threads()) == len(before) + 1
+    assert threads() == before
+    locks.close()
+
+
+def test_a_client_that_is_dropped_ends_its_thread(store):
+    before = threads()
+    locks = connect(store)
+    with locks.lock("a"):
+        pass
+    (thread,) = set(threads()) - set(before)
+    del locks
+    gc.collect()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_threads_that_use_a_new_client_at_once_share_one_thread(store):
+    before, gate = threads(), threading.Barrier(20)
+
+    def use(_):
+        gate.wait(PATIENCE)
+        with locks.lock("a", ttl=30):
+            return len(threads())
+
+    with connect(store) as locks, ThreadPoolExecutor(20) as pool:
+        assert set(pool.map(use, range(20))) == {len(before) + 1}
+
+
+def test_closing_wakes_those_who_wait(locks):
+    holder = locks.lock("a", ttl=30).acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(locks.lock("a", ttl=30).acquire)
+        watcher = threading.Thread(target=holder.wait_lost)
+        watcher.start()
+        time.sleep(0.1)
+        locks.close()
+        with pytest.raises(UsageError, match="closed"):
+            waiter.result(PATIENCE)
+        watcher.join(PATIENCE)
+        assert not watcher.is_alive()
+    assert holder.lost_reason is LossReason.CLOSED
+
+
+def test_a_store_that_cannot_be_opened_is_told_and_tried_again(store, monkeypatch):
+    async def refuse():
+        raise fencing_sdk.BackendRefusedError("memory", "open", "not now")
+
+    before = threads()
+    store.open = refuse
+    locks = connect(store)
+    with pytest.raises(fencing_sdk.BackendRefusedError), locks:
+        pass
+    with pytest.raises(fencing_sdk.BackendRefusedError):
+        locks.inspect("a")
+    assert threads() == before
+    del store.open
+    with locks, locks.lock("a"):
+        pass
+
+
+def test_an_interrupt_while_the_client_opens_closes_it_again(store):
+    opening = threading.Event()
+
+    async def hang():
+        opening.set()
+        await asyncio.sleep(0.5)
+
+    before = threads()
+    store.open = hang
+    locks = connect(store)
+    with pytest.raises(KeyboardInterrupt), interrupted_by(KeyboardInterrupt(), 0.2):
+        locks.inspect("a")
+    assert opening.is_set()
+    del store.open
+    with locks:
+        assert free(locks)
+    assert threads() == before
+
+
+def test_an_observer_that_would_wait_for_its_own_thread_is_told_so(store, caplog):
+    def observe(event: Event) -> None:
+        if event.kind == "acquired":
+            locks.inspect("a")
+
+    with connect(store, observers=[observe]) as locks, locks.lock("a"):
+        pass
+    assert "cannot wait for itself" in caplog.text
+
+
+def test_a_thousand_threads_are_served_in_the_order_of_their_arrival(locks, events):
+    order, lock = [], locks.lock("a", ttl=60)
+    holder = lock.acquire()
+
+    def work(number):
+        with lock:
+            order.append(number)
+
+    def waiting():
+        return sum(event.kind == "acquiring" for event in tuple(events)) - 1
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(1000)]
+    for number, worker in enumerate(workers, 1):
+        worker.start()
+        while waiting() < number:
+            time.sleep(0)
+        for _ in range(3):
+            locks.run(asyncio.sleep, 0)  # a turn of the loop: from the first try into the line
+    holder.release()
+    for worker in workers:
+        worker.join(PATIENCE)
+    assert order == list(range(1000))
+
+
+def test_a_client_is_made_of_a_client():
+    locks = SyncLockClient(LockClient(MemoryBackend()))
+    with locks, locks.lock("a") as lease:
+        assert repr(locks) == "<SyncLockClient on MemoryBackend, open, 1 leases>"
+        assert repr(lease).startswith("<Lease 'a' token=")
+    assert repr(locks.lock("a", ttl=3)) == "<SyncLock 'a' ttl=3>"
+    assert repr(locks.semaphore("a", permits=3)) == "<SyncSemaphore 'a' permits=3 ttl=15>"
+    assert repr(locks.rwlock("a")) == "<SyncReadWriteLock 'a'>"
+    assert repr(locks.multilock("a", "b")) == "<SyncMultiLock 'a', 'b'>"
+    with pytest.raises(ConfigurationError, match="client must be a LockClient"):
+        SyncLockClient(MemoryBackend())
+
+
+def test_the_current_lease_of_a_task_is_seen_by_the_thread_that_it_asks():
+    async def main():
+        async with fencing_sdk.connect("memory://") as locks, locks.lock("a") as lease:
+            assert await asyncio.to_thread(current_token) == lease.token
+
+    asyncio.run(main())
