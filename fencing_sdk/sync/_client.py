@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
@@ -12,7 +12,7 @@ from fencing_sdk._arguments import LockOptions
 from fencing_sdk._client import LockClient
 from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._values import process
-from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk.errors import ConfigurationError, shown
@@ -136,6 +136,22 @@ class SyncLockClient:
             BackendError: the store did not answer, or refused.
         """
         return self._bridge().call(functools.partial(self._client.inspect, name))
+
+    def held(self, pattern: str = "*") -> Sequence[Holder]:
+        """Tell who holds which locks, of those whose names match. Arguments and errors are those of `LockClient.held`."""
+
+        async def collect() -> list[Holder]:
+            return [holder async for holder in self._client.held(pattern)]
+
+        return self._bridge().call(collect)
+
+    def waiters(self, name: str) -> Sequence[Waiting]:
+        """Tell who waits for *name*, in the order of the line. Errors are those of `LockClient.waiters`."""
+        return self._bridge().call(functools.partial(self._client.waiters, name))
+
+    def revoke(self, name: str, *, token: int, reason: str) -> bool:
+        """Take *name* away from its holder. Arguments, value and errors are those of `LockClient.revoke`."""
+        return self._bridge().call(functools.partial(self._client.revoke, name, token=token, reason=reason))
 
     def drain(self, *, within: Seconds) -> bool:
         """

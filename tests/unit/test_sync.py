@@ -50,7 +50,7 @@ def revoke(locks, store, name="a"):
     """Let the store take a lock away. It lives in the loop of the client."""
 
     async def take_away():
-        store.revoke(name)
+        store.take_away(name)
 
     locks.run(take_away)
 
@@ -278,6 +278,19 @@ def test_a_client_that_drains_begins_nothing_new(locks):
             pass
         lease.release()
         assert drained.result() is True
+
+
+def test_an_operator_sees_and_takes_away_what_threads_hold(locks):
+    with pytest.raises(LeaseLostError) as raised, locks.lock("a") as lease, ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(locks.lock("a").acquire)
+        while not locks.waiters("a"):
+            time.sleep(0.001)
+        (holder,) = locks.held("a*")
+        assert holder.token == lease.token
+        assert locks.revoke("a", token=holder.token, reason="maintenance")
+        assert lease.wait_lost(PATIENCE) is LossReason.REVOKED
+        waiter.result(PATIENCE).release()
+    assert "maintenance" in str(raised.value)
 
 
 # Loss
