@@ -14,10 +14,12 @@ from redis_stage import key
 from stays import opened, staying
 from zookeeper_clock import WallClock, require_compiler
 
-from fencing_sdk import BackendRefusedError, BackendUnavailableError, LossReason, Lost, Renewed
+from fencing_sdk import BackendError, BackendRefusedError, BackendUnavailableError, LossReason, Lost, Renewed
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.backends.redis.connection.dial import OpenConnection
 from fencing_sdk.backends.redis.keys import RedisKeys
 from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url
+from fencing_sdk.backends.redis.quorum.options import QuorumTopology
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
 
 pytest_plugins = ["redis_fixtures"]
@@ -285,6 +287,26 @@ async def test_two_addresses_of_one_server_are_refused(redis_quorum: Quorum):
         redis_quorum.forget()
         with pytest.raises(BackendRefusedError, match="same server"):
             await backend.found()
+        await backend.aclose()
+
+
+class RefusedDialer:
+    """A server that no connection can be opened to."""
+
+    async def dial(self, protocol: asyncio.Protocol) -> OpenConnection:
+        raise BackendRefusedError("RedisBackend", "connect", "the server is a Sentinel")
+
+
+async def test_every_error_names_the_quorum(redis_quorum: Quorum):
+    refused = RedisQuorumBackend(QuorumTopology([RefusedDialer()] * 3))
+    unreachable = from_url(Quorum.url_at([1, 2, 3]))
+    too_many = from_url(Quorum.url_at([*(node.port for node in redis_quorum.nodes), 1, 2]))
+    for backend, kind in ((refused, "Refused"), (unreachable, "Unavailable"), (too_many, "Refused")):
+        for asked in (backend.open(), backend.acquire(Claim("a", 2.0)), backend.renew([Claim("a", 2.0)])):
+            with pytest.raises(BackendError) as caught:
+                await asked
+            assert caught.value.backend == "RedisQuorumBackend"
+            assert type(caught.value).__name__ == f"Backend{kind}Error"
         await backend.aclose()
 
 

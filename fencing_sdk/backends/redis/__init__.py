@@ -14,6 +14,7 @@ Waiters: first come, first served, woken by a message. The backend has one conne
     answers.py        how its answers are read
     waiters.py        the waiters of one client, and what wakes them
     waiter.py         one of them
+    channels.py       the messages that reach them
     share_waiters.py  the waiters for permits, readers and writers
     losses.py         notices grants that end behind their holder's back
     scripts.py        the Lua scripts beside it, each one atomic step at the server

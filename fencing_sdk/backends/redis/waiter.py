@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk.abc import Tell
-from fencing_sdk.backends._shared.waiters import Waiter
-from fencing_sdk.backends.redis.connection.node import RedisNode
+from fencing_sdk.backends.redis.channels import ListeningWaiter
 
 _LONGEST_NAP = 60.0
 """Seconds between the tries of a waiter whose signs of life are answered."""
 
 
-class RedisWaiter(Waiter):
+class RedisWaiter(ListeningWaiter):
     """
     A waiter in the line of one lock: the `fencing_sdk.abc.PlaceInLine` that `SupportsDirectGrant.stand` returns.
 
@@ -33,33 +32,23 @@ class RedisWaiter(Waiter):
     __slots__ = (
         "_remove",
         "asking",
-        "channel",
         "direct",
         "due",
         "entering",
         "joined",
         "loop",
-        "may_subscribe",
-        "node",
-        "tag",
         "tell",
     )
 
     def __init__(
         self, claim: Claim, ticket: str, tag: str, tell: Tell | None, remove: Callable[[RedisWaiter], None]
     ) -> None:
-        super().__init__(claim, ticket)
+        super().__init__(claim, ticket, tag)
         self._remove = remove
-        self.tag = tag
         self.direct = tell is not None
         """Whether it can be handed the lock."""
         self.tell: Tell = self._wake if tell is None else tell
         self.loop = asyncio.get_running_loop()
-        self.node: RedisNode | None = None
-        """The server with the line, once the waiter has asked for it."""
-        self.channel = ""
-        self.may_subscribe = True
-        """Whether the server permits its channel."""
         self.due = self.loop.time()
         """When its next sign of life is to be given, by the clock of its event loop."""
         self.asking = False

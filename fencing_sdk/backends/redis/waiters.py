@@ -17,9 +17,6 @@ which message the server reaches the waiter, and when it was sent, on the client
 
 A waiter that gives up releases its claim, which takes it out of the line, and gives back what it was handed meanwhile.
 If a message for it comes later, the client releases the claim once more.
-
-On a cluster from Redis 7 on, a lock has a channel in its own slot (SPUBLISH), so that a message reaches one server
-only. Everywhere else a client has one channel for all its waiters.
 """
 
 from __future__ import annotations
@@ -27,22 +24,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextvars import Context
-from functools import partial
 
 from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.futures import retrieve
 from fencing_sdk._values.ownership import LoopOwner
 from fencing_sdk.abc import Tell
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.waiters import WaiterTable
 from fencing_sdk.backends.redis.answers import LineAnswer, read_line, read_token
+from fencing_sdk.backends.redis.channels import WakeChannels
 from fencing_sdk.backends.redis.connection.node import RedisNode
-from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
+from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.connection.router import RedisRouter
 from fencing_sdk.backends.redis.errors import translated
 from fencing_sdk.backends.redis.keys import RedisKeys, lease_key
@@ -62,8 +57,6 @@ _WAITERS_A_CALL = 100
 """Waiters of one call: it keeps the server busy for less than a millisecond."""
 _REMEMBERED = 1000
 """Waiters that have left, and to which a message may still be on its way."""
-_SHARDED_SINCE = (7,)
-_NOT_PERMITTED = {"NOPERM"}
 _LEAVE_TRIES = 2
 """One try on the open connection, and one on the next if that was broken."""
 _HANDING = 3
@@ -82,9 +75,9 @@ class RedisWaiters:
         self._keys = keys
         self._losses = losses
         self._sharded = sharded
-        self._client = uuid.uuid4().hex
         self._tickets = itertools.count(1)
         self._table: WaiterTable[RedisWaiter] = WaiterTable()
+        self._channels = WakeChannels(router, keys, self._table, sharded=sharded)
         self._left: OrderedDict[str, RedisWaiter] = OrderedDict()
         self._calls = BackgroundTasks()
         self._owner: LoopOwner | None = None
@@ -128,7 +121,7 @@ class RedisWaiters:
     def remove(self, waiter: RedisWaiter) -> None:
         """Tell *waiter* nothing more. The caller releases its claim if it was not granted."""
         self._table.remove(waiter)
-        self._unsubscribe(waiter)
+        self._channels.unsubscribe(waiter)
         self._left[waiter.ticket] = waiter
         if len(self._left) > _REMEMBERED:
             self._left.popitem(last=False)
@@ -177,7 +170,7 @@ class RedisWaiters:
         """Listen, give a sign of life for each of *waiters*, and read what the server says about their lines."""
         try:
             async with asyncio.timeout(_ANSWER_LIMIT):
-                subscriptions = [await self._listen(waiter) for waiter in waiters]
+                subscriptions = [await self._channels.listen(waiter) for waiter in waiters]
                 staying = [waiter for waiter in waiters if self._table.find(waiter.claim) is waiter]
                 lines = [list(line) for _, line in itertools.groupby(staying, key=lambda waiter: waiter.tag)]
                 if not lines:
@@ -197,7 +190,7 @@ class RedisWaiters:
 
     def _sign(self, waiter: RedisWaiter, sent_at: int) -> WaiterSign:
         mode = "wake" if not waiter.direct else "direct" if waiter.may_subscribe else "silent"
-        command = "SPUBLISH" if self._uses_shard_channel(waiter) else "PUBLISH"
+        command = self._channels.command(waiter)
         return WaiterSign(waiter.claim, mode, sent_at, waiter.ticket, command, waiter.channel)
 
     def _take(self, line: list[RedisWaiter], reply: Reply, sent_at: int) -> None:
@@ -238,8 +231,7 @@ class RedisWaiters:
             self._give_back(waiter)
         elif waiter.direct:
             age = max(0.0, _CLOCK.now() - sent_at / 1000)
-            pipe = None if waiter.node is None else waiter.node.open_pipe
-            self._losses.handed(lease_key(waiter.tag), waiter.claim, pipe)
+            self._losses.handed(lease_key(waiter.tag), waiter.claim, waiter.open_pipe)
             waiter.tell(Grant(token), age)
         else:
             waiter.wake()
@@ -251,24 +243,10 @@ class RedisWaiters:
 
     def on_push(self, message: list[Reply]) -> None:
         """Wake the waiter that a message names, or hand it the lock; listen anew if the server has ended a channel."""
-        kind = message[0]
-        if kind in {b"message", b"smessage"} and isinstance(message[2], bytes) and self._is_ours(message[1]):
-            self._on_message(message[2].decode(errors="replace").split(" "))
-        elif kind == b"sunsubscribe" and isinstance(message[1], bytes):
-            self._on_channel_ended(message[1].decode(errors="replace"))
-
-    def _is_ours(self, channel: object) -> bool:
-        """Whether a message came on a channel of these waiters: the waiters for shares have tickets of their own."""
-        return isinstance(channel, bytes) and channel.endswith(self._client.encode())
-
-    def _on_channel_ended(self, channel: str) -> None:
-        """The slot has moved to another server, and the waiters listen there."""
-        waiters = [waiter for waiter in self._table if waiter.channel == channel]
-        for waiter in waiters:
-            pipe = None if waiter.node is None else waiter.node.open_pipe
-            if pipe is not None:
-                pipe.channels.pop(channel, None)
-        self._sign_now(waiters)
+        if (text := self._channels.text_for_us(message)) is not None:
+            self._on_message(text.split(" "))
+        elif cut_off := self._channels.cut_off(message):
+            self._sign_now(cut_off)
 
     def _on_message(self, words: list[str]) -> None:
         waiter = self._table.find_ticket(words[0]) or self._left.get(words[0])
@@ -280,53 +258,11 @@ class RedisWaiters:
             elif self._table.find(waiter.claim) is waiter:
                 waiter.tell()
 
-    # Listening.
-
-    async def _listen(self, waiter: RedisWaiter) -> asyncio.Future[Reply]:
-        """Subscribe to the channel of *waiter*, before its sign of life is sent, so that no message is missed."""
-        waiter.node = await self._router.node(waiter.tag)
-        return self._subscribe(await waiter.node.pipe(), waiter)
-
-    def _uses_shard_channel(self, waiter: RedisWaiter) -> bool:
-        return self._sharded and waiter.node is not None and waiter.node.version >= _SHARDED_SINCE
-
-    def _subscribe(self, pipe: Pipe, waiter: RedisWaiter) -> asyncio.Future[Reply]:
-        """Subscribe to the channel of *waiter*, unless this connection has done so; return the confirmation."""
-        sharded = self._uses_shard_channel(waiter)
-        waiter.channel = f"{waiter.tag}:wake:{self._client}" if sharded else self._keys.wake_channel(self._client)
-        subscription = pipe.channels.get(waiter.channel)
-        if subscription is None:
-            subscription = pipe.subscribe("SSUBSCRIBE" if sharded else "SUBSCRIBE", waiter.channel)
-            pipe.channels[waiter.channel] = subscription
-            subscription.add_done_callback(partial(self._on_subscribed, pipe, waiter.channel))
-        return subscription
-
-    def _on_subscribed(self, pipe: Pipe, channel: str, subscription: asyncio.Future[Reply]) -> None:
-        """Forget a subscription that was refused, so that the next sign of life asks again."""
-        error = asyncio.CancelledError() if subscription.cancelled() else subscription.exception()
-        if error is not None and pipe.channels.get(channel) is subscription:
-            del pipe.channels[channel]
-        permitted = not (isinstance(error, ReplyError) and error.code in _NOT_PERMITTED)
-        for waiter in self._table:
-            if waiter.channel == channel:
-                waiter.may_subscribe = permitted
-
-    def _unsubscribe(self, waiter: RedisWaiter) -> None:
-        """End the subscription for a lock that has no waiter of this client any more. The client's own stays."""
-        node, channel = waiter.node, waiter.channel
-        if node is None or not self._uses_shard_channel(waiter):
-            return
-        if any(other.node is node and other.channel == channel for other in self._table):
-            return
-        pipe = node.open_pipe
-        if pipe is not None and pipe.channels.pop(channel, None) is not None:
-            pipe.subscribe("SUNSUBSCRIBE", channel).add_done_callback(retrieve)
-
     def on_connect(self, node: RedisNode, pipe: Pipe) -> None:
         """Listen on a new connection, and ask what the waiters have missed."""
         waiters = [waiter for waiter in self._table if waiter.node is node]
         for waiter in waiters:
-            self._subscribe(pipe, waiter)
+            self._channels.subscribe(pipe, waiter)
         self._sign_now(waiters)
 
     def _sign_now(self, waiters: Iterable[RedisWaiter]) -> None:

@@ -18,6 +18,7 @@ refuse to vote. Exclusion is by time, as with every lease. docs/backends/redis-q
     node.py         one node: whether it votes, and what it still has to be told
     requests.py     the requests to a node, and how its answers are read; the keys
     options.py      reads the URL, or the clients
+    errors.py       the errors of one Redis, by the name of the quorum
     *.lua           the scripts, each one atomic step at one node
 """
 
@@ -35,11 +36,11 @@ from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
-from fencing_sdk.backends.redis.errors import translating
 from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.quorum.attempt import QuorumAttempt
 from fencing_sdk.backends.redis.quorum.ballot import Ballot
+from fencing_sdk.backends.redis.quorum.errors import translating
 from fencing_sdk.backends.redis.quorum.founding import prepare
 from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes

@@ -28,8 +28,8 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from fencing_sdk.backends.redis.connection.dial import BACKEND
 from fencing_sdk.backends.redis.connection.pipe import Reply
+from fencing_sdk.backends.redis.quorum.errors import BACKEND
 from fencing_sdk.backends.redis.quorum.node import QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
 from fencing_sdk.backends.redis.quorum.requests import COUNTERS, QuorumRequests, read_knowledge

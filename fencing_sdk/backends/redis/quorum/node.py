@@ -22,12 +22,13 @@ from functools import partial
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.futures import retrieve
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
-from fencing_sdk.backends.redis.connection.dial import BACKEND, RedisDialer
+from fencing_sdk.backends.redis.connection.dial import RedisDialer
 from fencing_sdk.backends.redis.connection.node import DIAL_PATIENCE, NOT_MASTER, CallOutcome, RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError, pack
+from fencing_sdk.backends.redis.quorum.errors import BACKEND, renamed
 from fencing_sdk.backends.redis.quorum.requests import PRELOADED, Knowledge, QuorumRequests, nodes_of, read_knowledge
 from fencing_sdk.backends.redis.scripts import Argument, ScriptCall
-from fencing_sdk.errors import BackendRefusedError
+from fencing_sdk.errors import BackendError, BackendRefusedError
 
 Answer = Callable[[int, CallOutcome], None]
 """Takes the number of a node, and its reply or the error."""
@@ -164,7 +165,7 @@ class QuorumNode:
             pipe, before = await self._node.pipe(), self.epoch
             await self._ask(pipe)
         except Exception as error:  # noqa: BLE001  (told to the next caller that needs this node)
-            self.error = error
+            self.error = renamed(error) if isinstance(error, BackendError) else error
             return
         self.error = None
         if self._remembers:
