@@ -138,7 +138,7 @@ class SyncLockClient:
         return self._bridge().call(functools.partial(self._client.inspect, name))
 
     def held(self, pattern: str = "*") -> Sequence[Holder]:
-        """Tell who holds which locks, of those whose names match. Arguments and errors are those of `LockClient.held`."""
+        """Tell who holds the locks whose names match. Arguments and errors are those of `LockClient.held`."""
 
         async def collect() -> list[Holder]:
             return [holder async for holder in self._client.held(pattern)]
