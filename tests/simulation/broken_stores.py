@@ -13,6 +13,7 @@ from typing import Any
 from fencing_sdk._values.claim import Grant, Held, Renewal
 from fencing_sdk.backends._shared import lock_table
 from fencing_sdk.backends._shared.lock_table import LockTable
+from fencing_sdk.backends._shared.share_table import ShareTable
 from fencing_sdk.errors import StaleTokenError
 from tests.simulation.backend import SimulatedBackend
 from tests.simulation.control import Change, Control
@@ -23,6 +24,7 @@ from tests.simulation.stage import Resource
 _grant = LockTable._grant
 _renew = LockTable.renew
 _acquire = LockTable.acquire
+_revoke = ShareTable.revoke
 _ask_acquire = SimulatedBackend.acquire
 
 
@@ -207,9 +209,9 @@ def _drawn_after_the_grant() -> Iterable[Change]:
         else:
             spans.setdefault(place, [now, now])[1] = now + claim.ttl / self._clock.rate
 
-    def end(self, holder, why, by):
+    def end(self, holder, why, by, **more):
         if (self, holder.holder) in drawn:
-            ended(self, holder, why, by)
+            ended(self, holder, why, by, **more)
         else:
             spans[self, holder.holder][1] = self._timeline.now
 
@@ -248,6 +250,21 @@ def _granted_again() -> Iterable[Change]:
 
 def _foreign_release_accepted() -> Iterable[Change]:
     yield LockTable, "release", lambda self, claim: self._rows.pop(claim.name, None) is not None
+
+
+def _revoked_whatever_the_token() -> Iterable[Change]:
+    """An operator takes away what is held now, and not what was seen."""
+    yield ShareTable, "revoke", lambda self, name, now, _token=None: _revoke(self, name, now)
+
+
+def _revoked_late(script: Script) -> Script:
+    """Operators who look at every grant, and take it away when the next client may have it."""
+    looks = tuple(
+        Fault(visit.at + 0.05, "revoke", lasts=part * script.ttl, operation=visit.name)
+        for visit in script.visits
+        for part in (0.1, 0.4)
+    )
+    return replace(script, faults=looks)
 
 
 def _renewal_forgets() -> Iterable[Change]:
@@ -295,6 +312,7 @@ CONTROLS = (
         aim=_counter, within=100),
     _of("P4", "token drawn after the grant", "store_token_fell", _drawn_after_the_grant, aim=_slow_draws),
     _of("P5", "a foreign release is accepted", "foreign_release", _foreign_release_accepted, within=100),
+    _of("P5", "a revocation compares no token", "foreign_revocation", _revoked_whatever_the_token, aim=_revoked_late),
     _of("P5", "a release is forgotten", "kept_after_release never_released leaked_grant", _never_free),
     _of("P6", "a renewal is confirmed and not done", "stale_read overrun store_revived no_order lost_without_cause",
         _renewal_forgets),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fencing_sdk._values.claim import Holder
 from fencing_sdk.testing import _network
 from tests.simulation.script import Fault
 from tests.simulation.stage import Actor, Stage
@@ -149,8 +150,14 @@ class Mishaps:
         self._stage.service.forget(tokens=tokens)
 
     def _do_revoke(self, fault: Fault) -> None:
-        self._trouble("revoked", fault)
-        self._stage.service.revoke(str(fault.operation))
+        """An operator looks at a lock, and then takes it away by the token that was there."""
+        seen = self._stage.service.table.holders(str(fault.operation), self._stage.service.now())
+        if seen:
+            self._after(fault.lasts, self._revoke, seen[0], fault)
+
+    def _revoke(self, seen: Holder, fault: Fault) -> None:
+        if self._stage.service.revoke(seen.name, seen.token):
+            self._trouble("revoked", fault)
 
     def _do_step(self, fault: Fault) -> None:
         self._trouble("stepped", fault)

@@ -267,7 +267,10 @@ def _restart(dice: random.Random, script: Script) -> Fault:
 
 
 def _revoke(dice: random.Random, script: Script) -> Fault:
-    return Fault(_when(dice, script), "revoke", operation=dice.choice(script.names))
+    """An operator who looks at a lock, and takes it away at once or later: another client may have it by then."""
+    at = _when(dice, script)
+    later = script.ttl * (0.0, 0.02, 0.4, 1.2)[int(at * 1000) % 4]
+    return Fault(at, "revoke", lasts=later, operation=dice.choice(script.names))
 
 
 def _step(dice: random.Random, script: Script) -> Fault:

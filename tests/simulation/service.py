@@ -239,14 +239,16 @@ class Service:
         if tokens:
             self.table = self.new_table()
 
-    def revoke(self, name: str) -> None:
-        """Take the lock away from its holder, and tell the holder."""
-        holders = self.table.holders(name, self.now())
-        for owner in self.table.revoke(name, self.now()):
-            self.notices[owner](Claim(name, 0.0, owner))
-        for holder in holders:
-            self.ended(holder, "revoked", "")
+    def revoke(self, name: str, token: int) -> bool:
+        """Take away the grants with this *token*, and tell their holders."""
+        holders = {holder.holder: holder for holder in self.table.holders(name, self.now())}
+        ended = self.table.revoke(name, self.now(), token)
+        for owner in ended:
+            claim = Claim(name, 0.0, owner)
+            self.notices[owner](claim)
+            self.ended(holders[claim.holder], "revoked", "", meant=token)
         self.hand_on(name)
+        return bool(ended)
 
     def told(self, kind: str, claim: Claim, token: int, permit: int | None = None) -> None:
         """Record a grant or its extension, with the moment it ends by itself."""
@@ -255,7 +257,7 @@ class Service:
         how = {} if claim.mode == LOCK else {"mode": claim.mode.word, "permit": permit}
         self._tell(kind, NAME, name=claim.name, holder=claim.holder, token=token, until=until, **how)
 
-    def ended(self, holder: Holder, why: str, by: str) -> None:
+    def ended(self, holder: Holder, why: str, by: str, **more: object) -> None:
         """Record the end of a grant before its time."""
-        fields = {"name": holder.name, "holder": holder.holder, "token": holder.token}
+        fields = {"name": holder.name, "holder": holder.holder, "token": holder.token, **more}
         self._tell("ended", NAME, **fields, why=why, by=by)

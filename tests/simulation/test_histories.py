@@ -99,7 +99,7 @@ def test_the_script_of_a_seed_does_not_change():
     scripts = "\n".join(write_script(seed).to_json() for seed in range(200))
     assert (
         hashlib.sha256(scripts.encode()).hexdigest()
-        == "707017e3f14cfc8429fff05cd065a51014fb2945a3490eb3729d2dd311dff7fe"
+        == "fd6ccda4afbb0c2e7f4b349d8fd98efefc5aebf90a7073ae1667b9c7446b0f5f"
     )
 
 

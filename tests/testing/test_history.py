@@ -50,6 +50,8 @@ REJECTED: dict[str, tuple[str, str, Change]] = {
     "the newest token was refused": ("P3", "newest_refused", add(
         line(8.0, "write_refused", "B", resource="r", token=2, holder="h2", fence=2))),
     "somebody else released": ("P5", "foreign_release", change("ended", {"token": 1}, by="h2")),
+    "an operator meant another grant": ("P5", "foreign_revocation", change(
+        "ended", {"token": 1}, why="revoked", meant=0)),
     "released and kept": ("P5", "kept_after_release", lambda ls: drop(ls, "ended", token=2)),
     "renewed after release": ("P5", "renewed_after_release", change("asked", {"call": "h1.2"}, t=4.5)),
     "an abandoned grant was kept": ("P5", "leaked_grant", add(*ORPHAN, released(18.0))),

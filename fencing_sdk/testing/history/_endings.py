@@ -24,6 +24,7 @@ def check_endings(facts: Facts, report: Report) -> None:
     for grant in facts.grants:
         asked = calls[grant.name, grant.holder]
         _by_its_owner(grant, report)
+        _as_meant(grant, report)
         lease = held.get((grant.name, grant.holder, grant.token))
         late = lease is not None and lease.released is not None and grant.start > lease.released  # readers: same token
         if lease is not None and not late:
@@ -47,6 +48,16 @@ def _by_its_owner(grant: StoreGrant, report: Report) -> None:
     if grant.by != grant.holder:
         text = f"{grant.by} released {grant.name}, which {grant.holder} held with token {grant.token}"
         report.found("P5", "foreign_release", grant.ended, text)
+
+
+def _as_meant(grant: StoreGrant, report: Report) -> None:
+    """A successor is not hit by a revocation of the grant before it."""
+    if grant.meant is None or grant.ended is None:
+        return
+    report.saw("P5")
+    if grant.meant != grant.token:
+        text = f"an operator revoked token {grant.meant} of {grant.name}, and {grant.holder} lost token {grant.token}"
+        report.found("P5", "foreign_revocation", grant.ended, text)
 
 
 def _given_back(facts: Facts, grant: StoreGrant, lease: RecordedLease, report: Report) -> None:

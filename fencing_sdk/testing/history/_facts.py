@@ -80,6 +80,8 @@ class StoreGrant:
     ended: float | None = None
     why: str = ""
     by: str = ""
+    meant: int | None = None
+    """The token of the grant that an operator wanted to end."""
     mode: str = "lock"
     permit: int | None = None
     excused: bool = False

@@ -209,6 +209,7 @@ class _Gatherer:
         grant = self._grants.get((str(line["name"]), str(line["holder"])))
         if grant is not None and grant.ended is None:
             grant.ended, grant.why, grant.by = at, str(line["why"]), str(line.get("by", ""))
+            grant.meant = _number(line, "meant")
             grant.excused |= grant.why in {"revoked", "forgotten"}
 
     def _on_asked(self, line: Line, at: float, actor: str) -> None:
