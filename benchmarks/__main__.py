@@ -28,7 +28,6 @@ NAMES = (
     "distance",
     "outages",
     "drain",
-    "sync",
 )
 _PAGE = "--page="
 

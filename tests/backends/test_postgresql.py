@@ -30,6 +30,7 @@ def own_postgresql() -> Iterator[PostgresqlServer]:
 class TestPostgresqlBackend(BackendSuite):
     queues = True
     shares = True
+    lists = revokes = True
 
     @pytest.fixture(autouse=True)
     def server(self, own_postgresql: PostgresqlServer) -> PostgresqlServer:

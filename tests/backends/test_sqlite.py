@@ -17,6 +17,7 @@ from fencing_sdk.testing import BackendSuite
 class TestSqliteBackend(BackendSuite):
     queues = True
     shares = True
+    lists = revokes = True
     ttl = 0.7
 
     @pytest.fixture

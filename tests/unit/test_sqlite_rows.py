@@ -1,5 +1,6 @@
 """The rows of the SQLite backend keep the rules of the reference table, with a clock that is set by hand."""
 
+import dataclasses
 import itertools
 import random
 import socket
@@ -10,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Renewal
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, Revoked
 from fencing_sdk._values.clock import wall_micros
 from fencing_sdk.backends._shared.lock_table import LINE_POLL, LINE_TTL, LockTable, TokenSource, token_source
 from fencing_sdk.backends.sqlite.connection import file as _file
 from fencing_sdk.backends.sqlite.connection.file import LockFile
-from fencing_sdk.backends.sqlite.requests import LockRows
+from fencing_sdk.backends.sqlite.operator_rows import OperatorRows
 from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
 from fencing_sdk.backends.sqlite.wakeup_socket import WakeupAddress
 from fencing_sdk.errors import BackendRefusedError
@@ -36,12 +37,14 @@ class World:
         self.path = folder / "locks.db"
         self.clock = ManualClock()
         self.wall = 0
-        self._opened: list[LockRows] = []
+        self._opened: list[OperatorRows] = []
 
-    def open(self, *, boot: str = "boot", network: str = "network", next_token: TokenSource | None = None) -> LockRows:
+    def open(
+        self, *, boot: str = "boot", network: str = "network", next_token: TokenSource | None = None
+    ) -> OperatorRows:
         file = LockFile(self.path, synchronous="normal", clock=self.clock)
         source = token_source("hybrid", lambda: self.wall) if next_token is None else next_token
-        rows = LockRows(file, SignsOfLife(self.path), next_token=source, boot=boot, network=network)
+        rows = OperatorRows(file, SignsOfLife(self.path), next_token=source, boot=boot, network=network)
         self._opened.append(rows)
         return rows
 
@@ -64,13 +67,13 @@ def claim(name: str = "a", ttl: float = 10.0, **kwargs: str) -> Claim:
     return Claim(name, ttl, **kwargs)
 
 
-def granted(rows: LockRows, asked: Claim, *, waiting: bool = False) -> int:
+def granted(rows: OperatorRows, asked: Claim, *, waiting: bool = False) -> int:
     outcome = rows.acquire(asked, waiting=waiting)
     assert isinstance(outcome, Grant), outcome
     return outcome.token
 
 
-def refused(rows: LockRows, asked: Claim, *, waiting: bool = False) -> float:
+def refused(rows: OperatorRows, asked: Claim, *, waiting: bool = False) -> float:
     outcome = rows.acquire(asked, waiting=waiting)
     assert isinstance(outcome, Held), outcome
     assert outcome.retry_after is not None
@@ -80,7 +83,7 @@ def refused(rows: LockRows, asked: Claim, *, waiting: bool = False) -> float:
 class Waiter:
     """One in a process of its own, with a claim of its own."""
 
-    def __init__(self, rows: LockRows, asked: Claim | None = None) -> None:
+    def __init__(self, rows: OperatorRows, asked: Claim | None = None) -> None:
         self.rows = rows
         self.claim = asked or claim()
         self.address = WakeupAddress("")
@@ -110,11 +113,13 @@ class Pair:
         self.rows = world.open(next_token=token_source("counter", wall_micros))
         self.claims = [claim(name, ttl) for name in "ab" for ttl in (0.5, 2.0, 7.25)]
         self.seen: dict[str, float] = {}
+        self.looks: dict[int, Holder] = {}
         self.addresses = {asked.owner: WakeupAddress("") for asked in self.claims}
 
     def step(self) -> tuple[object, object]:
         asked = self.rng.choice(self.claims)
         steps = [self.acquire, self.acquire, self.renew, self.release, self.inspect, self.join_or_leave, self.wait]
+        steps += [self.revoke, self.list_held, self.list_waiters]
         return self.rng.choice(steps)(asked)
 
     def acquire(self, asked: Claim) -> tuple[object, object]:
@@ -130,14 +135,42 @@ class Pair:
         return expected, answer
 
     def renew(self, asked: Claim) -> tuple[object, object]:
-        return [self.table.renew(asked, self.clock.now())], self.rows.renew([asked])
+        expected, (answer,) = self.table.renew(asked, self.clock.now()), self.rows.renew([asked])
+        if answer == Revoked(f"of {asked.holder}"):
+            return expected in {Renewal.REFUSED, Renewal.TAKEN_OVER}, True  # the table keeps no reasons
+        return expected, answer
 
     def release(self, asked: Claim) -> tuple[object, object]:
         self.table.release(asked)
         return None, self.rows.release(asked)
 
     def inspect(self, asked: Claim) -> tuple[object, object]:
-        return self.table.inspect(asked.name, self.clock.now()), self.rows.inspect(asked.name)
+        return _undated(self.table.inspect(asked.name, self.clock.now())), self.rows.inspect(asked.name)
+
+    def revoke(self, asked: Claim) -> tuple[object, object]:
+        """By the token that is held, or by one that was seen earlier and may have ended."""
+        now = self.clock.now()
+        holder = self.rows.inspect(asked.name)
+        if holder is not None:
+            self.looks[holder.token] = holder
+        if not self.looks:
+            return None, None
+        seen = self.rng.choice(list(self.looks.values())[-2:])
+        expected = bool(self.table.revoke(seen.name, now, seen.token))
+        return expected, self.rows.revoke(seen.name, seen.token, f"of {seen.holder}")
+
+    def list_held(self, _: Claim) -> tuple[object, object]:
+        now = self.clock.now()
+        expected = [_undated(self.table.inspect(name, now)) for name in "ab"]
+        first = self.rows.list_held("", None, 1)
+        found = [*first.holders]
+        while first.cursor is not None:
+            first = self.rows.list_held("", first.cursor, 1)
+            found += first.holders
+        return [holder for holder in expected if holder is not None], found
+
+    def list_waiters(self, asked: Claim) -> tuple[object, object]:
+        return self.table.waiting(asked.name, self.clock.now()), self.rows.list_waiters(asked.name)
 
     def join_or_leave(self, asked: Claim) -> tuple[object, object]:
         if asked.owner in self.seen:
@@ -152,6 +185,11 @@ class Pair:
             if self.seen.get(silent.owner, self.clock.now()) + LINE_TTL <= self.clock.now():
                 self.join_or_leave(silent)
         return None, None
+
+
+def _undated(holder: Holder | None) -> Holder | None:
+    """Tokens that only count do not tell the moment of a grant, and the rows keep none."""
+    return None if holder is None else dataclasses.replace(holder, held_for=None)
 
 
 @pytest.mark.parametrize("seed", range(8))

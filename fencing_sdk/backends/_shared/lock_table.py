@@ -16,7 +16,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Mode, Renewal, Waiting, holder_of
+from fencing_sdk._values.claim import (
+    READER,
+    TOKEN_LIMIT,
+    Claim,
+    Grant,
+    Held,
+    Holder,
+    Mode,
+    Renewal,
+    Waiting,
+    holder_of,
+)
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError, shown
 
 LINE_POLL = 1.0
@@ -24,6 +35,9 @@ LINE_POLL = 1.0
 LINE_TTL = 3 * LINE_POLL
 _SWEEP_FROM = 64
 """Number of grants from which on the table is searched for expired ones that no call asks about again."""
+
+_FIRST_HYBRID = 10**15
+"""Hybrid tokens are above this moment of the year 2001, and no counter gets there."""
 
 TokenSource = Callable[[int], int]
 """From the last token granted to the next one."""
@@ -42,6 +56,15 @@ def token_source(tokens: object, wall_micros: Callable[[], int]) -> TokenSource:
         return lambda last: last + 1
     msg = f"tokens must be 'hybrid' or 'counter', got {shown(tokens)}"
     raise ConfigurationError(msg)
+
+
+def age_of(token: int, mode: Mode, micros: int) -> float | None:
+    """
+    Seconds since the grant, as far as its *token* tells: a hybrid one was the time, in microseconds.
+
+    A reader may have joined others, with their token. *micros*: the time by the clock that the tokens come from.
+    """
+    return None if token < _FIRST_HYBRID or mode == READER else max(0.0, (micros - token) / 1e6)
 
 
 @dataclass(slots=True)
@@ -184,7 +207,8 @@ class LockTable:
         row = self._living(claim.name, now)
         if row is None or row.owner != claim.owner:
             line = self._lines.setdefault(claim.name, OrderedDict())
-            line[claim.owner] = TableWaiter(now, claim.mode, now, claim.metadata)
+            waiter = line.setdefault(claim.owner, TableWaiter(now, claim.mode, now, claim.metadata))
+            waiter.seen = now
 
     def leave(self, claim: Claim) -> None:
         """Take the owner out of the line, if it is there."""

@@ -10,6 +10,7 @@ come, first served, woken by NOTIFY. One connection for the requests, and one th
     __init__.py         the backend, as the client calls it
     requests.py         the requests to the server, and how its answers are read
     waiters.py          the waiters of one client, and what wakes them
+    operating.py        what operators ask: the listing, and what is taken away
     fenced_acquire.py   a grant and the fences of the same database, in one transaction
     sweep.py            deletes rows that are not needed any more
     schema.sql          the tables, and the functions that decide
@@ -30,7 +31,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.database_identity import database_identity
 from fencing_sdk.abc import Guard, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
@@ -39,15 +40,13 @@ from fencing_sdk.backends.postgresql.connection.driver import DriverRow
 from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
 from fencing_sdk.backends.postgresql.errors import translating
 from fencing_sdk.backends.postgresql.fenced_acquire import FencedAcquire
+from fencing_sdk.backends.postgresql.operating import OperatorCalls
 from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS, address_from_url, read_options, with_options
 from fencing_sdk.backends.postgresql.requests import (
-    NO_HOLDER,
     ROW_PATIENCE_MS,
     Arguments,
     PostgresqlRequests,
     mode_arguments,
-    read_holder,
-    read_holders,
     read_outcome,
     read_renewals,
     read_share,
@@ -118,6 +117,7 @@ class PostgresqlBackend:
         self._connection = PostgresqlConnection(self._dialer)
         self._fenced_connection = PostgresqlConnection(self._dialer)
         self._waiters = PostgresqlWaiters(self._connection, self._dialer, self._requests)
+        self._operators = OperatorCalls(self._connection, self._requests)
         self._sweep = Sweep(self._connection, self._requests.sweep, checked.retention)
         # An argument of the driver may lead to another database than the URL says.
         self._database_identity = None if driver else database_identity(url)
@@ -167,14 +167,14 @@ class PostgresqlBackend:
             waiter.served = isinstance(outcome, Grant)
         return outcome
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """
         See `fencing_sdk.abc.Backend.renew`.
 
         One statement renews a batch of claims. If the statement of a batch fails, its claims are UNKNOWN, and the
         other batches keep their outcomes. If all fail, so does the call.
         """
-        outcomes = [Renewal.REFUSED] * len(claims)
+        outcomes: list[Renewal | Revoked] = [Renewal.REFUSED] * len(claims)
         asked = storable_names(claims)
         alone = [index for index in asked if not claims[index].mode.shared]
         shared = [index for index in asked if claims[index].mode.shared]
@@ -193,7 +193,7 @@ class PostgresqlBackend:
                 raise failures[0]
         return outcomes
 
-    async def _renew_batch(self, claims: Sequence[Claim]) -> list[Renewal]:
+    async def _renew_batch(self, claims: Sequence[Claim]) -> list[Renewal | Revoked]:
         """Renew without waiting. Then ask once more, and wait briefly, for rows that another transaction has locked."""
         outcomes = await self._ask_to_renew(claims, patience_ms=0)
         locked = [index for index, renewal in enumerate(outcomes) if renewal is Renewal.UNKNOWN]
@@ -201,7 +201,7 @@ class PostgresqlBackend:
             again = await self._ask_to_renew([claims[index] for index in locked], patience_ms=ROW_PATIENCE_MS)
             for index, renewal in zip(locked, again, strict=True):
                 outcomes[index] = renewal
-        return outcomes
+        return await self._operators.told(claims, outcomes)
 
     async def _ask_to_renew(self, claims: Sequence[Claim], *, patience_ms: int) -> list[Renewal]:
         arguments = self._requests.renew_arguments(claims, patience_ms)
@@ -217,16 +217,23 @@ class PostgresqlBackend:
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        with translating("inspect"):
-            holder = read_holder(name, await self._connection.ask(self._requests.inspect, (name,)))
-        if holder is None or holder.holder != NO_HOLDER:
-            return holder
-        return max(await self.holders(name), key=lambda holder: holder.remaining, default=None)
+        return max(await self._operators.holders(name), key=lambda holder: holder.remaining, default=None)
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `fencing_sdk.abc.SupportsShares.holders`."""
-        with translating("inspect"):
-            return read_holders(name, await self._connection.ask(self._requests.holders, (name,)))
+        return await self._operators.holders(name)
+
+    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        return await self._operators.list_held(prefix, cursor, limit)
+
+    async def list_waiters(self, name: str) -> Sequence[Waiting]:
+        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
+        return await self._operators.list_waiters(name)
+
+    async def revoke(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+        return await self._operators.revoke(name, token, reason)
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""

@@ -6,23 +6,17 @@ Each request is one call of a function of `schema.sql`. Numbers there are micros
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from fencing_sdk._values.claim import (
-    LOCK,
-    READER,
     TOKEN_LIMIT,
     Claim,
     Grant,
     Held,
-    Holder,
     Mode,
     Permit,
     Renewal,
-    holder_of,
 )
 from fencing_sdk.backends.postgresql.connection.driver import DriverRow
 from fencing_sdk.backends.postgresql.errors import BACKEND, UnreadableRowError
@@ -34,10 +28,6 @@ ROW_PATIENCE_MS = 100
 
 _RENEWALS = {"1": Renewal.RENEWED, "0": Renewal.REFUSED, "x": Renewal.TAKEN_OVER}
 _MOST_MICROS = 2**53
-_MODES = {mode.word: mode for mode in (LOCK, READER)}
-
-NO_HOLDER = holder_of("")
-"""The digest of the owner that the row of a shared name has."""
 
 Arguments = tuple[object, ...]
 
@@ -55,7 +45,6 @@ class PostgresqlRequests:
         self.leave = f"SELECT {functions}.fencing_leave_v1($1, $2)"
         self.sweep = f"SELECT {functions}.fencing_sweep_v2($1)"
         self.notify = "SELECT pg_catalog.pg_notify($1, $2)"
-        self.inspect = f"SELECT * FROM {functions}.fencing_inspect_v1($1)"  # noqa: S608
 
         share = f"{functions}.fencing_share"
         self.acquire_share = f"SELECT * FROM {share}_acquire_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"  # noqa: S608
@@ -63,7 +52,12 @@ class PostgresqlRequests:
         self.release_share = f"SELECT {share}_release_v1($1, $2)"
         self.join_for_share = f"SELECT {share}_join_v1($1, $2, $3, $4, $5, $6)"
         self.leave_share_line = f"SELECT {share}_leave_v1($1, $2)"
-        self.holders = f"SELECT {functions}.fencing_holders_v1($1)"
+        self.held = f"SELECT {functions}.fencing_held_v1($1)"
+
+        self.list = f"SELECT * FROM {functions}.fencing_list_v1($1, $2, $3)"  # noqa: S608
+        self.line = f"SELECT {functions}.fencing_line_v1($1)"
+        self.revoke = f"SELECT {functions}.fencing_revoke_v1($1, $2, $3)"
+        self.reasons = f"SELECT {functions}.fencing_reasons_v1($1, $2)"
 
     def acquire_arguments(self, claim: Claim, channel: str | None, ticket: str | None) -> Arguments:
         """
@@ -72,7 +66,7 @@ class PostgresqlRequests:
         Raises:
             BackendRefusedError: a text or number of the claim cannot be stored.
         """
-        if not (_storable(claim.name) and (claim.metadata is None or _storable(claim.metadata))):
+        if not (storable(claim.name) and (claim.metadata is None or storable(claim.metadata))):
             raise BackendRefusedError(BACKEND, "acquire", "a name or metadata has a NUL or a lone surrogate; escape it")
         return (claim.name, claim.owner, _micros(claim), claim.metadata, self._hybrid, channel, ticket)
 
@@ -93,10 +87,10 @@ def mode_arguments(mode: Mode) -> Arguments:
 
 def storable_names(claims: Sequence[Claim]) -> list[int]:
     """Return the indexes of the claims whose names can be stored. One other name would fail the whole statement."""
-    return [index for index, claim in enumerate(claims) if _storable(claim.name)]
+    return [index for index, claim in enumerate(claims) if storable(claim.name)]
 
 
-def _storable(text: str) -> bool:
+def storable(text: str) -> bool:
     """Return whether PostgreSQL can store *text*, as far as that is the same in every encoding."""
     if text.isascii():
         return "\0" not in text
@@ -121,10 +115,10 @@ def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Held:
     Raises:
         UnreadableRowError: the row is no such answer, so whether the lock was granted is unknown.
     """
-    token, seconds_left = _columns(row, 2)
+    token, seconds_left = columns(row, 2)
     if token is not None:
-        return Grant(_token(token))
-    retry_after = _seconds(seconds_left)
+        return Grant(token_in(token))
+    retry_after = seconds_in(seconds_left)
     return Held(retry_after if poll is None else min(retry_after, poll))
 
 
@@ -135,7 +129,7 @@ def read_share(row: DriverRow | None, poll: float | None) -> Grant | Held:
     Raises:
         UnreadableRowError: the row is no such answer.
     """
-    token, seconds_left, permit = _columns(row, 3)
+    token, seconds_left, permit = columns(row, 3)
     outcome = read_outcome((token, seconds_left), poll)
     if isinstance(outcome, Held) or permit is None:
         return outcome
@@ -145,30 +139,6 @@ def read_share(row: DriverRow | None, poll: float | None) -> Grant | Held:
     raise UnreadableRowError(msg)
 
 
-def read_holders(name: str, row: DriverRow | None) -> list[Holder]:
-    """
-    Read the answer to `PostgresqlRequests.holders`.
-
-    Raises:
-        UnreadableRowError: the row is no such answer.
-    """
-    (text,) = _columns(row, 1)
-    try:
-        return [_holder(name, found) for found in json.loads(str(text or "[]"))]
-    except (KeyError, TypeError, ValueError) as error:
-        msg = "not a list of holders"
-        raise UnreadableRowError(msg) from error
-
-
-def _holder(name: str, found: dict[str, Any]) -> Holder:
-    permit, metadata = found["permit"], found["metadata"]
-    if not (isinstance(permit, int | None) and isinstance(metadata, str | None)):
-        raise TypeError
-    mode: Mode = Permit(of=int(found["permits"])) if found["mode"] == "permit" else _MODES[found["mode"]]
-    left = max(0.0, _seconds(float(found["left"])))
-    return Holder(name, _token(found["token"]), holder_of(found["owner"]), left, metadata, mode, permit)
-
-
 def read_renewals(row: DriverRow | None, count: int) -> list[Renewal]:
     """
     Read the answer to `PostgresqlRequests.renew`: one character for each claim.
@@ -176,48 +146,32 @@ def read_renewals(row: DriverRow | None, count: int) -> list[Renewal]:
     Raises:
         UnreadableRowError: the row is no such answer.
     """
-    characters = _columns(row, 1)[0] or ""
+    characters = columns(row, 1)[0] or ""
     if isinstance(characters, str) and len(characters) == count:
         return [_RENEWALS.get(character, Renewal.UNKNOWN) for character in characters]
     msg = f"not {count} characters"
     raise UnreadableRowError(msg)
 
 
-def read_holder(name: str, row: DriverRow | None) -> Holder | None:
-    """
-    Read the answer to `PostgresqlRequests.inspect`: the holder of *name*, if there is one.
-
-    Raises:
-        UnreadableRowError: the row is no such answer.
-    """
-    if row is None:
-        return None
-    owner, token, seconds_left, metadata = _columns(row, 4)
-    if owner is None:
-        return None
-    if isinstance(owner, str) and isinstance(metadata, str | None):
-        return Holder(name, _token(token), holder_of(owner), max(0.0, _seconds(seconds_left)), metadata)
-    msg = "not a holder"
-    raise UnreadableRowError(msg)
-
-
-def _columns(row: DriverRow | None, count: int) -> Sequence[object]:
+def columns(row: DriverRow | None, count: int) -> Sequence[object]:
     """Return the columns of an answer. A function with more or fewer belongs to another program."""
-    columns = () if row is None else tuple(row)
-    if len(columns) == count:
-        return columns
+    found = () if row is None else tuple(row)
+    if len(found) == count:
+        return found
     msg = f"not {count} columns"
     raise UnreadableRowError(msg)
 
 
-def _token(value: object) -> int:
+def token_in(value: object) -> int:
+    """Return a token that an answer told."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_LIMIT:
         return value
     msg = "not a token"
     raise UnreadableRowError(msg)
 
 
-def _seconds(value: object) -> float:
+def seconds_in(value: object) -> float:
+    """Return seconds that an answer told."""
     if isinstance(value, float) and not math.isnan(value):
         return value
     msg = "not a number of seconds"

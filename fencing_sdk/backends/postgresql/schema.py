@@ -60,7 +60,7 @@ def objects_sql(schema: str) -> str:
 
 def newest_function(schema: str) -> str:
     """Return the function that is created last, for ``to_regprocedure``. If it exists, everything else does."""
-    return f"{quoted(schema)}.fencing_sweep_v2(double precision)"
+    return f"{quoted(schema)}.fencing_reasons_v1(text[], text[])"
 
 
 async def create(connection: DriverConnection, schema: str) -> None:

@@ -657,3 +657,122 @@ BEGIN
     );
     RETURN fencing_sweep_v1(p_seconds);
 END $fencing$;
+
+-- What operators ask. When a waiter joined; and what an operator wrote about the grants that it ended, for their holders.
+-- Renewals look there only when they are refused. A crash of the server empties the table: then they are just refused.
+ALTER TABLE :"schema".fencing_waiter ADD COLUMN IF NOT EXISTS since timestamptz DEFAULT clock_timestamp();
+CREATE UNLOGGED TABLE IF NOT EXISTS :"schema".fencing_revoked (
+    name   text COLLATE "C" NOT NULL,
+    owner  text NOT NULL,
+    until  timestamptz NOT NULL,
+    reason text NOT NULL,
+    PRIMARY KEY (name, owner)
+);
+
+-- The holders of names from p_prefix on, or after p_after, as a JSON array in the order of their names. A page looks at
+-- ten times p_limit rows, because most rows may be of free locks, and ends with the name that it looked at last.
+CREATE OR REPLACE FUNCTION :"schema".fencing_list_v1(
+    p_prefix text, p_after text, p_limit integer, OUT page text, OUT next text
+)
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_names text[];
+    v_held text[];
+BEGIN
+    PERFORM fencing_check_v1();
+    IF p_after IS NULL THEN
+        SELECT array_agg(r.name), array_agg(r.name) FILTER (WHERE r.held) INTO v_names, v_held FROM (
+            SELECT l.name, l.owner IS NOT NULL AND l.expires_at > v_now AS held FROM fencing_lock l
+             WHERE l.name >= p_prefix ORDER BY l.name LIMIT p_limit * 10
+        ) r WHERE starts_with(r.name, p_prefix);
+    ELSE
+        SELECT array_agg(r.name), array_agg(r.name) FILTER (WHERE r.held) INTO v_names, v_held FROM (
+            SELECT l.name, l.owner IS NOT NULL AND l.expires_at > v_now AS held FROM fencing_lock l
+             WHERE l.name > p_after ORDER BY l.name LIMIT p_limit * 10
+        ) r WHERE starts_with(r.name, p_prefix);
+    END IF;
+    IF cardinality(v_held) > p_limit THEN
+        v_held := v_held[1:p_limit];
+        next := v_held[p_limit];
+    ELSIF cardinality(v_names) = p_limit * 10 THEN
+        next := v_names[cardinality(v_names)];
+    END IF;
+    SELECT json_agg(fencing_held_v1(name)) INTO page FROM unnest(v_held) name;
+END $fencing$;
+
+-- The holders of one name, as fencing_holders_v1 tells them, and how many wait for it.
+CREATE OR REPLACE FUNCTION :"schema".fencing_held_v1(p_name text) RETURNS json
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    PERFORM fencing_check_v1();
+    RETURN json_build_object(
+        'name', p_name, 'now', (extract(epoch FROM v_now) * 1000000)::bigint, 'holders', fencing_holders_v1(p_name)::json,
+        'waiters', (SELECT count(*) FROM fencing_waiter w WHERE w.name = p_name
+                       AND w.seen BETWEEN v_now - interval '3 seconds' AND v_now + interval '3 seconds')
+    );
+END $fencing$;
+
+-- The waiters of one name in the order of the line, as a JSON array.
+CREATE OR REPLACE FUNCTION :"schema".fencing_line_v1(p_name text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    PERFORM fencing_check_v1();
+    RETURN (
+        SELECT json_agg(json_build_object(
+                   'owner', w.owner, 'mode', w.mode, 'permits', w.permits,
+                   'waiting', extract(epoch FROM v_now - w.since)::double precision
+               ) ORDER BY w.number)
+          FROM fencing_waiter w WHERE w.name = p_name
+           AND w.seen BETWEEN v_now - interval '3 seconds' AND v_now + interval '3 seconds'
+    );
+END $fencing$;
+
+-- End every grant of a name that has this token, leave the reason for its holder, and wake the head of the line. The
+-- token of the row stays, so the next one is higher.
+CREATE OR REPLACE FUNCTION :"schema".fencing_revoke_v1(p_name text, p_token bigint, p_reason text) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+DECLARE
+    v_row record;
+    v_now timestamptz;
+BEGIN
+    PERFORM fencing_check_v1();
+    SELECT l.owner, l.token, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
+    v_now := clock_timestamp();
+    IF v_row.owner IS NULL OR v_row.expires_at <= v_now THEN RETURN false; END IF;
+    DELETE FROM fencing_revoked WHERE (name, owner) IN (
+        SELECT name, owner FROM fencing_revoked WHERE until <= v_now FOR UPDATE SKIP LOCKED
+    );
+    IF v_row.owner <> '' THEN
+        IF v_row.token <> p_token THEN RETURN false; END IF;
+        UPDATE fencing_lock l SET owner = NULL, metadata = NULL, expires_at = v_now WHERE l.name = p_name;
+        INSERT INTO fencing_revoked (name, owner, until, reason)
+            VALUES (p_name, v_row.owner, v_row.expires_at + interval '1 minute', p_reason)
+            ON CONFLICT (name, owner) DO UPDATE SET until = EXCLUDED.until, reason = EXCLUDED.reason;
+    ELSE
+        WITH ended AS (
+            DELETE FROM fencing_share s WHERE s.name = p_name AND s.token = p_token AND s.expires_at > v_now
+            RETURNING s.owner, s.expires_at
+        )
+        INSERT INTO fencing_revoked (name, owner, until, reason)
+            SELECT p_name, e.owner, e.expires_at + interval '1 minute', p_reason FROM ended e
+            ON CONFLICT (name, owner) DO UPDATE SET until = EXCLUDED.until, reason = EXCLUDED.reason;
+        IF NOT FOUND THEN RETURN false; END IF;
+        PERFORM fencing_share_settle_v1(p_name);
+    END IF;
+    PERFORM fencing_share_wake_v1(p_name, false);
+    RETURN true;
+END $fencing$;
+
+-- What an operator wrote about grants that a renewal found gone: one text or NULL for each claim, in order.
+CREATE OR REPLACE FUNCTION :"schema".fencing_reasons_v1(p_names text[], p_owners text[]) RETURNS text[]
+LANGUAGE sql STABLE SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+    SELECT array_agg(r.reason ORDER BY c.place)
+      FROM unnest(p_names, p_owners) WITH ORDINALITY AS c (name, owner, place)
+      LEFT JOIN fencing_revoked r ON r.name = c.name AND r.owner = c.owner
+$fencing$;

@@ -9,6 +9,8 @@ file's write lock. Waiters: first come, first served, across processes, woken by
 
     __init__.py          the backend
     requests.py          what is asked of the file: locks and tokens
+    share_rows.py        permits and readers
+    operator_rows.py     the listing, and what is taken away
     waiter_rows.py       and the waiters, in their order
     waiters.py           what wakes a waiter, and what keeps its place
     wakeup_socket.py     the datagram from another process
@@ -29,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import BootClock, boot_identity, wall_micros
 from fencing_sdk.abc import Turn
 from fencing_sdk.backends import take_options
@@ -38,8 +40,8 @@ from fencing_sdk.backends._shared.lock_table import TokenSource, token_source
 from fencing_sdk.backends.sqlite.connection.file import LockFile
 from fencing_sdk.backends.sqlite.connection.thread import SqlThread
 from fencing_sdk.backends.sqlite.errors import translated
+from fencing_sdk.backends.sqlite.operator_rows import OperatorRows
 from fencing_sdk.backends.sqlite.options import OPTIONS, check_path, check_synchronous, path_of
-from fencing_sdk.backends.sqlite.share_rows import ShareRows
 from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
 from fencing_sdk.backends.sqlite.waiters import Attend, SqliteWaiters
 from fencing_sdk.backends.sqlite.wakeup_socket import network_identity
@@ -90,7 +92,7 @@ class SqliteBackend:
             waiter.served = isinstance(outcome, Grant)
         return outcome
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
         return await self._ask("renew", lambda rows: rows.renew(claims), urgent=True)
 
@@ -105,6 +107,18 @@ class SqliteBackend:
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `fencing_sdk.abc.SupportsShares.holders`."""
         return await self._ask("inspect", lambda rows: rows.holders(name))
+
+    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        return await self._ask("list", lambda rows: rows.list_held(prefix, cursor, limit))
+
+    async def list_waiters(self, name: str) -> Sequence[Waiting]:
+        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
+        return await self._ask("list", lambda rows: rows.list_waiters(name))
+
+    async def revoke(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+        return await self._ask("revoke", lambda rows: rows.revoke(name, token, reason), surely=True)
 
     async def aclose(self) -> None:
         """Close the file after the calls that are under way. Grants stay until they are released or expire."""
@@ -137,7 +151,7 @@ class SqliteBackend:
         return self._waiters
 
     async def _ask(
-        self, operation: str, do: Callable[[ShareRows], T], *, urgent: bool = False, surely: bool = False
+        self, operation: str, do: Callable[[OperatorRows], T], *, urgent: bool = False, surely: bool = False
     ) -> T:
         with self._our_errors(operation):
             return await asyncio.wrap_future(self._sql.submit(do, urgent=urgent, surely=surely))
@@ -156,10 +170,10 @@ class _RowsOpener:
         self._synchronous = synchronous
         self._next_token = next_token
 
-    def __call__(self) -> ShareRows:
+    def __call__(self) -> OperatorRows:
         self._path = self._path.absolute()  # once: a later change of the working directory moves nothing
         file = LockFile(self._path, synchronous=self._synchronous, clock=BootClock())
-        rows = ShareRows(
+        rows = OperatorRows(
             file,
             SignsOfLife(self._path),
             next_token=self._next_token,

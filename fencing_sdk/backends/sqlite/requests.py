@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, holder_of
-from fencing_sdk.backends._shared.lock_table import LINE_POLL, TokenSource
+from fencing_sdk._values.claim import LOCK, TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, Revoked, holder_of
+from fencing_sdk._values.clock import wall_micros
+from fencing_sdk.backends._shared.lock_table import LINE_POLL, TokenSource, age_of
 from fencing_sdk.backends.sqlite.connection.file import LockFile
 from fencing_sdk.backends.sqlite.errors import BACKEND
 from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
@@ -77,7 +78,7 @@ class LockRows:
                 return Held((ahead.silent_at - now) / SECOND)
             return self._grant(claim, now)
 
-    def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
+    def renew(self, claims: Sequence[Claim]) -> list[Renewal | Revoked]:
         """Restart the ttl of the grants that have not ended."""
         with self._file.transaction() as now:
             return [self._renew(claim, now) for claim in claims]
@@ -95,9 +96,7 @@ class LockRows:
         """Describe the holder of *name*, if there is one."""
         with self._file.transaction() as now:
             row = self._living(name, now)
-        if row is None:
-            return None
-        return Holder(name, row.token, holder_of(row.owner), (row.expires - now) / SECOND, row.metadata)
+            return None if row is None else self._holder(name, row, now)
 
     def join(self, claim: Claim, address: WakeupAddress) -> None:
         """Put a waiter at the end of the line, unless it is in the line already, or its owner holds the lock."""
@@ -161,6 +160,17 @@ class LockRows:
 
     # Inside a transaction.
 
+    def _holder(self, name: str, row: LockRow, now: int) -> Holder:
+        return Holder(
+            name=name,
+            token=row.token,
+            holder=holder_of(row.owner),
+            remaining=(row.expires - now) / SECOND,
+            metadata=row.metadata,
+            held_for=age_of(row.token, LOCK, wall_micros()),
+            waiters=self._waiters.count(name, now),
+        )
+
     def _living(self, name: str, now: int) -> LockRow | None:
         found = self._file.execute(
             "SELECT owner, token, expires, metadata, boot, renewed FROM fencing_lock WHERE name = :name", name=name
@@ -195,7 +205,7 @@ class LockRows:
         self._file.execute("UPDATE fencing_token SET last = :token", token=token)
         return token
 
-    def _renew(self, claim: Claim, now: int) -> Renewal:
+    def _renew(self, claim: Claim, now: int) -> Renewal | Revoked:
         row = self._living(claim.name, now)
         if row is None:
             return Renewal.REFUSED

@@ -48,9 +48,21 @@ CREATE TABLE IF NOT EXISTS fencing_waiter (
     ticket  TEXT NOT NULL,
     mode    TEXT NOT NULL DEFAULT 'lock',
     permits INTEGER,                     -- of a waiter for a permit: how many there are
+    since   INTEGER NOT NULL DEFAULT 0,  -- when it joined
+    metadata TEXT,
     UNIQUE (name, owner)
 );
 CREATE INDEX IF NOT EXISTS fencing_waiter_line ON fencing_waiter (name, number);
 CREATE INDEX IF NOT EXISTS fencing_waiter_group ON fencing_waiter (waiter_group);
+
+-- What an operator wrote about the grants that it ended, until the holder has read it.
+CREATE TABLE IF NOT EXISTS fencing_revoked (
+    name    TEXT NOT NULL,
+    owner   TEXT NOT NULL,
+    boot    TEXT NOT NULL,
+    expires INTEGER NOT NULL,
+    reason  TEXT NOT NULL,
+    PRIMARY KEY (name, owner)
+) WITHOUT ROWID;
 
 COMMIT;

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fencing_sdk._values.claim import READER, Claim, Grant, Held, Holder, Mode, Permit, Renewal, holder_of
+from fencing_sdk._values.claim import READER, Claim, Grant, Held, Holder, Mode, Permit, Renewal, Revoked, holder_of
+from fencing_sdk._values.clock import wall_micros
+from fencing_sdk.backends._shared.lock_table import age_of
 from fencing_sdk.backends._shared.share_table import fits, free_permit
 from fencing_sdk.backends.sqlite.requests import LockRow, LockRows, expiry
 from fencing_sdk.backends.sqlite.waiter_rows import SECOND, TOLERANCE, LivingWaiter, mode_of
 
-_NO_OWNER = ""
+NO_OWNER = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +122,7 @@ class ShareRows(LockRows):
     def holders(self, name: str) -> list[Holder]:
         """Describe every holder of *name*, by their permits, or else by their tokens."""
         with self._file.transaction() as now:
-            row = self._living(name, now)
-            shares = self._shares(name, now) if row is not None and row.owner == _NO_OWNER else []
-        if row is not None and row.owner != _NO_OWNER:
-            return [Holder(name, row.token, holder_of(row.owner), (row.expires - now) / SECOND, row.metadata)]
-        return [
-            Holder(
-                name,
-                share.token,
-                holder_of(share.owner),
-                (share.expires - now) / SECOND,
-                share.metadata,
-                share.mode,
-                share.permit,
-            )
-            for share in sorted(shares, key=lambda share: (share.permit or 0, share.token))
-        ]
+            return self._holders(name, now)
 
     def sweep(self) -> None:
         """See `LockRows.sweep`."""
@@ -149,6 +136,27 @@ class ShareRows(LockRows):
             )
 
     # Inside a transaction.
+
+    def _holders(self, name: str, now: int) -> list[Holder]:
+        row = self._living(name, now)
+        if row is None or row.owner != NO_OWNER:
+            return [] if row is None else [self._holder(name, row, now)]
+        shares = sorted(self._shares(name, now), key=lambda share: (share.permit or 0, share.token))
+        waiters, micros = self._waiters.count(name, now), wall_micros()
+        return [
+            Holder(
+                name=name,
+                token=share.token,
+                holder=holder_of(share.owner),
+                remaining=(share.expires - now) / SECOND,
+                metadata=share.metadata,
+                mode=share.mode,
+                permit=share.permit,
+                held_for=age_of(share.token, share.mode, micros),
+                waiters=waiters,
+            )
+            for share in shares
+        ]
 
     def _shares(self, name: str, now: int) -> list[_ShareRow]:
         """The shares that have not ended."""
@@ -170,16 +178,16 @@ class ShareRows(LockRows):
         self._file.execute("DELETE FROM fencing_share WHERE name = :name", name=name)
 
     def _holds(self, claim: Claim, row: LockRow | None, now: int) -> bool:
-        if row is None or row.owner != _NO_OWNER:
+        if row is None or row.owner != NO_OWNER:
             return super()._holds(claim, row, now)
         return any(share.owner == claim.owner for share in self._shares(claim.name, now))
 
     def _has_room(self, name: str, row: LockRow | None, waiter: LivingWaiter, now: int) -> bool:
-        if row is None or row.owner != _NO_OWNER:
+        if row is None or row.owner != NO_OWNER:
             return super()._has_room(name, row, waiter, now)
         return fits(waiter.mode, [share.mode for share in self._shares(name, now)])
 
-    def _renew(self, claim: Claim, now: int) -> Renewal:
+    def _renew(self, claim: Claim, now: int) -> Renewal | Revoked:
         if not claim.mode.shared:
             return super()._renew(claim, now)
         for share in self._shares(claim.name, now):
@@ -187,4 +195,4 @@ class ShareRows(LockRows):
                 self._keep(claim, share.token, share.permit, now)
                 return Renewal.RENEWED
         row = self._living(claim.name, now)
-        return Renewal.REFUSED if row is None or row.owner == _NO_OWNER else Renewal.TAKEN_OVER
+        return Renewal.REFUSED if row is None or row.owner == NO_OWNER else Renewal.TAKEN_OVER

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Mode, Permit
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Mode, Permit, Waiting, holder_of
 from fencing_sdk.backends._shared.lock_table import LINE_TTL
 from fencing_sdk.backends.sqlite.connection.file import LockFile
 from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
@@ -59,8 +59,9 @@ class WaiterRows:
         self._signs.give(slot, now)
         self._file.execute(
             "INSERT INTO fencing_waiter"
-            " (name, owner, boot, waiter_group, slot, network, socket, ticket, mode, permits)"
-            " VALUES (:name, :owner, :boot, :group, :slot, :network, :socket, :ticket, :mode, :permits)"
+            " (name, owner, boot, waiter_group, slot, network, socket, ticket, mode, permits, since, metadata)"
+            " VALUES"
+            " (:name, :owner, :boot, :group, :slot, :network, :socket, :ticket, :mode, :permits, :now, :metadata)"
             " ON CONFLICT (name, owner) DO NOTHING",
             name=claim.name,
             owner=claim.owner,
@@ -72,6 +73,8 @@ class WaiterRows:
             ticket=address.ticket,
             mode=claim.mode.word,
             permits=claim.mode.of if isinstance(claim.mode, Permit) else None,
+            now=now,
+            metadata=claim.metadata,
         )
 
     def first(self, name: str, now: int) -> LivingWaiter | None:
@@ -98,6 +101,24 @@ class WaiterRows:
                 return LivingWaiter(owner, network, address, silent_at, mode_of(word, permits)), passed_over
             passed_over.append(number)
         return None, passed_over
+
+    def count(self, name: str, now: int) -> int:
+        """How many wait for *name*."""
+        found = self._file.execute("SELECT boot, slot FROM fencing_waiter WHERE name = :name", name=name)
+        return sum(now < self._silent_at(boot, slot, now) for boot, slot in found)
+
+    def line(self, name: str, now: int) -> list[Waiting]:
+        """Describe those that wait for *name*, in order of arrival."""
+        found = self._file.execute(
+            "SELECT boot, slot, owner, mode, permits, since, metadata FROM fencing_waiter"
+            " WHERE name = :name ORDER BY number",
+            name=name,
+        )
+        return [
+            Waiting(holder_of(owner), mode_of(word, permits), (now - since) / SECOND, metadata)
+            for boot, slot, owner, word, permits, since, metadata in found
+            if now < self._silent_at(boot, slot, now)
+        ]
 
     def drop(self, name: str, owner: str) -> bool:
         """Delete one waiter; False if it was not in the line."""

@@ -60,7 +60,7 @@ class LockFile:
             detail = f"{str(self._path)!a}: no write-ahead log here; use a file on a local disk"
             raise BackendRefusedError(BACKEND, "open", detail)
         known = {name for _, name, *_ in self._connection.execute("PRAGMA table_info(fencing_waiter)")}
-        if known and not {"waiter_group", "mode"} <= known:  # of an earlier version; its waiters join again
+        if known and not {"waiter_group", "mode", "since"} <= known:  # of an earlier version; its waiters join again
             self._patiently(lambda: self._connection.execute("DROP TABLE IF EXISTS fencing_waiter"))
         schema = _SCHEMA.read_text(encoding="utf-8")
         self._patiently(lambda: self._connection.executescript(schema))

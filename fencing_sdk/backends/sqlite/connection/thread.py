@@ -24,12 +24,12 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from fencing_sdk.backends.sqlite.errors import BACKEND
-from fencing_sdk.backends.sqlite.share_rows import ShareRows
+from fencing_sdk.backends.sqlite.operator_rows import OperatorRows
 from fencing_sdk.errors import BackendRefusedError
 
 T = TypeVar("T")
 
-Opener = Callable[[], ShareRows]
+Opener = Callable[[], OperatorRows]
 
 FORK_PATIENCE = 5.0
 """Seconds that a fork waits for a transaction to end."""
@@ -37,7 +37,7 @@ FORK_PATIENCE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _ThreadWork:
-    do: Callable[[ShareRows], object]
+    do: Callable[[OperatorRows], object]
     answer: Future[Any]
 
 
@@ -82,7 +82,7 @@ class SqlThread:
         self._life: _Life | None = None
         _forks.add(self)
 
-    def submit(self, do: Callable[[ShareRows], T], *, urgent: bool = False, surely: bool = False) -> Future[T]:
+    def submit(self, do: Callable[[OperatorRows], T], *, urgent: bool = False, surely: bool = False) -> Future[T]:
         """
         Run *do* with the rows in the thread.
 
@@ -132,7 +132,7 @@ class SqlThread:
 
 def _serve(queue: _WorkQueue, opener: Opener, closed: Future[None]) -> None:
     """Run the thread. The connection is known inside this frame alone."""
-    rows: ShareRows | None = None
+    rows: OperatorRows | None = None
     for work in iter(queue.take, None):
         if work.answer.running() or work.answer.set_running_or_notify_cancel():
             rows = _do(work, rows, opener)
@@ -141,7 +141,7 @@ def _serve(queue: _WorkQueue, opener: Opener, closed: Future[None]) -> None:
     closed.set_result(None)
 
 
-def _do(work: _ThreadWork, rows: ShareRows | None, opener: Opener) -> ShareRows | None:
+def _do(work: _ThreadWork, rows: OperatorRows | None, opener: Opener) -> OperatorRows | None:
     """Do one piece of work; return the rows for the next one, or None if they must be opened anew."""
     try:
         if rows is not None and rows.outdated():
@@ -157,7 +157,7 @@ def _do(work: _ThreadWork, rows: ShareRows | None, opener: Opener) -> ShareRows 
     return rows
 
 
-def _close(rows: ShareRows | None) -> None:
+def _close(rows: OperatorRows | None) -> None:
     if rows is not None:
         with suppress(sqlite3.Error):
             rows.close()

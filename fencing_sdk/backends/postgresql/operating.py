@@ -1,0 +1,149 @@
+"""What operators ask of the server: who holds what, who waits, and to take a grant away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from fencing_sdk._values.claim import (
+    LOCK,
+    READER,
+    Claim,
+    Holder,
+    Listing,
+    Mode,
+    Permit,
+    Renewal,
+    Revoked,
+    Waiting,
+    holder_of,
+)
+from fencing_sdk.backends._shared.lock_table import age_of
+from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
+from fencing_sdk.backends.postgresql.errors import UnreadableRowError, translating
+from fencing_sdk.backends.postgresql.requests import PostgresqlRequests, columns, seconds_in, storable, token_in
+
+_MODES = {mode.word: mode for mode in (LOCK, READER)}
+
+
+class OperatorCalls:
+    """The calls of operators, on the connection that the others use: each is short, whatever the number of locks."""
+
+    def __init__(self, connection: PostgresqlConnection, requests: PostgresqlRequests) -> None:
+        self._connection = connection
+        self._requests = requests
+
+    async def holders(self, name: str) -> list[Holder]:
+        """Describe every holder of *name*."""
+        with translating("inspect"):
+            (found,) = columns(await self._connection.ask(self._requests.held, (name,)), 1)
+            return read_holders([_json(found)])
+
+    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_held`. The cursor is the name that was looked at last."""
+        if not storable(prefix):
+            return Listing((), None)
+        with translating("list"):
+            row = await self._connection.ask(self._requests.list, (prefix, cursor, limit))
+            page, last = columns(row, 2)
+            if not isinstance(last, str | None):
+                msg = "not a name"
+                raise UnreadableRowError(msg)
+            return Listing(read_holders(_json(page) or []), last)
+
+    async def list_waiters(self, name: str) -> list[Waiting]:
+        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
+        with translating("list"):
+            (found,) = columns(await self._connection.ask(self._requests.line, (name,)), 1)
+            return read_line(_json(found) or [])
+
+    async def revoke(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+        with translating("revoke"):
+            return columns(await self._connection.ask(self._requests.revoke, (name, token, reason)), 1)[0] is True
+
+    async def told(self, claims: Sequence[Claim], outcomes: Sequence[Renewal]) -> list[Renewal | Revoked]:
+        """
+        Return the *outcomes* of a renewal, with the reason of each grant that an operator has ended.
+
+        The server is asked only where a claim was refused, and a refusal stays one if it does not answer.
+        """
+        told: list[Renewal | Revoked] = list(outcomes)
+        refused = [index for index, outcome in enumerate(outcomes) if outcome in _REFUSALS]
+        if refused:
+            names, owners = [claims[index].name for index in refused], [claims[index].owner for index in refused]
+            with suppress(Exception):
+                reasons = columns(await self._connection.ask(self._requests.reasons, (names, owners), urgent=True), 1)[
+                    0
+                ]
+                assert isinstance(reasons, list)
+                for index, reason in zip(refused, reasons, strict=True):
+                    told[index] = outcomes[index] if reason is None else Revoked(str(reason))
+        return told
+
+
+_REFUSALS = {Renewal.REFUSED, Renewal.TAKEN_OVER}
+
+
+def read_holders(page: Sequence[dict[str, Any]]) -> list[Holder]:
+    """
+    Read what the server tells of the holders of some names.
+
+    Raises:
+        UnreadableRowError: it is something else.
+    """
+    try:
+        return [_holder(name, found) for name in page for found in name["holders"] or ()]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        msg = "not a list of holders"
+        raise UnreadableRowError(msg) from error
+
+
+def _holder(name: dict[str, Any], found: dict[str, Any]) -> Holder:
+    token, mode, permit, metadata = token_in(found["token"]), _mode(found), found["permit"], found["metadata"]
+    if not (isinstance(permit, int | None) and isinstance(metadata, str | None)):
+        raise TypeError
+    return Holder(
+        name=name["name"],
+        token=token,
+        holder=holder_of(found["owner"]),
+        remaining=max(0.0, seconds_in(float(found["left"]))),
+        metadata=metadata,
+        mode=mode,
+        permit=permit,
+        held_for=age_of(token, mode, int(name["now"])),
+        waiters=int(name["waiters"]),
+    )
+
+
+def read_line(line: Sequence[dict[str, Any]]) -> list[Waiting]:
+    """
+    Read what the server tells of the waiters of a name.
+
+    Raises:
+        UnreadableRowError: it is something else.
+    """
+    try:
+        return [Waiting(holder_of(found["owner"]), _mode(found), _waiting_for(found)) for found in line]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        msg = "not a list of waiters"
+        raise UnreadableRowError(msg) from error
+
+
+def _waiting_for(found: dict[str, Any]) -> float | None:
+    return None if found["waiting"] is None else max(0.0, seconds_in(float(found["waiting"])))
+
+
+def _mode(found: dict[str, Any]) -> Mode:
+    return Permit(of=int(found["permits"])) if found["mode"] == "permit" else _MODES[found["mode"] or "lock"]
+
+
+def _json(text: object) -> Any:
+    """Return what is in *text*; a column of JSON is text to the driver, and None is nothing."""
+    try:
+        return None if text is None else json.loads(str(text))
+    except ValueError as error:
+        msg = "not JSON"
+        raise UnreadableRowError(msg) from error
