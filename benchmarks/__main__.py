@@ -28,6 +28,7 @@ NAMES = (
     "distance",
     "outages",
     "drain",
+    "sync",
 )
 _PAGE = "--page="
 

@@ -161,7 +161,7 @@ SHOWN_TO_THREADS = {
     "SyncHeldLocks": SHOWN["HeldLocks"],
     "SyncLease": SHOWN["Lease"] | {"on_lost"},
     "SyncLock": SHOWN["Lock"],
-    "SyncLockClient": SHOWN["LockClient"] - {"aclose", "draining_on", "elected", "election", "job"} | {"close", "run"},
+    "SyncLockClient": SHOWN["LockClient"] - {"aclose", "draining_on", "elected", "election"} | {"close", "run"},
     "SyncMultiLock": SHOWN["MultiLock"],
     "SyncPermitLease": SHOWN["Lease"] | {"on_lost", "permit"},
     "SyncReadWriteLock": SHOWN["ReadWriteLock"],

@@ -16,8 +16,9 @@ from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.recipes.jobs import Ran, Skipped
 from fencing_sdk.sync._lock import SyncLock, SyncReadWriteLock, SyncSemaphore
-from fencing_sdk.sync._loop_thread import LoopThread
+from fencing_sdk.sync._loop_thread import InThread, LoopThread
 from fencing_sdk.sync._multilock import SyncMultiLock
 
 P = ParamSpec("P")
@@ -111,6 +112,32 @@ class SyncLockClient:
 
         return decorate
 
+    def job(
+        self, name: str, *, at_least_for: Seconds, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, Ran[R] | Skipped]]:
+        """
+        Decorate a plain function that several processes call at the same time, and one is to run.
+
+        A call returns `Ran` with the function's value, or `Skipped` when the lock is held. The function runs in the
+        thread that called. Arguments and errors are those of `LockClient.job`.
+
+        Raises:
+            ConfigurationError: as `LockClient.job`, or the function is a coroutine function or a generator.
+        """
+        job = self._client.job(name, at_least_for=at_least_for, **options)
+
+        def decorate(function: Callable[P, R]) -> Callable[P, Ran[R] | Skipped]:
+            _check_plain(function, "job")
+            job(_as_task(function, None))  # a wrong template is told now
+
+            @functools.wraps(function)
+            def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
+                return self._bridge().call_around(lambda here: job(_as_task(function, here))(*args, **kwargs))
+
+            return once
+
+        return decorate
+
     def multilock(self, *names: str, **options: Unpack[LockOptions]) -> SyncMultiLock:
         """
         Describe how to hold several locks together. Arguments and errors are those of `LockClient.multilock`.
@@ -187,6 +214,17 @@ class SyncLockClient:
         """The bridge of this process."""
         bridge = self._bridges.get(process.forks)
         return bridge or self._bridges.setdefault(process.forks, LoopThread(self._client))
+
+
+def _as_task(function: Callable[P, R], in_thread: InThread | None) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Return what a decorator of the client takes: a coroutine function, which has the calling thread do the work."""
+
+    @functools.wraps(function)
+    async def task(*args: P.args, **kwargs: P.kwargs) -> R:
+        assert in_thread is not None  # without a thread it is looked at, and not called
+        return await in_thread(functools.partial(function, *args, **kwargs))
+
+    return task
 
 
 def _check_client(client: object) -> LockClient:

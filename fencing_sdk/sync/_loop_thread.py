@@ -19,14 +19,17 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from fencing_sdk._client import LockClient
+from fencing_sdk._current import held_here, pop, push
+from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._values import process
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import UnsupportedError, UsageError
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 _UNDO_LIMIT = 5.0
@@ -40,6 +43,12 @@ _running: set[LoopThread] = set()
 """The bridges of this process and its parents whose thread runs."""
 
 
+class InThread(Protocol):
+    """Has the thread that waits for a coroutine run a function, which that coroutine awaits."""
+
+    def __call__(self, function: Callable[[], R], /) -> Awaitable[R]: ...
+
+
 class ClosedMeanwhileError(UsageError):
     """The client was closed before the call was answered; what it held was given back."""
 
@@ -47,14 +56,15 @@ class ClosedMeanwhileError(UsageError):
 class ThreadCall(Generic[T]):
     """One coroutine that a thread waits for."""
 
-    __slots__ = ("_ended", "_error", "_function", "_task", "_undo", "_undoing", "_undone", "_value")
+    __slots__ = ("_body", "_ended", "_error", "_function", "_task", "_undo", "_undoing", "_undone", "_value")
 
     def __init__(
         self, function: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[object]] | None = None
     ) -> None:
         self._function = function
         self._undo = undo
-        self._ended = threading.Lock()  # held until the coroutine has ended: the cheapest thing to sleep on
+        self._body: ThreadBody | None = None
+        self._ended = threading.Lock()  # held until the coroutine has ended, or has a body to run: cheap to sleep on
         self._ended.acquire()
         self._undone = threading.Event()
         self._value: T | None = None
@@ -80,6 +90,21 @@ class ThreadCall(Generic[T]):
         finally:
             self._ended.release()
 
+    async def in_thread(self, function: Callable[[], R]) -> R:
+        """
+        Have the thread that waits run *function*, under the leases of this task, and return its value.
+
+        Nothing stops it. A cancellation waits until it has ended, unless it failed by itself.
+        """
+        body = self._body = ThreadBody(function)
+        self._ended.release()
+        cancelled = await outlast_cancellation(body.ended.wait, body.ended.is_set)
+        if body.error is not None:
+            raise body.error
+        if cancelled is not None:
+            raise cancelled
+        return cast("R", body.value)
+
     def _begin_to_undo(self) -> None:
         self._undoing = asyncio.get_running_loop().create_task(self._take_back())
 
@@ -99,6 +124,11 @@ class ThreadCall(Generic[T]):
         """Sleep until the coroutine has ended; return its value, or raise its error."""
         try:
             self._ended.acquire()
+            while (body := self._body) is not None:
+                self._body = None
+                body.run()
+                loop.call_soon_threadsafe(body.ended.set)
+                self._ended.acquire()
         except BaseException:  # raised by the handler of a signal: KeyboardInterrupt, SystemExit, a limit of Celery
             with contextlib.suppress(RuntimeError):  # the loop is closed, and has given all back
                 loop.call_soon_threadsafe(self._begin_to_undo)
@@ -114,6 +144,32 @@ class ThreadCall(Generic[T]):
             raise error
         finally:
             del self, error  # a traceback that keeps its own error keeps leases from being collected
+
+
+class ThreadBody:
+    """What a coroutine has the thread do that waits for it."""
+
+    __slots__ = ("_function", "_leases", "ended", "error", "value")
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+        self._leases = held_here()
+        self.ended = asyncio.Event()
+        self.value: object = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Run in the thread; what is raised goes to the coroutine, which decides what leaves."""
+        fresh = [lease for lease in self._leases if lease not in held_here()]
+        for lease in fresh:
+            push(lease)
+        try:
+            self.value = self._function()
+        except BaseException as error:  # noqa: BLE001  (it leaves by way of the coroutine)
+            self.error = error
+        finally:
+            for lease in fresh:
+                pop(lease)
 
 
 class LoopThread:
@@ -153,6 +209,16 @@ class LoopThread:
         """
         call = ThreadCall(function, undo)
         return call.wait(self._post(call.begin, only))
+
+    def call_around(self, function: Callable[[InThread], Awaitable[T]]) -> T:
+        """
+        Do the same for a coroutine that has this thread run parts of it, by what *function* is handed.
+
+        Raises:
+            BackendError, UsageError: as `call`.
+        """
+        call: ThreadCall[T] = ThreadCall(lambda: function(call.in_thread))
+        return call.wait(self._post(call.begin, None))
 
     def watch(self, function: Callable[[], Coroutine[Any, Any, None]], only: asyncio.AbstractEventLoop) -> None:
         """

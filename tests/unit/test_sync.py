@@ -230,6 +230,48 @@ def test_a_function_that_needs_a_lock_says_so(locks):
         write()
 
 
+def test_a_job_runs_once_in_the_thread_that_calls_it(locks):
+    @locks.job("report/{number}", at_least_for=60)
+    def build(number: int) -> tuple[int, str]:
+        return threading.get_ident(), current_lease().name
+
+    ran = build(7)
+    assert (ran.value, ran.token) == ((threading.get_ident(), "report/7"), 1)
+    assert isinstance(build(7), fencing_sdk.Skipped)
+    assert isinstance(build(8), fencing_sdk.Ran)
+    with pytest.raises(NoLeaseError):
+        current_lease()
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
+def test_the_error_of_a_job_leaves_as_it_is(locks, error):
+    @locks.job("a", at_least_for=0.01)
+    def fail():
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        fail()
+    assert raised.value is error
+    with locks.lock("a", wait=PATIENCE):
+        pass
+
+
+def test_a_job_that_has_lost_its_lease_goes_on_and_raises_at_its_end(locks, store):
+    done = []
+
+    @locks.job("a", at_least_for=60)
+    def work():
+        revoke(locks, store)
+        time.sleep(0.1)
+        with pytest.raises(LeaseLostError):
+            current_token()
+        done.append(True)
+
+    with pytest.raises(LeaseLostError):
+        work()
+    assert done == [True]
+
+
 def test_several_locks_are_held_together_or_not_at_all(locks, store):
     with locks.multilock("b", "a", ttl=30) as held:
         assert held.tokens == {"a": current_token("a"), "b": current_token("b")}

@@ -1,0 +1,184 @@
+"""What a process is made of does not disturb its locks: forks and spawns, signals, exits, and patched threads."""
+
+import contextlib
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from fencing_sdk.sync import connect
+
+LIMIT = 60
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/locks.db"
+
+
+def run(tmp_path, text, *, code=0):
+    """Run a script as a user would, with warnings as errors; what it said."""
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    command = [sys.executable, "-W", "error", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (code, ""), done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing_gives_each_child_a_client_of_its_own(method, tmp_path, url):
+    """A child that ends with a lock in its hands frees it at once, although it ends without functions of atexit."""
+    said = run(
+        tmp_path,
+        f"""
+import multiprocessing
+from fencing_sdk.sync import connect
+
+locks = connect({url!r})
+kept = []
+
+def work(number):
+    with locks.lock("shared", ttl=30, wait=30) as lease:
+        token = int(lease.token)
+    kept.append(locks.lock(f"kept/{{number}}", ttl=300).acquire())
+    return token
+
+def main():
+    with locks.lock("a", ttl=300) as lease:  # open, and held, when the children begin
+        pool = multiprocessing.get_context({method!r}).Pool(3)
+        tokens = pool.map(work, range(12), chunksize=1)
+        pool.close()
+        pool.join()
+        assert len(set(tokens)) == 12
+        assert lease.held
+        for number in range(12):
+            locks.lock(f"kept/{{number}}", wait=0).acquire().release()
+    print("done")
+
+if __name__ == "__main__":
+    main()
+""",
+    )
+    assert said == ["done"]
+
+
+def test_a_child_that_was_forked_and_ends_as_a_process_does_leaves_its_parent_alone(tmp_path, url):
+    said = run(
+        tmp_path,
+        f"""
+import os
+from fencing_sdk.sync import connect
+
+locks = connect({url!r})
+with locks.lock("a", ttl=300) as lease:
+    child = os.fork()
+    if child == 0:
+        os._exit(int(lease.held))
+    assert os.waitpid(child, 0)[1] == 0
+    child = os.fork()
+    if child == 0:
+        raise SystemExit(0)  # through the block of the parent, and through atexit
+    assert os.waitpid(child, 0)[1] == 0
+    lease.renew()
+    assert lease.held
+print("done")
+""",
+    )
+    assert said == ["done"]
+
+
+def test_a_signal_that_unwinds_the_script_frees_its_lock(tmp_path, url):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import signal, sys, time
+from fencing_sdk.sync import connect
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+with connect({url!r}).lock("a", ttl=300):
+    print("held", flush=True)
+    time.sleep({LIMIT})
+"""
+    )
+    process = subprocess.Popen([sys.executable, "-W", "error", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=LIMIT) == (b"", b"")
+    assert process.returncode == 143
+    with connect(url) as locks, locks.lock("a", wait=0):
+        pass
+
+
+def test_ctrl_c_while_a_script_waits_leaves_the_line(tmp_path, url):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+from fencing_sdk.sync import connect
+
+print("waits", flush=True)
+with connect({url!r}).lock("a", ttl=300):
+    pass
+"""
+    )
+    with connect(url) as locks:
+        with locks.lock("a", ttl=300):
+            pipe = subprocess.PIPE
+            process = subprocess.Popen([sys.executable, script], stdout=pipe, stderr=pipe)
+            assert process.stdout.readline() == b"waits\n"
+            while not waiters(tmp_path):
+                pass
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=LIMIT)
+            assert b"KeyboardInterrupt" in errors
+            assert process.returncode in {-signal.SIGINT, 130}
+            assert not waiters(tmp_path)
+
+
+def waiters(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "locks.db", timeout=LIMIT)) as database:
+        return database.execute("SELECT owner FROM fencing_waiter").fetchall()
+
+
+@pytest.mark.parametrize(
+    ("library", "patch"),
+    [
+        ("gevent", "from gevent import monkey; monkey.patch_all()"),
+        ("eventlet", "import eventlet; eventlet.monkey_patch()"),
+    ],
+)
+def test_threads_that_are_greenlets_are_refused_with_a_sentence(library, patch, tmp_path):
+    said = run(
+        tmp_path,
+        f"""
+import warnings
+warnings.simplefilter("ignore")  # of the library
+{patch}
+from fencing_sdk import UnsupportedError
+from fencing_sdk.sync import connect
+
+locks = connect("memory://")
+try:
+    locks.inspect("a")
+except UnsupportedError as error:
+    print(error)
+""",
+    )
+    assert said[0].startswith(f"{library} has replaced threads and sockets in this process")
+    assert said[0].endswith("celery --pool threads")
+
+
+def test_a_library_that_has_patched_nothing_is_no_reason_to_refuse(tmp_path):
+    said = run(
+        tmp_path,
+        """
+import gevent.monkey
+from fencing_sdk.sync import connect
+
+with connect("memory://") as locks, locks.lock("a") as lease:
+    print(lease.held)
+""",
+    )
+    assert said == ["True"]
