@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -14,6 +14,7 @@ from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._values.claim import TOKEN_LIMIT, Holder, Waiting
 from fencing_sdk._values.names import check_name, in_namespace
 from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking
+from fencing_sdk.diagnosis.client import DiagnosableClient
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 
 _PAGE = 200
@@ -22,11 +23,8 @@ _REASON_LIMIT = 200
 """Characters of an operator's reason."""
 
 
-class OperatingClient(ABC):
+class OperatingClient(DiagnosableClient):
     """What `LockClient` inherits: it brings the backend, the namespace and the engine."""
-
-    _backend: Backend
-    _namespace: str
 
     @abstractmethod
     def _opened(self) -> Engine: ...

@@ -30,7 +30,8 @@ ROOMS = {
     "recipes": {"errors", "events", "abc", "_values", "_engine", "_name_template", "_lease", "_current", "_lock"}
     | {"_arguments"},
     "_sharing": {"errors", "abc", "_values", "_lock", "_arguments", "recipes"},
-    "_operating": {"errors", "abc", "_values", "_engine"},
+    "diagnosis": {"errors", "abc", "_values"},
+    "_operating": {"errors", "abc", "_values", "_engine", "diagnosis"},
     "_client": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_arguments", "_name_template"}
     | {"_current", "recipes", "_sharing", "_operating"},
     "_connect": {"errors", "events", "abc", "_values", "_arguments", "_recording", "backends", "_client"},
@@ -48,7 +49,7 @@ ONE_HOME = {
     "secrets": {"_values.claim"},
     "aiohttp": {"_http", "_etcd", "_kahuna", "integrations"},
     "threading": {"_engine.stalls", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files", "cli"}
-    | {"sync"},
+    | {"sync", "diagnosis.pauses"},
 }
 TIME_HOME = {"_values.clock"}
 FRAMEWORKS = {

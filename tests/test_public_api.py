@@ -133,6 +133,7 @@ SHOWN = {
     "Semaphore": {"acquire", "holders", "locked", "name", "permits", "try_acquire"},
     "LockClient": {
         "aclose",
+        "diagnose",
         "drain",
         "draining",
         "held",
@@ -161,7 +162,8 @@ SHOWN_TO_THREADS = {
     "SyncHeldLocks": SHOWN["HeldLocks"],
     "SyncLease": SHOWN["Lease"] | {"on_lost"},
     "SyncLock": SHOWN["Lock"],
-    "SyncLockClient": SHOWN["LockClient"] - {"aclose", "draining_on", "elected", "election"} | {"close", "run"},
+    "SyncLockClient": SHOWN["LockClient"] - {"aclose", "diagnose", "draining_on", "elected", "election"}
+    | {"close", "run"},
     "SyncMultiLock": SHOWN["MultiLock"],
     "SyncPermitLease": SHOWN["Lease"] | {"on_lost", "permit"},
     "SyncReadWriteLock": SHOWN["ReadWriteLock"],

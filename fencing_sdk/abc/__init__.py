@@ -29,6 +29,7 @@ from fencing_sdk._values.claim import (
     Token,
     Waiting,
 )
+from fencing_sdk._values.findings import Finding, Severity
 from fencing_sdk.abc.guards import Guard, SupportsFence, TransactionalGuard
 from fencing_sdk.errors import BackendError, LossReason
 
@@ -38,6 +39,7 @@ __all__ = [
     "WRITER",
     "Backend",
     "Claim",
+    "Finding",
     "Grant",
     "Guard",
     "Held",
@@ -51,6 +53,8 @@ __all__ = [
     "Renewal",
     "Revoked",
     "Sent",
+    "Severity",
+    "SupportsDiagnosis",
     "SupportsDirectGrant",
     "SupportsFence",
     "SupportsFounding",
@@ -162,6 +166,34 @@ class SupportsFounding(Backend, Protocol):
 
         Raises:
             BackendError: a server cannot be reached, or too few remember what they have granted.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsDiagnosis(Protocol):
+    """A backend that can tell how its store is set up, and what of that breaks a promise."""
+
+    async def diagnose(self, ttl: float) -> Sequence[Finding]:
+        """
+        Look at the store and its settings, each of its hosts by itself. What cannot be read is a finding too.
+
+        It works where `SupportsOpen.open` fails, changes nothing, and takes a bounded time.
+
+        Args:
+            ttl: Seconds of the locks in use.
+
+        Raises:
+            BackendError: the store told nothing.
+        """
+        ...
+
+    async def server_time(self) -> float | None:
+        """
+        Seconds since 1970 by the clock of the store; None where it is that of this machine, or the store does not tell.
+
+        Raises:
+            BackendError: the store did not answer.
         """
         ...
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Waiting
 from fencing_sdk._values.clock import BootClock, Clock, wall_micros
+from fencing_sdk._values.findings import Finding, warning
 from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared import lock_table
@@ -21,6 +22,13 @@ from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.backends._shared.share_table import ShareTable
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.errors import BackendError, ConfigurationError, LossReason
+
+_REPEATING = warning(
+    "memory.tokens",
+    "tokens is counter",
+    "after a restart of the process tokens repeat, so that a resource outside of it accepts a stale writer",
+    "leave tokens out, or use a store with a memory of its own",
+)
 
 
 class MemoryBackend:
@@ -38,6 +46,7 @@ class MemoryBackend:
     def __init__(self, *, clock: Clock | None = None, tokens: str = "hybrid") -> None:
         self._clock = BootClock() if clock is None else clock
         self._table = ShareTable(token_source(tokens, wall_micros))
+        self._hybrid = tokens != "counter"
         self._waiters: WaiterTable[Waiter] = WaiterTable()
         self._loss_notices = LossNotices()
 
@@ -87,6 +96,13 @@ class MemoryBackend:
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `fencing_sdk.abc.SupportsShares.holders`."""
         return self._table.holders(name, self._clock.now())
+
+    async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
+        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
+        return () if self._hybrid else (_REPEATING,)
+
+    async def server_time(self) -> None:
+        """Return None: the clock is this machine's."""
 
     async def aclose(self) -> None:
         """Nothing is open; the grants stay for the other clients of this object."""

@@ -138,6 +138,40 @@ def init(*, url: str | None = None, sql: Annotated[bool, Parameter(negative="")]
 
 
 @app.command
+def doctor(
+    *,
+    url: str | None = None,
+    over: Annotated[float, Parameter(name="--for", converter=_duration)] = 5.0,
+    ttl: _Duration = 15.0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    svg: Path | None = None,
+) -> int:
+    """Tell what this machine and this store can promise, and what to change.
+
+    Measures pauses and renewals, looks at the settings of the store, and takes, hands on and gives
+    back a scratch lock. Exit codes: 0 nothing worse than a note, 1 an error was found, or the store
+    cannot be used, 3 a warning, 2 wrong usage.
+
+    Args:
+        url: Where locks are kept. Default: $FENCING_URL.
+
+        over: How long to measure. The longer, the rarer the pauses that are seen.
+
+        ttl: The ttl of the locks in use.
+
+        json: Print one JSON object.
+
+        svg: Draw what is printed into this file.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    from fencing_sdk.cli.doctor import run_doctor  # noqa: PLC0415  (what cron starts every minute loads no more than run)
+
+    return run_doctor(url, over=over, ttl=ttl, as_json=json, svg=svg)
+
+
+@app.command
 def demo(*, svg: Path | None = None) -> int:
     """Freeze a worker that holds a lock, and see what its late write does without and with a guard.
 

@@ -42,7 +42,7 @@ def server(url: str, **options: object) -> ServerSettings:
 def service(url: str) -> tuple[ServerSettings, SentinelService]:
     place = topology_from_url(url).servers
     assert isinstance(place, SentinelDialer)
-    return place._server, place._service
+    return place.server, place.service
 
 
 def cluster(url: str) -> SlotMap:
@@ -274,23 +274,23 @@ def test_a_client_of_a_sentinel_asks_all_its_sentinels():
     )
     place = topology_from_client(sentinel.master_for("service", db=1)).servers
     assert isinstance(place, SentinelDialer)
-    found = place._service
+    found = place.service
     assert (found.name, found.peers, found.host) == ("service", 1, "10.0.0.1")
     assert [one.address for one in found.sentinels] == ["s1:1", "s2:2"]
     assert found.sentinels[0].arguments["password"] == "dog"
-    assert (place._server.kind, place._server.arguments["password"], place._server.arguments["db"]) == (
+    assert (place.server.kind, place.server.arguments["password"], place.server.arguments["db"]) == (
         Connection,
         "pw",
         1,
     )
-    place._server.at("h", 1).connection()
+    place.server.at("h", 1).connection()
 
 
 def test_a_client_of_a_sentinel_keeps_its_tls():
     sentinel = redis.asyncio.sentinel.Sentinel([("s1", 1)], ssl=True, ssl_ca_certs="/ca.pem")
     place = topology_from_client(sentinel.master_for("service")).servers
     assert isinstance(place, SentinelDialer)
-    assert (place._server.kind, place._server.arguments["ssl_ca_certs"]) == (SSLConnection, "/ca.pem")
+    assert (place.server.kind, place.server.arguments["ssl_ca_certs"]) == (SSLConnection, "/ca.pem")
 
 
 class Managed(redis.asyncio.sentinel.SentinelManagedSSLConnection):
@@ -301,8 +301,8 @@ def test_the_part_of_a_connection_class_that_asks_sentinels_is_left_out():
     sentinel = redis.asyncio.sentinel.Sentinel([("s1", 1)])
     place = topology_from_client(sentinel.master_for("service", connection_class=Managed)).servers
     assert isinstance(place, SentinelDialer)
-    assert place._server.kind is SSLConnection
-    place._server.at("h", 1).connection()
+    assert place.server.kind is SSLConnection
+    place.server.at("h", 1).connection()
 
 
 def clusters() -> list[Any]:

@@ -21,6 +21,9 @@ Waiters: first come, first served, woken by a message. The backend has one conne
     keys.py           the keys of a lock
     options.py        reads the URL
     errors.py         translates errors of the driver to those of the contract
+    diagnosis.py      what servers, Sentinels and clusters tell of themselves
+    server_facts.py   the same for one server
+    server_checks.py  which of its settings break a promise
     connection/       finds the servers, and keeps one connection to each:
         router.py           which server runs a script
         node.py             one server: its connection, and the next one when it breaks
@@ -41,6 +44,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.findings import Finding
 from fencing_sdk._values.futures import retrieve
 from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
@@ -58,9 +62,10 @@ from fencing_sdk.backends.redis.answers import (
 from fencing_sdk.backends.redis.connection.cluster import SlotMap
 from fencing_sdk.backends.redis.connection.dial import RedisDialer
 from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
-from fencing_sdk.backends.redis.connection.node import RedisNode, UnconfirmedError
+from fencing_sdk.backends.redis.connection.node import RedisNode, UnconfirmedError, outcome_of
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import ClusterRouter, RedisRouter, SingleMasterRouter
+from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis, read_time
 from fencing_sdk.backends.redis.errors import translating
 from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
@@ -117,6 +122,7 @@ class RedisBackend:
         retention: float = DEFAULT_RETENTION,
     ) -> None:
         topology = client if isinstance(client, RedisTopology) else topology_from_client(client)
+        self._servers = topology.servers
         keys = RedisKeys(check_prefix(prefix))
         self._requests = RedisRequests(keys, tokens=tokens, fair=fair, retention=retention, min_replicas=min_replicas)
         self._router = self._make_router(topology)
@@ -257,6 +263,17 @@ class RedisBackend:
         """See `fencing_sdk.abc.SupportsShares.holders`."""
         with translating("inspect"):
             return read_holders(name, await self._router.run(self._requests.holders(name)))
+
+    async def diagnose(self, ttl: float) -> Sequence[Finding]:
+        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
+        checks = RedisDiagnosis(hybrid=self._requests.hybrid, min_replicas=self._requests.replicas, ttl=ttl)
+        return await checks.of(self._servers)
+
+    async def server_time(self) -> float | None:
+        """See `fencing_sdk.abc.SupportsDiagnosis.server_time`."""
+        with translating("diagnose"):
+            pipe = await (await self._router.node(self._requests.lease("?"))).pipe()
+            return read_time(await outcome_of(pipe.call("TIME")))
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""

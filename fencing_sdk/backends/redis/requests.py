@@ -78,7 +78,8 @@ class RedisRequests:
         if not isinstance(tokens, str) or tokens not in {"hybrid", "counter"}:
             msg = f"tokens must be 'hybrid' or 'counter', got {shown(tokens)}"
             raise ConfigurationError(msg)
-        kept = milliseconds(_check_retention(retention)) if tokens == "hybrid" else 0
+        self.hybrid = tokens == "hybrid"
+        kept = milliseconds(_check_retention(retention)) if self.hybrid else 0
         self._keys = keys
         self._tokens: tuple[Argument, ...] = (str(tokens), kept)
         self.fair = _check_switch(fair, "fair")

@@ -16,6 +16,7 @@ file's write lock. Waiters: first come, first served, across processes, woken by
     wakeup_socket.py     the datagram from another process
     signs_of_life.py     the file beside the database, in which waiters give signs of life
     errors.py            from SQLite's errors to those of the contract
+    diagnosis.py         what of a file and its file system breaks a promise
     options.py           from a URL and options to arguments
     connection/thread    the one thread that touches SQLite
     connection/file      the open file: schema, transactions, patience
@@ -33,12 +34,14 @@ from typing import TypeVar
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import BootClock, boot_identity, wall_micros
+from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.lock_table import TokenSource, token_source
 from fencing_sdk.backends.sqlite.connection.file import LockFile
 from fencing_sdk.backends.sqlite.connection.thread import SqlThread
+from fencing_sdk.backends.sqlite.diagnosis import judge_file
 from fencing_sdk.backends.sqlite.errors import translated
 from fencing_sdk.backends.sqlite.operator_rows import OperatorRows
 from fencing_sdk.backends.sqlite.options import OPTIONS, check_path, check_synchronous, path_of
@@ -74,6 +77,7 @@ class SqliteBackend:
 
     def __init__(self, path: str | os.PathLike[str], *, tokens: str = "hybrid", synchronous: str = "full") -> None:
         self._path = check_path(path)
+        self._durable, self._hybrid = synchronous != "normal", tokens != "counter"
         self._sql = SqlThread(
             _RowsOpener(self._path, check_synchronous(synchronous), token_source(tokens, wall_micros))
         )
@@ -119,6 +123,14 @@ class SqliteBackend:
     async def revoke(self, name: str, token: int, reason: str) -> bool:
         """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
         return await self._ask("revoke", lambda rows: rows.revoke(name, token, reason), surely=True)
+
+    async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
+        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
+        judge = partial(judge_file, Path(self._path), durable=self._durable, hybrid=self._hybrid)
+        return await asyncio.to_thread(judge)  # a network file system may hang
+
+    async def server_time(self) -> None:
+        """Return None: the clock is this machine's."""
 
     async def aclose(self) -> None:
         """Close the file after the calls that are under way. Grants stay until they are released or expire."""

@@ -8,7 +8,7 @@ Any node can send the map.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -108,6 +108,11 @@ class SlotMap:
             msg = "Hash slot not served"
             raise ClusterDownError(msg)
         return address
+
+    def servers(self) -> Mapping[str, ServerSettings]:
+        """Every node that is known, masters and replicas, by ``host:port``; before the map was read, the seeds."""
+        known = dict.fromkeys([*self._seeds, *self._nodes])
+        return {_joined(node): self._server.at(*self._reachable(node)) for node in known}
 
     def masters(self) -> frozenset[str]:
         """The ``host:port`` of every master that has a slot."""

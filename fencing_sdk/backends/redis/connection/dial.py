@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -115,6 +115,17 @@ class ServerSettings:
         """Log in, send one command, and disconnect."""
         async with _logged_in(self) as connection:
             return await _ask(connection, *command)
+
+    async def ask_all(self, *commands: Sequence[str]) -> list[object]:
+        """Log in, send the commands one after the other, and disconnect. A refused one is an item of the list."""
+        replies: list[object] = []
+        async with _logged_in(self) as connection:
+            for command in commands:
+                try:
+                    replies.append(await _ask(connection, *command))
+                except ResponseError as error:
+                    replies.append(error)
+        return replies
 
 
 class ServerDialer:

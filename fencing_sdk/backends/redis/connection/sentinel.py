@@ -80,10 +80,10 @@ class SentinelDialer:
     """Opens connections to the master of a service."""
 
     def __init__(self, server: ServerSettings, service: SentinelService) -> None:
-        self._server = server
-        self._service = service
+        self.server = server
+        self.service = service
 
     async def dial(self, protocol: asyncio.Protocol) -> OpenConnection:
         """See `fencing_sdk.backends.redis.connection.dial.RedisDialer.dial`."""
-        server = self._server.at(*await self._service.master())
+        server = self.server.at(*await self.service.master())
         return await ServerDialer(server, source=_FROM_SENTINELS).dial(protocol)

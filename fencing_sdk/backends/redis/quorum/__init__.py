@@ -31,11 +31,13 @@ from functools import partial
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, holder_of
 from fencing_sdk._values.clock import wall_micros
+from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
+from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis
 from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.quorum.attempt import QuorumAttempt
@@ -73,6 +75,7 @@ class RedisQuorumBackend:
 
     def __init__(self, clients: Sequence[object] | QuorumTopology, *, prefix: str = DEFAULT_PREFIX) -> None:
         topology = clients if isinstance(clients, QuorumTopology) else topology_from_clients(clients)
+        self._dialers = topology.dialers
         keys = RedisKeys(check_prefix(prefix))
         self._requests = QuorumRequests(keys)
         self._nodes = QuorumNodes(topology.dialers, self._requests, on_push=self._on_push, on_vote=self._on_vote)
@@ -104,6 +107,13 @@ class RedisQuorumBackend:
         """See `fencing_sdk.abc.SupportsFounding.found`."""
         with translating("init"):
             return await prepare(self._nodes, self._requests)
+
+    async def diagnose(self, ttl: float) -> Sequence[Finding]:
+        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
+        return await RedisDiagnosis(hybrid=False, min_replicas=0, ttl=ttl).of_quorum(self._dialers)
+
+    async def server_time(self) -> None:
+        """Return None: no single server's clock counts."""
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""

@@ -1,0 +1,175 @@
+"""``fencing doctor``: a diagnosis of this machine and of its store, on 80 columns or as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterable
+from contextlib import AsyncExitStack, aclosing
+from enum import IntEnum, unique
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from fencing_sdk import connect
+from fencing_sdk._values.wire import ENV_URL
+from fencing_sdk.abc import Backend
+from fencing_sdk.backends import from_url
+from fencing_sdk.cli._output import check_output
+from fencing_sdk.cli._screen import draw_screen
+from fencing_sdk.cli._streams import Output, write_out
+from fencing_sdk.diagnosis import Advice, Diagnosis, Finding, Measurements, Severity
+from fencing_sdk.errors import ConfigurationError
+
+_COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+_CLOSE_LIMIT = 5.0
+
+
+@unique
+class Health(IntEnum):
+    """Exit codes. 2 is wrong usage, as everywhere."""
+
+    SOUND = 0
+    ERRORS = 1
+    WARNINGS = 3
+
+
+def run_doctor(url: str | None, *, over: float, ttl: float, as_json: bool, svg: Path | None) -> Health:
+    """
+    Diagnose the store at *url*, print what was found, and return the exit code.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    url = url or os.environ.get(ENV_URL)
+    if not url:
+        msg = f"--url is missing, and {ENV_URL} is not set; write: fencing doctor --url redis://host"
+        raise ConfigurationError(msg)
+    if svg is not None:
+        check_output(svg)
+    diagnosis = asyncio.run(_diagnose(url, over, ttl))
+    if as_json:
+        write_out(json.dumps(diagnosis.as_dict(), indent=2) + "\n")
+    else:
+        _print(Output(), diagnosis, urlsplit(url).scheme)
+    if svg is not None:
+        draw_screen(svg, "fencing doctor", lambda console: _print(console, diagnosis, urlsplit(url).scheme))
+    return _health(diagnosis)
+
+
+async def _diagnose(url: str, over: float, ttl: float) -> Diagnosis:
+    """Diagnose with two connections; a store in memory has but one."""
+    async with AsyncExitStack() as stack:
+        backends = [from_url(url)] if url.startswith("memory:") else [from_url(url), from_url(url)]
+        for backend in backends:
+            stack.push_async_callback(_close, backend)
+        clients = [connect(backend) for backend in backends]
+        return await clients[0].diagnose(over=over, ttl=ttl, other=clients[-1] if clients[1:] else None)
+
+
+async def _close(backend: Backend) -> None:
+    with anyio.move_on_after(_CLOSE_LIMIT):
+        async with aclosing(backend):
+            pass
+
+
+def _health(diagnosis: Diagnosis) -> Health:
+    if diagnosis.worst is Severity.ERROR:
+        return Health.ERRORS
+    return Health.WARNINGS if diagnosis.worst is Severity.WARNING else Health.SOUND
+
+
+def _print(console: Console, diagnosis: Diagnosis, scheme: str) -> None:
+    measured = diagnosis.measurements
+    _head(console, f"Measured for {measured.seconds:.1f} s, on {scheme}://")
+    _rows(console, _measured(measured))
+    _head(console, "Found")
+    for finding in diagnosis.findings:
+        _show(console, finding)
+    _line(console, f"  {_count(diagnosis)}")
+    _head(console, "Advice for each lock")
+    _rows(console, _advised(diagnosis.advice))
+
+
+def _head(console: Console, text: str) -> None:
+    console.print(Text(text, style="bold"))
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(Text(_harmless(text)))
+
+
+def _rows(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(min_width=18, no_wrap=True)
+    table.add_column(min_width=9, no_wrap=True, justify="right")
+    table.add_column(style="dim")
+    for row in rows:
+        table.add_row(*(Text(_harmless(cell)) for cell in row))
+    console.print(Padding(table, (0, 0, 1, 2), expand=False))
+
+
+def _measured(measured: Measurements) -> list[tuple[str, str, str]]:
+    drift = None if measured.clock_drift is None else f"{100 * measured.clock_drift:+.3f} %"
+    rows = [
+        ("event loop", _seconds(measured.loop_pause), "longest pause"),
+        ("process", _seconds(measured.process_pause), "longest pause"),
+        ("clock source", measured.clock_source, ""),
+        ("renewals", str(measured.renewals), _latencies(measured)),
+        ("store's clock", _seconds(measured.clock_difference), "ahead of this machine's"),
+        ("its drift", drift, "faster than this machine's, give or take the network"),
+        ("tokens", str(len(measured.tokens)), "\n".join(map(str, measured.tokens))),
+        ("handed on after", _seconds(measured.handed_on), "from one connection to the other"),
+        ("loss told after", _seconds(measured.loss_noticed), "when another connection took the lock away"),
+    ]
+    return [(name, value, meaning) for name, value, meaning in rows if value is not None]
+
+
+def _latencies(measured: Measurements) -> str:
+    times = {"p50": measured.renewal_p50, "p99": measured.renewal_p99, "slowest": measured.renewal_max}
+    return ", ".join(f"{name} {_seconds(time)}" for name, time in times.items() if time is not None)
+
+
+def _seconds(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{1000 * seconds:.1f} ms"
+
+
+def _show(console: Console, finding: Finding) -> None:
+    """One finding: its severity and name, and below them what, why, and what mends it."""
+    console.print(Text.assemble((f"  {finding.severity!s:<8}", _COLOURS[finding.severity]), (finding.check, "bold")))
+    for text, style in ((finding.what, ""), (finding.reason, "dim"), (f"> {finding.mend}", "green")):
+        console.print(Padding(Text(_harmless(text), style=style), (0, 0, 0, 10)))
+    console.print()
+
+
+def _count(diagnosis: Diagnosis) -> str:
+    counts = [
+        f"{number} {severity}{'' if number == 1 else 's'}"
+        for severity in sorted(Severity, reverse=True)
+        if (number := sum(finding.severity is severity for finding in diagnosis.findings))
+    ]
+    return f"{', '.join(counts) or 'nothing: every check passed'}\n"
+
+
+def _advised(advice: Advice) -> list[tuple[str, str, str]]:
+    numbers = {
+        "ttl": advice.ttl,
+        "safety_buffer": advice.safety_buffer,
+        "heartbeat_interval": advice.heartbeat_interval,
+    }
+    return [
+        (name, f"{number:g} s", how) for (name, number), how in zip(numbers.items(), advice.arithmetic, strict=True)
+    ]
+
+
+def _harmless(text: str) -> str:
+    """Escape what the answer of a store could do to a terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)

@@ -1,0 +1,182 @@
+"""
+What this process and its store can promise, and what to change: `LockClient.diagnose` and ``fencing doctor``.
+
+    __init__.py     the diagnosis, step by step
+    report.py       what it returns
+    pauses.py       how long this process stood still
+    renewals.py     how long the store takes to answer, and how its clock runs
+    self_test.py    a lock is taken, handed on, taken away and given back
+
+What a store knows of itself is in the module ``diagnosis`` of its backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+
+from fencing_sdk._values.claim import new_owner
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.findings import Finding, Severity, error, note, warning
+from fencing_sdk._values.names import in_namespace
+from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Timing
+from fencing_sdk.abc import Backend, Guard, SupportsDiagnosis, SupportsOpen
+from fencing_sdk.diagnosis.pauses import PauseWatch, clock_source, watching_pauses
+from fencing_sdk.diagnosis.renewals import StoreTimes, time_renewals
+from fencing_sdk.diagnosis.report import Advice, Diagnosis, Measurements, advise, in_order
+from fencing_sdk.diagnosis.self_test import SelfTest
+from fencing_sdk.errors import BackendError, BackendRefusedError
+
+__all__ = ["Advice", "Diagnosis", "Finding", "Measurements", "Severity", "examine"]
+
+_CLOCK = BootClock()
+_OPEN_LIMIT = 8.0
+_FACTS_LIMIT = 15.0
+"""Seconds after which a store that does not answer is a finding."""
+_WAKE_LIMIT = 0.5
+"""Seconds in which a store wakes a waiter that is not kept by a pause; waiters that are not woken ask once a second."""
+_COARSE_CLOCKS = {"jiffies", "refined-jiffies"}
+_LARGEST_DIFFERENCE = 2.0
+
+
+async def examine(
+    backend: Backend,
+    *,
+    other: Backend | None = None,
+    guards: Sequence[Guard] = (),
+    namespace: str = "",
+    over: float = 5.0,
+    ttl: float = DEFAULT_TTL,
+    drift: float = DEFAULT_DRIFT,
+) -> Diagnosis:
+    """
+    Diagnose the store behind *backend*, and this process. It lasts *over* seconds, and a bounded time more.
+
+    The store need not answer: that is a finding too, and no error.
+
+    Args:
+        backend: The store. It is opened if it is not open.
+
+        other: Another backend object for the same store, to which the self-test hands the lock on.
+
+        guards: Guards to test with the tokens of the self-test. Each keeps the fence of a scratch resource.
+
+        namespace: The prefix of the scratch name.
+
+        over: Seconds for which pauses and renewals are measured.
+
+        ttl: Seconds of the locks in use: what is measured is judged by them.
+
+        drift: The drift that the client allows for, as a fraction.
+    """
+    name = in_namespace(namespace, f"fencing-doctor/{new_owner()[:12]}")
+    test = SelfTest(backend, backend if other is None else other, name, guards)
+    times = StoreTimes()
+    begun = _CLOCK.now()
+    async with watching_pauses() as pauses:
+        findings = await _reach(backend)
+        reachable = not findings
+        findings += await _facts(backend, ttl)
+        if reachable:
+            await test.run()
+            findings += test.findings
+            findings += await time_renewals(backend, name, over, times)
+    measured = _measurements(_CLOCK.now() - begun, pauses, times, test)
+    findings += _judged(measured, times, Timing.build(ttl=ttl, drift=drift))
+    return Diagnosis(in_order(findings), measured, advise(measured))
+
+
+async def _reach(backend: Backend) -> list[Finding]:
+    """Open the backend; the one finding says why that failed."""
+    if not isinstance(backend, SupportsOpen):
+        return []
+    try:
+        with anyio.fail_after(_OPEN_LIMIT):
+            await backend.open()
+    except BackendRefusedError as failure:
+        mend = "correct the URL, the login or the role; another try does not help"
+        return [error("store.reachable", str(failure), "no lock can be taken", mend)]
+    except BackendError as failure:
+        mend = "start the store, or correct the URL; look for a firewall between here and there"
+        return [error("store.reachable", str(failure), "no lock can be taken", mend)]
+    except TimeoutError:
+        what = f"the store accepts connections, and does not answer within {_OPEN_LIMIT:g} s"
+        return [error("store.reachable", what, "no lock can be taken", "look at the store's load and log")]
+    return []
+
+
+async def _facts(backend: Backend, ttl: float) -> list[Finding]:
+    """What the store tells of itself."""
+    if not isinstance(backend, SupportsDiagnosis):
+        what = f"{type(backend).__name__} does not tell how its store is set up"
+        return [note("store.settings", what, "its settings were not checked", "compare them with the store's page")]
+    try:
+        with anyio.fail_after(_FACTS_LIMIT):
+            return list(await backend.diagnose(ttl))
+    except BackendError as failure:
+        what, mend = str(failure), "mend what the store says, and run the diagnosis again"
+    except TimeoutError:
+        what, mend = f"no answer within {_FACTS_LIMIT:g} s", "look at the store's load and log"
+    return [warning("store.settings", what, "its settings could not be read", mend)]
+
+
+def _measurements(elapsed: float, pauses: PauseWatch, times: StoreTimes, test: SelfTest) -> Measurements:
+    return Measurements(
+        seconds=elapsed,
+        loop_pause=pauses.loop,
+        process_pause=pauses.process,
+        clock_source=clock_source(),
+        renewals=len(times.renewals),
+        renewal_p50=times.quantile(0.5),
+        renewal_p99=times.quantile(0.99),
+        renewal_max=times.quantile(1.0),
+        clock_difference=times.difference,
+        clock_drift=times.drift,
+        tokens=tuple(test.tokens),
+        handed_on=test.handed_on,
+        loss_noticed=test.loss_noticed,
+    )
+
+
+def _judged(measured: Measurements, times: StoreTimes, timing: Timing) -> list[Finding]:
+    """Compare what was measured with the numbers of a lock."""
+    found: list[Finding] = []
+    pause, slowest, buffer = measured.longest_pause, measured.renewal_max or 0.0, timing.safety_buffer
+    advised = advise(measured).ttl
+    if pause > buffer / 3:
+        what = f"this process stood still for {pause:.2f} s, and the safety buffer is {buffer:g} s"
+        reason = "a cancellation that is late by more than the buffer comes after the store has handed the lock on"
+        mend = f"move blocking code out of the event loop, or use ttl={advised:g} or more"
+        found.append((error if pause > buffer else warning)("machine.pause", what, reason, mend))
+    if slowest > timing.heartbeat_interval / 4:
+        what = (
+            f"the slowest renewal took {slowest:.2f} s, and the heartbeat interval is {timing.heartbeat_interval:g} s"
+        )
+        mend = f"bring the store nearer, or use ttl={advised:g} or more"
+        found.append(warning("store.latency", what, "few failed renewals are left before a lease is lost", mend))
+    if (measured.handed_on or 0.0) > _WAKE_LIMIT + 2 * (pause + slowest):
+        what, reason = f"a waiter got a free lock after {measured.handed_on:.2f} s", "waiters poll, and are not woken"
+        mend = "let the store's messages reach the client: its rights to listen, and poolers in between"
+        found.append(warning("self-test.wake", what, reason, mend))
+    if measured.clock_source in _COARSE_CLOCKS:
+        what, reason = f"the clock source is {measured.clock_source}", "the clock may stand still, or run unevenly"
+        mend = "choose another of /sys/devices/system/clocksource/clocksource0/available_clocksource"
+        found.append(warning("machine.clock-source", what, reason, mend))
+    return [*found, *_clocks(times, timing.drift)]
+
+
+def _clocks(times: StoreTimes, allowed: float) -> list[Finding]:
+    found: list[Finding] = []
+    if times.drift is not None and abs(times.drift) - times.drift_error > allowed:
+        what = (
+            f"the store's clock runs {100 * times.drift:+.2f} % against this machine's; {100 * allowed:g} % are allowed"
+        )
+        reason = "the store may hand a lock on before its holder's deadline"
+        mend = f"mend the clock that is wrong, or pass drift={2 * abs(times.drift):.3f} to connect()"
+        found.append(error("machine.drift", what, reason, mend))
+    if times.difference is not None and abs(times.difference) > _LARGEST_DIFFERENCE:
+        what = f"the store's clock is {times.difference:+.1f} s from this machine's"
+        reason = "one of the two is not synchronised; after a failover to a clock that is behind, tokens could fall"
+        found.append(warning("machine.clock", what, reason, "run chronyd or systemd-timesyncd on both machines"))
+    return found

@@ -1,0 +1,202 @@
+"""
+A lock is taken, renewed, handed on, taken away and given back, under a scratch name that no other client uses.
+
+Whatever happens, every claim is released at the end. What a store remembers of any free lock, the last token, it
+remembers of this one too, for as long as its page says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import anyio
+
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.findings import Finding, error, warning
+from fencing_sdk.abc import Backend, Guard, SupportsLossNotice, SupportsQueue
+from fencing_sdk.errors import BackendError, BackendRefusedError, LossReason, StaleTokenError
+
+TTL = 15.0
+"""Seconds after which the store forgets the scratch lock if this process dies."""
+_WAKE_LIMIT = 2.0
+"""Seconds in which a store that wakes waiters, or tells of losses, does so even on a busy machine."""
+_POLL = 0.05
+_LIMIT = 8.0
+_CLEAN_UP_LIMIT = 2.0
+_CLOCK = BootClock()
+
+
+@dataclass(slots=True)
+class SelfTest:
+    """
+    The self-test, and what it has found.
+
+    Args:
+        first: The holder's backend.
+
+        second: The backend of the next holder: another connection to the same store, or *first* again.
+
+        name: The scratch name.
+
+        guards: Guards to test with the tokens.
+    """
+
+    first: Backend
+    second: Backend
+    name: str
+    guards: Sequence[Guard] = ()
+    findings: list[Finding] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    handed_on: float | None = None
+    loss_noticed: float | None = None
+    _claims: list[Claim] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Do every step. An error of the store ends the test, and is a finding."""
+        step = "acquire"
+        try:
+            with anyio.fail_after(3 * _LIMIT):
+                one, two = self._claim(), self._claim()
+                await self._take(one)
+                step = "renew"
+                await self._renew(one)
+                step = "hand on"
+                await self._hand_on(one, two)
+                step = "release"
+                await self._release(two)
+                step = "notice"
+                await self._notice(self._claim())
+                self._check_tokens()
+                step = "guard"
+                await self._check_guards()
+        except BackendError as failure:
+            self.findings.append(_failed(step, failure))
+        except TimeoutError:
+            self.findings.append(_too_slow(step))
+        finally:
+            await self._clean_up()
+
+    def _claim(self) -> Claim:
+        claim = Claim(self.name, TTL)
+        self._claims.append(claim)
+        return claim
+
+    async def _take(self, claim: Claim) -> None:
+        outcome = await self.first.acquire(claim)
+        if isinstance(outcome, Grant):
+            self.tokens.append(outcome.token)
+            return
+        self._found("acquire", "a lock that no other client knows is held", "a free lock must be granted at once")
+
+    async def _renew(self, claim: Claim) -> None:
+        (outcome,) = await self.first.renew([claim])
+        if outcome is Renewal.REFUSED:
+            self._found("renew", "a lease was refused right after its grant", "the store forgets what it has granted")
+
+    async def _hand_on(self, one: Claim, two: Claim) -> None:
+        if isinstance(await self.second.acquire(two), Grant):
+            self._found("exclusion", "two owners were granted one lock", "the lock excludes no other holder")
+            return
+        if not isinstance(self.second, SupportsQueue):
+            await self.first.release(one)
+            await self._take_in_turn(two, _CLOCK.now())
+            return
+        async with self.second.queue(two) as turn:
+            await self.second.acquire(two)  # as every waiter does once it is in the line
+            since = _CLOCK.now()
+            await self.first.release(one)
+            with anyio.move_on_after(_WAKE_LIMIT):
+                await turn.wait()
+            await self._take_in_turn(two, since)
+
+    async def _take_in_turn(self, claim: Claim, since: float) -> None:
+        with anyio.fail_after(_LIMIT):
+            outcome = await self.second.acquire(claim)
+            while isinstance(outcome, Held):
+                await anyio.sleep(_POLL)
+                outcome = await self.second.acquire(claim)
+        self.tokens.append(outcome.token)
+        self.handed_on = _CLOCK.now() - since
+
+    async def _release(self, claim: Claim) -> None:
+        await self.second.release(claim)
+        if await self.first.inspect(self.name) is not None:
+            self._found("release", "a lock is held after its release", "the next holder waits for the ttl to end")
+
+    async def _notice(self, claim: Claim) -> None:
+        """Take the lock away by the other connection, and wait for what the store tells its holder."""
+        if not isinstance(self.first, SupportsLossNotice) or self.second is self.first:
+            await self._take(claim)
+            await self.first.release(claim)
+            return
+        told = asyncio.Event()
+
+        def on_loss(lost: Claim, _reason: LossReason, _detail: str = "") -> None:
+            if lost.owner == claim.owner:
+                told.set()
+
+        stop = self.first.on_loss(on_loss)
+        try:
+            await self._take(claim)
+            since = _CLOCK.now()
+            await self.second.release(claim)
+            with anyio.move_on_after(_WAKE_LIMIT):
+                await told.wait()
+                self.loss_noticed = _CLOCK.now() - since
+        finally:
+            stop()
+        if self.loss_noticed is None:
+            self.findings.append(_NOT_TOLD)
+
+    def _check_tokens(self) -> None:
+        if any(later <= earlier for earlier, later in zip(self.tokens, self.tokens[1:], strict=False)):
+            shown = ", ".join(map(str, self.tokens))
+            self._found("tokens", f"the tokens do not grow: {shown}", "a guard would accept a stale writer")
+
+    async def _check_guards(self) -> None:
+        for guard in self.guards if len(self.tokens) > 1 else ():
+            await guard.raise_to(self.name, self.tokens[-1])
+            try:
+                await guard.raise_to(self.name, self.tokens[0])
+            except StaleTokenError:
+                continue
+            what = f"{type(guard).__name__} accepted token {self.tokens[0]} after {self.tokens[-1]}"
+            self._found("guard", what, "a stale writer would be accepted")
+
+    def _found(self, step: str, what: str, reason: str) -> None:
+        mend = "look for two stores behind one address, a cache or a proxy; then report it, with the store's version"
+        self.findings.append(error(f"self-test.{step}", what, reason, mend))
+
+    async def _clean_up(self) -> None:
+        with anyio.move_on_after(_CLEAN_UP_LIMIT, shield=True):
+            for claim in self._claims:
+                with suppress(BackendError):
+                    await self.second.release(claim)
+                    await self.first.release(claim)
+
+
+def _failed(step: str, failure: BackendError) -> Finding:
+    refused = isinstance(failure, BackendRefusedError)
+    mend = (
+        "give the user what the page of the store lists" if refused else "mend the store, and run the diagnosis again"
+    )
+    return error(f"self-test.{step}", str(failure), f"this client cannot {step}", mend)
+
+
+def _too_slow(step: str) -> Finding:
+    what = f"no answer within {_LIMIT:g} s"
+    return error(
+        f"self-test.{step}", what, "leases would be lost, and waiters wait", "look at the store's load and log"
+    )
+
+
+_NOT_TOLD = warning(
+    "self-test.notice",
+    f"a holder was not told within {_WAKE_LIMIT:g} s that its grant was taken away",
+    "a holder learns of a loss by its next renewal only",
+    "let the store's messages reach the client: see 'losses' on the page of the store",
+)

@@ -1,0 +1,265 @@
+"""What is measured, and what is common to all stores: pauses, clocks, the self-test, and the advice."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from diagnosing import ERROR, NOTE, WARNING, by_check
+
+from fencing_sdk import BackendUnavailableError, ConfigurationError, connect
+from fencing_sdk.abc import Grant, Held, Renewal
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.diagnosis import Diagnosis, Measurements, examine, pauses
+from fencing_sdk.diagnosis.report import advise
+from fencing_sdk.errors import LossReason
+from fencing_sdk.guards.memory import MemoryGuard
+
+PLAIN = Measurements(
+    seconds=5.0,
+    loop_pause=0.02,
+    process_pause=0.01,
+    clock_source="tsc",
+    renewals=50,
+    renewal_p50=0.001,
+    renewal_p99=0.002,
+    renewal_max=0.003,
+    clock_difference=0.0,
+    clock_drift=0.0,
+    tokens=(1, 2, 3),
+    handed_on=0.001,
+    loss_noticed=0.001,
+)
+
+
+async def examined(backend: MemoryBackend, **options) -> Diagnosis:
+    return await examine(backend, **{"over": 0.05, "other": MemorySibling(backend), **options})
+
+
+class MemorySibling:
+    """Another connection to the same table."""
+
+    def __init__(self, backend: MemoryBackend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str):
+        return getattr(self._backend, name)
+
+
+class Telling(MemoryBackend):
+    """Tells its holder when another connection takes the lock away, and how its clock runs."""
+
+    offset = 0.0
+    rate = 1.0
+
+    async def release(self, claim):
+        await super().release(claim)
+        self._loss_notices.tell(claim, LossReason.REVOKED)
+
+    async def server_time(self):
+        return time.time() * self.rate + self.offset
+
+
+async def test_nothing_is_found_on_a_sound_store():
+    diagnosis = await examined(Telling())
+    assert by_check(diagnosis) == {}
+    assert diagnosis.worst in {None, WARNING, ERROR}  # of a busy machine
+    assert diagnosis.measurements.loss_noticed is not None
+    assert len(set(diagnosis.measurements.tokens)) == 3
+
+
+async def test_a_blocked_event_loop_is_found_and_advice_fits_it():
+    asyncio.get_running_loop().call_later(0.1, time.sleep, 0.4)
+    diagnosis = await examined(Telling(), over=0.8, ttl=1.5)
+    finding = next(finding for finding in diagnosis.findings if finding.check == "machine.pause")
+    assert finding.severity == ERROR
+    assert diagnosis.measurements.loop_pause >= 0.39
+    assert diagnosis.advice.safety_buffer >= 3 * diagnosis.measurements.longest_pause
+
+
+async def test_a_stopped_process_is_found(tmp_path: Path):
+    script = (
+        "import asyncio\nfrom fencing_sdk import connect\n"
+        "async def main():\n    print('begun', flush=True)\n"
+        f"    async with connect('sqlite:///{tmp_path}/a.db') as locks:\n"
+        "        print((await locks.diagnose(over=1.5)).measurements.process_pause)\n"
+        "asyncio.run(main())"
+    )
+    process = await asyncio.to_thread(
+        subprocess.Popen, [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        await asyncio.to_thread(process.stdout.readline)
+        await asyncio.sleep(0.7)
+        os.kill(process.pid, signal.SIGSTOP)
+        await asyncio.sleep(0.5)
+        os.kill(process.pid, signal.SIGCONT)
+        assert float(await asyncio.to_thread(process.stdout.readline)) > 0.4
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("measured", "ttl"),
+    [
+        (PLAIN, 15.0),
+        (replace(PLAIN, loop_pause=2.0), 30.0),
+        (replace(PLAIN, process_pause=2.01), 31.0),
+        (replace(PLAIN, renewal_max=1.2), 24.0),
+        (replace(PLAIN, renewals=0, renewal_max=None, loop_pause=0.0, process_pause=0.0), 15.0),
+        (replace(PLAIN, loop_pause=1e6), 86_400.0),
+    ],
+)
+def test_the_advice_fits_what_was_measured(measured: Measurements, ttl: float):
+    advice = advise(measured)
+    assert advice.ttl == ttl
+    if ttl < 86_400:
+        assert advice.safety_buffer >= 3 * measured.longest_pause
+        assert advice.heartbeat_interval >= 4 * (measured.renewal_max or 0)
+    connect("memory://").lock("a", ttl=advice.ttl, safety_buffer=advice.safety_buffer)
+    assert f"{15 * measured.longest_pause:.2f} s" in advice.arithmetic[0]
+
+
+@pytest.mark.parametrize(
+    ("offset", "rate", "check"),
+    [(60.0, 1.0, "machine.clock"), (-60.0, 1.0, "machine.clock"), (0.0, 1.3, "machine.drift")],
+)
+async def test_a_clock_that_is_wrong_is_found(offset: float, rate: float, check: str):
+    backend = Telling()
+    backend.rate = rate
+    backend.offset = offset - (rate - 1) * time.time()
+    diagnosis = await examined(backend, over=0.5)
+    assert check in {finding.check for finding in diagnosis.findings}
+
+
+@pytest.mark.parametrize(("source", "found"), [("tsc", False), ("refined-jiffies", True)])
+async def test_a_coarse_clock_source_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, found: bool
+):
+    monkeypatch.setattr("fencing_sdk.diagnosis.clock_source", lambda: source)
+    diagnosis = await examined(Telling())
+    assert ("machine.clock-source" in {finding.check for finding in diagnosis.findings}) == found
+
+
+def test_the_clock_source_is_read(tmp_path: Path):
+    (tmp_path / "source").write_text("hpet\n")
+    assert pauses.clock_source(tmp_path / "source") == "hpet"
+    assert pauses.clock_source(tmp_path / "none") is None
+
+
+class Generous(Telling):
+    async def acquire(self, claim):
+        return Grant(7)
+
+
+class Repeating(Telling):
+    async def acquire(self, claim):
+        outcome = await super().acquire(claim)
+        return Grant(7) if isinstance(outcome, Grant) else outcome
+
+
+class Forgetful(Telling):
+    async def renew(self, claims):
+        return [Renewal.REFUSED for _ in claims]
+
+
+class Clinging(Telling):
+    """Forgets to give back what was handed on."""
+
+    async def inspect(self, name):
+        await super().acquire(self.claim)
+        return await super().inspect(name)
+
+    async def acquire(self, claim):
+        self.claim = claim
+        return await super().acquire(claim)
+
+
+class Taken(Telling):
+    async def acquire(self, claim):
+        return Held(1.0)
+
+
+class Deaf(Telling):
+    async def release(self, claim):
+        await MemoryBackend.release(self, claim)
+
+
+class Failing(Telling):
+    async def renew(self, claims):
+        raise BackendUnavailableError("Failing", "renew", "the disk is full")
+
+
+@pytest.mark.parametrize(
+    ("backend", "check", "severity"),
+    [
+        (Generous, "self-test.exclusion", ERROR),
+        (Repeating, "self-test.tokens", ERROR),
+        (Forgetful, "self-test.renew", ERROR),
+        (Clinging, "self-test.release", ERROR),
+        (Deaf, "self-test.notice", WARNING),
+        (Failing, "self-test.renew", ERROR),
+    ],
+)
+async def test_a_store_that_breaks_its_contract_is_found(backend: type[Telling], check: str, severity):
+    findings = by_check(await examined(backend()))
+    assert findings[check].severity == severity
+
+
+class Credulous(MemoryGuard):
+    async def raise_to(self, resource, token):
+        pass
+
+
+async def test_guards_are_tested_with_the_tokens():
+    assert "self-test.guard" not in by_check(await examined(Telling(), guards=[MemoryGuard()]))
+    assert by_check(await examined(Telling(), guards=[Credulous()]))["self-test.guard"].severity == ERROR
+
+
+async def test_a_counter_in_memory_is_found():
+    assert by_check(await examined(Telling(tokens="counter")))["memory.tokens"].severity == WARNING
+
+
+async def test_a_store_that_cannot_tell_its_settings_is_noted():
+    class Silent:
+        def __init__(self) -> None:
+            self._backend = MemoryBackend()
+            for name in ("acquire", "renew", "release", "inspect", "aclose"):
+                setattr(self, name, getattr(self._backend, name))
+
+    findings = by_check(await examine(Silent(), over=0.05))
+    assert {check: finding.severity for check, finding in findings.items()} == {"store.settings": NOTE}
+
+
+async def test_a_client_diagnoses_under_its_namespace_and_leaves_nothing():
+    backend = MemoryBackend()
+    names = set()
+    acquire = backend.acquire
+
+    async def noted(claim):
+        names.add(claim.name)
+        return await acquire(claim)
+
+    backend.acquire = noted
+    events = []
+    async with connect(backend, namespace="shop", observers=[events.append]) as locks:
+        diagnosis = await locks.diagnose(over=0.05)
+        assert by_check(diagnosis) == {}
+        (name,) = names
+        assert name.startswith("shop")
+        assert await backend.inspect(name) is None
+        assert not events
+
+
+@pytest.mark.parametrize("bad", [{"over": -1}, {"over": 1e9}, {"ttl": 0}, {"other": "redis://"}, {"guards": [3]}])
+async def test_bad_arguments_are_refused(bad: dict[str, object]):
+    async with connect("memory://") as locks:
+        with pytest.raises(ConfigurationError, match=next(iter(bad))):
+            await locks.diagnose(**bad)

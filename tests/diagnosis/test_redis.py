@@ -1,0 +1,200 @@
+"""Redis: every misconfiguration is planted on a real server, and found by the name of its check."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from diagnosing import ERROR, NOTE, WARNING, by_check, diagnosed, found
+from redis_cluster import Cluster
+from redis_quorum import Quorum
+from redis_replicas import Replicated
+from redis_sentinels import Sentinels
+from redis_server import RedisServer
+
+from fencing_sdk.backends.redis.server_checks import judge_server
+from fencing_sdk.backends.redis.server_facts import RedisFacts
+
+if TYPE_CHECKING:
+    from redis_fixtures import StartRedis
+
+pytest_plugins = ["redis_fixtures"]
+
+SOUND = {"appendonly": True, "appendfsync": "always", "requirepass": "secret"}
+
+
+def url_of(server: RedisServer, login: str = ":secret@", host: str = "127.0.0.1") -> str:
+    return f"redis://{login}{host}:{server.port}"
+
+
+async def test_nothing_is_found_on_a_sound_server(start_redis: StartRedis):
+    server = await asyncio.to_thread(start_redis, **SOUND)
+    diagnosis = await diagnosed(url_of(server))
+    assert by_check(diagnosis) == {}
+    measured = diagnosis.measurements
+    assert len(set(measured.tokens)) == 3
+    assert list(measured.tokens) == sorted(measured.tokens)
+    assert measured.renewals >= 1
+    assert measured.renewal_p50 <= measured.renewal_p99 <= measured.renewal_max
+    assert None not in {measured.handed_on, measured.loss_noticed}
+    assert abs(measured.clock_difference) < 1
+    kept = [key for key in server.ask("KEYS", "*") if server.ask("TTL", key) < 0]
+    assert not kept, "a key that does not expire is left behind"
+    assert not [key for key in server.ask("KEYS", "*") if server.ask("TYPE", key) == "zset"]
+
+
+PLANTED = {
+    "eviction of leases": ({"maxmemory": "100mb", "maxmemory_policy": "allkeys-lru"}, "redis.eviction", ERROR),
+    "eviction without a limit": ({"maxmemory_policy": "volatile-ttl"}, "redis.eviction", WARNING),
+    "nothing is saved": ({"appendonly": False}, "redis.persistence", WARNING),
+    "saved when the system likes": ({"appendfsync": "no"}, "redis.appendfsync", WARNING),
+    "saved once a second": ({"appendfsync": "everysec"}, "redis.appendfsync", NOTE),
+    "memory is nearly full": ({"maxmemory": "1200kb"}, "redis.memory", NOTE),
+    "replicas are demanded, and none is there": ({"min_replicas_to_write": 1}, "redis.min-replicas-to-write", ERROR),
+    "a replica": ({"replicaof": "127.0.0.1 1"}, "redis.role", ERROR),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+async def test_a_setting_that_breaks_a_promise_is_found(start_redis: StartRedis, planted: str):
+    settings, check, severity = PLANTED[planted]
+    server = await asyncio.to_thread(start_redis, **SOUND | settings)
+    findings = await found(url_of(server))
+    assert findings[check].severity == severity
+    assert all(finding.reason and finding.mend for finding in findings.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "check"),
+    [({"appendonly": False}, "redis.persistence"), ({"appendfsync": "everysec"}, "redis.appendfsync")],
+)
+async def test_a_forgetful_server_is_an_error_for_plain_counters(start_redis: StartRedis, settings, check: str):
+    server = await asyncio.to_thread(start_redis, **SOUND | settings)
+    assert (await found(url_of(server), tokens="counter"))[check].severity == ERROR
+
+
+async def test_a_server_without_password_is_noted(start_redis: StartRedis):
+    server = await asyncio.to_thread(start_redis, appendonly=True, appendfsync="always")
+    assert {check: each.severity for check, each in (await found(server.url)).items()} == {"redis.authentication": NOTE}
+
+
+async def test_an_open_connection_over_a_network_is_noted(start_redis: StartRedis):
+    address = socket.gethostbyname(socket.gethostname())
+    if address.startswith("127."):
+        pytest.skip("this machine has no address but loopback")
+    server = await asyncio.to_thread(start_redis, **SOUND, bind="0.0.0.0")
+    assert set(await found(url_of(server, host=address))) == {"redis.tls"}
+
+
+async def test_a_failed_save_is_found(start_redis: StartRedis):
+    server = await asyncio.to_thread(start_redis, **SOUND)
+    (server.folder / "dump.rdb").mkdir()
+    server.ask("BGSAVE")
+    for _ in range(200):
+        if "rdb_last_bgsave_status:err" in server.ask("INFO", "persistence"):
+            break
+        await asyncio.sleep(0.05)
+    assert (await found(url_of(server)))["redis.disk"].severity == ERROR
+
+
+RULES = "~{fencing:* &* +@all"
+
+
+async def test_missing_permissions_are_found(start_redis: StartRedis):
+    users = [
+        "none on >x ~other:* &* +@all",
+        f"quiet on >x {RULES} -@dangerous -@admin +info",
+        "deaf on >x ~{fencing:* +@all resetchannels",
+    ]
+    server = await asyncio.to_thread(start_redis, **SOUND, user=users)
+    keys = await found(url_of(server, "none:x@"))
+    assert keys["self-test.acquire"].severity == ERROR
+    quiet = await found(url_of(server, "quiet:x@"))
+    assert {check: each.severity for check, each in quiet.items()} == {"redis.settings": NOTE}
+    deaf = await found(url_of(server, "deaf:x@"))
+    assert deaf["self-test.wake"].severity == WARNING
+
+
+async def test_a_wrong_password_is_a_finding_without_the_password(start_redis: StartRedis):
+    server = await asyncio.to_thread(start_redis, **SOUND)
+    findings = await found(url_of(server, ":hunter2@"))
+    assert findings["store.reachable"].severity == findings["redis.host"].severity == ERROR
+    assert "hunter2" not in repr(findings)
+
+
+async def test_a_server_that_is_down_or_hangs_is_found_in_bounded_time(start_redis: StartRedis):
+    server = await asyncio.to_thread(start_redis, **SOUND)
+    server.pause()
+    async with asyncio.timeout(40):
+        assert (await found(url_of(server)))["store.reachable"].severity == ERROR
+    server.kill()
+    assert {"store.reachable", "redis.host"} == set(await found(url_of(server)))
+
+
+async def test_replicas_that_no_client_waits_for_are_found():
+    async with Replicated(**SOUND, masterauth="secret") as group:
+        findings = await found(url_of(group.master))
+        assert findings["redis.replicas"].severity == WARNING
+        assert "min_replicas=1" in findings["redis.replicas"].mend
+        assert await found(url_of(group.master), min_replicas=1) == {}
+        assert (await found(url_of(group.master), min_replicas=2))["redis.min-replicas"].severity == ERROR
+
+
+async def test_sentinels(redis_sentinels: Sentinels):
+    hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in redis_sentinels.sentinels)
+    url, ttl = f"redis+sentinel://{hosts}/{redis_sentinels.name}", 15.0
+    expected = {"redis.persistence", "redis.authentication", "redis.replicas"}
+    assert set(await found(url, ttl=ttl)) == expected
+    for sentinel in redis_sentinels.sentinels:
+        sentinel.ask("SENTINEL", "SET", redis_sentinels.name, "quorum", 5, "down-after-milliseconds", 30000)
+    try:
+        findings = await found(url, ttl=ttl)
+    finally:
+        for sentinel in redis_sentinels.sentinels:
+            sentinel.ask("SENTINEL", "SET", redis_sentinels.name, "quorum", 2, "down-after-milliseconds", 2000)
+    assert findings["redis.sentinel-quorum"].severity == ERROR
+    assert findings["redis.sentinel-down-after"].severity == WARNING
+    redis_sentinels.sentinels[0].ask("SENTINEL", "SET", redis_sentinels.name, "quorum", 1)
+    assert (await found(url, ttl=ttl))["redis.sentinel-quorum"].severity == WARNING
+    redis_sentinels.sentinels[0].ask("SENTINEL", "SET", redis_sentinels.name, "quorum", 2)
+    redis_sentinels.sentinels[2].pause()
+    assert (await found(url, ttl=ttl))["redis.sentinel"].severity == WARNING
+
+
+async def test_a_cluster(redis_cluster: Cluster):
+    url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in redis_cluster.nodes)
+    expected = {"redis.persistence", "redis.authentication", "redis.cluster-replicas"}
+    assert set(await found(url)) == expected
+    redis_cluster.nodes[0].ask("CLUSTER", "DELSLOTS", 7)
+    try:
+        assert (await found(url))["redis.cluster-coverage"].severity == ERROR
+    finally:
+        redis_cluster.nodes[0].ask("CLUSTER", "ADDSLOTS", 7)
+    redis_cluster.nodes[1].pause()
+    assert (await found(url))["redis.host"].severity == WARNING
+
+
+async def test_a_quorum(redis_quorum: Quorum):
+    assert (await found(redis_quorum.url))["redis.appendfsync"].severity == ERROR
+    for node in redis_quorum.nodes:
+        node.ask("CONFIG", "SET", "appendfsync", "always")
+    try:
+        assert set(await found(redis_quorum.url)) == {"redis.authentication"}
+        same = [redis_quorum.nodes[0].port, redis_quorum.nodes[1].port]
+        url = f"redis+quorum://127.0.0.1:{same[0]},localhost:{same[0]},127.0.0.1:{same[1]}"
+        assert (await found(url))["redis.quorum"].severity == ERROR
+        redis_quorum.nodes[2].pause()
+        assert (await found(redis_quorum.url))["redis.host"].severity == WARNING
+    finally:
+        redis_quorum.heal()
+        for node in redis_quorum.nodes:
+            node.ask("CONFIG", "SET", "appendfsync", "everysec")
+
+
+def test_an_old_version_is_found():
+    facts = RedisFacts("a:1", {"redis_version": "6.0.16", "role": "master"})
+    assert {"redis.version", "redis.settings"} == {
+        finding.check for finding in judge_server(facts, hybrid=True, min_replicas=0)
+    }
