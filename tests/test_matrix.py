@@ -115,6 +115,11 @@ SCENARIOS = {
         "sqlite": "there is no server and no network between",
         "kahuna": "its stand-in lives in the process of the test, without a network",
     },
+    "RevokingSuite": {
+        "memory": "it lives in one process, and no call of another one comes in between",
+        "kahuna": "it cannot take a lock away",
+        "redisquorum": "it cannot take a lock away",
+    },
     "WaitersSuite": {
         "memory": "it lives in one process, and its line is that of BackendSuite",
         "kahuna": "it has no line",

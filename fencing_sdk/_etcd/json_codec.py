@@ -95,16 +95,29 @@ def delete(key: bytes) -> Json:
 
 
 def ranged(
-    key: bytes, *, end: bytes | None = None, first: int = 0, last: int = 0, before: int = 0, keys_only: bool = False
+    key: bytes,
+    *,
+    end: bytes | None = None,
+    first: int = 0,
+    last: int = 0,
+    most: int = 0,
+    before: int = 0,
+    after: int = 0,
+    keys_only: bool = False,
 ) -> Json:
     """
     Read one key; or, of the keys up to *end*, so many of the *first* or the *last* that were created.
 
-    With *before*, only keys that were created before that revision count.
+    With *most* instead, so many in the order of the keys. With *before* and *after*, only keys that were created
+    before or after that revision count.
     """
     fields: Json = {"key": encoded(key), **_up_to(end)}
     if first or last:
         fields |= {"limit": str(first or last), "sort_target": "CREATE", "sort_order": "ASCEND" if first else "DESCEND"}
+    elif most:
+        fields["limit"] = str(most)
+    if after:
+        fields["min_create_revision"] = str(after + 1)
     if before:
         fields["max_create_revision"] = str(before - 1)
     if keys_only:

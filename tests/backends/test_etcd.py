@@ -28,6 +28,7 @@ class TestEtcdBackend(BackendSuite):
     queues = True
     shares = True
     notices = True
+    lists = revokes = True
     ttl = 0.5
     expiry_lag = 1.5  # a lease of whole seconds is half a second longer, and etcd looks twice a second
     patience = 20.0

@@ -31,6 +31,7 @@ class TestRedisBackend(BackendSuite):
     queues = hands_over = True
     shares = True
     notices = True
+    lists = revokes = True
 
     @pytest.fixture(autouse=True)
     def server(self, durable_redis: RedisServer) -> RedisServer:
@@ -93,6 +94,7 @@ class TestRedisCluster(BackendSuite):
     queues = hands_over = True
     shares = True
     notices = True
+    lists = revokes = True
 
     @pytest.fixture(autouse=True)
     def cluster(self, durable_cluster: Cluster) -> Cluster:

@@ -28,6 +28,7 @@ def own_zookeeper() -> Iterator[ZooKeeperServer]:
 class Bench(BackendSuite):
     queues = True
     notices = True
+    lists = revokes = True
     keeps_alone = False  # a node lasts as long as its session, whose timeout was fixed when it began
     expiry_lag = 0.5
     patience = 30.0

@@ -224,7 +224,7 @@ async def test_readers_of_one_client_share_a_watch_and_their_looks(etcd: EtcdBac
 
 async def test_a_reader_whose_key_an_operator_deletes_is_told(etcd: EtcdBackend, etcd_server: EtcdCluster):
     told: list[str] = []
-    etcd.on_loss(lambda claim, _: told.append(claim.owner))
+    etcd.on_loss(lambda claim, *_: told.append(claim.owner))
     claims = [claim_of(READER) for _ in range(2)]
     for claim in claims:
         await granted(etcd, claim)

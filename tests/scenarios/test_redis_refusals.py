@@ -30,6 +30,7 @@ NEEDED = [
     *("eval", "evalsha", "hello", "time", "getex", "exists", "set", "del", "pexpire", "pttl"),
     *("zadd", "zrem", "zrange", "zpopmin", "hset", "hget", "hdel"),
 ]
+OPERATING = ["scan", "client|caching", "hgetall", "hvals", "zcard", "zrangebyscore"]
 WELCOME = ["publish", "subscribe", "client|tracking", "script|load"]
 
 
@@ -63,6 +64,29 @@ async def everything(url, server) -> None:
 
 
 # Credentials and permissions.
+
+
+async def test_an_operator_needs_a_few_permissions_more(start_redis):
+    """To list, and to revoke a lock, a permit and what readers hold together."""
+    needed = [*NEEDED, *WELCOME, "zrevrange", "zscore", *OPERATING]
+    server = start_redis(user=[rule(needed)])
+    async with opened(url_of(server)) as (locks, _):
+        held = [
+            await locks.lock("a", ttl=10).acquire(),
+            await locks.semaphore("b", permits=2).acquire(),
+            await locks.rwlock("c").reader.acquire(),
+        ]
+        async with staying(locks.lock("d", **LONG)):
+            waiting = Stay(locks.lock("d", ttl=10, wait=PATIENCE))
+            await eventually(lambda: _waiting(server, 1, "d"), what="one stands in line")
+            assert {holder.name async for holder in locks.held()} == set("abcd")
+            assert len(await locks.waiters("d")) == 1
+            await waiting.abandon()
+        for lease in held:
+            assert await locks.revoke(lease.name, token=lease.token, reason="a test")
+        assert not [holder async for holder in locks.held()]
+    refused = await server.command("ACL", "LOG")
+    assert {entry[entry.index("object") + 1] for entry in refused} <= {"client|setinfo", "client"}
 
 
 async def test_these_permissions_are_enough_and_all_of_them_are_used(start_redis):
@@ -285,8 +309,8 @@ async def test_scripts_may_be_forgotten_between_any_two_calls(redis_server):
     await nothing_left(redis_server)
 
 
-async def _waiting(server, number) -> bool:
-    return await server.command("ZCARD", key("a", "q")) == number
+async def _waiting(server, number, name="a") -> bool:
+    return await server.command("ZCARD", key(name, "q")) == number
 
 
 async def test_scripts_that_are_forgotten_all_the_time_cost_nothing(redis_server):

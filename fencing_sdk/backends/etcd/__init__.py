@@ -13,6 +13,8 @@ first come, first served; a watch on the key before its own wakes each of them.
     waiters.py           what wakes a waiter
     losses.py            notices of grants that end while their holder works
     watches.py           what an answer of a watch says
+    listing.py           lists what is held, and who waits
+    revoking.py          takes grants away, and tells their holders why
     leases.py            leases of etcd that many locks share
     pending_deletes.py   keys that are to be deleted
     requests.py          what etcd is asked, and how answers are read
@@ -35,16 +37,19 @@ from fencing_sdk._etcd.json_codec import Json, compared
 from fencing_sdk._etcd.options import make_gateway, read_url
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import read_numbers
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
+from fencing_sdk.backends._shared.revocations import with_reasons
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.etcd.errors import BACKEND
 from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, KeyFacts, check_prefix, holder_of_key, is_share
 from fencing_sdk.backends.etcd.leases import SharedLease, SharedLeases
+from fencing_sdk.backends.etcd.listing import EtcdListing
 from fencing_sdk.backends.etcd.losses import EtcdLossWatcher
 from fencing_sdk.backends.etcd.renewals import EtcdRenewals
 from fencing_sdk.backends.etcd.requests import EtcdRequests, Standing
+from fencing_sdk.backends.etcd.revoking import EtcdRevocations
 from fencing_sdk.backends.etcd.shares import LEAST_REMAINING, EtcdShares
 from fencing_sdk.backends.etcd.waiters import EtcdWaiter, EtcdWaiters
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
@@ -122,7 +127,9 @@ class EtcdBackend:
         self._shares = EtcdShares(self._requests)
         self._leases = SharedLeases(self._requests)
         self._waiters = EtcdWaiters(self._gateway, self._requests, self._shares)
-        self._losses = EtcdLossWatcher(self._gateway, self._leases)
+        self._revocations = EtcdRevocations(self._requests, self._shares)
+        self._losses = EtcdLossWatcher(self._gateway, self._leases, self._revocations)
+        self._listing = EtcdListing(self._requests, self._shares)
         self._unanswered = UnansweredRequests()
 
     async def open(self) -> None:
@@ -199,7 +206,7 @@ class EtcdBackend:
             return Grant(standing.own.created, ttl=float(lease.ttl))
         return Grant(standing.phase or facts.token, ttl=float(lease.ttl), permit=facts.permit)
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
         started = self._leases.now()
         self._leases.give_up_overdue(started, {self._keys.own(claim) for claim in claims})
@@ -207,7 +214,8 @@ class EtcdBackend:
         await renewals.run()
         if renewals.failures and not renewals.outcomes:
             raise renewals.failures[0]
-        return [renewals.outcomes.get(self._keys.own(claim), Renewal.UNKNOWN) for claim in claims]
+        outcomes = [renewals.outcomes.get(self._keys.own(claim), Renewal.UNKNOWN) for claim in claims]
+        return await with_reasons(claims, outcomes, self._revocations.reasons)
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
@@ -237,6 +245,18 @@ class EtcdBackend:
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `fencing_sdk.abc.SupportsShares.holders`."""
         return await self._shares.holders(name)
+
+    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        return await self._listing.page(prefix, cursor, limit)
+
+    async def list_waiters(self, name: str) -> Sequence[Waiting]:
+        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
+        return await self._listing.waiters(name)
+
+    async def revoke(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+        return await self._revocations.revoke(name, token, reason)
 
     def comparison(self, name: str, owner: str, token: int) -> Json:
         """

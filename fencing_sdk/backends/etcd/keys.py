@@ -10,6 +10,10 @@ What etcd keeps for a lock: one key for each claim that holds the lock or waits 
 The key ends with a digest of the owner id, so that the id itself never leaves the process. The claim whose key
 was created first holds the lock. The others wait in the order in which their keys were created. `shares` tells what
 several hold together.
+
+An operator who takes a grant away leaves a note for its holder, which ends with the ttl that it had:
+
+    fencing/invoices%2F42:revoked/9f8a01c2...    ->  {"reason": "host is gone"}
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import json
 import re
 from functools import lru_cache
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from fencing_sdk._etcd.json_codec import Entry
 from fencing_sdk._http.bodies import UnreadableAnswerError
@@ -43,6 +48,7 @@ _DIGEST = 32
 """Hex digits of the SHA-256 of the owner id: as many bits as that has. The first eight are the public holder."""
 
 _READER, _PERMIT = b"reader-", b"permit-"
+_LAST = re.compile(rf"(?:reader-|permit-)?[0-9a-f]{{{_DIGEST}}}")
 _WITHOUT_METADATA = b'{"metadata":null}'
 
 
@@ -66,6 +72,11 @@ class EtcdKeys:
         begin, _ = self.line(name)
         return begin + _PERMIT, begin + _READER
 
+    def readers(self, name: str) -> tuple[bytes, bytes]:
+        """The part of the line whose keys are those of readers."""
+        begin, end = self.line(name)
+        return begin + _READER, end
+
     def own(self, claim: Claim) -> bytes:
         """The key of one claim."""
         return _line(self._prefix, claim.name)[0] + _begin_of(claim.mode) + _digest(claim.owner)
@@ -78,6 +89,21 @@ class EtcdKeys:
         """The same, for the key of a reader; None for any other key."""
         folder, _, last = key.rpartition(b"/")
         return folder if last.startswith(_READER) else None
+
+    def names(self, prefix: str) -> tuple[bytes, bytes]:
+        """The range of the keys of all locks whose name begins with *prefix*."""
+        begin = self._prefix + safe_segment(prefix).encode("ascii")
+        return begin, begin[:-1] + bytes([begin[-1] + 1])  # the last byte is printable ASCII
+
+    def name(self, key: bytes) -> str | None:
+        """The lock of a key that is in such a range; None for a note, a phase, and a key of another program."""
+        folder, _, last = key.removeprefix(self._prefix).decode(errors="replace").partition("/")
+        name = unquote(folder)
+        return name if _LAST.fullmatch(last) and safe_segment(name) == folder else None
+
+    def note(self, name: str, key: bytes) -> bytes:
+        """The key of the note for the holder whose own key is *key*."""
+        return _line(self._prefix, name)[0][:-1] + b":revoked/" + key.rpartition(b"/")[2]
 
 
 def _begin_of(mode: Mode) -> bytes:

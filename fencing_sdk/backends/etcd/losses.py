@@ -25,10 +25,12 @@ from fencing_sdk._etcd.streams import StreamRequests
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.futures import cancel_and_wait
 from fencing_sdk.abc import LossNotice
-from fencing_sdk.backends._shared.background_task import BackgroundTask
+from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
 from fencing_sdk.backends._shared.loss_notices import LossNotices
+from fencing_sdk.backends._shared.revocations import reason_for
 from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.etcd.leases import SharedLeases
+from fencing_sdk.backends.etcd.revoking import EtcdRevocations
 from fencing_sdk.backends.etcd.watches import read_watch_answer
 from fencing_sdk.errors import BackendError, LossReason
 
@@ -45,8 +47,9 @@ _LAST_PAUSE = 5.0
 class EtcdLossWatcher:
     """Watches the grants of one backend while a client wants notices."""
 
-    def __init__(self, gateway: Gateway, leases: SharedLeases) -> None:
+    def __init__(self, gateway: Gateway, leases: SharedLeases, revocations: EtcdRevocations) -> None:
         self._gateway = gateway
+        self._revocations = revocations
         self._leases = leases
         self._notices = LossNotices()
         self._held: dict[bytes, Claim] = {}
@@ -59,6 +62,7 @@ class EtcdLossWatcher:
         self._last_id = 0
         self._changed = WakeUp()
         self._task = BackgroundTask()
+        self._telling = BackgroundTasks()
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
@@ -179,8 +183,13 @@ class EtcdLossWatcher:
         if claim is None or found is None or revision <= found[1].created:
             return
         self.ended(key)
-        self._notices.tell(claim, LossReason.REVOKED)
+        self._telling.start(self._tell(claim))
+
+    async def _tell(self, claim: Claim) -> None:
+        """Tell the clients, after a look for the operator's reason."""
+        self._notices.tell(claim, LossReason.REVOKED, await reason_for(claim, self._revocations.reasons))
 
     async def aclose(self) -> None:
         """Stop watching."""
         await self._task.aclose()
+        await self._telling.aclose(patience=0.0)

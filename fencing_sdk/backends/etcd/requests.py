@@ -207,6 +207,28 @@ class EtcdRequests:
         with ErrorTranslation(unreadable, operation):
             return first_entry(fields)
 
+    async def stretch(self, operation: str, begin: bytes, end: bytes, most: int) -> tuple[list[Entry], bool]:
+        """So many keys, in their order, and whether there are more."""
+        fields, _ = await self.ask(operation, RANGE, ranged(begin, end=end, most=most)["request_range"])
+        with ErrorTranslation(unreadable, operation):
+            return entries(fields), fields.get("more") is True
+
+    async def end(self, operation: str, compare: list[Json], victims: Sequence[bytes], notes: list[Json]) -> bool:
+        """Delete keys of holders and put *notes*, if all is as *compare* says; False: nothing is changed."""
+        body = txn(compare=compare, success=[*map(delete, victims), *notes])
+        fields, earlier_unknown = await self.ask(operation, TXN, body, hedged=False)
+        succeeded = fields.get("succeeded") is True
+        if earlier_unknown and not succeeded:
+            raise BackendUnavailableError(BACKEND, operation, "an earlier request may have been carried out")
+        return succeeded
+
+    async def notes(self, operation: str, claims: Sequence[Claim]) -> list[Entry | None]:
+        """The notes for a batch of claims whose keys have gone."""
+        look = [ranged(self.keys.note(claim.name, self.keys.own(claim))) for claim in claims]
+        fields, _ = await self.ask(operation, TXN, txn(compare=[], success=look))
+        with ErrorTranslation(unreadable, operation):
+            return [first_entry(part) for part in responses(fields, len(look))]
+
     async def delete(self, operation: str, keys: Sequence[bytes]) -> bool:
         """
         Delete keys of this client; False: one was created above `highest_revision`, and none is deleted.

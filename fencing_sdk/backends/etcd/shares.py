@@ -21,7 +21,7 @@ A claim that does not wait is granted by the request that puts its key, or puts 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fencing_sdk._etcd.gateway import TXN, GatewayReply
@@ -45,10 +45,11 @@ from fencing_sdk.backends.etcd.errors import unreadable
 from fencing_sdk.backends.etcd.keys import KeyFacts, holder_of_key, value_of
 from fencing_sdk.backends.etcd.requests import BATCH, EtcdRequests, Standing, first_entry
 
-__all__ = ["LEAST_REMAINING", "EtcdShares", "lowest_free"]
+__all__ = ["LEAST_REMAINING", "EtcdShares", "SeenLine", "lowest_free"]
 
 _LOOKS = 40
 """Claims in one look: etcd allows 128 operations, and a claim may need three."""
+_LEASES_AT_ONCE = 8
 _TRIES = 30
 """Times that a permit is tried for while others come and go. Each failure is the arrival of another claim."""
 LEAST_REMAINING = 0.5
@@ -67,6 +68,23 @@ class _Seen(NamedTuple):
     def of(cls, own: list[Entry], line: list[Entry], phase: list[Entry]) -> _Seen:
         ahead = [entry for entry in line if own and entry.created < own[0].created]
         return cls(own[0] if own else None, ahead, phase[0].created if phase else None)
+
+
+class SeenLine(NamedTuple):
+    """All keys of a lock, those of its holders apart."""
+
+    name: str
+    held: list[Entry]
+    waiting: list[Entry]
+    phase: int
+    """The token of readers."""
+    revision: int
+    """Of this view: a key that is not in it was created later."""
+
+    def token(self, entry: Entry) -> int:
+        """The token of one that holds."""
+        facts = KeyFacts.read(entry)
+        return self.phase if facts.mode == READER else facts.token
 
 
 class EtcdShares:
@@ -261,24 +279,38 @@ class EtcdShares:
 
     # Who holds
 
-    async def holders(self, name: str) -> list[Holder]:
-        """Tell who holds *name*, in the order of their permits, or of their tokens."""
+    async def look(self, operation: str, name: str) -> SeenLine:
+        """The whole line of *name*."""
         begin, end = self._keys.line(name)
         look = [ranged(begin, end=end), ranged(self._keys.phase(name))]
-        fields, _ = await self._requests.ask("inspect", TXN, txn(compare=[], success=look))
-        with ErrorTranslation(unreadable, "inspect"):
+        fields, _ = await self._requests.ask(operation, TXN, txn(compare=[], success=look))
+        with ErrorTranslation(unreadable, operation):
             line_part, phase_part = responses(fields, 2)
-            phase = first_entry(phase_part)
-            held = _holding(_in_line(entries(line_part)), phase)
-        leases = dict.fromkeys(entry.lease for entry in held)
-        left = await asyncio.gather(*(self._requests.remaining("inspect", lease) for lease in leases))
-        remaining = dict(zip(leases, left, strict=True))
+            line, phase = _in_line(entries(line_part)), first_entry(phase_part)
+            held = _holding(line, phase)
+            revision = number(fields["header"], "revision")
+            return SeenLine(name, held, line[len(held) :], 0 if phase is None else phase.created, revision)
+
+    async def holders(self, name: str) -> list[Holder]:
+        """Tell who holds *name*, in the order of their permits, or of their tokens."""
+        seen = await self.look("inspect", name)
+        remaining = await self.remaining("inspect", [entry.lease for entry in seen.held])
         found = [
-            holder_of_key(name, entry, max(LEAST_REMAINING, seconds), phase=0 if phase is None else phase.created)
-            for entry in held
+            holder_of_key(name, entry, max(LEAST_REMAINING, seconds), phase=seen.phase)
+            for entry in seen.held
             if (seconds := remaining[entry.lease]) is not None
         ]
         return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
+
+    async def remaining(self, operation: str, leases: Iterable[int]) -> dict[int, float | None]:
+        """The seconds that leases have left; None for those that have ended. Many locks share one."""
+        gate, asked = asyncio.Semaphore(_LEASES_AT_ONCE), list(dict.fromkeys(leases))
+
+        async def ask(lease: int) -> float | None:
+            async with gate:
+                return await self._requests.remaining(operation, lease)
+
+        return dict(zip(asked, await asyncio.gather(*map(ask, asked)), strict=True))
 
 
 def lowest_free(mode: Permit, line: Sequence[Entry]) -> int | None:

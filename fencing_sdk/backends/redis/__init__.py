@@ -17,6 +17,8 @@ Waiters: first come, first served, woken by a message. The backend has one conne
     channels.py       the messages that reach them
     share_waiters.py  the waiters for permits, readers and writers
     losses.py         notices grants that end behind their holder's back
+    listing.py        lists what is held, and who waits
+    revoking.py       takes grants away, and tells their holders why
     scripts.py        the Lua scripts beside it, each one atomic step at the server
     keys.py           the keys of a lock
     options.py        reads the URL
@@ -43,12 +45,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
 from fencing_sdk._values.futures import retrieve
 from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
+from fencing_sdk.backends._shared.revocations import with_reasons
 from fencing_sdk.backends.redis.answers import (
     NO_HOLDER,
     read_holder,
@@ -68,10 +71,12 @@ from fencing_sdk.backends.redis.connection.router import ClusterRouter, RedisRou
 from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis, read_time
 from fencing_sdk.backends.redis.errors import translating
 from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
+from fencing_sdk.backends.redis.listing import RedisListing
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.options import RedisTopology, topology_from_client, topology_from_url
 from fencing_sdk.backends.redis.posts import RedisPosts
 from fencing_sdk.backends.redis.requests import DEFAULT_RETENTION, RedisRequests
+from fencing_sdk.backends.redis.revoking import RedisRevocations
 from fencing_sdk.backends.redis.scripts import PRELOADED, ScriptCall
 from fencing_sdk.backends.redis.share_waiters import ShareWaiter, ShareWaiters
 from fencing_sdk.backends.redis.waiter import RedisWaiter
@@ -129,6 +134,8 @@ class RedisBackend:
         sharded = isinstance(self._router, ClusterRouter)
         self._batch = 1 if sharded else _BATCH  # on a cluster each lock has a slot of its own
         self._losses = RedisLossWatcher(self.renew)
+        self._listing = RedisListing(keys, self._requests, self._router, batch=self._batch)
+        self._revocations = RedisRevocations(self._requests, self._router)
         self._waiters = RedisWaiters(self._router, self._requests, keys, self._losses, sharded=sharded)
         self._share_waiters = ShareWaiters(self._router, self._requests, keys, sharded=sharded)
         self._posts = None if self._requests.replicas else RedisPosts(keys, self._requests, self._router, self._losses)
@@ -207,8 +214,11 @@ class RedisBackend:
             await self._share_waiters.rejoin(waiter)
         return Held(LINE_POLL if left is None else min(left, LINE_POLL))
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
+        return await with_reasons(claims, await self._renew(claims), self._revocations.reasons)
+
+    async def _renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         shared = [claim for claim in claims if claim.mode.shared]
         if shared and len(shared) < len(claims):
             return await self._renew_apart(claims, shared)
@@ -228,7 +238,7 @@ class RedisBackend:
         failures: list[BackendError] = []
         for part in (shared, alone):
             try:
-                outcomes.append(iter(await self.renew(part)))
+                outcomes.append(iter(await self._renew(part)))
             except BackendError as error:
                 failures.append(error)
                 outcomes.append(iter([Renewal.UNKNOWN] * len(part)))
@@ -274,6 +284,23 @@ class RedisBackend:
         with translating("diagnose"):
             pipe = await (await self._router.node(self._requests.lease("?"))).pipe()
             return read_time(await outcome_of(pipe.call("TIME")))
+
+    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        with translating("list"):
+            return await self._listing.page(prefix, cursor, limit)
+
+    async def list_waiters(self, name: str) -> Sequence[Waiting]:
+        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
+        with translating("list"):
+            return await self._listing.waiters(name)
+
+    async def revoke(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+        with translating("revoke"):
+            revoked = await self._revocations.revoke(name, token, reason)
+        self._losses.changed(self._requests.lease(name))
+        return revoked
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""

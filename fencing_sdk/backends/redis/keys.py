@@ -9,6 +9,7 @@ The keys of a lock, all of them in one slot of a Redis Cluster.
     {fencing:invoices/42}:sw   the last sign of life of each of them, and the message that wakes it
     {fencing:invoices/42}:e    permits and readers: the owners that hold, by the time at which they end
     {fencing:invoices/42}:h    permits and readers: the token, the permit and the metadata of each owner
+    {fencing:invoices/42}:x    owner -> why its grant was revoked, for as long as that would have lasted
 
 A hash tag ends at the first closing brace, so braces in a name are percent-encoded. Otherwise two
 names could have the same tag, or a tag could be empty.
@@ -21,6 +22,8 @@ from fencing_sdk.errors import ConfigurationError
 
 DEFAULT_PREFIX = "fencing"
 _ESCAPED = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
+_GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]"})
+"""What has a meaning in the pattern of SCAN."""
 
 
 def check_prefix(prefix: object) -> str:
@@ -51,6 +54,20 @@ class RedisKeys:
             return f"{{{self._prefix}:{name}}}"
         return f"{{{self._prefix}:{name.translate(_ESCAPED)}}}"
 
+    def leases(self, prefix: str) -> str:
+        """The pattern of SCAN for the leases of all locks whose name begins with *prefix*."""
+        return f"{{{self._prefix}:{prefix.translate(_ESCAPED)}".translate(_GLOB) + "*}:l"
+
+    def name(self, lease: bytes) -> str | None:
+        """The lock of a key that `leases` has found; None for a key of another program."""
+        try:
+            tag = lease[:-2].decode()
+        except UnicodeDecodeError:
+            return None
+        escaped = tag.removeprefix(f"{{{self._prefix}:").removesuffix("}")
+        name = escaped.replace("%7B", "{").replace("%7D", "}").replace("%25", "%")
+        return name if self.tag(name) == tag else None
+
     def wake_channel(self, client: str) -> str:
         """The channel on which one client receives the messages for its waiters, whichever locks they wait for."""
         return f"{{{self._prefix}}}:wake:{client}"
@@ -79,3 +96,8 @@ def share_keys(tag: str) -> tuple[str, str]:
 def share_line_keys(tag: str) -> tuple[str, str]:
     """The keys of the line of shares: the order of arrival, and the signs of life."""
     return f"{tag}:sq", f"{tag}:sw"
+
+
+def revoked_key(tag: str) -> str:
+    """The key of the reasons for which grants were revoked."""
+    return f"{tag}:x"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from fencing_sdk._values.claim import Claim, Renewal
+from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.futures import retrieve
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTask
@@ -21,7 +21,7 @@ from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.errors import LossReason
 
-Renew = Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal]]]
+Renew = Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal | Revoked]]]
 
 _REASONS = {Renewal.REFUSED: LossReason.REVOKED, Renewal.TAKEN_OVER: LossReason.TAKEN_OVER}
 
@@ -68,7 +68,7 @@ class RedisLossWatcher:
 
     def on_connect(self, pipe: Pipe) -> None:
         """Ask the server to report changes made by other clients, and check every lease."""
-        pipe.call("CLIENT", "TRACKING", "ON", "NOLOOP").add_done_callback(retrieve)
+        pipe.call("CLIENT", "TRACKING", "ON", "OPTOUT", "NOLOOP").add_done_callback(retrieve)
         self._check_soon(self._held)
 
     def on_push(self, message: list[Reply]) -> None:
@@ -77,6 +77,10 @@ class RedisLossWatcher:
             return
         keys = message[1]
         self._check_soon(self._held if keys is None else _texts(keys))
+
+    def changed(self, key: str) -> None:
+        """Check a lease that this connection has changed itself: the server does not report that."""
+        self._check_soon([key])
 
     def _check_soon(self, keys: Iterable[str]) -> None:
         changed = [key for key in keys if key in self._held]
@@ -91,17 +95,19 @@ class RedisLossWatcher:
                 self._changed.clear()
                 renewals = await self._renew([claim for _, claim in held])
                 for (key, claim), renewal in zip(held, renewals, strict=True):
-                    if renewal in _REASONS:
+                    if isinstance(renewal, Revoked):
+                        self._lost(key, claim, LossReason.REVOKED, renewal.reason)
+                    elif renewal in _REASONS:
                         self._lost(key, claim, _REASONS[renewal])
         except Exception:  # noqa: BLE001  (a failed request proves no loss; the heartbeat asks again)
             self._changed.clear()
 
-    def _lost(self, key: str, claim: Claim, reason: LossReason) -> None:
+    def _lost(self, key: str, claim: Claim, reason: LossReason, detail: str = "") -> None:
         held = self._held.get(key)
         if held is None or held.owner != claim.owner:
             return  # the holder has released it meanwhile
         del self._held[key]
-        self._notices.tell(claim, reason)
+        self._notices.tell(claim, reason, detail)
 
     async def aclose(self) -> None:
         """End the check that is under way."""

@@ -12,7 +12,15 @@ from fencing_sdk._values.claim import (
     Claim,
     Permit,
 )
-from fencing_sdk.backends.redis.keys import RedisKeys, lease_key, line_keys, share_keys, share_line_keys, token_key
+from fencing_sdk.backends.redis.keys import (
+    RedisKeys,
+    lease_key,
+    line_keys,
+    revoked_key,
+    share_keys,
+    share_line_keys,
+    token_key,
+)
 from fencing_sdk.backends.redis.scripts import (
     ACQUIRE,
     ACQUIRE_SHARE,
@@ -21,11 +29,15 @@ from fencing_sdk.backends.redis.scripts import (
     INSPECT,
     JOIN_SHARE_LINE,
     LEAVE_SHARE_LINE,
+    LISTED,
     RELEASE,
     RELEASE_SHARE,
     RENEW,
     RENEW_SHARES,
+    REVOKE,
+    REVOKED,
     STAND,
+    WAITING,
     Argument,
     ScriptCall,
 )
@@ -161,6 +173,29 @@ class RedisRequests:
     def inspect(self, name: str) -> ScriptCall:
         """Ask who holds a lock."""
         return ScriptCall(INSPECT, (self.lease(name),), ())
+
+    def listed(self, names: Sequence[str]) -> ScriptCall:
+        """Ask for the holders of locks, all in one slot on a cluster, and how many wait for each."""
+        tags = [self._keys.tag(name) for name in names]
+        keys = [
+            key for tag in tags for key in (lease_key(tag), *line_keys(tag), *share_line_keys(tag), *share_keys(tag))
+        ]
+        return ScriptCall(LISTED, keys, (), untracked=True)
+
+    def waiting(self, name: str, after: str, most: int, *, shares: bool) -> ScriptCall:
+        """Ask for the waiters that came after one, in one of the two lines of a lock."""
+        tag = self._keys.tag(name)
+        return ScriptCall(WAITING, share_line_keys(tag) if shares else line_keys(tag), (after, most), untracked=True)
+
+    def revoke(self, name: str, token: int, reason: str) -> ScriptCall:
+        """End the grants with a token; the reply is 1 if there were any."""
+        tag = self._keys.tag(name)
+        keys = (*self._all_keys(name), *share_line_keys(tag), *share_keys(tag), revoked_key(tag))
+        return ScriptCall(REVOKE, keys, (token, reason, *self._tokens), self.replicas, untracked=True)
+
+    def revoked(self, claim: Claim) -> ScriptCall:
+        """Ask for the reason for which the grant of a claim was revoked."""
+        return ScriptCall(REVOKED, (revoked_key(self._keys.tag(claim.name)),), (claim.owner,), untracked=True)
 
     def _share_keys(self, claim: Claim) -> tuple[str, ...]:
         tag = self._keys.tag(claim.name)

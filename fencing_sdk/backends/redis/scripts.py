@@ -7,6 +7,8 @@ The Lua scripts beside this file. The server runs each as one atomic step.
     line.lua                                             functions of the line, for the scripts that use it
     acquire_in_line.lua, release_to_line.lua             the rest of these two, run where there is a line
     share.lua, share_*.lua, writer_*.lua                 the same for permits, readers and writers, and their line
+    revoke.lua, revoked.lua                              end a grant that has a token, and tell its holder why
+    listed.lua, waiting.lua                              describe locks, and the waiters of one of them
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ class ScriptCall(NamedTuple):
     A read inside the script would make a server before Redis 7.2 follow all the keys of the script, for ever.
     """
 
+    untracked: bool = False
+    """Whether client tracking is to follow none of the keys: they are looked at once."""
+
     def by_hash(self) -> tuple[Argument, ...]:
         """The command for a server that has seen the script."""
         return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.arguments)
@@ -69,6 +74,12 @@ RELEASE_SHARE = RedisScript("share_line", "share", "share_release")
 JOIN_SHARE_LINE = RedisScript("share_line", "share_join")
 LEAVE_SHARE_LINE = RedisScript("share_line", "share", "share_leave")
 HOLDERS = RedisScript("share_line", "share", "share_holders")
+
+# Operators and the holders that they end. Nothing of it runs while locks are acquired, renewed and released.
+REVOKE = RedisScript("grant", "line", "share_line", "share", "revoke")
+REVOKED = RedisScript("revoked")
+LISTED = RedisScript("line", "listed")
+WAITING = RedisScript("line", "waiting")
 
 PRELOADED = (RELEASE, STAND, LEAVE_SHARE_LINE, RELEASE_SHARE)
 """

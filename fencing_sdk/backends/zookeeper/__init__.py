@@ -15,6 +15,8 @@ first come, first served, each watching the one ahead. All locks of one ttl shar
     losses.py         grants that end behind their holder's back
     clean_up.py       the ends of grants, and nodes that must go
     own_nodes.py      the nodes of this backend object
+    listing.py        lists what is held, and who waits
+    revoking.py       takes grants away, and tells their holders why
     errors.py         from kazoo's errors to those of the contract
     options.py        from a URL and options to the servers
     connection/       sessions, and kazoo in threads of its own
@@ -25,20 +27,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
+from fencing_sdk.backends._shared.revocations import with_reasons
 from fencing_sdk.backends.zookeeper.clean_up import CleanUp
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.connection.sessions import ZooKeeperSessions
 from fencing_sdk.backends.zookeeper.errors import BACKEND, our_errors
+from fencing_sdk.backends.zookeeper.listing import ZooKeeperListing
 from fencing_sdk.backends.zookeeper.losses import ZooKeeperLossWatcher
 from fencing_sdk.backends.zookeeper.nodes import LineNode, mark_of, read_holder
 from fencing_sdk.backends.zookeeper.options import read_settings, read_url
 from fencing_sdk.backends.zookeeper.own_nodes import OwnNode, OwnNodes, key_of
 from fencing_sdk.backends.zookeeper.renewals import ZooKeeperRenewals
 from fencing_sdk.backends.zookeeper.requests import Recipe
+from fencing_sdk.backends.zookeeper.revoking import ZooKeeperRevocations
 from fencing_sdk.backends.zookeeper.waiters import ZooKeeperWaitQueue
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -107,8 +112,10 @@ class ZooKeeperBackend:
         )
         self._recipe = Recipe(settings)
         self._own_nodes = OwnNodes()
+        self._listing = ZooKeeperListing(self._recipe)
+        self._revocations = ZooKeeperRevocations(self._recipe)
         tasks = BackgroundTasks()
-        self._losses = ZooKeeperLossWatcher(self._recipe, self._own_nodes, tasks)
+        self._losses = ZooKeeperLossWatcher(self._recipe, self._own_nodes, self._revocations, tasks)
         self._clean_up = CleanUp(self._recipe, self._own_nodes, self._losses, tasks)
         self._sessions = ZooKeeperSessions(settings, on_resumed=self._clean_up.resumed, on_ended=self._clean_up.ended)
         self._wait_queue = ZooKeeperWaitQueue(self._recipe, self._sessions, self._own_nodes, self._clean_up)
@@ -131,11 +138,15 @@ class ZooKeeperBackend:
         with our_errors("acquire"):
             return await self._wait_queue.acquire(claim)
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
         self._notice_fork()
         with our_errors("renew"):
-            return await self._renewals.renew(claims)
+            renewals = await self._renewals.renew(claims)
+        return await with_reasons(claims, renewals, self._reasons)
+
+    async def _reasons(self, claims: Sequence[Claim]) -> Sequence[str | None]:
+        return await self._revocations.reasons(await self._any_session(), claims)
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
@@ -166,10 +177,8 @@ class ZooKeeperBackend:
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        self._notice_fork()
         with our_errors("inspect"):
-            session = self._sessions.any()
-            await session.ready()
+            session = await self._any_session()
             while line := await self._recipe.look(session, name):
                 try:
                     data, stat = await self._recipe.read(session, self._recipe.paths.node(name, line[0]))
@@ -185,6 +194,27 @@ class ZooKeeperBackend:
             (max(0.0, own_node.left) for own_node in self._own_nodes.all() if own_node.path == path and own_node.held),
             None,
         )
+
+    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        with our_errors("list"):
+            return await self._listing.page(await self._any_session(), prefix, cursor, limit)
+
+    async def list_waiters(self, name: str) -> Sequence[Waiting]:
+        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
+        with our_errors("list"):
+            return await self._listing.waiters(await self._any_session(), name)
+
+    async def revoke(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+        with our_errors("revoke"):
+            return await self._revocations.revoke(await self._any_session(), name, token, reason)
+
+    async def _any_session(self) -> ZooKeeperSession:
+        self._notice_fork()
+        session = self._sessions.any()
+        await session.ready()
+        return session
 
     async def aclose(self) -> None:
         """Close the sessions, except of those that still have grants: they last until their timeout."""

@@ -19,10 +19,12 @@ from typing import Any
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.loss_notices import LossNotices
+from fencing_sdk.backends._shared.revocations import reason_for
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError, get, is_deletion
 from fencing_sdk.backends.zookeeper.nodes import is_of, mark_of
 from fencing_sdk.backends.zookeeper.own_nodes import OwnNode, OwnNodes
 from fencing_sdk.backends.zookeeper.requests import Recipe
+from fencing_sdk.backends.zookeeper.revoking import ZooKeeperRevocations
 from fencing_sdk.errors import LossReason
 
 __all__ = ["ZooKeeperLossWatcher"]
@@ -34,8 +36,11 @@ _MOMENT = 0.05
 class ZooKeeperLossWatcher:
     """Watches the nodes of grants, and tells the clients of one backend object of those that have gone."""
 
-    def __init__(self, recipe: Recipe, own_nodes: OwnNodes, tasks: BackgroundTasks) -> None:
+    def __init__(
+        self, recipe: Recipe, own_nodes: OwnNodes, revocations: ZooKeeperRevocations, tasks: BackgroundTasks
+    ) -> None:
         self._recipe = recipe
+        self._revocations = revocations
         self._own_nodes = own_nodes
         self._tasks = tasks
         self._notices = LossNotices()
@@ -80,7 +85,8 @@ class ZooKeeperLossWatcher:
             elif not own_node.over:
                 self._own_nodes.drop(own_node)
                 if not moved:
-                    self._notices.tell(own_node.claim, LossReason.REVOKED)
+                    reasons = partial(self._revocations.reasons, own_node.session)
+                    self._notices.tell(own_node.claim, LossReason.REVOKED, await reason_for(own_node.claim, reasons))
 
     def session_ended(self, own_node: OwnNode) -> None:
         """The server has given up the session of *own_node*, and deleted the node."""

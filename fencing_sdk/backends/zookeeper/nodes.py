@@ -7,6 +7,9 @@ How a lock is written down: one folder for each name, and in it one node for the
 The mark is a digest of the owner id, so that an owner finds its node again after a lost reply, and
 a client that reads the node cannot act in its name. The session is the one that keeps the node alive. The
 numbers, given by ZooKeeper, are the line: the lowest one holds the lock.
+
+The folder's own data is empty until an operator takes the lock away. Then it has notes for the last holders that
+lost it so: their marks, and the reasons. It goes with the folder.
 """
 
 from __future__ import annotations
@@ -16,17 +19,32 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Holder
 from fencing_sdk._values.names import safe_segment
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import Stat
 
-__all__ = ["LineNode", "Paths", "in_line", "is_of", "mark_of", "read_holder", "read_token", "rewritten", "written"]
+__all__ = [
+    "LineNode",
+    "Paths",
+    "in_line",
+    "is_of",
+    "mark_of",
+    "noted",
+    "read_holder",
+    "read_notes",
+    "read_token",
+    "rewritten",
+    "written",
+]
 
 _MARK = 32
 _NODE = re.compile(r"([0-9a-f]{32})-([0-9a-f]{1,16})-(-?[0-9]{9,10})")
 _NUMBERS = 2**32
 _SESSIONS = 2**64
+_NOTES = 16
+"""Notes that a folder keeps: of holders that are told within a heartbeat."""
 
 
 def mark_of(owner: str) -> str:
@@ -84,6 +102,11 @@ class Paths:
         """The path of *node* at its place in the line, when another session keeps it alive."""
         return f"{self.stem(claim, session)}{node.number:010d}"
 
+    def name(self, folder: str) -> str | None:
+        """The lock of a folder below the root; None for a node of another program."""
+        name = unquote(folder)
+        return name if safe_segment(name) == folder else None
+
     def parents(self) -> list[str]:
         """The root and what is above it, from the top."""
         parts = self.root.strip("/").split("/")
@@ -117,6 +140,19 @@ def _fields(data: bytes) -> dict[str, object]:
     except (ValueError, RecursionError):
         fields = None
     return fields if isinstance(fields, dict) else {}
+
+
+def read_notes(data: bytes) -> dict[str, str]:
+    """The notes in a folder: by the mark of a holder, why its grant was taken away."""
+    notes = _fields(data).get("revoked")
+    found = notes.items() if isinstance(notes, dict) else ()
+    return {mark: reason for mark, reason in found if isinstance(reason, str)}
+
+
+def noted(data: bytes, mark: str, reason: str) -> bytes:
+    """The data of a folder with one more note."""
+    notes = {**read_notes(data), mark: reason}
+    return json.dumps(_fields(data) | {"revoked": dict(list(notes.items())[-_NOTES:])}).encode()
 
 
 def read_token(data: bytes, stat: Stat) -> int:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import (
+    BadVersionError,
     NodeExistsError,
     NoNodeError,
     Stat,
@@ -26,6 +27,7 @@ from fencing_sdk.backends.zookeeper.connection.kazoo_requests import (
     create_in_line,
     create_persistent,
     delete,
+    delete_with_note,
     exists,
     get,
     replace,
@@ -34,7 +36,7 @@ from fencing_sdk.backends.zookeeper.connection.kazoo_requests import (
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.nodes import LineNode, Paths, in_line, read_token, rewritten, written
 
-__all__ = ["Found", "Recipe"]
+__all__ = ["Found", "Read", "Recipe"]
 
 _TRIES = 3
 """The server may delete the folder of a lock that is not in use just when it was made or found."""
@@ -46,6 +48,14 @@ class Found(NamedTuple):
     path: str
     token: int
     born: int
+
+
+class Read(NamedTuple):
+    """A node that was read."""
+
+    path: str
+    data: bytes
+    stat: Stat
 
 
 class Recipe:
@@ -130,6 +140,37 @@ class Recipe:
         """Read a node that was created by a request whose answer was lost."""
         data, stat = await self.read(session, path)
         return Found(path, read_token(data, stat), stat.czxid)
+
+    async def names(self, session: ZooKeeperSession) -> list[str]:
+        """The folders of all locks, sorted. ZooKeeper answers with all of them at once."""
+        synced = session.call(sync(self.paths.root))
+        listed = session.call(children(self.paths.root))
+        await synced
+        try:
+            return sorted(await listed)
+        except NoNodeError:
+            return []
+
+    async def read_all(self, session: ZooKeeperSession, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+        """Read many nodes; None for those that are not there."""
+        asked = [session.call(get(path)) for path in paths]
+        found: list[tuple[bytes, Stat] | None] = []
+        for one in asked:
+            try:
+                found.append(await one)
+            except NoNodeError:
+                found.append(None)
+        return found
+
+    async def end(self, session: ZooKeeperSession, node: Read, folder: Read, note: bytes) -> bool:
+        """Delete a node and write a *note* into its folder; False, and nothing is changed: one of them has changed."""
+        request = delete_with_note(node.path, node.stat.version, folder.path, note, folder.stat.version)
+        problems = [outcome for outcome in await session.call(request) if isinstance(outcome, Exception)]
+        if any(isinstance(problem, BadVersionError | NoNodeError) for problem in problems):
+            return False
+        for problem in problems:
+            raise problem
+        return True
 
     async def watch(self, session: ZooKeeperSession, path: str, call: Callable[[object], None]) -> bool:
         """Have *call* made when a node goes; False when it has gone already."""

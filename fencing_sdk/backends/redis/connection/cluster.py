@@ -7,6 +7,7 @@ Any node can send the map.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -59,6 +60,8 @@ class SlotMap:
         self._host = self._seeds[0][0]  # of the node that sent the map: it may leave out its own host
         self._masters: list[str] = [""] * SLOTS
         self._nodes: tuple[Address, ...] = ()
+        self.layout = ""
+        """A digest of which master has which slots, once the map was read."""
 
     async def refresh(self) -> None:
         """
@@ -95,6 +98,7 @@ class SlotMap:
             if owner is not None:
                 masters[start : end + 1] = [_joined(owner)] * (end + 1 - start)
         self._host, self._masters, self._nodes = host, masters, tuple(nodes)
+        self.layout = hashlib.sha256("\n".join(masters).encode()).hexdigest()[:16]
 
     def address(self, slot: int) -> str:
         """

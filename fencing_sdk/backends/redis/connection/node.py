@@ -176,7 +176,19 @@ class RedisNode:
         """Run a script on this server while the slot is still moving to it."""
         pipe = await self.pipe()
         pipe.call("ASKING").add_done_callback(retrieve)
+        call = call._replace(untracked=False)  # ASKING counts for the next command alone
         return await self._answer(pipe, _send(pipe, call, call.by_text()))
+
+    async def ask(self, *words: Argument) -> Reply:
+        """
+        Send one command that is no script, and has no keys.
+
+        Raises:
+            ReplyError: the server refused it.
+            Exception: there is no connection, or it broke.
+        """
+        pipe = await self.pipe()
+        return await self._reply(pipe, pipe.call(*words))
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[CallOutcome]:
         """Run many scripts in one write. Each call has its own outcome."""
@@ -244,6 +256,8 @@ class _Sent(NamedTuple):
 
 def _send(pipe: Pipe, call: ScriptCall, words: tuple[Argument, ...]) -> _Sent:
     """Send a call and, right behind it, the question for the replicas."""
+    if call.untracked:  # it counts for the next command alone
+        pipe.call("CLIENT", "CACHING", "NO").add_done_callback(retrieve)
     reply = pipe.call(*words, follow=call.follow)
     confirmation = pipe.confirm(call.replicas, _CONFIRM_MS) if call.replicas else None
     return _Sent(reply, confirmation, call.replicas)

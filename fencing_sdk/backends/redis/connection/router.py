@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextvars import Context
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fencing_sdk._values.futures import cancel_and_wait, retrieve
 from fencing_sdk.backends.redis.connection.cluster import SlotMap, slot_of
@@ -35,6 +35,14 @@ MakeNode = Callable[[RedisDialer], RedisNode]
 _REDIRECTIONS = {"MOVED", "ASK"}
 _HOPS = 5
 """Servers that one call tries before it fails: slots move one at a time."""
+
+
+class Masters(NamedTuple):
+    """The servers that have the keys of locks."""
+
+    nodes: Sequence[RedisNode]
+    layout: str
+    """Which of them has which slots: a digest, or "" for a single master."""
 
 
 class RedisRouter(Protocol):
@@ -62,6 +70,10 @@ class RedisRouter(Protocol):
 
     def nodes(self) -> Sequence[RedisNode]:
         """Every known server."""
+        ...
+
+    async def masters(self, *, anew: bool) -> Masters:
+        """Every server that has keys; *anew*: not by a map that was read before."""
         ...
 
     async def aclose(self) -> None:
@@ -94,6 +106,10 @@ class SingleMasterRouter:
     def nodes(self) -> Sequence[RedisNode]:
         """See `RedisRouter.nodes`."""
         return (self._node,)
+
+    async def masters(self, *, anew: bool) -> Masters:  # noqa: ARG002  (there is no map)
+        """See `RedisRouter.masters`."""
+        return Masters((self._node,), "")
 
     async def aclose(self) -> None:
         """See `RedisRouter.aclose`."""
@@ -186,6 +202,15 @@ class ClusterRouter:
         """See `RedisRouter.nodes`."""
         return tuple(self._nodes.values())
 
+    async def masters(self, *, anew: bool) -> Masters:
+        """See `RedisRouter.masters`."""
+        await self._ready()
+        if anew:
+            if self._refreshing is not None:  # it may have been answered before this call
+                await self._wait_for(self._refreshing)
+            await self._wait_for(self._refresh_soon())
+        return Masters([self._node_at(address) for address in sorted(self._slots.masters())], self._slots.layout)
+
     async def aclose(self) -> None:
         """See `RedisRouter.aclose`."""
         nodes, refreshing = tuple(self._nodes.values()), self._refreshing
@@ -226,9 +251,11 @@ class ClusterRouter:
 
     async def _ready(self) -> None:
         """Wait for the first map. A later one is read in the background."""
-        if self._map_was_read:
-            return
-        task, before = self._refresh_soon(), cancellations()
+        if not self._map_was_read:
+            await self._wait_for(self._refresh_soon())
+
+    async def _wait_for(self, task: asyncio.Task[None]) -> None:
+        before = cancellations()
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:

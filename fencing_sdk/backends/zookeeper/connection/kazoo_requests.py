@@ -9,14 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
-from kazoo.protocol.serialization import Create, Create2, Delete, Exists, GetChildren, GetData, Sync, Transaction
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, UnimplementedError
+from kazoo.protocol.serialization import (
+    Create,
+    Create2,
+    Delete,
+    Exists,
+    GetChildren,
+    GetData,
+    SetData,
+    Sync,
+    Transaction,
+)
 from kazoo.protocol.states import EventType
 from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 __all__ = [
     "ALL_CLIENTS",
     "CREATOR",
+    "BadVersionError",
     "NoNodeError",
     "NodeExistsError",
     "Stat",
@@ -26,6 +37,7 @@ __all__ = [
     "create_in_line",
     "create_persistent",
     "delete",
+    "delete_with_note",
     "exists",
     "get",
     "is_acl",
@@ -48,6 +60,16 @@ class Stat(Protocol):
     @property
     def czxid(self) -> int:
         """The transaction that created the node."""
+        ...
+
+    @property
+    def ctime(self) -> int:
+        """When the node was created, by the leader's clock: milliseconds since 1970."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """How often the data was set."""
         ...
 
     @property
@@ -80,6 +102,11 @@ def create_persistent(path: str, acl: Sequence[object]) -> object:
 def replace(old: str, new: str, data: bytes, acl: Sequence[object]) -> object:
     """Delete one node and create an ephemeral one, both or neither; answers a list that holds no error if both."""
     return Transaction([Delete(old, -1), Create(new, data, acl, _EPHEMERAL)])
+
+
+def delete_with_note(path: str, version: int, folder: str, note: bytes, folder_version: int) -> object:
+    """Delete one node and set the data of another: both, or neither if one has changed since it was read."""
+    return Transaction([SetData(folder, note, folder_version), Delete(path, version)])
 
 
 def delete(path: str) -> object:

@@ -1,0 +1,40 @@
+-- Describe locks for a listing.
+--   KEYS  lease, q, w, sq, sw, e, h of each
+--   ->    for each: nil if it is free | {lease, ms left, waiters, server's time in microseconds,
+--         then for each share its owner, the ms until it ends, and its entry in h}
+local COUNTED = 64 -- in a longer line, waiters that have gone without leaving are counted too
+local time = redis.call('TIME')
+local now, micros = milliseconds(time), time[1] .. string.format('%06d', time[2])
+local found = {}
+
+local function waiters(q, w)
+  local count = redis.pcall('ZCARD', q)
+  if type(count) ~= 'number' then return 0 end
+  if count == 0 or count > COUNTED then return count end
+  count = 0
+  for _, sign in ipairs(redis.call('HVALS', w)) do
+    local age = now - (tonumber(string.match(sign, '^%d+')) or 0)
+    if age > -LINE_TTL and age < LINE_TTL then count = count + 1 end
+  end
+  return count
+end
+
+for i = 1, #KEYS, 7 do
+  local lease, e, h = KEYS[i], KEYS[i + 5], KEYS[i + 6]
+  local held = redis.pcall('GETEX', lease)
+  if type(held) == 'string' then
+    local lock = {held, redis.call('PTTL', lease), waiters(KEYS[i + 1], KEYS[i + 2]) + waiters(KEYS[i + 3], KEYS[i + 4]), micros}
+    if string.sub(held, 1, 1) == '\0' then
+      local ends = redis.call('ZRANGEBYSCORE', e, string.format('(%.0f', now), '+inf', 'WITHSCORES')
+      for j = 1, #ends, 2 do
+        lock[#lock + 1] = ends[j]
+        lock[#lock + 1] = math.ceil(tonumber(ends[j + 1]) - now)
+        lock[#lock + 1] = redis.call('HGET', h, ends[j]) or string.match(held, '^%z(%d+)%z') .. ' -1 0 '
+      end
+    end
+    found[#found + 1] = lock
+  else
+    found[#found + 1] = false
+  end
+end
+return found

@@ -1,0 +1,185 @@
+"""
+Lists what is held, and who waits.
+
+A listing walks over the leases with SCAN, one server after the other: a page is one SCAN and one look at the leases
+that it has found, so the server is kept busy for less than a millisecond at a time, and nothing is remembered
+between pages. What SCAN finds belongs to one server, and to its cursor. So a cursor of a listing has four parts:
+
+1. The layout: which master has which slots. If that changes, leases may have moved to a server that was listed
+   before, so the listing begins again. The map is read anew before each server, and after the last one.
+2. The server, by its place in the layout.
+3. The connection. On another connection may be another server, after a restart or a failover, and the server's part
+   of the listing begins again.
+4. The cursor of SCAN.
+
+What is held from the first page to the last is listed at least once, except in a slot of a cluster that is moving
+meanwhile, key by key.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Holder, Listing, Mode, Permit, Waiting, holder_of
+from fencing_sdk.backends.redis.answers import read_holders
+from fencing_sdk.backends.redis.connection.node import RedisNode
+from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
+from fencing_sdk.backends.redis.connection.router import RedisRouter
+from fencing_sdk.backends.redis.keys import RedisKeys
+from fencing_sdk.backends.redis.requests import RedisRequests
+from fencing_sdk.errors import ConfigurationError
+
+_LOOKED_AT = 50
+"""Locks that one run of a script describes: it keeps the server busy for some tenths of a millisecond."""
+_STRETCH = 100
+"""Waiters that one run of a script returns."""
+_BEGIN = b"0"
+_TIME_FROM = 10**15
+"""Hybrid tokens are microseconds since 1970, and counters are lower than that."""
+
+
+class _Position(NamedTuple):
+    """Where a listing goes on."""
+
+    layout: str = ""
+    server: int = 0
+    connection: int = 0
+    cursor: bytes = _BEGIN
+
+    def written(self) -> str:
+        return f"{self.layout}.{self.server}.{self.connection}.{self.cursor.decode()}"
+
+    @classmethod
+    def read(cls, cursor: str | None) -> _Position:
+        if cursor is None:
+            return cls()
+        layout, *numbers = cursor.split(".")
+        if len(numbers) == 3 and all(number.isascii() and number.isdigit() for number in numbers):  # noqa: PLR2004
+            return cls(layout, int(numbers[0]), int(numbers[1]), numbers[2].encode())
+        msg = "cursor must be one that a page of this listing had"
+        raise ConfigurationError(msg)
+
+
+class RedisListing:
+    """Lists for one backend."""
+
+    def __init__(self, keys: RedisKeys, requests: RedisRequests, router: RedisRouter, *, batch: int) -> None:
+        self._keys = keys
+        self._requests = requests
+        self._router = router
+        self._batch = min(batch, _LOOKED_AT)
+        self._connections: WeakKeyDictionary[Pipe, int] = WeakKeyDictionary()
+
+    async def page(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        at = _Position.read(cursor)
+        masters = await self._router.masters(anew=at.cursor == _BEGIN)
+        if at.layout != masters.layout:
+            at = _Position(masters.layout)
+        if at.server >= len(masters.nodes):
+            return Listing([], None)  # nothing has moved since the first page
+        node = masters.nodes[at.server]
+        connection = self._number(await node.pipe())
+        scanned = at.cursor if at.connection == connection else _BEGIN
+        scanned, found = await _scan(node, scanned, self._keys.leases(prefix), limit)
+        holders = await self._describe([name for key in found if (name := self._keys.name(key)) is not None])
+        if scanned != _BEGIN:
+            return Listing(holders, _Position(at.layout, at.server, connection, scanned).written())
+        if not masters.layout:
+            return Listing(holders, None)
+        return Listing(holders, _Position(at.layout, at.server + 1).written())
+
+    def _number(self, pipe: Pipe) -> int:
+        """Tell connections apart, also those of other processes: a cursor may come from one."""
+        if pipe not in self._connections:
+            self._connections[pipe] = random.getrandbits(63)
+        return self._connections[pipe]
+
+    async def _describe(self, names: Sequence[str]) -> list[Holder]:
+        """Look at leases: what has ended since they were found is left out, and so is what is no lease."""
+        batches = [names[start : start + self._batch] for start in range(0, len(names), self._batch)]
+        holders: list[Holder] = []
+        for batch, outcome in zip(batches, await self._run_all(batches), strict=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+            for name, lock in zip(batch, outcome if isinstance(outcome, list) else [], strict=True):
+                holders += _read_listed(name, lock)
+        return holders
+
+    async def _run_all(self, batches: Sequence[Sequence[str]]) -> Sequence[Reply | Exception]:
+        """One run at a time on a single server, so that the calls of others get in between."""
+        if self._batch == 1:
+            return await self._router.run_all([self._requests.listed(batch) for batch in batches])
+        return [await self._router.run(self._requests.listed(batch)) for batch in batches]
+
+    async def waiters(self, name: str) -> list[Waiting]:
+        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
+        waiters: list[Waiting] = []
+        for line in (False, True):
+            after = "-inf"
+            while after:
+                reply = await self._router.run(self._requests.waiting(name, after, _STRETCH, shares=line))
+                stretch = reply if isinstance(reply, list) else []
+                for place in range(0, len(stretch), 3):
+                    waiters += _read_waiter(stretch[place + 1], stretch[place + 2], shares=line)
+                after = _text(stretch[-3]) if len(stretch) == 3 * _STRETCH else ""
+        return waiters
+
+
+async def _scan(node: RedisNode, cursor: bytes, pattern: str, count: int) -> tuple[bytes, list[bytes]]:
+    """Ask one server for the next keys."""
+    reply = await node.ask("SCAN", cursor, "MATCH", pattern, "COUNT", count)
+    match reply:
+        case [bytes() as scanned, list() as found]:
+            return scanned, [key for key in found if isinstance(key, bytes)]
+    msg = "not an answer to SCAN"
+    raise TypeError(msg)
+
+
+def _read_listed(name: str, lock: Reply) -> list[Holder]:
+    """Read what the script says about one lock; nothing if its lease holds something else."""
+    match lock:
+        case [lease, left, int() as waiters, micros, *shares]:
+            try:
+                found = read_holders(name, [lease, left, *shares])
+            except ReplyError:
+                return []
+            now = int(_text(micros))
+            return [_with_times(holder, now, waiters) for holder in found]
+    return []
+
+
+def _with_times(holder: Holder, now: int, waiters: int) -> Holder:
+    """Add what the token tells: the time of the grant. That of a reader is the beginning of its phase."""
+    known = _TIME_FROM <= holder.token <= now and holder.mode != READER
+    held_for = (now - holder.token) / 1e6 if known else None
+    return replace(holder, held_for=held_for, waiters=waiters)
+
+
+def _read_waiter(owner: Reply, sign: Reply, *, shares: bool) -> list[Waiting]:
+    """Read one waiter; nothing if it has gone without leaving. When it came is not kept."""
+    if shares:
+        mode, metadata = _share_mode(_text(sign).split(" ")), ""
+    else:
+        mode, metadata = LOCK, _text(sign).partition("\0")[2]
+    if not sign:
+        return []
+    return [Waiting(holder_of(_text(owner)), mode, None, metadata[1:] if metadata else None)]
+
+
+def _share_mode(fields: Sequence[str]) -> Mode:
+    """The mode in a sign of life: ``MILLISECONDS COMMAND/permit/4 CHANNEL TICKET``, and of a writer only a command."""
+    match fields[1].split("/") if len(fields) > 1 else []:
+        case [_, "reader", _]:
+            return READER
+        case [_, "permit", of]:
+            return Permit(int(of))
+    return WRITER
+
+
+def _text(reply: Reply) -> str:
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else ""

@@ -1,0 +1,56 @@
+"""
+Takes grants away, and tells their holders why.
+
+One transaction deletes the first node of the line, by its path and version, and writes a note for its holder into the
+folder. The path belongs to one grant, so a successor is never hit; the version of the folder lets no two operators
+write at the same time. The deletion reaches the next waiter and the holder by the watches that both have anyway, and
+the holder then reads the note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fencing_sdk._values.claim import Claim
+from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
+from fencing_sdk.backends.zookeeper.errors import BACKEND
+from fencing_sdk.backends.zookeeper.nodes import mark_of, noted, read_notes, read_token
+from fencing_sdk.backends.zookeeper.requests import Read, Recipe
+from fencing_sdk.errors import BackendUnavailableError
+
+__all__ = ["ZooKeeperRevocations"]
+
+_TRIES = 5
+"""Times that a lock is looked at while it goes from hand to hand, or while other operators write notes."""
+
+
+class ZooKeeperRevocations:
+    """Revokes for one backend."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+
+    async def revoke(self, session: ZooKeeperSession, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+        paths = self._recipe.paths
+        for _ in range(_TRIES):
+            if not (line := await self._recipe.look(session, name)):
+                return False
+            path, folder = paths.node(name, line[0]), paths.folder(name)
+            node, kept = await self._recipe.read_all(session, [path, folder])
+            if node is None or kept is None:
+                continue
+            if read_token(*node) != token:
+                return False
+            note = noted(kept[0], line[0].mark, reason)
+            if await self._recipe.end(session, Read(path, *node), Read(folder, *kept), note):
+                return True
+        raise BackendUnavailableError(BACKEND, "revoke", "the lock changes whenever it is looked at")
+
+    async def reasons(self, session: ZooKeeperSession, claims: Sequence[Claim]) -> list[str | None]:
+        """For claims whose grants have ended: why they were taken away; None where no operator did it."""
+        folders = await self._recipe.read_all(session, [self._recipe.paths.folder(claim.name) for claim in claims])
+        return [
+            None if folder is None else read_notes(folder[0]).get(mark_of(claim.owner))
+            for claim, folder in zip(claims, folders, strict=True)
+        ]

@@ -1,0 +1,23 @@
+"""Every store that can take a lock away does it as `RevokingSuite` says."""
+
+from on_stores import OnEtcd, OnPostgresql, OnRedis, OnSqlite, OnZooKeeper
+from revoking_suite import RevokingSuite
+
+pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+
+
+class TestSqlite(OnSqlite, RevokingSuite): ...
+
+
+class TestPostgresql(OnPostgresql, RevokingSuite): ...
+
+
+class TestRedis(OnRedis, RevokingSuite): ...
+
+
+class TestEtcd(OnEtcd, RevokingSuite):
+    short_ttl = 1.0
+
+
+class TestZooKeeper(OnZooKeeper, RevokingSuite):
+    short_ttl = 4.0
