@@ -162,6 +162,16 @@ class SyncProcessesSuite:
         assert len(set(tokens)) == len(tokens) == 3 * 4 * 5
         assert int(number.read_text()) == len(tokens)
 
+    async def test_children_that_inherit_one_client_do_not_take_each_others_grants(self, start, tmp_path: Path):
+        number = tmp_path / "number"
+        number.write_text("0")
+        worker = start("siblings", number)
+        said, errors = await asyncio.to_thread(worker.communicate, timeout=LIMIT)
+        assert (worker.returncode, "Traceback" in errors) == (0, False), errors
+        tokens = [int(line.split()[1]) for line in said.splitlines()]
+        assert len(set(tokens)) == len(tokens) == 4 * 4 * 5
+        assert int(number.read_text()) == len(tokens)
+
     @pytest.mark.parametrize(("kind", "code"), [("exits", 0), ("raises", 3)])
     async def test_an_interpreter_that_ends_frees_its_locks_at_once(self, kind, code, start, bench: SyncBench):
         worker = start(kind)

@@ -15,16 +15,36 @@ from typing import Generic, TypeVar
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.futures import retrieve
+from fencing_sdk._values.ownership import ForkDetector
 from fencing_sdk.backends._shared.waiters import Waiter
 from fencing_sdk.backends.redis.connection.node import RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import RedisRouter
 from fencing_sdk.backends.redis.keys import RedisKeys
 
-__all__ = ["ListeningWaiter", "WakeChannels"]
+__all__ = ["ChannelId", "ListeningWaiter", "WakeChannels"]
 
 _SHARDED_SINCE = (7,)
 _NOT_PERMITTED = {"NOPERM"}
+
+
+class ChannelId:
+    """
+    By what the channels of one client differ from those of every other: a new one in each forked child.
+
+    Tickets count from one in each process. Siblings on one channel would take the grants that are meant for each other.
+    """
+
+    __slots__ = ("_fork", "_text")
+
+    def __init__(self) -> None:
+        self._fork = ForkDetector()
+        self._text = uuid.uuid4().hex
+
+    def __str__(self) -> str:
+        if self._fork.forked():
+            self._text = uuid.uuid4().hex
+        return self._text
 
 
 class ListeningWaiter(Waiter):
@@ -78,7 +98,7 @@ class WakeChannels(Generic[W]):
         self._keys = keys
         self._waiters = waiters
         self._sharded = sharded
-        self._client = uuid.uuid4().hex
+        self._id = ChannelId()
 
     async def listen(self, waiter: ListeningWaiter) -> asyncio.Future[Reply]:
         """Subscribe to the channel of *waiter*, before it joins its line, so that no message is missed."""
@@ -88,7 +108,7 @@ class WakeChannels(Generic[W]):
     def subscribe(self, pipe: Pipe, waiter: ListeningWaiter) -> asyncio.Future[Reply]:
         """Subscribe to the channel of *waiter*, unless this connection has done so; return the confirmation."""
         sharded = self._is_sharded(waiter)
-        waiter.channel = f"{waiter.tag}:wake:{self._client}" if sharded else self._keys.wake_channel(self._client)
+        waiter.channel = f"{waiter.tag}:wake:{self._id}" if sharded else self._keys.wake_channel(str(self._id))
         subscription = pipe.channels.get(waiter.channel)
         if subscription is None:
             subscription = pipe.subscribe("SSUBSCRIBE" if sharded else "SUBSCRIBE", waiter.channel)
@@ -122,7 +142,7 @@ class WakeChannels(Generic[W]):
         if message[0] not in {b"message", b"smessage"}:
             return None
         channel, text = message[1], message[2]
-        ours = isinstance(channel, bytes) and channel.endswith(self._client.encode())
+        ours = isinstance(channel, bytes) and channel.endswith(str(self._id).encode())
         return text.decode(errors="replace") if ours and isinstance(text, bytes) else None
 
     def cut_off(self, message: list[Reply]) -> list[W]:

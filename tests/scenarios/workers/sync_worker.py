@@ -46,6 +46,23 @@ def counts():
         thread.join()
 
 
+def siblings():
+    """It forks four children, which all use the client that was made, and opened, before."""
+    locks.inspect("a")
+    children = []
+    for _ in range(4):
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                counts()
+                locks.close()
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+
+
 def exits():
     """It ends with a lock in its hands."""
     held.append(locks.lock("a", ttl=300).acquire())
@@ -95,4 +112,6 @@ def forks():
         say("parent", lease.wait_lost(4), current_token() == token, lease.held)
 
 
-{"counts": counts, "exits": exits, "raises": raises, "holds": holds, "forks": forks}[sys.argv[2]]()
+{"counts": counts, "siblings": siblings, "exits": exits, "raises": raises, "holds": holds, "forks": forks}[
+    sys.argv[2]
+]()

@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import uuid
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import wall_micros
 from fencing_sdk._values.futures import retrieve
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
+from fencing_sdk.backends.redis.channels import ChannelId
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.keys import RedisKeys
@@ -76,10 +76,15 @@ class QuorumWaiters:
     def __init__(self, nodes: QuorumNodes, requests: QuorumRequests, keys: RedisKeys) -> None:
         self._nodes = nodes
         self._requests = requests
-        self._channel = keys.wake_channel(uuid.uuid4().hex)
+        self._keys = keys
+        self._id = ChannelId()
         self._tickets = itertools.count(1)
         self._last_score = 0
         self._table: WaiterTable[QuorumWaiter] = WaiterTable()
+
+    @property
+    def _channel(self) -> str:
+        return self._keys.wake_channel(str(self._id))
 
     def find(self, claim: Claim) -> QuorumWaiter | None:
         """The waiter of *claim*, if there is one."""
@@ -123,8 +128,9 @@ class QuorumWaiters:
         node.send(NodeRequest(self._requests.join(waiter.claim, waiter.place)), joined)
 
     def _subscribe(self, pipe: Pipe) -> None:
-        if self._channel not in pipe.channels:
-            subscription = pipe.channels[self._channel] = pipe.subscribe("SUBSCRIBE", self._channel)
+        channel = self._channel
+        if channel not in pipe.channels:
+            subscription = pipe.channels[channel] = pipe.subscribe("SUBSCRIBE", channel)
             subscription.add_done_callback(retrieve)  # if it is not permitted, the waiters try once a second
 
     def granted(self, waiter: QuorumWaiter, ballot: Ballot) -> None:
