@@ -207,8 +207,8 @@ async def test_a_body_that_swallows_the_cancellation_is_cancelled_again_and_does
 
 async def test_a_body_that_ends_late_without_awaiting_is_told_at_the_end(stage):
     async def caller():
-        async with stage.lock(ttl=0.2, heartbeat_interval=0.05):
-            block(0.2)
+        async with stage.lock(ttl=0.6, heartbeat_interval=0.15):
+            block(0.6)
             return "too late"
 
     seen = await stage.watch(caller)
@@ -219,8 +219,8 @@ async def test_a_body_that_ends_late_without_awaiting_is_told_at_the_end(stage):
 
 async def test_the_token_is_refused_after_the_loop_was_blocked_past_the_deadline(stage):
     async def caller():
-        async with stage.lock(ttl=0.2, heartbeat_interval=0.05) as lease:
-            block(0.2)
+        async with stage.lock(ttl=0.6, heartbeat_interval=0.15) as lease:
+            block(0.6)
             return lease.token
 
     seen = await stage.watch(caller)
@@ -261,7 +261,7 @@ async def test_clean_up_that_takes_more_than_half_of_the_safety_buffer_needs_a_s
     done = []
 
     async def caller():
-        async with stage.lock(safety_buffer=0.2):
+        async with stage.lock(safety_buffer=0.6):
             stage.revoke_soon()
             try:
                 await forever()
@@ -272,7 +272,7 @@ async def test_clean_up_that_takes_more_than_half_of_the_safety_buffer_needs_a_s
                     await forever()
                     done.append("long")
                 with anyio.CancelScope(shield=True):
-                    await asyncio.sleep(0.3)
+                    await asyncio.sleep(0.9)
                     done.append("shielded")
 
     seen = await stage.watch(caller)
