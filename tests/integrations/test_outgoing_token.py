@@ -86,6 +86,10 @@ class AiohttpClient:
             return response.status
 
 
+PLAIN = {"follow_redirects": True, "trust_env": False, "verify": False}
+"""Without TLS: to read the certificates of the system takes longer than the rest of a test."""
+
+
 class HttpxAsyncClient:
     def __init__(self, module):
         self.module = importlib.import_module(module)
@@ -93,7 +97,7 @@ class HttpxAsyncClient:
 
     async def put(self, url, *, headers=None, **options):
         hooks = {"request": [fencing_hook(**options)]}
-        async with self.module.AsyncClient(event_hooks=hooks, follow_redirects=True, trust_env=False) as client:
+        async with self.module.AsyncClient(event_hooks=hooks, **PLAIN) as client:
             response = await client.put(url, headers=headers, content=b"body")
         raise_for_stale_httpx(response)
         return response.status_code
@@ -103,7 +107,7 @@ class HttpxClient(HttpxAsyncClient):
     async def put(self, url, *, headers=None, **options):
         def send():
             hooks = {"request": [fencing_hook(**options)]}
-            with self.module.Client(event_hooks=hooks, follow_redirects=True, trust_env=False) as client:
+            with self.module.Client(event_hooks=hooks, **PLAIN) as client:
                 response = client.put(url, headers=headers, content=b"body")
             raise_for_stale_httpx(response)
             return response.status_code
