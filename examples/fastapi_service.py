@@ -66,7 +66,7 @@ def box_office(locks: LockClient, seats_url: str, bank: Bank) -> FastAPI:
     def book(
         seat: str,
         who: str,
-        lease: Annotated[Lease, Leased(locks, "seats/{seat}", ttl=1.5, max_hold=1, wait=10)],
+        lease: Annotated[Lease, Leased(locks, "seats/{seat}", ttl=3, max_hold=2, wait=10)],
     ) -> str:
         """A plain function: it runs in a thread, and a thread cannot be cancelled."""
         print(f"{who} holds the lock with token {lease.token}")

@@ -146,8 +146,8 @@ def test_a_token_from_after_the_freeze_is_no_evidence(performed):
 
 def test_an_interrupted_demo_leaves_no_process_and_no_folder(fencing: Fencing):
     fencing.environment["TMPDIR"] = str(fencing.folder)
-    demos = {number: fencing.start("demo") for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, demo in demos.items():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        demo = fencing.start("demo")
         while "FROZEN" not in (line := demo.stdout.readline()):
             assert line
         workers = children(demo.pid)

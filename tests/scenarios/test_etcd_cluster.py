@@ -79,6 +79,7 @@ async def test_a_member_that_hangs_is_left_for_another_long_before_an_interval_i
 async def test_dead_members_in_the_url_are_passed_over(etcd_cluster: EtcdCluster):
     dead = etcd_cluster.members[0]
     dead.kill()
+    await etcd_cluster.await_leader()  # it may have been the killed one
     url = f"etcd://127.0.0.1:1,no-such-host.invalid:2379,127.0.0.1:{dead.port},{etcd_cluster.hosts}"
     async with opened(url) as (locks, _):
         async with locks.lock("a", wait=20) as lease:
