@@ -244,19 +244,19 @@ async def least_remaining(leases: list[Lease], seconds: float) -> float:
 @pytest.mark.parametrize("trouble", TROUBLES)
 async def test_leases_ride_out_a_failover(cluster: KahunaServer, trouble: str):
     """
-    Two of three nodes in turn are in trouble for 2.4 s, while 20 leases of 3 s are held.
+    Two of three nodes in turn are in trouble for 4.8 s, while 20 leases of 6 s are held.
 
-    Scaled by five, that is 12 s and a ttl of 15 s. benchmarks/kahuna_cluster.py has figures of a ttl of 10 s too.
+    Scaled by 2.5, that is 12 s and a ttl of 15 s. benchmarks/kahuna_cluster.py has figures of a ttl of 10 s too.
     """
     begin, end = (getattr(cluster, order) for order in TROUBLES[trouble])
-    cluster.cluster(failover=[2 * seconds for seconds in FAILOVER])
+    cluster.cluster(failover=[4 * seconds for seconds in FAILOVER])
     async with backend_on(cluster) as backend, LockClient(backend) as locks:
-        leases = [await locks.lock(name, ttl=3).acquire() for name in NAMES]
+        leases = [await locks.lock(name, ttl=6).acquire() for name in NAMES]
         for node in range(2):
             await asyncio.to_thread(begin, node)
-            await least_remaining(leases, 2.4)
+            await least_remaining(leases, 4.8)
             await asyncio.to_thread(end, node)
-            await least_remaining(leases, 1.0)
+            await least_remaining(leases, 2.0)
         for lease in leases:
             await lease.release()
 
