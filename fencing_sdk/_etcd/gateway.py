@@ -9,6 +9,7 @@ the reply of the next member says so in ``earlier_unknown``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -25,8 +26,22 @@ from fencing_sdk._http.endpoints import Endpoint, EndpointRules, Endpoints
 from fencing_sdk._http.node_race import PATIENCE, NodeRace
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, request_failed
 from fencing_sdk._http.pool import HttpPool
+from fencing_sdk.errors import BackendError
 
-__all__ = ["GRANT", "KEEP_ALIVE", "RANGE", "RULES", "TIME_TO_LIVE", "TXN", "WATCH", "Gateway", "GatewayReply"]
+__all__ = [
+    "ALARM",
+    "GRANT",
+    "KEEP_ALIVE",
+    "MEMBERS",
+    "RANGE",
+    "RULES",
+    "STATUS",
+    "TIME_TO_LIVE",
+    "TXN",
+    "WATCH",
+    "Gateway",
+    "GatewayReply",
+]
 
 TXN = "/v3/kv/txn"
 RANGE = "/v3/kv/range"
@@ -34,13 +49,17 @@ GRANT = "/v3/lease/grant"
 KEEP_ALIVE = "/v3/lease/keepalive"
 TIME_TO_LIVE = "/v3/lease/timetolive"
 WATCH = "/v3/watch"
+STATUS = "/v3/maintenance/status"
+ALARM = "/v3/maintenance/alarm"
+MEMBERS = "/v3/cluster/member/list"
+METRICS = "/metrics"
 _AUTHENTICATE = "/v3/auth/authenticate"
 
 RULES = EndpointRules(
     example="etcd://localhost:2379",
     plain_port=2379,
     tls_port=2379,
-    paths=(TXN, RANGE, GRANT, KEEP_ALIVE, TIME_TO_LIVE, WATCH, _AUTHENTICATE),
+    paths=(TXN, RANGE, GRANT, KEEP_ALIVE, TIME_TO_LIVE, WATCH, STATUS, ALARM, MEMBERS, METRICS, _AUTHENTICATE),
     user_hint="which stands once, before the first; write etcd://user:password@host:port,host:port",
 )
 
@@ -168,6 +187,38 @@ class Gateway:
         except (aiohttp.ClientError, OSError) as error:  # every TimeoutError is an OSError
             raise request_failed(error) from error
         return fields
+
+    @property
+    def logs_in(self) -> bool:
+        """Whether there is a user to log in as."""
+        return self._login is not None
+
+    async def ask_each(self, operation: str, path: str, body: Json) -> dict[str, Json | BackendError]:
+        """Ask every member, and not only one that answers. An error is the answer of its member."""
+        members = self._endpoints.in_turn()
+        payload = to_json(body)
+        answers = await asyncio.gather(
+            *(self._ask(member, path, payload) for member in members), return_exceptions=True
+        )
+        told: dict[str, Json | BackendError] = {}
+        for member, answer in zip(members, answers, strict=True):
+            if isinstance(answer, RequestFailedError):
+                told[member.origin] = error_of_failures(self.component, operation, [answer])
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                told[member.origin] = answer
+        return told
+
+    async def metrics(self) -> str:
+        """The metrics of one member, as text; empty where they cannot be read."""
+        session = await self._requests.session()
+        url = self._endpoints.in_turn()[0].urls[METRICS]
+        try:
+            async with session.get(url, timeout=self._limits, allow_redirects=False) as response:
+                return (await read_body(response, BODY_LIMIT)).decode(errors="replace")
+        except (UnreadableAnswerError, aiohttp.ClientError, OSError):
+            return ""
 
     @asynccontextmanager
     async def stream(

@@ -19,6 +19,7 @@ first come, first served; a watch on the key before its own wakes each of them.
     pending_deletes.py   keys that are to be deleted
     requests.py          what etcd is asked, and how answers are read
     keys.py              the keys of a lock
+    diagnosis.py         what the members tell of themselves, and what of that breaks a promise
     errors.py            which error leaves the backend
 
 The gateway itself, which the guard uses too, is `fencing_sdk._etcd`.
@@ -38,10 +39,12 @@ from fencing_sdk._etcd.options import make_gateway, read_url
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import read_numbers
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.revocations import with_reasons
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
+from fencing_sdk.backends.etcd.diagnosis import diagnose_etcd
 from fencing_sdk.backends.etcd.errors import BACKEND
 from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, KeyFacts, check_prefix, holder_of_key, is_share
 from fencing_sdk.backends.etcd.leases import SharedLease, SharedLeases
@@ -312,6 +315,13 @@ class EtcdBackend:
                 with suppress(BackendError):
                     await self._delete("queue", claim)
                     return
+
+    async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
+        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
+        return await diagnose_etcd(self._gateway)
+
+    async def server_time(self) -> None:
+        """Return None: etcd tells no time."""
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""

@@ -17,6 +17,7 @@ come, first served, woken by NOTIFY. One connection for the requests, and one th
     schema.py           creates them
     options.py          reads the URL and the options
     errors.py           translates errors of the driver to those of the contract
+    diagnosis.py        what a server tells of itself, and what of that breaks a promise
     connection/         opens connections, keeps them, and closes them:
         request_queue.py    the connection for the requests, and the next one when it breaks
         listener.py         the connection that listens
@@ -33,11 +34,13 @@ from typing import Any
 
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.database_identity import database_identity
+from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import Guard, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.driver import DriverRow
 from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
+from fencing_sdk.backends.postgresql.diagnosis import PostgresqlDiagnosis
 from fencing_sdk.backends.postgresql.errors import translating
 from fencing_sdk.backends.postgresql.fenced_acquire import FencedAcquire
 from fencing_sdk.backends.postgresql.operating import OperatorCalls
@@ -234,6 +237,16 @@ class PostgresqlBackend:
     async def revoke(self, name: str, token: int, reason: str) -> bool:
         """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
         return await self._operators.revoke(name, token, reason)
+
+    async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
+        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
+        return await PostgresqlDiagnosis(self._dialer, self._options).run()
+
+    async def server_time(self) -> float | None:
+        """See `fencing_sdk.abc.SupportsDiagnosis.server_time`."""
+        with translating("diagnose"):
+            row = await self._connection.ask("SELECT extract(epoch FROM clock_timestamp())::float8", ())
+        return None if row is None else float(row[0])
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""

@@ -17,6 +17,7 @@ first come, first served, each watching the one ahead. All locks of one ttl shar
     own_nodes.py      the nodes of this backend object
     listing.py        lists what is held, and who waits
     revoking.py       takes grants away, and tells their holders why
+    diagnosis.py      what the servers tell of themselves, and what of that breaks a promise
     errors.py         from kazoo's errors to those of the contract
     options.py        from a URL and options to the servers
     connection/       sessions, and kazoo in threads of its own
@@ -25,9 +26,10 @@ first come, first served, each watching the one ahead. All locks of one ttl shar
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.revocations import with_reasons
@@ -35,6 +37,7 @@ from fencing_sdk.backends.zookeeper.clean_up import CleanUp
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.connection.sessions import ZooKeeperSessions
+from fencing_sdk.backends.zookeeper.diagnosis import SessionFacts, diagnose_servers
 from fencing_sdk.backends.zookeeper.errors import BACKEND, our_errors
 from fencing_sdk.backends.zookeeper.listing import ZooKeeperListing
 from fencing_sdk.backends.zookeeper.losses import ZooKeeperLossWatcher
@@ -110,6 +113,7 @@ class ZooKeeperBackend:
             files={"ca": ca, "certfile": certfile, "keyfile": keyfile, "keyfile_password": keyfile_password},
             connect_timeout=connect_timeout,
         )
+        self._settings = settings
         self._recipe = Recipe(settings)
         self._own_nodes = OwnNodes()
         self._listing = ZooKeeperListing(self._recipe)
@@ -215,6 +219,18 @@ class ZooKeeperBackend:
         session = self._sessions.any()
         await session.ready()
         return session
+
+    async def diagnose(self, ttl: float) -> Sequence[Finding]:
+        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
+        self._notice_fork()
+        session = self._sessions.of(ttl)
+        with suppress(Exception):  # what the servers say of themselves tells why there is none
+            await session.ready()
+        timeout = session.timeout if session.connected else None
+        return await diagnose_servers(self._settings, SessionFacts(ttl, session.asked, timeout))
+
+    async def server_time(self) -> None:
+        """Return None: ZooKeeper tells no time."""
 
     async def aclose(self) -> None:
         """Close the sessions, except of those that still have grants: they last until their timeout."""

@@ -8,7 +8,7 @@ passes over standbys, and over old primaries that an operator made read-only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from fencing_sdk.backends.postgresql.connection import driver
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
@@ -103,6 +103,21 @@ class PostgresqlDialer:
                 connection.terminate()
             raise
         return connection
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """A URL for each host. They may hold a password."""
+        return self._address.urls
+
+    async def open_host(self, url: str) -> DriverConnection:
+        """
+        Connect to one host, whether it takes writes or not.
+
+        Raises:
+            BackendRefusedError: the URL cannot be used.
+            Exception: the driver's error.
+        """
+        return await self._open(url)
 
     async def _open(self, url: str) -> DriverConnection:
         try:

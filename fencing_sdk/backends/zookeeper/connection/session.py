@@ -98,6 +98,11 @@ class ZooKeeperSession:
         return self._identity[0]
 
     @property
+    def asked(self) -> float:
+        """Seconds that the server was asked to keep the session without a sign of life."""
+        return self._asked
+
+    @property
     def lease(self) -> float:
         """Seconds after its last sign of life for which a lease on this session surely holds."""
         return self.timeout * _GRANTED

@@ -1,0 +1,66 @@
+"""ZooKeeper: every misconfiguration is planted on a real server, and found by the name of its check."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from diagnosing import ERROR, NOTE, WARNING, found
+from zookeeper_server import ZooKeeperEnsemble, fresh_root
+
+from fencing_sdk.backends.zookeeper.diagnosis import ZooKeeperFacts, _ensemble, _versions
+
+if TYPE_CHECKING:
+    from zookeeper_fixtures import StartZooKeeper
+
+pytest_plugins = ["zookeeper_fixtures"]
+
+
+def url_of(addresses: list[str], login: str = "app:secret@") -> str:
+    return f"zk://{login}{','.join(addresses)}{fresh_root()}"
+
+
+async def test_nothing_is_found_on_a_sound_ensemble(zookeeper_ensemble: ZooKeeperEnsemble):
+    assert await found(url_of(zookeeper_ensemble.addresses)) == {}
+
+
+async def test_what_a_client_leaves_out_is_noted(zookeeper_ensemble: ZooKeeperEnsemble):
+    findings = await found(url_of(zookeeper_ensemble.addresses[:1], login=""))
+    severities = {check: each.severity for check, each in findings.items()}
+    assert severities == {"zookeeper.authentication": NOTE, "zookeeper.hosts": NOTE}
+
+
+async def test_members_that_are_down_are_found(zookeeper_ensemble: ZooKeeperEnsemble):
+    url = url_of(zookeeper_ensemble.addresses)
+    followers = await asyncio.to_thread(lambda: zookeeper_ensemble.followers)
+    followers[0].kill()
+    assert (await found(url))["zookeeper.host"].severity == WARNING
+    followers[1].kill()
+    async with asyncio.timeout(90):
+        findings = await found(url)
+    assert findings["zookeeper.host"].severity == ERROR
+    assert findings["store.reachable"].severity == ERROR
+
+
+PLANTED = {
+    "sessions that are too long": ("minSessionTimeout=60000", "zookeeper.session", WARNING),
+    "sessions that are too short": ("maxSessionTimeout=5000", "zookeeper.session", WARNING),
+    "words that are not allowed": ("4lw.commands.whitelist=srvr", "zookeeper.words", NOTE),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+async def test_a_setting_that_breaks_a_promise_is_found(start_zookeeper: StartZooKeeper, planted: str):
+    line, check, severity = PLANTED[planted]
+    server = await asyncio.to_thread(start_zookeeper, settings=[line])
+    findings = await found(url_of([server.address]))
+    assert {each: findings[each].severity for each in findings} == {"zookeeper.ensemble": WARNING, check: severity}
+    assert all(finding.reason and finding.mend for finding in findings.values())
+
+
+def test_an_old_version_and_an_even_number_of_members_are_found():
+    lines = "".join(f"server.{number}=h{number}:2888:3888:participant\n" for number in range(4))
+    facts = [ZooKeeperFacts("a:2181", "Zookeeper version: 3.4.14-4c25d\nMode: follower\n", lines)] * 4
+    assert {each.severity for each in _versions(facts)} == {ERROR}
+    assert [each.severity for each in _ensemble(facts)] == [NOTE]
