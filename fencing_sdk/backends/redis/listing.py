@@ -25,6 +25,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from fencing_sdk._values.claim import LOCK, READER, WRITER, Holder, Listing, Mode, Permit, Waiting, holder_of
+from fencing_sdk.backends._shared.lock_table import age_of
 from fencing_sdk.backends.redis.answers import read_holders
 from fencing_sdk.backends.redis.connection.node import RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
@@ -38,8 +39,6 @@ _LOOKED_AT = 50
 _STRETCH = 100
 """Waiters that one run of a script returns."""
 _BEGIN = b"0"
-_TIME_FROM = 10**15
-"""Hybrid tokens are microseconds since 1970, and counters are lower than that."""
 
 
 class _Position(NamedTuple):
@@ -149,15 +148,10 @@ def _read_listed(name: str, lock: Reply) -> list[Holder]:
             except ReplyError:
                 return []
             now = int(_text(micros))
-            return [_with_times(holder, now, waiters) for holder in found]
+            return [
+                replace(holder, held_for=age_of(holder.token, holder.mode, now), waiters=waiters) for holder in found
+            ]
     return []
-
-
-def _with_times(holder: Holder, now: int, waiters: int) -> Holder:
-    """Add what the token tells: the time of the grant. That of a reader is the beginning of its phase."""
-    known = _TIME_FROM <= holder.token <= now and holder.mode != READER
-    held_for = (now - holder.token) / 1e6 if known else None
-    return replace(holder, held_for=held_for, waiters=waiters)
 
 
 def _read_waiter(owner: Reply, sign: Reply, *, shares: bool) -> list[Waiting]:

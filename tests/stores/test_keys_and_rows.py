@@ -1,0 +1,146 @@
+"""docs/operations.md names every key and every table that a store keeps, and none that it does not keep."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from etcd_server import EtcdCluster
+from kazoo.client import KazooClient
+from postgresql_server import PostgresqlServer
+from redis_cluster import Cluster
+from redis_quorum import Quorum
+from redis_sentinels import Sentinels
+from redis_server import RedisServer
+from zookeeper_server import ZooKeeperServer
+
+from fencing_sdk._values.claim import READER, WRITER, Claim, Grant, Permit
+from fencing_sdk.abc import SupportsRevoking, SupportsShares
+from fencing_sdk.backends import from_url
+
+pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PARTS = {"NAME": "[^/:]+", "OWNER": "[0-9a-f]{32}", "SESSION": "[0-9a-f]+", "NUMBER": "[0-9]+"}
+METADATA = "host 7"
+
+
+def told(store: str) -> list[str]:
+    """The keys or tables in the section of *store*."""
+    section = re.search(rf"^### {re.escape(store)}\n(.*?)(?=^###|\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert section is not None, f"{PAGE.name} has no section {store!r}"
+    return re.findall(r"^\| `([^`]+)` \|", section[1], re.MULTILINE)
+
+
+def check(store: str, found: Iterable[str]) -> None:
+    """Every key that was *found* has a line of its own, and every line has a key."""
+    seen = set()
+    for key in found:
+        lines = [line for line in told(store) if re.fullmatch(_pattern(line), key)]
+        assert len(lines) == 1, f"{key} is told by {lines}"
+        seen.add(lines[0])
+    assert seen == set(told(store))
+
+
+def _pattern(line: str) -> str:
+    pattern = re.escape(line)
+    for word, part in PARTS.items():
+        pattern = pattern.replace(word, part)
+    return pattern
+
+
+@asynccontextmanager
+async def in_use(url: str) -> AsyncIterator[Any]:
+    """A store with holders, waiters, shares and a revocation."""
+    async with aclosing(from_url(url)) as backend, AsyncExitStack() as lines:
+        assert isinstance(await backend.acquire(Claim("a", 60.0, metadata=METADATA)), Grant)
+        waiters = [Claim("a", 60.0)]
+        if isinstance(backend, SupportsShares):
+            for share in (Claim("b", 60.0, metadata=METADATA, mode=READER), Claim("c", 60.0, mode=Permit(1))):
+                assert isinstance(await backend.acquire(share), Grant)
+            waiters += [Claim("b", 60.0, mode=WRITER), Claim("c", 60.0, mode=Permit(1))]
+        for waiter in waiters:
+            await lines.enter_async_context(backend.queue(waiter))  # type: ignore[attr-defined]
+        if isinstance(backend, SupportsRevoking):
+            grant = await backend.acquire(Claim("d", 60.0))
+            assert isinstance(grant, Grant)
+            assert await backend.revoke("d", grant.token, "a test")
+        yield backend
+
+
+REDIS = "Redis, with Sentinel, on a cluster"
+
+
+async def test_redis(redis_server: RedisServer):
+    async with in_use(redis_server.url):
+        check(REDIS, await redis_server.command("KEYS", "*"))
+
+
+async def test_redis_with_sentinel(redis_sentinels: Sentinels):
+    hosts = ",".join(f"{host}:{port}" for host, port in redis_sentinels.addresses)
+    async with in_use(f"redis+sentinel://{hosts}/{redis_sentinels.name}"):
+        check(REDIS, await redis_sentinels.master.command("KEYS", "*"))
+
+
+async def test_redis_on_a_cluster(redis_cluster: Cluster):
+    async with in_use(redis_cluster.url.replace("redis://", "redis+cluster://")):
+        check(REDIS, [key for node in redis_cluster.masters for key in await node.command("KEYS", "*")])
+
+
+async def test_a_quorum_of_redis_masters(redis_quorum: Quorum):
+    async with in_use(redis_quorum.url):
+        check("A quorum of Redis masters", await redis_quorum.nodes[0].command("KEYS", "*"))
+
+
+async def test_etcd(etcd_server: EtcdCluster):
+    async with in_use(etcd_server.url):
+        check("etcd", await asyncio.to_thread(etcd_server.keys))
+
+
+async def test_zookeeper(zookeeper_server: ZooKeeperServer, zookeeper_url: str):
+    root = "/" + zookeeper_url.rsplit("/", 1)[1]
+
+    def walk(operator: KazooClient, path: str) -> list[str]:
+        return [path, *(found for child in operator.get_children(path) for found in walk(operator, f"{path}/{child}"))]
+
+    def look() -> list[str]:
+        operator = KazooClient(zookeeper_server.address)
+        operator.start()
+        try:
+            return walk(operator, root)
+        finally:
+            operator.stop()
+            operator.close()
+
+    async with in_use(zookeeper_url):
+        found = await asyncio.to_thread(look)
+        check("ZooKeeper", [key.replace(root, "/fencing", 1) for key in found])
+
+
+async def test_postgresql(postgresql_server: PostgresqlServer):
+    async with in_use(postgresql_server.url):
+        rows = postgresql_server.ask("SELECT schemaname, tablename FROM pg_tables WHERE tablename LIKE 'fencing%'")
+        check("PostgreSQL", {str(table) for _, table in rows})
+        assert all(postgresql_server.ask(f"SELECT count(*) FROM {schema}.{table}")[0][0] for schema, table in rows)
+
+
+async def test_sqlite(tmp_path: Path):
+    async with in_use(f"sqlite:///{tmp_path / 'locks.db'}"):
+        with contextlib.closing(sqlite3.connect(tmp_path / "locks.db")) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            check("SQLite", tables)
+            assert all(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables)
+
+
+def test_a_key_that_the_page_does_not_tell_is_found():
+    with pytest.raises(AssertionError, match="unheard"):
+        check("etcd", ["fencing/unheard/of/key"])
+    with pytest.raises(AssertionError):
+        check("etcd", ["fencing/a/" + 32 * "0"])
