@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")])
-WITH_A_SERVER = {"seat_booking_postgresql.py"}  # run by a test that has one
+WITH_A_SERVER = {"celery_invoices.py", "seat_booking_postgresql.py"}  # run by a test that has one
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in WITH_A_SERVER)
 BLOCK = re.compile(r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -80,11 +80,12 @@ def test_connecting_to_memory_loads_no_database():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["asgi", "httpx", "messages"])
+@pytest.mark.parametrize("module", ["asgi", "httpx", "messages", "wsgi"])
 def test_an_integration_that_needs_no_framework_loads_none(module):
     code = (
         f"import sys; import fencing_sdk.integrations.{module}\n"
-        "print([name for name in ('aiohttp', 'fastapi', 'httpx', 'httpx2', 'starlette') if name in sys.modules])"
+        "others = ('aiohttp', 'django', 'fastapi', 'httpx', 'httpx2', 'requests', 'starlette')\n"
+        "print([name for name in others if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

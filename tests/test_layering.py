@@ -55,6 +55,8 @@ TIME_HOME = {"_values.clock"}
 FRAMEWORKS = {
     "aiohttp": {"_http", "_etcd", "_kahuna", "integrations.aiohttp"},
     "fastapi": {"integrations.fastapi"},
+    "django": {"integrations.django"},
+    "requests": {"integrations.requests"},
     "httpx": set(),  # recognised by what its objects can do
     "httpx2": set(),
     "kazoo": {"backends.zookeeper"},

@@ -3,6 +3,9 @@ A module for each web framework, HTTP client, message system or system of teleme
 
     aiohttp     client middleware that sends the token; server middleware that guards; raise_for_stale
     httpx       a request hook for httpx and httpx2, sync and async; raise_for_stale
+    requests    an adapter for requests; raise_for_stale
+    wsgi        a middleware that guards, for every WSGI framework
+    django      a middleware that guards; a field for rows that keep their fence
     asgi        a middleware that guards, for every ASGI framework; a lifespan
     fastapi     dependencies: the token of a request, admitted or presented; a lease
     messages    the token in gRPC metadata and in the headers of messages
@@ -13,6 +16,7 @@ A module for each web framework, HTTP client, message system or system of teleme
     _outgoing   holder's side: which token goes to which server
     _incoming   resource's side: which token a request carries, and which resource it means
     _measures   what is measured, for every library of metrics
+    _blocking   the same for servers that block, where a guard is asked in the thread of a client
     _problem    the body of a refusal, as both sides read and write it: RFC 9457
 
 The two sides share `_problem` and the wire format alone.

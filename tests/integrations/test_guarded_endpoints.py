@@ -1,8 +1,8 @@
 """
 A request with a stale token is refused, and so is one whose token could be read in two ways.
 
-Every promise is kept by three servers: aiohttp with its middleware, an ASGI application behind
-the pure middleware, and FastAPI with a dependency; the latter two are served by uvicorn.
+Every promise is kept by five servers: aiohttp with its middleware, an ASGI application behind the pure middleware and
+FastAPI with a dependency, both served by uvicorn, and WSGI and Django behind theirs, served by waitress.
 """
 
 import sqlite3
@@ -12,6 +12,9 @@ from typing import Annotated
 
 import pytest
 from aiohttp import web
+from blocking_servers import django_server, waitress_server
+from django.http import HttpResponse
+from django.urls import path
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -38,7 +41,10 @@ from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.integrations import aiohttp as fenced_aiohttp
 from fencing_sdk.integrations import asgi as fenced_asgi
+from fencing_sdk.integrations import django as fenced_django
 from fencing_sdk.integrations import fastapi as fenced_fastapi
+from fencing_sdk.integrations import wsgi as fenced_wsgi
+from fencing_sdk.sync import connect
 
 Write = Callable[[str, Token | None], None]
 """What a handler does with the seat of its path and the token of its request; it may raise."""
@@ -105,7 +111,37 @@ def fastapi_app(guard: Guard | None, write: Write, *, required: bool = True, sta
     return uvicorn_server(app)
 
 
-@pytest.fixture(params=[aiohttp_app, asgi_app, fastapi_app], ids=["aiohttp", "asgi", "fastapi"])
+def wsgi_app(guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409):
+    def handler(environ, start_response):
+        if environ["PATH_INFO"].startswith("/seats/"):
+            seat = environ["PATH_INFO"].encode("latin-1").decode().removeprefix("/seats/")
+            write(seat, fenced_wsgi.request_token(environ))
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"done"]
+
+    locks = None if guard is None else connect("memory://")
+    options = {"required": required, "stale_status": stale_status}
+    return waitress_server(fenced_wsgi.GuardedApplication(handler, guard, resource=WHATEVER, locks=locks, **options))
+
+
+def django_app(guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409):
+    def handler(request, seat):
+        write(seat, fenced_django.request_token(request))
+        return HttpResponse("done")
+
+    def health(request):
+        return HttpResponse("well")
+
+    locks = None if guard is None else connect("memory://")
+    options = {"required": required, "stale_status": stale_status}
+    middleware = fenced_django.guard_middleware(guard, resource=WHATEVER, locks=locks, **options)
+    return django_server([path("seats/<path:seat>", handler), path("health", health)], middleware)
+
+
+@pytest.fixture(
+    params=[aiohttp_app, asgi_app, fastapi_app, wsgi_app, django_app],
+    ids=["aiohttp", "asgi", "fastapi", "wsgi", "django"],
+)
 def serve(request):
     return request.param
 

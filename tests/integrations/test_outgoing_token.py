@@ -1,7 +1,7 @@
 """
 The token of the current lease goes with a request: to the origins it is meant for, and to nobody else.
 
-Every promise is kept by aiohttp's session, and by the sync and the async client of httpx (and of
+Every promise is kept by aiohttp's session, by requests, and by the sync and the async client of httpx (and of
 httpx2, where it is installed). All servers are real.
 """
 
@@ -12,6 +12,7 @@ import importlib.util
 
 import aiohttp
 import pytest
+import requests
 from aiohttp import ClientSession, web
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 from web_servers import aiohttp_server
@@ -23,6 +24,8 @@ from fencing_sdk.integrations._outgoing import Origin
 from fencing_sdk.integrations.aiohttp import fencing_middleware, guard_middleware, raise_for_stale
 from fencing_sdk.integrations.httpx import fencing_hook
 from fencing_sdk.integrations.httpx import raise_for_stale as raise_for_stale_httpx
+from fencing_sdk.integrations.requests import FencingAdapter
+from fencing_sdk.integrations.requests import raise_for_stale as raise_for_stale_requests
 
 HTTPX = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name)]
 
@@ -115,7 +118,22 @@ class HttpxClient(HttpxAsyncClient):
         return await asyncio.to_thread(send)
 
 
-CLIENTS = {"aiohttp": AiohttpClient}
+class RequestsClient:
+    errors = requests.RequestException
+
+    async def put(self, url, *, headers=None, **options):
+        def send():
+            with requests.Session() as session:
+                session.trust_env = False
+                session.mount("http://", FencingAdapter(**options))
+                response = session.put(url, headers=headers, data=b"body")
+            raise_for_stale_requests(response)
+            return response.status_code
+
+        return await asyncio.to_thread(send)
+
+
+CLIENTS = {"aiohttp": AiohttpClient, "requests": RequestsClient}
 for module in HTTPX:
     CLIENTS[f"{module} async"] = lambda module=module: HttpxAsyncClient(module)
     CLIENTS[f"{module} sync"] = lambda module=module: HttpxClient(module)

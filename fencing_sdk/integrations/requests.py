@@ -1,0 +1,79 @@
+"""
+The holder's side for requests.
+
+    session.mount("https://", FencingAdapter(origins=["https://seats.example"]))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from requests import PreparedRequest, Response
+from requests.adapters import BaseAdapter, HTTPAdapter
+
+from fencing_sdk.integrations._outgoing import Headers, Origin, Outgoing, answers
+from fencing_sdk.integrations._problem import may_be_stale, stale_error
+
+__all__ = ["FencingAdapter", "raise_for_stale"]
+
+
+class FencingAdapter(BaseAdapter):
+    """
+    Sends the token of the current lease to *origins*, and to no other server. Mount it for ``https://`` and ``http://``.
+
+    A session asks its adapter for every hop of a redirect. A request to another origin loses the header, also one that
+    you set yourself; to an origin of the list, a header that you set stays.
+
+    Args:
+        origins: Scheme, host and port, such as ``"https://seats.example"``, compared exactly.
+
+        name: Send the token of this lock. By default, of the innermost one.
+
+        required: Whether a request outside of such a lease is an error.
+
+        adapter: What sends. An `HTTPAdapter` by default.
+
+    Raises:
+        ConfigurationError: an argument cannot work. To send raises `LeaseLostError` when the lease is over and
+            `NoLeaseError` when there is none and one is required, and nothing is sent.
+    """
+
+    def __init__(
+        self,
+        origins: Iterable[str],
+        *,
+        name: str | None = None,
+        required: bool = False,
+        adapter: BaseAdapter | None = None,
+    ) -> None:
+        super().__init__()
+        self._outgoing = Outgoing(origins, name=name, required=required)
+        self._adapter = HTTPAdapter() if adapter is None else adapter
+
+    def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
+        """Send *request*, with or without the token."""
+        url = urlsplit(request.url or "")
+        self._outgoing.carry(Origin.of(str(url.scheme), str(url.hostname), url.port), cast("Headers", request.headers))
+        return self._adapter.send(request, *args, **options)
+
+    def close(self) -> None:
+        """Close what sends."""
+        self._adapter.close()
+
+
+def raise_for_stale(response: Response) -> None:
+    """
+    Raise `StaleTokenError` if *response* is the refusal of a guarded service.
+
+    Call it before ``raise_for_status()``. It trusts the server that answered: use it for your own services.
+
+    Raises:
+        StaleTokenError: the token of this request was refused. Never retry it.
+    """
+    if not may_be_stale(response.status_code, response.headers.get("Content-Type", "")):
+        return
+    error = stale_error(response.status_code, response.content)
+    if error is not None and answers(error, cast("Headers", response.request.headers)):
+        raise error

@@ -1,0 +1,42 @@
+"""Flask, whose errors of a handler never reach what wraps it: an error handler answers them."""
+
+import pytest
+from flask import Flask, request
+
+from fencing_sdk import ConfigurationError, StaleTokenError
+from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.integrations.wsgi import GuardedApplication, problem_response, request_token
+from fencing_sdk.sync import connect
+
+EARLY, LATE = {"Fencing-Token": "34"}, {"Fencing-Token": "35"}
+
+
+def service(guard, in_front):
+    app, seats = Flask("seats"), {}
+
+    @app.put("/seats/<seat>")
+    def book(seat):
+        guard.write(f"seats/{seat}", request_token(request.environ), seats.__setitem__, seat, request.args["who"])
+        return "booked"
+
+    app.register_error_handler(StaleTokenError, problem_response)
+    options = {"guard": guard, "resource": "seats/{seat}", "locks": connect("memory://")} if in_front else {}
+    app.wsgi_app = GuardedApplication(app.wsgi_app, **options)
+    return app.test_client(), seats
+
+
+@pytest.mark.parametrize("in_front", [True, False])
+def test_a_stale_token_is_409_in_front_of_the_handler_and_in_it(in_front):
+    client, seats = service(MemoryGuard(), in_front)
+    assert client.put("/seats/42?who=Bob", headers=LATE).status_code == 200
+    refused = client.put("/seats/42?who=Ada", headers=EARLY)
+    assert (refused.status_code, refused.json["fence"], refused.mimetype) == (409, 35, "application/problem+json")
+    assert client.put("/seats/42?who=Eve").status_code == 428
+    assert seats == {"42": "Bob"}
+
+
+def test_a_guard_in_front_needs_a_client_and_an_answer_an_error_that_has_one():
+    with pytest.raises(ConfigurationError, match="locks must be a client"):
+        GuardedApplication(Flask("seats").wsgi_app, MemoryGuard(), resource="seats/{seat}")
+    with pytest.raises(ConfigurationError, match="StaleTokenError"):
+        problem_response(ValueError("mine"))
