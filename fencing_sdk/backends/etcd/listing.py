@@ -25,7 +25,7 @@ from fencing_sdk._values.claim import Holder, Listing, Waiting
 from fencing_sdk.backends.etcd.keys import EtcdKeys, holder_of_key, is_share
 from fencing_sdk.backends.etcd.requests import EtcdRequests
 from fencing_sdk.backends.etcd.shares import LEAST_REMAINING, EtcdShares, SeenLine
-from fencing_sdk.errors import BackendRefusedError, ConfigurationError
+from fencing_sdk.errors import BackendError, ConfigurationError
 
 __all__ = ["EtcdListing"]
 
@@ -65,9 +65,12 @@ class EtcdListing:
         first = min(keys, key=_created)
         if not cut and not is_share(first):
             return SeenLine(name, [first], [entry for entry in keys if entry is not first], 0, 0)
-        with suppress(BackendRefusedError):  # another program has written one of the keys
+        try:
             return await self._shares.look(_OPERATION, name)
-        return SeenLine(name, [], [], 0, 0)
+        except BackendError as error:
+            if not isinstance(error.__cause__, UnreadableAnswerError):
+                raise
+            return SeenLine(name, [], [], 0, 0)  # another program has written one of the keys
 
     async def _holders(self, lines: Sequence[SeenLine]) -> list[Holder]:
         remaining = await self._shares.remaining(_OPERATION, [entry.lease for line in lines for entry in line.held])

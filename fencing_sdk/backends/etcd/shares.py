@@ -339,14 +339,11 @@ def _holding(line: Sequence[Entry], phase: Entry | None) -> list[Entry]:
     """Of a line in its order, the keys of holders: those from the first on that are of one kind and were granted."""
     held: list[Entry] = []
     for entry in line:
-        facts, first = KeyFacts.read(entry), KeyFacts.read(held[0] if held else entry)
-        alone = facts.mode.word in {"lock", "writer"}
-        if (
-            facts.waits
-            or facts.mode.word != first.mode.word
-            or (held and alone)
-            or (facts.mode == READER and not phase)
-        ):
+        first = KeyFacts.read(held[0] if held else entry)
+        if held and first.mode.word in {"lock", "writer"}:
+            break
+        facts = KeyFacts.read(entry)
+        if facts.waits or facts.mode.word != first.mode.word or (facts.mode == READER and not phase):
             break
         held.append(entry)
     return held
