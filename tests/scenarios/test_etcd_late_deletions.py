@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from contextlib import suppress
 from typing import Any
 
@@ -29,7 +30,8 @@ class Post:
 
     def __init__(self, backend: EtcdBackend) -> None:
         self.deletions = 0
-        self.holding = False
+        self.to_hold_back: float = 0
+        """How many of the next deletions."""
         self._call = backend._gateway.call
         self._delivered = asyncio.Event()
         self._late: list[asyncio.Task[Any]] = []
@@ -39,8 +41,9 @@ class Post:
         if "delete" not in path + json.dumps(body):
             return await self._call(operation, path, body, **options)
         self.deletions += 1
-        if not self.holding:
+        if self.to_hold_back < 1:
             return await self._call(operation, path, body, **options)
+        self.to_hold_back -= 1
         self._late.append(asyncio.create_task(self._deliver(operation, path, body, **options)))
         return await asyncio.shield(self._late[-1])  # a caller that is cancelled does not take the request back
 
@@ -104,8 +107,8 @@ async def test_work_goes_on_alone_although_the_deletion_of_an_earlier_place_come
         nonlocal stood
         stood += 1
         standing = await stand(*arguments)
-        post.holding = stood == 1
         if stood == 1:
+            post.to_hold_back = 1  # the lock waits for one that is sent again
             raise BackendUnavailableError("EtcdBackend", "queue", "the answer was lost")
         return standing
 
@@ -114,7 +117,6 @@ async def test_work_goes_on_alone_although_the_deletion_of_an_earlier_place_come
         async with staying(others.lock("a", ttl=60)) as first:
             second = Stay(locks.lock("a", ttl=60, heartbeat_interval=0.5))
             await until(lambda: post.held_back, what="the line is left")
-            post.holding = False
             await until(lambda: stood > 1, what="the line is joined again")
             await first.end()
         await second.begun()
@@ -130,7 +132,7 @@ async def test_a_debt_that_is_being_paid_while_its_owner_comes_back_is_not_paid_
     post, claim, kept = Post(etcd), Claim("a", 2.0), Claim("kept", 2.0)
     await granted(etcd, kept)
     await granted(etcd, claim)
-    post.holding = True
+    post.to_hold_back = math.inf
     with suppress(TimeoutError):
         async with asyncio.timeout(0.1):
             await etcd.release(claim)
@@ -138,7 +140,7 @@ async def test_a_debt_that_is_being_paid_while_its_owner_comes_back_is_not_paid_
         while post.held_back < 2:  # the second one goes along with a keep-alive
             assert list(await etcd.renew([kept])) == [Renewal.RENEWED]
             await asyncio.sleep(0.05)
-    post.holding = False
+    post.to_hold_back = 0
     token = await granted(etcd, claim)
     await post.deliver()
     found = await etcd.inspect("a")
@@ -154,9 +156,9 @@ async def test_a_place_that_was_left_and_taken_again_is_not_deleted_as_a_debt(
     holder, claim, later = (Claim("a", 60.0) for _ in range(3))
     await granted(etcd, holder)
     async with etcd.queue(claim):
-        post.holding = True
+        post.to_hold_back = math.inf
     assert post.held_back
-    post.holding = False
+    post.to_hold_back = 0
     async with etcd.queue(claim) as turn, etcd.queue(later):
         before = await keys(etcd_server, "a")
         await post.deliver()
