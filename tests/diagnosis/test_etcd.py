@@ -11,7 +11,7 @@ import pytest
 from diagnosing import ERROR, NOTE, WARNING, found
 from etcd_server import EtcdCluster, b64
 
-from fencing_sdk.backends.etcd.diagnosis import _alarms, _members, _versions
+from fencing_sdk.backends.etcd.diagnosis import _alarms, _leader, _members, _versions
 
 if TYPE_CHECKING:
     from etcd_fixtures import StartEtcd
@@ -95,7 +95,13 @@ async def test_an_open_connection_over_a_network_is_noted(etcd_server: EtcdClust
     [("3.4.30", WARNING), ("3.4.31", None), ("3.5.1", ERROR), ("3.5.12", WARNING), ("3.5.13", None), ("3.6.0", None)],
 )
 def test_versions_with_known_defects_are_found(version: str, severity):
-    assert [each.severity for each in _versions({"a": {"version": version}})] == ([severity] if severity else [])
+    judged = [(each.check, each.severity) for each in _versions({"a": {"version": version}})]
+    assert judged == ([("etcd.version", severity)] if severity else [])
+
+
+def test_a_member_without_leader_is_found():
+    assert [(each.check, each.severity) for each in _leader({"a": {"leader": "0"}})] == [("etcd.leader", ERROR)]
+    assert not list(_leader({"a": {"leader": "17"}}))
 
 
 def test_corruption_and_an_even_number_of_members_are_found():

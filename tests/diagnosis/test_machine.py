@@ -213,6 +213,33 @@ async def test_a_store_that_breaks_its_contract_is_found(backend: type[Telling],
     assert findings[check].severity == severity
 
 
+class Slow(Telling):
+    async def renew(self, claims):
+        await asyncio.sleep(0.15)
+        return await super().renew(claims)
+
+
+class Fading(Telling):
+    """Fails from the second renewal on: after the self-test."""
+
+    asked = 0
+
+    async def renew(self, claims):
+        self.asked += 1
+        if self.asked > 1:
+            raise BackendUnavailableError("Fading", "renew", "the disk is full")
+        return await super().renew(claims)
+
+
+async def test_a_store_that_is_slow_for_the_ttl_is_found():
+    found = {finding.check: finding.severity for finding in (await examined(Slow(), ttl=1.0)).findings}
+    assert found["store.latency"] == WARNING
+
+
+async def test_a_store_that_fails_while_it_is_measured_is_found():
+    assert by_check(await examined(Fading()))["store.renewals"].severity == WARNING
+
+
 class Credulous(MemoryGuard):
     async def raise_to(self, resource, token):
         pass

@@ -14,6 +14,7 @@ from redis_replicas import Replicated
 from redis_sentinels import Sentinels
 from redis_server import RedisServer
 
+from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis
 from fencing_sdk.backends.redis.server_checks import judge_server
 from fencing_sdk.backends.redis.server_facts import RedisFacts
 
@@ -196,3 +197,21 @@ def test_an_old_version_is_found():
     assert {"redis.version", "redis.settings"} == {
         finding.check for finding in judge_server(facts, hybrid=True, min_replicas=0)
     }
+
+
+async def test_a_service_without_any_sentinel_is_found():
+    findings = await found("redis+sentinel://127.0.0.1:1/fencing")
+    assert findings["redis.master"].severity == ERROR
+    assert findings["redis.sentinel"].severity == WARNING
+
+
+def test_too_few_sentinels_and_a_master_without_replica_are_found():
+    state = {
+        "name": "a",
+        "num-other-sentinels": "1",
+        "quorum": "2",
+        "num-slaves": "0",
+        "down-after-milliseconds": "2000",
+    }
+    judged = RedisDiagnosis(hybrid=True, min_replicas=0, ttl=15.0)._judge_sentinel("s1:26379", state)
+    assert {finding.check for finding in judged} == {"redis.sentinels", "redis.sentinel-replicas"}

@@ -82,3 +82,11 @@ async def test_a_disk_that_is_full_is_found(tmp_path: Path, monkeypatch: pytest.
 async def test_a_file_that_is_no_database_is_found(tmp_path: Path):
     (tmp_path / "locks.db").write_text("no database at all, but text\n" * 100)
     assert (await found(url_of(tmp_path)))["store.reachable"].severity == ERROR
+
+
+def test_a_file_that_may_not_be_written_and_an_old_sqlite_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "locks.db").touch()
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != tmp_path / "locks.db")  # root may write all
+    monkeypatch.setattr(diagnosis.sqlite3, "sqlite_version_info", (3, 31, 1))
+    judged = diagnosis.judge_file(tmp_path / "locks.db", durable=True, hybrid=True)
+    assert {finding.check: finding.severity for finding in judged} == {"sqlite.file": ERROR, "sqlite.version": ERROR}

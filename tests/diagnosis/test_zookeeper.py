@@ -9,7 +9,8 @@ import pytest
 from diagnosing import ERROR, NOTE, WARNING, found
 from zookeeper_server import ZooKeeperEnsemble, fresh_root
 
-from fencing_sdk.backends.zookeeper.diagnosis import ZooKeeperFacts, _ensemble, _versions
+from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
+from fencing_sdk.backends.zookeeper.diagnosis import ZooKeeperFacts, _access, _ensemble, _versions
 
 if TYPE_CHECKING:
     from zookeeper_fixtures import StartZooKeeper
@@ -62,5 +63,11 @@ async def test_a_setting_that_breaks_a_promise_is_found(start_zookeeper: StartZo
 def test_an_old_version_and_an_even_number_of_members_are_found():
     lines = "".join(f"server.{number}=h{number}:2888:3888:participant\n" for number in range(4))
     facts = [ZooKeeperFacts("a:2181", "Zookeeper version: 3.4.14-4c25d\nMode: follower\n", lines)] * 4
-    assert {each.severity for each in _versions(facts)} == {ERROR}
+    assert {(each.check, each.severity) for each in _versions(facts)} == {("zookeeper.version", ERROR)}
     assert [each.severity for each in _ensemble(facts)] == [NOTE]
+
+
+def test_an_open_connection_over_a_network_is_noted():
+    settings = ZooKeeperSettings("zk1:2181", "/fencing", 1.0, acl=())
+    assert [(each.check, each.severity) for each in _access(settings, ["zk1:2181"])] == [("zookeeper.tls", NOTE)]
+    assert not list(_access(settings, ["127.0.0.1:2181", "[::1]:2181"]))

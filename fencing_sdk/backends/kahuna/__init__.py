@@ -12,6 +12,7 @@ Waiters: Kahuna wakes no waiter, so those of one client stand in line, and its h
     waiters.py    how the waiters of one client share the asking
     renewals.py   many renewals side by side
     requests.py   what requests say and answers mean
+    diagnosis.py  what the nodes tell of themselves, and what of that breaks a promise
     errors.py     which error of the contract a failure becomes
     settings.py   which settings of a cluster put exclusion at stake
     options.py    the options and the endpoints
@@ -39,6 +40,7 @@ from fencing_sdk._http.tls import tls_context
 from fencing_sdk._kahuna.node import NodeClient
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import wall_seconds
+from fencing_sdk._values.findings import Finding
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.abc import Tell
@@ -46,6 +48,7 @@ from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.kahuna.connection.cluster import KahunaCluster
+from fencing_sdk.backends.kahuna.diagnosis import diagnose_nodes
 from fencing_sdk.backends.kahuna.errors import BACKEND, error_of_answer
 from fencing_sdk.backends.kahuna.grants import KnownGrants
 from fencing_sdk.backends.kahuna.options import OPTIONS, check_durability, read_nodes
@@ -286,6 +289,13 @@ class KahunaBackend:
             return answer.holder(name, wall_seconds())
         except UnreadableAnswerError as error:
             raise BackendUnavailableError(BACKEND, operation, str(error)) from error
+
+    async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
+        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
+        return await diagnose_nodes(self._endpoints.in_turn(), self._nodes.get, self._durability)
+
+    async def server_time(self) -> None:
+        """Return None: Kahuna tells no time."""
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""

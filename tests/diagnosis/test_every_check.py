@@ -1,0 +1,46 @@
+"""No check is shipped that no test has planted, and none that the documentation leaves out."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fencing_sdk
+
+HERE = Path(__file__).parent
+PACKAGE = Path(fencing_sdk.__file__).parent
+PAGE = PACKAGE.parent / "docs" / "doctor.md"
+
+
+def checks() -> list[str]:
+    """The names that findings are made with: the first argument, a text such as ``redis.eviction``."""
+    rooms = [*PACKAGE.glob("diagnosis/*.py"), *PACKAGE.glob("backends/**/*.py")]
+    names = {
+        node.value
+        for path in rooms
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_check(node.value, path)
+    }
+    return sorted(names)
+
+
+def _is_check(text: str, path: Path) -> bool:
+    room, dot, name = text.partition(".")
+    rooms = {"store", "machine", "self-test", "memory", "redis", "postgresql", "etcd", "zookeeper", "kahuna", "sqlite"}
+    return bool(dot) and room in rooms and name.replace("-", "").isalpha() and not text.endswith(".py")
+
+
+def test_the_checks_are_found():
+    assert len(checks()) >= 60
+    assert {"redis.eviction", "etcd.alarm", "machine.pause"} <= set(checks())
+
+
+@pytest.mark.parametrize("check", checks())
+def test_each_is_planted(check: str):
+    planted = "".join(path.read_text() for path in HERE.glob("test_*.py") if path.name != Path(__file__).name)
+    assert f'"{check}"' in planted
+
+
+@pytest.mark.parametrize("check", [check for check in checks() if not check.startswith(("self-test.", "memory."))])
+def test_each_is_on_the_page(check: str):
+    assert f"`{check}`" in PAGE.read_text()
