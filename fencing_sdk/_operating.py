@@ -13,11 +13,11 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._values.claim import TOKEN_LIMIT, Holder, Waiting
 from fencing_sdk._values.names import check_name, in_namespace
-from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking
+from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking, SupportsShares
 from fencing_sdk.diagnosis.client import DiagnosableClient
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 
-_PAGE = 200
+PAGE = 200
 """Holders that are asked for at once."""
 _REASON_LIMIT = 200
 """Characters of an operator's reason."""
@@ -54,12 +54,28 @@ class OperatingClient(DiagnosableClient):
         prefix = namespace + re.split(r"[*?[]", pattern, maxsplit=1)[0]
         cursor: str | None = None
         while True:
-            page = await engine.ask("list", lambda: backend.list_held(prefix, cursor, _PAGE))
+            page = await engine.ask("list", lambda: backend.list_held(prefix, cursor, PAGE))
             for holder in page.holders:
                 if fnmatchcase(name := holder.name.removeprefix(namespace), pattern):
                     yield replace(holder, name=name)
             if (cursor := page.cursor) is None:
                 return
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """
+        Tell all who hold *name*: none, the one that `inspect` tells, or those who share it as readers or permits.
+
+        Raises:
+            InvalidNameError: *name* names no lock.
+            BackendError: the store did not answer, or refused.
+            UsageError: the client is not open.
+        """
+        engine, store_name = self._opened(), in_namespace(self._namespace, check_name(name))
+        if isinstance(self._backend, SupportsShares):
+            found = await engine.holders(store_name)
+        else:
+            found = [] if (only := await engine.inspect(store_name)) is None else [only]
+        return [replace(holder, name=name) for holder in found]
 
     async def waiters(self, name: str) -> Sequence[Waiting]:
         """
@@ -108,7 +124,7 @@ class OperatingClient(DiagnosableClient):
         """
         backend, engine = self._backend, self._opened()
         store_name = in_namespace(self._namespace, check_name(name))
-        number, told = _check_token(token), _check_reason(reason)
+        number, told = check_token(token), check_reason(reason)
         if not isinstance(backend, SupportsRevoking):
             raise _unsupported(backend, "take a grant away")
         return await engine.ask("revoke", lambda: backend.revoke(store_name, number, told))
@@ -118,7 +134,8 @@ def _unsupported(backend: Backend, what: str) -> UnsupportedError:
     return UnsupportedError(f"{backend_name(backend)} cannot {what}: its store has no call for that")
 
 
-def _check_token(token: object) -> int:
+def check_token(token: object) -> int:
+    """Return *token* if it can be one."""
     try:
         number = index(token)  # type: ignore[arg-type]
     except TypeError:
@@ -129,7 +146,8 @@ def _check_token(token: object) -> int:
     return number
 
 
-def _check_reason(reason: object) -> str:
+def check_reason(reason: object) -> str:
+    """Return *reason* if an operator may give it to a holder."""
     if not isinstance(reason, str) or not reason.strip() or len(reason) > _REASON_LIMIT or not reason.isprintable():
         msg = f"reason must be a text of 1 to {_REASON_LIMIT} printable characters for the holder, not {shown(reason)}"
         raise ConfigurationError(msg)

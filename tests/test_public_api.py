@@ -137,6 +137,7 @@ SHOWN = {
         "drain",
         "draining",
         "held",
+        "holders",
         "revoke",
         "waiters",
         "draining_on",

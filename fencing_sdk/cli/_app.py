@@ -172,6 +172,111 @@ def doctor(
 
 
 @app.command
+def ls(
+    pattern: str = "*",
+    /,
+    *,
+    url: str | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    limit: int = 500,
+) -> int:
+    """List the locks that are held, with their holders.
+
+    Args:
+        pattern: As a shell matches file names, such as 'report/*'. Quote it.
+
+        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
+
+        json: Print a line of JSON for each holder, of all locks. Times are in seconds.
+
+        limit: The most rows of the table. 0 shows all.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    from fencing_sdk.cli.operate import list_locks  # noqa: PLC0415  (as above)
+
+    return list_locks(pattern, Output(), url=url, as_json=json, limit=limit)
+
+
+@app.command
+def show(lock: str, /, *, url: str | None = None, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Show who holds a lock, since when and for how long, and who waits for it.
+
+    Args:
+        lock: Its name, with the namespace of the application, if there is one: app:nightly.
+
+        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
+
+        json: Print one object of JSON. Times are in seconds.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    from fencing_sdk.cli.operate import show_lock  # noqa: PLC0415  (as above)
+
+    return show_lock(lock, Output(), url=url, as_json=json)
+
+
+@app.command(name="break")
+def break_(
+    lock: str,
+    /,
+    *,
+    reason: str,
+    token: int | None = None,
+    yes: Annotated[bool, Parameter(negative="")] = False,
+    url: str | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Take a lock away from its holder, whose work is cancelled and told the reason.
+
+    The store compares the token, so that a later holder is never hit, and the next token is higher. Exit codes:
+    0 it was taken away, 1 it was not, 2 wrong usage, 69 the store cannot be used.
+
+    Args:
+        lock: Its name, with the namespace of the application, if there is one: app:nightly.
+
+        reason: What the holder reads in its error and its log. Up to 200 characters.
+
+        token: The token of the holder, as ls and show print it. Default: that of the only holder.
+
+        yes: Do not ask.
+
+        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
+
+        json: Print what became of it as an object of JSON. Goes with --yes.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    from fencing_sdk.cli.operate import Breaking  # noqa: PLC0415  (as above)
+
+    return Breaking(name=lock, reason=reason, token=token, yes=yes, as_json=json).run(Output(), url)
+
+
+@app.command
+def top(pattern: str = "*", /, *, url: str | None = None, every: _Duration = 2.0, svg: Path | None = None) -> int:
+    """Watch the locks that are held, on a terminal: holders, waiters, the time that is left. Press q to quit.
+
+    Args:
+        pattern: As a shell matches file names, such as 'report/*'. Quote it.
+
+        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
+
+        every: The time between two looks. Each is one call to the store for every 200 locks, up to 1,000 of them.
+
+        svg: Draw one look into this file, and end.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    from fencing_sdk.cli.top import watch  # noqa: PLC0415  (as above)
+
+    return watch(pattern, url=url, every=every, svg=svg)
+
+
+@app.command
 def demo(*, svg: Path | None = None) -> int:
     """Freeze a worker that holds a lock, and see what its late write does without and with a guard.
 

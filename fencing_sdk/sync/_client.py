@@ -172,6 +172,10 @@ class SyncLockClient:
 
         return self._bridge().call(collect)
 
+    def holders(self, name: str) -> Sequence[Holder]:
+        """Tell all who hold *name*. Errors are those of `LockClient.holders`."""
+        return self._bridge().call(functools.partial(self._client.holders, name))
+
     def waiters(self, name: str) -> Sequence[Waiting]:
         """Tell who waits for *name*, in the order of the line. Errors are those of `LockClient.waiters`."""
         return self._bridge().call(functools.partial(self._client.waiters, name))

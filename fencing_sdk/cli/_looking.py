@@ -1,0 +1,97 @@
+"""What the operators' commands share: a client for one look, and lock names, times and holders as text."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+
+from fencing_sdk._client import LockClient
+from fencing_sdk._connect import connect
+from fencing_sdk._values.claim import Holder, Waiting
+from fencing_sdk._values.wire import ENV_URL
+from fencing_sdk.cli._streams import say
+from fencing_sdk.cli.run import Exit, default_url
+from fencing_sdk.errors import BackendError, ConfigurationError, UnsupportedError, shown
+
+
+def look(url: str | None, work: Callable[[LockClient], Awaitable[int]]) -> int:
+    """
+    Open a client on the store at *url*, or the default one, do *work* and return the exit code.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    try:
+        url = url or default_url()
+    except (OSError, RuntimeError) as error:
+        say(f"no folder for the locks ({error}); set {ENV_URL} or XDG_STATE_HOME")
+        return Exit.UNAVAILABLE
+    if url.startswith("memory:"):
+        msg = "memory:// locks are known only inside their process; use a sqlite:// URL, a server, or no URL"
+        raise ConfigurationError(msg)
+
+    async def looking() -> int:
+        async with connect(url, observers=()) as locks:
+            return await work(locks)
+
+    try:
+        return asyncio.run(looking())
+    except (BackendError, UnsupportedError) as error:
+        say(str(error))
+        return Exit.UNAVAILABLE
+
+
+def readable(text: str) -> str:
+    """*text* as it is, or escaped if it could move a terminal's cursor: names and metadata come from others."""
+    return text if text.isprintable() else shown(text)
+
+
+def span(seconds: float | None) -> str:
+    """Seconds as people say them: ``0.4s``, ``12s``, ``3m05s``, ``2h07m``, ``3d04h``; a dash for what is not known."""
+    if seconds is None:
+        return "-"
+    if seconds < _ROUGH:
+        return f"{max(seconds, 0.0):.1f}s"
+    for name, unit, lesser, part in _UNITS:
+        if seconds >= unit:
+            return f"{int(seconds // unit)}{name}{int(seconds % unit // part):02d}{lesser}"
+    return f"{int(seconds)}s"
+
+
+_ROUGH = 10.0
+"""Seconds from which on tenths do not matter."""
+_UNITS = (("d", 86_400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1))
+
+
+def mode_of(held: Holder | Waiting) -> str:
+    """How it holds or wants the name: ``lock``, ``reader``, ``permit 3``."""
+    permit = held.permit if isinstance(held, Holder) else None
+    return held.mode.word if permit is None else f"{held.mode.word} {permit}"
+
+
+def as_fields(held: Holder | Waiting) -> dict[str, object]:
+    """The fields for JSON, with times in seconds."""
+    if isinstance(held, Waiting):
+        return {
+            "holder": held.holder,
+            "mode": held.mode.word,
+            "waiting_for": held.waiting_for,
+            "metadata": held.metadata,
+        }
+    return {
+        "name": held.name,
+        "token": held.token,
+        "holder": held.holder,
+        "mode": held.mode.word,
+        "permit": held.permit,
+        "remaining": held.remaining,
+        "held_for": held.held_for,
+        "waiters": held.waiters,
+        "metadata": held.metadata,
+    }
+
+
+def at_a_terminal() -> bool:
+    """Whether a person can be asked."""
+    return os.isatty(0) and os.isatty(1)
