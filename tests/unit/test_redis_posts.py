@@ -61,7 +61,7 @@ def posts_on(wire: Wire, prefix: str = "fencing", **options) -> tuple[RedisPosts
 
 
 def packed(call: ScriptCall) -> bytes:
-    follow = hiredis.pack_command(("EXISTS", call.follow)) if call.follow else b""
+    follow = hiredis.pack_command(("EXISTS", *call.follow)) if call.follow else b""
     return hiredis.pack_command(call.by_hash()) + follow
 
 

@@ -17,6 +17,7 @@ Waiters: first come, first served, woken by a message. The backend has one conne
     channels.py       the messages that reach them
     share_waiters.py  the waiters for permits, readers and writers
     losses.py         notices grants that end behind their holder's back
+    share_losses.py   notices the same of shares
     listing.py        lists what is held, and who waits
     revoking.py       takes grants away, and tells their holders why
     scripts.py        the Lua scripts beside it, each one atomic step at the server
@@ -51,6 +52,7 @@ from fencing_sdk._values.futures import retrieve
 from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
+from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.backends._shared.revocations import with_reasons
 from fencing_sdk.backends.redis.answers import (
     NO_HOLDER,
@@ -78,6 +80,7 @@ from fencing_sdk.backends.redis.posts import RedisPosts
 from fencing_sdk.backends.redis.requests import DEFAULT_RETENTION, RedisRequests
 from fencing_sdk.backends.redis.revoking import RedisRevocations
 from fencing_sdk.backends.redis.scripts import PRELOADED, ScriptCall
+from fencing_sdk.backends.redis.share_losses import ShareLossWatcher
 from fencing_sdk.backends.redis.share_waiters import ShareWaiter, ShareWaiters
 from fencing_sdk.backends.redis.waiter import RedisWaiter
 from fencing_sdk.backends.redis.waiters import RedisWaiters
@@ -133,7 +136,9 @@ class RedisBackend:
         self._router = self._make_router(topology)
         sharded = isinstance(self._router, ClusterRouter)
         self._batch = 1 if sharded else _BATCH  # on a cluster each lock has a slot of its own
-        self._losses = RedisLossWatcher(self.renew)
+        notices = LossNotices()
+        self._losses = RedisLossWatcher(self.renew, notices)
+        self._share_losses = ShareLossWatcher(self._check_shares, notices)
         self._listing = RedisListing(keys, self._requests, self._router, batch=self._batch)
         self._revocations = RedisRevocations(self._requests, self._router)
         self._waiters = RedisWaiters(self._router, self._requests, keys, self._losses, sharded=sharded)
@@ -155,11 +160,13 @@ class RedisBackend:
         for script in PRELOADED:  # if the server does not permit it, the first use loads the script
             pipe.call("SCRIPT", "LOAD", script.text).add_done_callback(retrieve)
         self._losses.on_connect(pipe)
+        self._share_losses.on_connect()
         self._waiters.on_connect(node, pipe)
         self._share_waiters.on_connect(node, pipe)
 
     def _on_push(self, message: list[Reply]) -> None:
         self._losses.on_push(message)
+        self._share_losses.on_push(message)
         self._waiters.on_push(message)
         self._share_waiters.on_push(message)
 
@@ -176,9 +183,12 @@ class RedisBackend:
             reply = await self._run_acquire(call, claim)
             if claim.mode.shared:
                 share = read_share(reply)
-                if share is not None and waiter is not None:
+                if share is None:
+                    return await self._held(reply, waiter)
+                self._share_losses.granted(call.keys[0], claim)
+                if waiter is not None:
                     waiter.served = True
-                return await self._held(reply, waiter) if share is None else share
+                return share
             if not isinstance(reply, bytes):
                 return Held(read_refusal(reply)) if claim.mode == LOCK else await self._held(reply, waiter)
             token = read_token(reply)
@@ -202,7 +212,7 @@ class RedisBackend:
         except UnconfirmedError as error:
             if not isinstance(error.reply, bytes) and (not claim.mode.shared or read_share(error.reply) is None):
                 return error.reply
-            await self._run_release(claim)
+            await self._run_release(self._requests.release(claim), claim)
             raise
 
     async def _held(self, reply: Reply, waiter: ShareWaiter | None) -> Held:
@@ -217,6 +227,12 @@ class RedisBackend:
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
         return await with_reasons(claims, await self._renew(claims), self._revocations.reasons)
+
+    async def _check_shares(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
+        """Ask whether shares are still held, as `renew` tells it, without renewing them."""
+        outcomes = await self._router.run_all([self._requests.check_share(claim) for claim in claims])
+        renewals = [renewal for outcome in outcomes for renewal in read_renewals(outcome, 1)]
+        return await with_reasons(claims, renewals, self._revocations.reasons)
 
     async def _renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         shared = [claim for claim in claims if claim.mode.shared]
@@ -248,13 +264,17 @@ class RedisBackend:
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
-        self._losses.ended(self._requests.lease(claim.name), claim)
+        key, call = self._requests.lease(claim.name), self._requests.release(claim)
+        if not claim.mode.shared:
+            self._losses.ended(key, claim)
+        elif self._share_losses.ended(key, claim):
+            call = call._replace(follow=(key,))  # the release changes the lease, and the server follows it no more
         with translating("release"):
-            await self._run_release(claim)
+            await self._run_release(call, claim)
 
-    async def _run_release(self, claim: Claim) -> None:
+    async def _run_release(self, call: ScriptCall, claim: Claim) -> None:
         try:
-            await self._router.run(self._requests.release(claim))
+            await self._router.run(call)
         except ReplyError as error:
             if error.code != "TRYAGAIN" or claim.mode != LOCK:
                 raise
@@ -300,12 +320,14 @@ class RedisBackend:
         with translating("revoke"):
             revoked = await self._revocations.revoke(name, token, reason)
         self._losses.changed(self._requests.lease(name))
+        self._share_losses.changed(self._requests.lease(name))
         return revoked
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
         await self._waiters.aclose()
         await self._losses.aclose()
+        await self._share_losses.aclose()
         await self._router.aclose()
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:

@@ -4,16 +4,9 @@
 --      came by this server's clock, and what the waiter said in it
 --   MODE  'direct': hand it the lock; 'silent': only in the answer to its sign, as it hears no message;
 --         'wake': tell it to ask for the lock
--- A waiter without a sign of life for LINE_TTL has left the line. Both keys expire when no waiter gives signs of life.
 
-local LINE_TTL = 3000
-local LINE_KEPT = 4 * LINE_TTL
 local SUSPECT = 1250 -- such a waiter has missed a sign: if it is frozen, a grant would be lost for a ttl
 local LOOKS = 500 -- waiters that cannot be reached, and are passed over in one run
-
-local function milliseconds(time)
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-end
 
 local function publish(command, channel, message) -- if this is not permitted, the next sign of life finds the grant
   local heard = redis.pcall(command == 'SPUBLISH' and 'SPUBLISH' or 'PUBLISH', channel, message)

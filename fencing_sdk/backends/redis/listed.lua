@@ -24,14 +24,7 @@ for i = 1, #KEYS, 7 do
   local held = redis.pcall('GETEX', lease)
   if type(held) == 'string' then
     local lock = {held, redis.call('PTTL', lease), waiters(KEYS[i + 1], KEYS[i + 2]) + waiters(KEYS[i + 3], KEYS[i + 4]), micros}
-    if string.sub(held, 1, 1) == '\0' then
-      local ends = redis.call('ZRANGEBYSCORE', e, string.format('(%.0f', now), '+inf', 'WITHSCORES')
-      for j = 1, #ends, 2 do
-        lock[#lock + 1] = ends[j]
-        lock[#lock + 1] = math.ceil(tonumber(ends[j + 1]) - now)
-        lock[#lock + 1] = redis.call('HGET', h, ends[j]) or string.match(held, '^%z(%d+)%z') .. ' -1 0 '
-      end
-    end
+    add_shares(lock, held, lock[2], e, h, now)
     found[#found + 1] = lock
   else
     found[#found + 1] = false

@@ -23,7 +23,7 @@ from fencing_sdk.errors import LossReason
 
 Renew = Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal | Revoked]]]
 
-_REASONS = {Renewal.REFUSED: LossReason.REVOKED, Renewal.TAKEN_OVER: LossReason.TAKEN_OVER}
+LOSS_REASONS = {Renewal.REFUSED: LossReason.REVOKED, Renewal.TAKEN_OVER: LossReason.TAKEN_OVER}
 
 
 class RedisLossWatcher:
@@ -32,13 +32,15 @@ class RedisLossWatcher:
 
     Args:
         renew: Renews claims, as `fencing_sdk.abc.Backend.renew` does.
+
+        notices: Who is told, if others tell them too.
     """
 
-    def __init__(self, renew: Renew) -> None:
+    def __init__(self, renew: Renew, notices: LossNotices | None = None) -> None:
         self._renew = renew
         self._held: dict[str, Claim] = {}  # by the key of the lease
         self._changed: dict[str, None] = {}  # keys that are to be checked
-        self._notices = LossNotices()
+        self._notices = LossNotices() if notices is None else notices
         self._check = BackgroundTask()
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:
@@ -67,7 +69,7 @@ class RedisLossWatcher:
             del self._held[key]
 
     def on_connect(self, pipe: Pipe) -> None:
-        """Ask the server to report changes made by other clients, and check every lease."""
+        """Ask the server to report what other clients change of what tracked calls read, and check every lease."""
         pipe.call("CLIENT", "TRACKING", "ON", "OPTOUT", "NOLOOP").add_done_callback(retrieve)
         self._check_soon(self._held)
 
@@ -76,7 +78,7 @@ class RedisLossWatcher:
         if message[0] != b"invalidate":
             return
         keys = message[1]
-        self._check_soon(self._held if keys is None else _texts(keys))
+        self._check_soon(self._held if keys is None else changed_keys(keys))
 
     def changed(self, key: str) -> None:
         """Check a lease that this connection has changed itself: the server does not report that."""
@@ -97,8 +99,8 @@ class RedisLossWatcher:
                 for (key, claim), renewal in zip(held, renewals, strict=True):
                     if isinstance(renewal, Revoked):
                         self._lost(key, claim, LossReason.REVOKED, renewal.reason)
-                    elif renewal in _REASONS:
-                        self._lost(key, claim, _REASONS[renewal])
+                    elif renewal in LOSS_REASONS:
+                        self._lost(key, claim, LOSS_REASONS[renewal])
         except Exception:  # noqa: BLE001  (a failed request proves no loss; the heartbeat asks again)
             self._changed.clear()
 
@@ -114,6 +116,6 @@ class RedisLossWatcher:
         await self._check.aclose()
 
 
-def _texts(keys: object) -> list[str]:
+def changed_keys(keys: object) -> list[str]:
     """Decode the keys of a message. Keys of other programs may have any bytes."""
     return [key.decode(errors="replace") for key in keys if isinstance(key, bytes)] if isinstance(keys, list) else []

@@ -41,7 +41,7 @@ class PackedCall:
 
     def __init__(self, call: ScriptCall, tag: str) -> None:
         open_words = {_OPEN.owner: 2, str(milliseconds(_OPEN.ttl)): 4, stored(_OPEN.metadata): 6}
-        commands = [call.by_hash(), *([("EXISTS", call.follow)] if call.follow else [])]
+        commands = [call.by_hash(), *([("EXISTS", *call.follow)] if call.follow else [])]
         order: list[int] = []
         text = ""
         for command in commands:

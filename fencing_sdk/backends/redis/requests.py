@@ -25,6 +25,7 @@ from fencing_sdk.backends.redis.scripts import (
     ACQUIRE,
     ACQUIRE_SHARE,
     ACQUIRE_WRITER,
+    CHECK_SHARE,
     HOLDERS,
     INSPECT,
     JOIN_SHARE_LINE,
@@ -110,16 +111,17 @@ class RedisRequests:
         arguments = (claim.owner, milliseconds(claim.ttl), stored(claim.metadata), *self._options)
         if claim.mode != LOCK:
             return self._acquire_share(claim, arguments)
-        return ScriptCall(ACQUIRE, keys, arguments, self.replicas, follow=keys[0])
+        return ScriptCall(ACQUIRE, keys, arguments, self.replicas, follow=keys[:1])
 
     def _acquire_share(self, claim: Claim, arguments: tuple[Argument, ...]) -> ScriptCall:
         """Ask for a share, or the lock of a writer; a refusal is ``[milliseconds left, 1 if it is in the line]``."""
         tag = self._keys.tag(claim.name)
         keys = (lease_key(tag), token_key(tag), *share_line_keys(tag))
         if not claim.mode.shared:
-            return ScriptCall(ACQUIRE_WRITER, keys, arguments, self.replicas, follow=keys[0])
+            return ScriptCall(ACQUIRE_WRITER, keys, arguments, self.replicas, keys[:1], untracked=True)
         mode: tuple[Argument, ...] = (claim.mode.word, _permits(claim))
-        return ScriptCall(ACQUIRE_SHARE, (*keys, *share_keys(tag)), (*arguments, *mode), self.replicas)
+        all_keys = (*keys, *share_keys(tag))
+        return ScriptCall(ACQUIRE_SHARE, all_keys, (*arguments, *mode), self.replicas, keys[:1], untracked=True)
 
     def renew(self, claims: Sequence[Claim]) -> ScriptCall:
         """Renew leases, all in one slot on a cluster, and either all of them shares or none."""
@@ -129,7 +131,7 @@ class RedisRequests:
         if claims[0].mode.shared:
             tags = [self._keys.tag(claim.name) for claim in claims]
             keys = [key for tag in tags for key in (lease_key(tag), *share_keys(tag))]
-            return ScriptCall(RENEW_SHARES, keys, arguments, self.replicas)
+            return ScriptCall(RENEW_SHARES, keys, arguments, self.replicas, tuple(keys[::3]), untracked=True)
         return ScriptCall(RENEW, [self.lease(claim.name) for claim in claims], arguments, self.replicas)
 
     def release(self, claim: Claim) -> ScriptCall:
@@ -137,7 +139,7 @@ class RedisRequests:
         if claim.mode != LOCK:
             noted = int(claim.mode != READER or claim.metadata is not None)
             arguments = (claim.owner, claim.mode.word, noted)
-            return ScriptCall(RELEASE_SHARE, self._share_keys(claim), arguments)
+            return ScriptCall(RELEASE_SHARE, self._share_keys(claim), arguments, untracked=True)
         return ScriptCall(RELEASE, self._all_keys(claim.name), (claim.owner, *self._tokens))
 
     def release_alone(self, claim: Claim) -> ScriptCall:
@@ -155,20 +157,27 @@ class RedisRequests:
                 arguments += (sign.claim.owner, sign.stored())
         return ScriptCall(STAND, keys, arguments)
 
+    def check_share(self, claim: Claim) -> ScriptCall:
+        """Ask whether a share is still held; the reply is that of `renew`, and client tracking follows the lease."""
+        tag = self._keys.tag(claim.name)
+        keys = (lease_key(tag), share_keys(tag)[0])
+        return ScriptCall(CHECK_SHARE, keys, (claim.owner,), follow=keys[:1], untracked=True)
+
     def join_share_line(self, claim: Claim, command: str, channel: str, ticket: str) -> ScriptCall:
         """Join the line of shares; the server then wakes the waiter by *command* with *ticket* on *channel*."""
         if claim.mode.shared:
             command = f"{command}/{claim.mode.word}/{_permits(claim)}"
-        return ScriptCall(JOIN_SHARE_LINE, self._share_keys(claim)[:3], (claim.owner, command, channel, ticket))
+        arguments = (claim.owner, command, channel, ticket)
+        return ScriptCall(JOIN_SHARE_LINE, self._share_keys(claim)[:3], arguments, untracked=True)
 
     def leave_share_line(self, claim: Claim) -> ScriptCall:
         """Leave the line of shares."""
-        return ScriptCall(LEAVE_SHARE_LINE, self._share_keys(claim), (claim.owner,))
+        return ScriptCall(LEAVE_SHARE_LINE, self._share_keys(claim), (claim.owner,), untracked=True)
 
     def holders(self, name: str) -> ScriptCall:
         """Ask for all who hold a name."""
         tag = self._keys.tag(name)
-        return ScriptCall(HOLDERS, (lease_key(tag), *share_keys(tag)), ())
+        return ScriptCall(HOLDERS, (lease_key(tag), *share_keys(tag)), (), untracked=True)
 
     def inspect(self, name: str) -> ScriptCall:
         """Ask who holds a lock."""

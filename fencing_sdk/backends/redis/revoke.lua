@@ -10,6 +10,10 @@ local held = redis.pcall('GETEX', lease)
 if type(held) == 'table' then return held end
 if not held then return 0 end
 local now = milliseconds()
+if is_shared(held) then
+  held = spread(lease, held, e, h, now)
+  settle(lease, e, h, now)
+end
 
 local function note(owner, left)
   redis.call('HSET', x, owner, reason)

@@ -4,11 +4,19 @@ The Lua scripts beside this file. The server runs each as one atomic step.
     acquire.lua, renew.lua, release.lua, inspect.lua     what `fencing_sdk.abc.Backend` promises
     stand.lua                                            waiters join the lines of their locks, and stay there
     grant.lua                                            a function: grants a lock
-    line.lua                                             functions of the line, for the scripts that use it
-    acquire_in_line.lua, release_to_line.lua             the rest of these two, run where there is a line
-    share.lua, share_*.lua, writer_*.lua                 the same for permits, readers and writers, and their line
+    acquire_refuse.lua, acquire_in_line.lua,
+    release_to_line.lua                                  the rest of these two, run where there is a line
+    share_*.lua, writer_acquire.lua                      the same for permits, readers and writers
+    share.lua                                            functions: who holds beside whom
     revoke.lua, revoked.lua                              end a grant that has a token, and tell its holder why
     listed.lua, waiting.lua                              describe locks, and the waiters of one of them
+
+A line is made of functions for the scripts that use it. A script has them behind what it does without a line, because
+to define them costs time too.
+
+    line_time.lua                                        when a waiter has left
+    line.lua                                             the line of plain locks, which hands the lock on
+    waking_line.lua                                      the lines of shares, and of a quorum: they wake their head
 """
 
 from __future__ import annotations
@@ -41,15 +49,15 @@ class ScriptCall(NamedTuple):
     arguments: Sequence[Argument]
     replicas: int = 0
     """Replicas that must have what the script wrote before its answer counts."""
-    follow: str = ""
+    follow: tuple[str, ...] = ()
     """
-    A key that client tracking follows from then on: it is read behind the script, in the same write.
+    Keys that client tracking follows from then on: they are read behind the script, in the same write.
 
     A read inside the script would make a server before Redis 7.2 follow all the keys of the script, for ever.
     """
 
     untracked: bool = False
-    """Whether client tracking is to follow none of the keys: they are looked at once."""
+    """Whether the script reads keys that client tracking must not follow, as described for `follow`."""
 
     def by_hash(self) -> tuple[Argument, ...]:
         """The command for a server that has seen the script."""
@@ -60,28 +68,31 @@ class ScriptCall(NamedTuple):
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.arguments)
 
 
-ACQUIRE = RedisScript("grant", "acquire", "line", "acquire_in_line")
+ACQUIRE = RedisScript("grant", "acquire", "acquire_refuse", "line_time", "line", "acquire_in_line")
 RENEW = RedisScript("renew")
-RELEASE = RedisScript("release", "grant", "line", "release_to_line")
+RELEASE = RedisScript("release", "grant", "line_time", "line", "release_to_line")
 INSPECT = RedisScript("inspect")
-STAND = RedisScript("grant", "line", "stand")
+STAND = RedisScript("grant", "line_time", "line", "stand")
 
-# Shares, and the writers among them, stand in a line of their own, whose head is woken and asks.
-ACQUIRE_SHARE = RedisScript("grant", "share_line", "share", "share_acquire")
-ACQUIRE_WRITER = RedisScript("grant", "writer_acquire", "share_line", "writer_acquire_in_line")
-RENEW_SHARES = RedisScript("share_line", "share", "share_renew")
-RELEASE_SHARE = RedisScript("share_line", "share", "share_release")
-JOIN_SHARE_LINE = RedisScript("share_line", "share_join")
-LEAVE_SHARE_LINE = RedisScript("share_line", "share", "share_leave")
-HOLDERS = RedisScript("share_line", "share", "share_holders")
+WAKING_LINE = ("line_time", "waking_line")
+"""A line whose head is woken, and asks."""
+_SHARES = (*WAKING_LINE, "share")
+ACQUIRE_SHARE = RedisScript("grant", "share_acquire", *_SHARES, "share_acquire_beside")
+ACQUIRE_WRITER = RedisScript("grant", "acquire", *WAKING_LINE, "writer_acquire")
+RENEW_SHARES = RedisScript(*_SHARES, "share_renew")
+RELEASE_SHARE = RedisScript("share_release", *_SHARES, "share_release_beside")
+CHECK_SHARE = RedisScript(*_SHARES, "share_check")
+JOIN_SHARE_LINE = RedisScript(*WAKING_LINE, "share_join")
+LEAVE_SHARE_LINE = RedisScript(*_SHARES, "share_leave")
+HOLDERS = RedisScript(*_SHARES, "share_holders")
 
 # Operators and the holders that they end. Nothing of it runs while locks are acquired, renewed and released.
-REVOKE = RedisScript("grant", "line", "share_line", "share", "revoke")
+REVOKE = RedisScript("grant", "line_time", "line", "waking_line", "share", "revoke")
 REVOKED = RedisScript("revoked")
-LISTED = RedisScript("line", "listed")
-WAITING = RedisScript("line", "waiting")
+LISTED = RedisScript(*_SHARES, "listed")
+WAITING = RedisScript("line_time", "waiting")
 
-PRELOADED = (RELEASE, STAND, LEAVE_SHARE_LINE, RELEASE_SHARE)
+PRELOADED = (RELEASE, STAND, JOIN_SHARE_LINE, LEAVE_SHARE_LINE, RELEASE_SHARE)
 """
 The scripts that every new connection loads.
 

@@ -1,12 +1,49 @@
 -- Permits and readers: functions for the scripts of shares, which also use those of the line.
 --   lease  while the name is shared: NUL TOKEN NUL '=' MODE, as if an owner with an empty id held a lock. It expires with
---          the share that lasts longest, so the scripts of plain locks refuse by what they read anyway
+--          the share that lasts longest, so the scripts of plain locks refuse by what they read anyway. While one
+--          share was never joined by another, it stands in the lease: NUL OWNER NUL PERMIT NUL PERMITS NUL METADATA
 --   e      sorted set: owner -> when its share ends, in ms since 1970
 --   h      hash: owner -> "TOKEN PERMIT PERMITS METADATA"; a reader has the permit -1, and no entry without metadata
--- The shares are over if the lease is gone or has another owner: an operator may have deleted it.
+-- The shares are over if the lease is gone or has another owner: an operator may have deleted it. What e and h have is
+-- void while one share stands in the lease.
 
 local function is_shared(held)
   return held and string.sub(held, 1, 1) == '\0'
+end
+
+-- Return the lease without its share; then owner, permit, permits and metadata of the share, if one stands in it.
+local function read_shared(held)
+  return string.match(held, '^(%z%d+%z=%a+)%z?(%Z*)%z?(-?%d*)%z?(%d*)%z?(.*)$')
+end
+
+local function note(e, h, owner, ends, token, permit, permits, metadata)
+  redis.call('ZADD', e, string.format('%.0f', ends), owner)
+  if tonumber(permit) < 0 and metadata == '' then return end
+  redis.call('HSET', h, owner, token .. ' ' .. permit .. ' ' .. permits .. ' ' .. metadata)
+end
+
+-- Move the share that stands in the lease to e and h; return the lease.
+local function spread(lease, held, e, h, now)
+  local rest, owner, permit, permits, metadata = read_shared(held)
+  if owner == '' then return held end
+  redis.call('DEL', e, h)
+  note(e, h, owner, now + redis.call('PTTL', lease), string.match(held, '^%z(%d+)'), permit, permits, metadata)
+  redis.call('SET', lease, rest, 'KEEPTTL')
+  return rest
+end
+
+-- Append to *found*, for each share: its owner, the ms until it ends, and its entry in h.
+local function add_shares(found, held, left, e, h, now)
+  if not is_shared(held) then return end
+  local token, _, owner, permit, permits, metadata = string.match(held, '^%z(%d+)'), read_shared(held)
+  local ends = {owner, now + left}
+  if owner == '' then ends = redis.call('ZRANGEBYSCORE', e, string.format('(%.0f', now), '+inf', 'WITHSCORES') end
+  for i = 1, #ends, 2 do
+    local entry = owner ~= '' and token .. ' ' .. permit .. ' ' .. permits .. ' ' .. metadata
+    found[#found + 1] = ends[i]
+    found[#found + 1] = math.ceil(tonumber(ends[i + 1]) - now)
+    found[#found + 1] = entry or redis.call('HGET', h, ends[i]) or token .. ' -1 0 '
+  end
 end
 
 local function drop_ended(e, h, now)
@@ -16,7 +53,7 @@ local function drop_ended(e, h, now)
   end
 end
 
--- Let the lease and the shares last as long as the last share.
+-- Let the lease and the shares in e and h last as long as the last share.
 local function settle(lease, e, h, now)
   local last = redis.call('ZREVRANGE', e, 0, 0, 'WITHSCORES')[2]
   if not last then
@@ -32,8 +69,10 @@ end
 -- Whether a share fits beside those that are held, of which none has ended.
 local function has_room(held, e, mode, permits)
   if not held then return true end
-  if not is_shared(held) or string.match(held, '=(%a+)$') ~= mode then return false end
-  return mode == 'reader' or redis.call('ZCARD', e) < tonumber(permits)
+  if not is_shared(held) or string.match(held, '^%z%d+%z=(%a+)') ~= mode then return false end
+  if mode == 'reader' then return true end
+  local _, owner = read_shared(held)
+  return (owner ~= '' and 1 or redis.call('ZCARD', e)) < tonumber(permits)
 end
 
 -- Wake the head of the line, if there is room for it. If it is a reader, readers among the first sixteen waiters are

@@ -2,8 +2,8 @@
 The waiters of one client for permits, readers and writers, and what wakes them: see `waiters.py` for plain locks.
 
 A share may be granted beside others, so no release can tell alone whom to hand it to. The server wakes the waiter at
-the head of the line of shares (see `share_line.lua`), which then asks. A waiter tries again once a second, when a share
-ends, and on a new connection. A try is also the sign of life that keeps it in the line.
+the head of the line of shares (see `waking_line.lua`), which then asks. A waiter tries again once a second, when a
+share ends, and on a new connection. A try is also the sign of life that keeps it in the line.
 """
 
 from __future__ import annotations

@@ -104,17 +104,17 @@ class Pipe(asyncio.Protocol):
         """Whether the connection is open, as far as this end knows."""
         return self._loss is None and self._transport is not None and not self._transport.is_closing()
 
-    def call(self, *words: Argument, follow: str = "") -> asyncio.Future[Reply]:
+    def call(self, *words: Argument, follow: tuple[str, ...] = ()) -> asyncio.Future[Reply]:
         """
         Send one command. The future is its reply, or raises `ReplyError` or `PipeError`.
 
-        With *follow*, a second command reads this key, so that client tracking follows it. Its reply is dropped.
+        With *follow*, a second command reads these keys, so that client tracking follows them. Its reply is dropped.
         """
         future: asyncio.Future[Reply] = self._loop.create_future()
         if self._loss is not None or self._transport is None:
             _fail(future, PipeError(self._loss or "not connected yet"))
             return future
-        packed = pack(words) + pack(("EXISTS", follow)) if follow else pack(words)
+        packed = pack(words) + pack(("EXISTS", *follow)) if follow else pack(words)
         if self._expected or self._unsent:
             self._unsent.append(packed)
             self._flush_soon()

@@ -64,7 +64,7 @@ class NodeRequest:
 
     def _packed(self, words: tuple[Argument, ...]) -> bytes:
         packed = pack(words)
-        return packed + pack(("EXISTS", self._call.follow)) if self.followed else packed
+        return packed + pack(("EXISTS", *self._call.follow)) if self.followed else packed
 
 
 class QuorumNode:

@@ -7,7 +7,7 @@ The requests to one node as calls of scripts, and how the answers are read. No I
     {fencing:}:run          the server's run id when it got its epoch
     {fencing:}:c0 to c1023  the counters; the name of a lock decides which one numbers its holds
     {fencing:NAME}:h        the hold (see hold.lua), with the ttl of the lease
-    {fencing:NAME}:hq, :hw  the line of the waiters (see line.lua)
+    {fencing:NAME}:hq, :hw  the line of the waiters (see waking_line.lua)
 
 The counters never expire, so there is a fixed number of them, and the tokens of one lock have gaps.
 """
@@ -25,19 +25,19 @@ from fencing_sdk.backends.redis.keys import RedisKeys
 from fencing_sdk.backends.redis.quorum.ballot import Refusal
 from fencing_sdk.backends.redis.quorum.tally import QuorumHold
 from fencing_sdk.backends.redis.requests import milliseconds, stored
-from fencing_sdk.backends.redis.scripts import Argument, RedisScript, ScriptCall
+from fencing_sdk.backends.redis.scripts import WAKING_LINE, Argument, RedisScript, ScriptCall
 
 COUNTERS = 1024
 """Fixed for ever: another number would assign other counters to locks, and tokens could fall."""
 
-GRANT = RedisScript("quorum/line", "quorum/hold", "quorum/grant")
+GRANT = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/grant")
 CONFIRM = RedisScript("quorum/hold", "quorum/confirm")
-UNDO = RedisScript("quorum/line", "quorum/hold", "quorum/place", "quorum/undo")
+UNDO = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/place", "quorum/undo")
 RENEW = RedisScript("quorum/hold", "quorum/renew")
 HEAL = RedisScript("quorum/hold", "quorum/heal")
-RELEASE = RedisScript("quorum/line", "quorum/hold", "quorum/release")
-JOIN = RedisScript("quorum/line", "quorum/hold", "quorum/place", "quorum/join")
-LEAVE = RedisScript("quorum/line", "quorum/leave")
+RELEASE = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/release")
+JOIN = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/place", "quorum/join")
+LEAVE = RedisScript(*WAKING_LINE, "quorum/leave")
 INSPECT = RedisScript("inspect")
 LOOK = RedisScript("quorum/look")
 FOUND = RedisScript("quorum/found")
@@ -101,14 +101,13 @@ class QuorumRequests:
     def grant(self, claim: Claim, epoch: str, attempt: int) -> ScriptCall:
         """Ask for a hold. The attempt's number is also the hint for the token."""
         keys = (self._epoch, self._counter(claim.name), *self._with_line(claim.name))
-        return ScriptCall(
-            GRANT, keys, (epoch, claim.owner, milliseconds(claim.ttl), attempt, stored(claim.metadata)), follow=keys[2]
-        )
+        arguments = (epoch, claim.owner, milliseconds(claim.ttl), attempt, stored(claim.metadata))
+        return ScriptCall(GRANT, keys, arguments, follow=keys[2:3])
 
     def confirm(self, claim: Claim, epoch: str, number: int, token: int) -> ScriptCall:
         """Raise the hold with *number* to the token."""
         keys = (self._epoch, self._counter(claim.name), self.hold(claim.name))
-        return ScriptCall(CONFIRM, keys, (epoch, claim.owner, number, token, milliseconds(claim.ttl)), follow=keys[2])
+        return ScriptCall(CONFIRM, keys, (epoch, claim.owner, number, token, milliseconds(claim.ttl)), follow=keys[2:3])
 
     def undo(self, claim: Claim, attempt: int, place: LinePlace | None) -> ScriptCall:
         """Delete what an attempt has got; a waiter goes back to its *place*."""

@@ -1,9 +1,9 @@
 """
 The waiters of one client, and what wakes them.
 
-Each node keeps a line for each lock (see `line.lua`). A waiter stands in the line of every node at once, with one
-score: the microseconds of its client's clock when it joined. So all nodes have the same order, that of arrival as far
-as the clients' clocks agree. A node grants a free lock to the head of its line alone. What wakes a waiter:
+Each node keeps a line for each lock (see `waking_line.lua`). A waiter stands in the line of every node at once, with
+one score: the microseconds of its client's clock when it joined. So all nodes have the same order, that of arrival as
+far as the clients' clocks agree. A node grants a free lock to the head of its line alone. What wakes a waiter:
 
 1. Its turn. A release publishes the waiter's ticket on every node. The waiter wakes when a majority of the messages has
    come, or 20 ms after the first, if others do not come.

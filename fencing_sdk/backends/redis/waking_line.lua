@@ -1,16 +1,7 @@
--- The line of one lock: functions for the scripts that use it.
+-- A line whose head is woken, and asks: that of shares, and that of a node of a quorum.
 --   q  sorted set: owner -> number of arrival
 --   w  hash: owner -> "MILLISECONDS COMMAND CHANNEL TICKET": its last sign of life, and the message that wakes it.
 --      The command of a waiter for a share is followed by its mode and the number of permits: "PUBLISH/permit/4"
--- A waiter without a sign of life for LINE_TTL has left the line. Both keys expire when no waiter gives signs of life.
-
-local LINE_TTL = 3000
-local LINE_KEPT = 4 * LINE_TTL
-
-local function milliseconds()
-  local time = redis.call('TIME')
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-end
 
 -- Postpone the expiry of the line; return whether it may have waiters. A write: client tracking does not follow it.
 local function keep_line(q, w)

@@ -1,0 +1,140 @@
+"""Permits and readers on Redis: who hears of a loss, and what the server is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from event_log import CLOCK
+from redis_stage import key, nothing_left
+from stays import Stay, opened, staying
+
+from fencing_sdk import LockClient, LossReason
+from fencing_sdk._values.claim import READER, Claim, Grant, Permit, Renewal
+from fencing_sdk.backends.redis import from_url
+
+pytest_plugins = ["redis_fixtures"]
+
+FAR = {"ttl": 600.0, "heartbeat_interval": 150.0}
+"""A lease whose next heartbeat is minutes away: what is noticed was pushed."""
+
+SOON = 60.0
+NAME = "pool"
+
+
+def shares_of(locks: LockClient, kind: str, **options: float):
+    return locks.rwlock(NAME, **options).reader if kind == "reader" else locks.semaphore(NAME, permits=3, **options)
+
+
+async def scripts_run(server) -> int:
+    """How often the server has run a script, by its own account."""
+    stats = await server.command("INFO", "commandstats")
+    lines = [line for line in stats.splitlines() if line.startswith(("cmdstat_evalsha:", "cmdstat_eval:"))]
+    return sum(int(line.partition("calls=")[2].partition(",")[0]) for line in lines)
+
+
+# Losses
+
+
+@pytest.mark.parametrize("kind", ["reader", "permit"])
+@pytest.mark.parametrize("holders", [1, 3])
+async def test_every_holder_hears_that_a_shared_name_was_deleted(redis_server, kind, holders):
+    async with contextlib.AsyncExitStack() as clients:
+        stays = []
+        for _ in range(holders):
+            locks, _ = await clients.enter_async_context(opened(redis_server.url))
+            stays.append(Stay(shares_of(locks, kind, **FAR)))
+            await stays[-1].begun()
+        await redis_server.command("DEL", key(NAME))
+        for stay in stays:
+            await stay.over(SOON)
+            assert stay.lost is LossReason.REVOKED
+
+
+@pytest.mark.parametrize("kind", ["reader", "permit"])
+async def test_a_share_is_still_watched_after_its_client_has_released_another(redis_server, kind):
+    async with opened(redis_server.url) as (locks, _):
+        share = shares_of(locks, kind, **FAR)
+        async with staying(share) as stay:
+            async with staying(share) as other:
+                await other.end()
+            await redis_server.command("DEL", key(NAME))
+            await stay.over(SOON)
+            assert stay.lost is LossReason.REVOKED
+
+
+@pytest.mark.parametrize("kind", ["reader", "permit"])
+async def test_a_share_is_still_watched_after_a_renewal(redis_server, kind):
+    async with opened(redis_server.url) as (locks, _), staying(shares_of(locks, kind, **FAR)) as stay:
+        await stay.lease.renew()
+        await redis_server.command("DEL", key(NAME))
+        await stay.over(SOON)
+        assert stay.lost is LossReason.REVOKED
+
+
+async def test_readers_that_renew_do_not_make_each_other_ask_without_end(redis_server):
+    """Each renewal changes the lease that the others follow: a look at it must not change it in turn."""
+    async with contextlib.AsyncExitStack() as clients:
+        stays = []
+        for _ in range(5):
+            locks, _ = await clients.enter_async_context(opened(redis_server.url))
+            stays.append(await clients.enter_async_context(staying(shares_of(locks, "reader", **FAR))))
+        await stays[0].lease.renew()
+        await asyncio.sleep(1.5)  # each of the others has looked by now, and waits for the next change
+        before = await scripts_run(redis_server)
+        await asyncio.sleep(2.5)
+        assert await scripts_run(redis_server) == before
+        for stay in stays:
+            await stay.end()
+
+
+# What the server is asked
+
+
+@pytest.mark.parametrize("permits", [1, 4, 16])
+async def test_a_contended_permit_takes_five_scripts_however_many_there_are(redis_server, permits):
+    """Asked, joined, asked again; then woken to ask once, and released."""
+    waiters = 3 * permits
+    async with opened(redis_server.url) as (locks, _):
+        pool = locks.semaphore(NAME, permits=permits, ttl=30.0)
+        held = [Stay(pool) for _ in range(permits)]
+        for stay in held:
+            await stay.begun()
+        before, began = await scripts_run(redis_server), CLOCK.now()
+        waiting = [Stay(pool, work=0.0) for _ in range(waiters)]
+        waiting_cost = 0
+        while (cost := await scripts_run(redis_server) - before) < 3 * waiters or cost != waiting_cost:
+            waiting_cost = cost
+            await asyncio.sleep(0.1)
+        for stay in held:
+            await stay.end()
+        for stay in waiting:
+            await stay.over(SOON)
+        polls = waiters * int(CLOCK.now() - began)  # a waiter asks once a second, which a slow machine needs
+        assert waiting_cost <= 4 * waiters + polls  # one more if it takes longer to join than the first pause lasts
+        entered = await scripts_run(redis_server) - before - waiting_cost - permits
+        assert entered <= 2 * waiters + polls, f"{entered / waiters:.1f} scripts for each that is let in"
+    await nothing_left(redis_server)
+
+
+@pytest.mark.parametrize("mode", [READER, Permit(of=4)])
+async def test_a_share_that_is_held_alone_needs_no_key_but_its_lease(redis_server, mode):
+    backend = from_url(redis_server.url)
+    alone, second = (Claim(NAME, 30.0, metadata=text, mode=mode) for text in (None, "m"))
+    first = await backend.acquire(alone)
+    assert isinstance(first, Grant)
+    assert await redis_server.command("EXISTS", key(NAME, "e"), key(NAME, "h")) == 0
+    assert await backend.acquire(alone) == first
+    beside = await backend.acquire(second)
+    assert isinstance(beside, Grant)
+    assert (beside.token == first.token) is (mode == READER)
+    assert await backend.renew([alone, second]) == [Renewal.RENEWED, Renewal.RENEWED]
+    assert {(holder.holder, holder.metadata) for holder in await backend.holders(NAME)} == {
+        (claim.holder, claim.metadata) for claim in (alone, second)
+    }
+    await backend.release(alone)
+    assert [(holder.token, holder.metadata) for holder in await backend.holders(NAME)] == [(beside.token, "m")]
+    await backend.release(second)
+    assert await redis_server.command("EXISTS", key(NAME), key(NAME, "e"), key(NAME, "h")) == 0
+    await backend.aclose()
