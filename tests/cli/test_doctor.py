@@ -7,6 +7,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from command_line import Fencing
+from redis_server import RedisServer
+
+pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 BUSY = ("machine.", "store.latency", "self-test.wake")
 
@@ -93,3 +96,40 @@ def test_wrong_usage_is_told(fencing: Fencing, arguments: tuple[str, ...], messa
     done = fencing("doctor", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+STORES = {
+    "postgresql_server": "postgresql.fsync",
+    "etcd_server": "etcd.members",
+    "zookeeper_server": "zookeeper.ensemble",
+    "kahuna_server": "kahuna.nodes",
+}
+"""What is found on the servers of the tests."""
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_every_store_is_diagnosed(fencing: Fencing, request: pytest.FixtureRequest, store: str):
+    check_diagnosis(fencing, request.getfixturevalue(store).url, STORES[store])
+
+
+def test_redis_is_diagnosed(fencing: Fencing, redis_server: RedisServer):
+    check_diagnosis(fencing, redis_server.url, "redis.persistence")
+
+
+def check_diagnosis(fencing: Fencing, url: str, check: str) -> None:
+    done = fencing("doctor", "--for", "200ms", "--url", url)
+    assert done.stderr == ""
+    assert done.returncode in {1, 3}
+    assert check in done.stdout
+    assert "handed on after" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_store_that_hangs_is_told(fencing: Fencing, redis_server: RedisServer):
+    redis_server.pause()
+    try:
+        done = fencing("doctor", "--for", "1s", "--url", redis_server.url)
+    finally:
+        redis_server.resume()
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "store.reachable" in done.stdout

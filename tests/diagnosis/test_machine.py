@@ -240,6 +240,13 @@ async def test_a_store_that_fails_while_it_is_measured_is_found():
     assert by_check(await examined(Fading()))["store.renewals"].severity == WARNING
 
 
+@pytest.mark.parametrize("kind", [Telling, Failing, Fading])
+async def test_no_lock_stays_held_whatever_fails(kind: type[Telling]):
+    backend = kind()
+    await examined(backend)
+    assert not (await backend.list_held("", None, 10)).holders
+
+
 class Credulous(MemoryGuard):
     async def raise_to(self, resource, token):
         pass
