@@ -5,7 +5,6 @@ etcd's JSON gateway, for the backend and the guard.
     gateway       one request, whichever member answers it; streams
     streams       the body of a stream, and its answers
     login         the token of a user
-    shared_call   one call that serves several callers
     answers       one answer is read
     errors        which error of the contract a failure becomes
     json_codec    what is inside requests and answers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
-from fencing_sdk._etcd.shared_call import SharedCall
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.shared_call import SharedCall
 
 __all__ = ["Credentials", "Login"]
 

@@ -27,6 +27,7 @@ def own_zookeeper() -> Iterator[ZooKeeperServer]:
 
 class Bench(BackendSuite):
     queues = True
+    shares = True
     notices = True
     lists = revokes = True
     keeps_alone = False  # a node lasts as long as its session, whose timeout was fixed when it began

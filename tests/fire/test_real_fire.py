@@ -23,7 +23,7 @@ from fencing_sdk.backends import BUILTIN
 LEAST = 25
 """Acquisitions: a tenth of what the run shows on two quick cores that do nothing else."""
 
-SHARING = ("sqlite", "redis", "postgresql", "etcd")
+SHARING = ("sqlite", "redis", "postgresql", "etcd", "zookeeper")
 
 NEEDS = {
     "redis": lambda: require("redis-server"),

@@ -13,11 +13,11 @@ from fencing_sdk._etcd.answers import read_answer
 from fencing_sdk._etcd.errors import LeaseNotFoundError, error_of_failures
 from fencing_sdk._etcd.gateway import GatewayReply
 from fencing_sdk._etcd.json_codec import Entry, decoded, entries, number, responses
-from fencing_sdk._etcd.shared_call import SharedBatches, SharedCall
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
 from fencing_sdk._values.claim import Claim, holder_of
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.shared_call import SharedBatches, SharedCall
 from fencing_sdk._values.timing import MAX_DRIFT, MAX_TTL
 from fencing_sdk.backends.etcd import from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys, holder_of_key

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fencing_sdk._etcd.errors import LeaseNotFoundError
-from fencing_sdk._etcd.shared_call import SharedCall
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.ownership import ForkDetector
+from fencing_sdk._values.shared_call import SharedCall
 from fencing_sdk._values.timing import MAX_DRIFT
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends.etcd.errors import BACKEND

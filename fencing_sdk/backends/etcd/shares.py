@@ -38,8 +38,8 @@ from fencing_sdk._etcd.json_codec import (
     responses,
     txn,
 )
-from fencing_sdk._etcd.shared_call import SharedBatches
 from fencing_sdk._values.claim import READER, WRITER, Claim, Holder, Permit
+from fencing_sdk._values.shared_call import SharedBatches
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends.etcd.errors import unreadable
 from fencing_sdk.backends.etcd.keys import KeyFacts, holder_of_key, value_of

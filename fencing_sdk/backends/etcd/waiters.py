@@ -23,9 +23,9 @@ import random
 
 from fencing_sdk._etcd.gateway import WATCH, Gateway
 from fencing_sdk._etcd.json_codec import Json, encoded
-from fencing_sdk._etcd.shared_call import SharedCall
 from fencing_sdk._values.claim import READER, Claim, Permit
 from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk._values.shared_call import SharedCall
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable

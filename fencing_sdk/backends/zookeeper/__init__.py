@@ -10,6 +10,7 @@ first come, first served, each watching the one ahead. All locks of one ttl shar
     __init__.py       the backend
     requests.py       what is asked of ZooKeeper: the recipe
     nodes.py          how a lock is written down
+    shares.py         permits, readers and writers
     waiters.py        what wakes a waiter, and when a claim has the lock
     renewals.py       many claims in one batch
     losses.py         grants that end behind their holder's back
@@ -25,10 +26,11 @@ first come, first served, each watching the one ahead. All locks of one ttl shar
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
@@ -47,6 +49,7 @@ from fencing_sdk.backends.zookeeper.own_nodes import OwnNode, OwnNodes, key_of
 from fencing_sdk.backends.zookeeper.renewals import ZooKeeperRenewals
 from fencing_sdk.backends.zookeeper.requests import Recipe
 from fencing_sdk.backends.zookeeper.revoking import ZooKeeperRevocations
+from fencing_sdk.backends.zookeeper.shares import holding
 from fencing_sdk.backends.zookeeper.waiters import ZooKeeperWaitQueue
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -184,12 +187,37 @@ class ZooKeeperBackend:
         with our_errors("inspect"):
             session = await self._any_session()
             while line := await self._recipe.look(session, name):
+                if line[0].mode != LOCK.word:
+                    return next(iter(await self._holders(session, name, line)), None)
                 try:
                     data, stat = await self._recipe.read(session, self._recipe.paths.node(name, line[0]))
                 except NoNodeError:
                     continue
                 return read_holder(name, line[0], data, stat, self._left(name, line[0]))
         return None
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `fencing_sdk.abc.SupportsShares.holders`."""
+        with our_errors("inspect"):
+            session = await self._any_session()
+            return await self._holders(session, name, await self._recipe.look(session, name))
+
+    async def _holders(self, session: ZooKeeperSession, name: str, line: Sequence[LineNode]) -> list[Holder]:
+        found, held = [], holding(line)
+        phase = None
+        if held and held[0].mode == READER.word:
+            with suppress(NoNodeError):
+                phase = (await self._recipe.phase(session, name)).token
+            if phase is None:  # they have not begun yet
+                return []
+        reads = [self._recipe.read(session, self._recipe.paths.node(name, node)) for node in held]
+        for node, read in zip(held, await asyncio.gather(*reads, return_exceptions=True), strict=True):
+            if isinstance(read, NoNodeError):
+                continue
+            if isinstance(read, BaseException):
+                raise read
+            found.append(read_holder(name, node, *read, self._left(name, node), phase=phase))
+        return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
 
     def _left(self, name: str, node: LineNode) -> float | None:
         """Seconds that a grant of this object has left; None for other clients' grants, whose ends are unknown here."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.claim import LOCK, Claim
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.losses import ZooKeeperLossWatcher
@@ -90,7 +90,9 @@ class CleanUp:
     async def _discard(self, own_node: OwnNode) -> None:
         while await own_node.session.settled() and self._own_nodes.get(key_of(own_node.claim)) is own_node:
             try:
-                await self._recipe.remove(own_node.session, own_node.path)
+                known = await self._recipe.remove(own_node.session, own_node.path)
+                if not known and own_node.claim.mode is not LOCK:  # its grant was broken off: it may have another name
+                    await self._sweep_once(own_node.claim, own_node.session)
             except Exception:  # noqa: BLE001  (after any error the node must go)
                 await asyncio.sleep(_PAUSE * random.uniform(0.5, 1.0))
             else:

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from fencing_sdk._values.claim import LOCK, Holder, Listing, Waiting
+from fencing_sdk._values.claim import LOCK, READER, Holder, Listing, Waiting
 from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.names import safe_segment
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import Stat
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
-from fencing_sdk.backends.zookeeper.nodes import LineNode, read_holder
+from fencing_sdk.backends.zookeeper.nodes import LineNode, phase_of, read_holder
 from fencing_sdk.backends.zookeeper.requests import Recipe
+from fencing_sdk.backends.zookeeper.shares import holding
 
 __all__ = ["ZooKeeperListing"]
 
@@ -61,15 +62,28 @@ class ZooKeeperListing:
 
     async def _holders(self, session: ZooKeeperSession, names: Sequence[str]) -> list[Holder]:
         lines = await self._recipe.look_at_all(session, names)
-        held = [(name, line) for name, line in zip(names, lines, strict=True) if line]
-        paths = [self._recipe.paths.node(name, line[0]) for name, line in held]
+        held = [(name, line, node) for name, line in zip(names, lines, strict=True) for node in holding(line)]
+        phases = await self._phases(session, {name for name, _, node in held if node.mode == READER.word})
+        paths = [self._recipe.paths.node(name, node) for name, _, node in held]
         holders = []
-        for (name, line), read in zip(held, await self._recipe.read_all(session, paths), strict=True):
-            if read is None:  # the lock goes from hand to hand, and the next one is asked for alone
+        for (name, line, node), read in zip(held, await self._recipe.read_all(session, paths), strict=True):
+            if read is None and node.mode == LOCK.word:  # it goes from hand to hand: ask for the next
                 line, read = await self._next_holder(session, name)  # noqa: PLW2901
+                node = line[0] if line else node  # noqa: PLW2901
             if line and read is not None:
-                holders.append(replace(read_holder(name, line[0], *read, None), waiters=len(line) - 1))
+                waiters = len(line) - len(holding(line))
+                holder = read_holder(name, node, *read, None, phase=phases.get(name))
+                holders.append(replace(holder, waiters=waiters))
         return holders
+
+    async def _phases(self, session: ZooKeeperSession, names: Collection[str]) -> dict[str, int]:
+        """The tokens of the readers of each name."""
+        found = await self._recipe.read_all(session, [self._recipe.paths.folder(name) for name in names])
+        return {
+            name: phase
+            for name, read in zip(names, found, strict=True)
+            if read is not None and (phase := phase_of(read[0])) is not None
+        }
 
     async def _next_holder(
         self, session: ZooKeeperSession, name: str
@@ -84,7 +98,8 @@ class ZooKeeperListing:
 
     async def waiters(self, session: ZooKeeperSession, name: str) -> list[Waiting]:
         """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
-        line = (await self._recipe.look(session, name))[1:]
+        line = await self._recipe.look(session, name)
+        line = line[len(holding(line)) :]
         waiters: list[Waiting] = []
         for start in range(0, len(line), _STRETCH):
             waiters += await self._read_waiters(session, name, line[start : start + _STRETCH])
@@ -97,5 +112,5 @@ class ZooKeeperListing:
             if read is not None:
                 holder = read_holder(name, node, *read, None)
                 waiting_for = max(0.0, wall_seconds() - read[1].ctime / 1000)
-                waiters.append(Waiting(holder.holder, LOCK, waiting_for, holder.metadata))
+                waiters.append(Waiting(holder.holder, holder.mode, waiting_for, holder.metadata))
         return waiters

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from fencing_sdk._values.claim import LOCK
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.loss_notices import LossNotices
@@ -79,12 +80,14 @@ class ZooKeeperLossWatcher:
         """Tell the holder that its node has gone, unless another client keeps a node for the same owner."""
         with suppress(Exception):  # an error proves nothing; the heartbeat goes on asking
             line = await self._recipe.look(own_node.session, own_node.claim.name)
-            moved = bool(line) and line[0].mark == mark_of(own_node.claim.owner)
-            if moved and is_of(line[0], own_node.session.id):
+            mark = mark_of(own_node.claim.owner)
+            places = line[:1] if own_node.claim.mode is LOCK else line  # a share need not be the first
+            node = next((node for node in places if node.mark == mark), None)
+            if node is not None and is_of(node, own_node.session.id):
                 self.watch(own_node)  # it is there, or there again: the next renewal compares which request created it
             elif not own_node.over:
                 self._own_nodes.drop(own_node)
-                if not moved:
+                if node is None:
                     reasons = partial(self._revocations.reasons, own_node.session)
                     self._notices.tell(own_node.claim, LossReason.REVOKED, await reason_for(own_node.claim, reasons))
 

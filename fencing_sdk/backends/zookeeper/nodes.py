@@ -3,13 +3,16 @@ How a lock is written down: one folder for each name, and in it one node for the
 
     <root>/<name, percent-encoded>/<mark>-<session>-<number>
     /fencing/invoices%2F42/9f8a01c2...-100001a2b3c0004-0000000007
+    /fencing/catalog/reader-9f8a01c2...-100001a2b3c0004-0000000007
+    /fencing/catalog/writer-waits-9f8a01c2...-100001a2b3c0004-0000000008
+    /fencing/gpu-pool/permit-2-9f8a01c2...-100001a2b3c0004-0000000009
 
 The mark is a digest of the owner id, so that an owner finds its node again after a lost reply, and
 a client that reads the node cannot act in its name. The session is the one that keeps the node alive. The
-numbers, given by ZooKeeper, are the line: the lowest one holds the lock.
+numbers, given by ZooKeeper, are the line: the lowest one holds the lock. `shares` tells what several hold together.
 
-The folder's own data is empty until an operator takes the lock away. Then it has notes for the last holders that
-lost it so: their marks, and the reasons. It goes with the folder.
+The folder's own data is empty, or has the phase of readers, and notes for the last holders from whom an operator took
+the lock away: their marks, and the reasons. It goes with the folder.
 """
 
 from __future__ import annotations
@@ -21,26 +24,34 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Holder
+from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, WRITER, Claim, Holder, Mode, Permit
 from fencing_sdk._values.names import safe_segment
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import Stat
 
 __all__ = [
+    "READER_NODE",
     "LineNode",
     "Paths",
     "in_line",
     "is_of",
     "mark_of",
     "noted",
+    "phase_of",
     "read_holder",
     "read_notes",
     "read_token",
     "rewritten",
+    "with_phase",
     "written",
 ]
 
 _MARK = 32
-_NODE = re.compile(r"([0-9a-f]{32})-([0-9a-f]{1,16})-(-?[0-9]{9,10})")
+_NODE = re.compile(
+    r"(reader-|writer-waits-|writer-|permit-waits-|permit-[0-9]{1,4}-|)([0-9a-f]{32})-([0-9a-f]{1,16})-(-?[0-9]{9,10})"
+)
+READER_NODE = "reader-"
+"""How the name of a reader's node begins."""
+_JOINING = {"reader": READER_NODE, "writer": "writer-waits-", "permit": "permit-waits-"}
 _NUMBERS = 2**32
 _SESSIONS = 2**64
 _NOTES = 16
@@ -60,6 +71,24 @@ class LineNode:
     mark: str
     session: int
     number: int
+    kind: str = ""
+    """How its name begins: ``reader-``, ``permit-2-``; nothing for a lock."""
+
+    @property
+    def mode(self) -> str:
+        """The word of the mode in which it holds or waits."""
+        return self.kind.partition("-")[0] or LOCK.word
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is a writer or a permit that was not granted yet."""
+        return self.kind.endswith("waits-")
+
+    @property
+    def permit(self) -> int | None:
+        """The number of a permit that was granted."""
+        number = self.kind.removeprefix("permit-").removesuffix("-")
+        return int(number) if self.mode == "permit" and number != "waits" else None
 
 
 def in_line(names: Iterable[str]) -> list[LineNode]:
@@ -70,7 +99,7 @@ def in_line(names: Iterable[str]) -> list[LineNode]:
     numbers (RFC 1982), which is right as long as no two in one line are 2**31 apart.
     """
     nodes = [
-        LineNode(match[0], match[1], int(match[2], 16), int(match[3]))
+        LineNode(match[0], match[2], int(match[3], 16), int(match[4]), match[1])
         for name in names
         if (match := _NODE.fullmatch(name)) is not None
     ]
@@ -96,11 +125,19 @@ class Paths:
 
     def stem(self, claim: Claim, session: int) -> str:
         """The path of a node to be, without the number that ZooKeeper gives it."""
-        return f"{self.folder(claim.name)}/{mark_of(claim.owner)}-{session % _SESSIONS:x}-"
+        return self._stem(claim, session, _JOINING.get(claim.mode.word, ""))
+
+    def _stem(self, claim: Claim, session: int, kind: str) -> str:
+        return f"{self.folder(claim.name)}/{kind}{mark_of(claim.owner)}-{session % _SESSIONS:x}-"
 
     def moved(self, claim: Claim, node: LineNode, session: int) -> str:
         """The path of *node* at its place in the line, when another session keeps it alive."""
-        return f"{self.stem(claim, session)}{node.number:010d}"
+        return f"{self._stem(claim, session, node.kind)}{node.number:010d}"
+
+    def granted(self, claim: Claim, node: LineNode, permit: int | None) -> str:
+        """The path of *node* at its place in the line, when it is that of a writer or a permit that was granted."""
+        kind = f"{claim.mode.word}-" if permit is None else f"{claim.mode.word}-{permit}-"
+        return f"{self._stem(claim, node.session, kind)}{node.number:010d}"
 
     def name(self, folder: str) -> str | None:
         """The lock of a folder below the root; None for a node of another program."""
@@ -120,7 +157,8 @@ def is_of(node: LineNode, session: int) -> bool:
 
 def written(claim: Claim) -> bytes:
     """The data of a node."""
-    fields = {"ttl": claim.ttl, "metadata": claim.metadata}
+    of = claim.mode.of if isinstance(claim.mode, Permit) else None
+    fields = {"ttl": claim.ttl, "metadata": claim.metadata, "of": of}
     return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
 
 
@@ -149,10 +187,25 @@ def read_notes(data: bytes) -> dict[str, str]:
     return {mark: reason for mark, reason in found if isinstance(reason, str)}
 
 
-def noted(data: bytes, mark: str, reason: str) -> bytes:
-    """The data of a folder with one more note."""
-    notes = {**read_notes(data), mark: reason}
+def noted(data: bytes, marks: Iterable[str], reason: str) -> bytes:
+    """The data of a folder with more notes."""
+    notes = {**read_notes(data), **dict.fromkeys(marks, reason)}
     return json.dumps(_fields(data) | {"revoked": dict(list(notes.items())[-_NOTES:])}).encode()
+
+
+def phase_of(data: bytes) -> int | None:
+    """The phase in the data of a folder: the token of the readers that hold together."""
+    phase = _fields(data).get("phase")
+    return phase if isinstance(phase, int) and not isinstance(phase, bool) and phase > 0 else None
+
+
+def with_phase(data: bytes, phase: int | None) -> bytes:
+    """The data of a folder with another phase, or none."""
+    fields = _fields(data)
+    fields.pop("phase", None)
+    if phase is not None:
+        fields["phase"] = phase
+    return json.dumps(fields).encode() if fields else b""
 
 
 def read_token(data: bytes, stat: Stat) -> int:
@@ -162,11 +215,21 @@ def read_token(data: bytes, stat: Stat) -> int:
     return token if moved and isinstance(token, int) else stat.czxid
 
 
-def read_holder(name: str, node: LineNode, data: bytes, stat: Stat, left: float | None) -> Holder:
-    """What `inspect` shows; *left* are the seconds that remain, where they are known."""
+def read_holder(
+    name: str, node: LineNode, data: bytes, stat: Stat, left: float | None, *, phase: int | None = None
+) -> Holder:
+    """What `inspect` shows: *left* are the seconds that remain, where they are known, *phase* is a reader's token."""
     fields = _fields(data)
     ttl, metadata = fields.get("ttl"), fields.get("metadata")
     if left is None:
         left = float(ttl) if isinstance(ttl, int | float) and 0 < ttl < TOKEN_LIMIT else 0.0
     shown = metadata if isinstance(metadata, str) else None
-    return Holder(name, read_token(data, stat), node.mark[:8], left, shown)
+    token = read_token(data, stat) if phase is None else phase
+    return Holder(name, token, node.mark[:8], left, shown, _mode(node, fields.get("of")), node.permit)
+
+
+def _mode(node: LineNode, of: object) -> Mode:
+    if node.mode != "permit":
+        return {"reader": READER, "writer": WRITER}.get(node.mode, LOCK)
+    least = (node.permit or 0) + 1
+    return Permit(of if isinstance(of, int) and not isinstance(of, bool) and of >= least else least)

@@ -35,6 +35,8 @@ class OwnNode:
     token: int
     born: int
     """The transaction that created the node. A node of the same path may be another one."""
+    permit: int | None = None
+    """The number of the permit, where the grant is one."""
     ends_at: float | None = None
     """When the grant ends if it is not renewed. None while the node is a waiter."""
     over: bool = False

@@ -13,13 +13,14 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from fencing_sdk._values.claim import Claim, Renewal
+from fencing_sdk._values.claim import LOCK, Claim, Renewal
 from fencing_sdk.backends.zookeeper.clean_up import CleanUp
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.connection.sessions import ZooKeeperSessions
 from fencing_sdk.backends.zookeeper.nodes import LineNode, is_of, mark_of
 from fencing_sdk.backends.zookeeper.own_nodes import Key, OwnNode, OwnNodes, key_of
 from fencing_sdk.backends.zookeeper.requests import Recipe
+from fencing_sdk.backends.zookeeper.shares import rival_of
 
 __all__ = ["ZooKeeperRenewals"]
 
@@ -106,9 +107,13 @@ class ZooKeeperRenewals:
         """
         if not line:
             return Renewal.REFUSED
-        first = line[0]
-        if first.mark != mark_of(claim.owner):
+        mark = mark_of(claim.owner)
+        position = next((position for position, node in enumerate(line) if node.mark == mark), None)
+        if claim.mode is LOCK and position != 0:
             return Renewal.TAKEN_OVER
+        if position is None or line[position].waits or rival_of(claim.mode, line, position) is not None:
+            return Renewal.REFUSED
+        first = line[position]
         if is_of(first, session.id) or self._own_nodes.get(key_of(claim)) is not None:
             return Renewal.REFUSED
         found = await self._recipe.adopt(session, claim, first)

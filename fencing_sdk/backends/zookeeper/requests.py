@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.shared_call import SharedBatches
 from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import (
     BadVersionError,
@@ -31,13 +33,26 @@ from fencing_sdk.backends.zookeeper.connection.kazoo_requests import (
     exists,
     get,
     replace,
+    set_data,
+    set_if_there,
     sync,
 )
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
-from fencing_sdk.backends.zookeeper.nodes import LineNode, Paths, in_line, read_token, rewritten, written
+from fencing_sdk.backends.zookeeper.nodes import (
+    LineNode,
+    Paths,
+    in_line,
+    phase_of,
+    read_token,
+    rewritten,
+    with_phase,
+    written,
+)
 
-__all__ = ["Found", "Read", "Recipe"]
+__all__ = ["Found", "Phase", "Read", "Recipe"]
 
+_LOOKS = 1000
+"""Lines that are looked at together."""
 _TRIES = 3
 """The server may delete the folder of a lock that is not in use just when it was made or found."""
 
@@ -58,12 +73,24 @@ class Read(NamedTuple):
     stat: Stat
 
 
+class Phase(NamedTuple):
+    """What the data of a folder tells about readers."""
+
+    token: int | None
+    """The token of the readers that hold together; None if no reader came since the last writer."""
+    version: int
+    data: bytes
+    last_change: int
+    """The last transaction by which a node of the line came or went: younger than every writer that has gone."""
+
+
 class Recipe:
     """The requests, each on a session that is connected. They raise what the driver raises."""
 
     def __init__(self, settings: ZooKeeperSettings) -> None:
         self._acl = settings.acl
         self.paths = Paths(settings.root)
+        self._looks: WeakKeyDictionary[ZooKeeperSession, SharedBatches[str, list[LineNode]]] = WeakKeyDictionary()
 
     async def join(self, session: ZooKeeperSession, claim: Claim) -> tuple[Found, list[LineNode]]:
         """Create a node at the end of the line, and look at the line."""
@@ -101,27 +128,30 @@ class Recipe:
             await session.call(request)
 
     async def look(self, session: ZooKeeperSession, name: str) -> list[LineNode]:
-        """The line, as it is now."""
-        synced = session.call(sync(self.paths.root))
-        listed = session.call(children(self.paths.folder(name)))
-        await synced
-        try:
-            return in_line(await listed)
-        except NoNodeError:
-            return []
+        """The line, as it is now. Those who look at the same moment look once."""
+        batches = self._looks.get(session)
+        if batches is None:
+            batches = self._looks[session] = SharedBatches(
+                lambda names: self.look_at_all(session, names), _LOOKS, one_by_one=True
+            )
+        return await batches.ask(name)
+
+    async def watch_line(self, session: ZooKeeperSession, name: str, call: Callable[[object], None]) -> list[LineNode]:
+        """The line; *call* is made when a node comes or goes."""
+        return in_line(await session.call(children(self.paths.folder(name), call)))
 
     async def look_at_all(self, session: ZooKeeperSession, names: Sequence[str]) -> list[list[LineNode]]:
         """Many lines at once."""
         synced = session.call(sync(self.paths.root))
-        listed = [session.call(children(self.paths.folder(name))) for name in names]
+        listed = {name: session.call(children(self.paths.folder(name))) for name in names}
         await synced
-        lines = []
-        for asked in listed:
+        lines: dict[str, list[LineNode]] = {}
+        for name, asked in listed.items():
             try:
-                lines.append(in_line(await asked))
+                lines[name] = in_line(await asked)
             except NoNodeError:
-                lines.append([])
-        return lines
+                lines[name] = []
+        return [lines[name] for name in names]
 
     async def born(self, session: ZooKeeperSession, paths: Sequence[str]) -> list[int | None]:
         """For many nodes, the transaction that created each, or None where there is none."""
@@ -162,9 +192,10 @@ class Recipe:
                 found.append(None)
         return found
 
-    async def end(self, session: ZooKeeperSession, node: Read, folder: Read, note: bytes) -> bool:
-        """Delete a node and write a *note* into its folder; False, and nothing is changed: one of them has changed."""
-        request = delete_with_note(node.path, node.stat.version, folder.path, note, folder.stat.version)
+    async def end(self, session: ZooKeeperSession, nodes: Sequence[Read], folder: Read, note: bytes) -> bool:
+        """Delete nodes and write a *note* into their folder; False, and nothing is changed: one of them has changed."""
+        versions = [(node.path, node.stat.version) for node in nodes]
+        request = delete_with_note(versions, folder.path, note, folder.stat.version)
         problems = [outcome for outcome in await session.call(request) if isinstance(outcome, Exception)]
         if any(isinstance(problem, BadVersionError | NoNodeError) for problem in problems):
             return False
@@ -199,10 +230,48 @@ class Recipe:
         token = read_token(data, stat)
         moved = session.call(replace(old, new, rewritten(data, claim, token), self._acl))
         found = session.call(exists(new))
-        for outcome in await moved:
-            if isinstance(outcome, Exception):
-                raise outcome
+        _raise_first(await moved)
         stat = await found
         if stat is None:
             raise NoNodeError
         return Found(new, token, stat.czxid)
+
+    async def write_grant(
+        self, session: ZooKeeperSession, claim: Claim, node: LineNode, *, permit: int | None, ends_phase: bool
+    ) -> Found:
+        """
+        Replace the waiting node of a writer or a permit by one that was granted, at its place in the line.
+
+        The transaction is the token. With *ends_phase* it also ends the phase of readers.
+        """
+        old, new = self.paths.node(claim.name, node), self.paths.granted(claim, node, permit)
+        also = []
+        if ends_phase and (phase := await self.phase(session, claim.name)).token is not None:
+            also = [set_data(self.paths.folder(claim.name), with_phase(phase.data, None), phase.version)]
+        written_now = session.call(replace(old, new, written(claim), self._acl, *also))
+        found = session.call(exists(new))
+        _raise_first(await written_now)
+        stat = await found
+        if stat is None:
+            raise NoNodeError
+        return Found(new, stat.czxid, stat.czxid)
+
+    async def phase(self, session: ZooKeeperSession, name: str) -> Phase:
+        """The phase of the readers of a name."""
+        data, stat = await self.read(session, self.paths.folder(name))
+        return Phase(phase_of(data), stat.version, data, stat.pzxid)
+
+    async def begin_phase(self, session: ZooKeeperSession, name: str, before: Phase, reader: str) -> int | None:
+        """Begin a phase while the node *reader* exists; return its token, or None if the folder has changed."""
+        data = with_phase(before.data, before.last_change)
+        outcomes = await session.call(set_if_there(self.paths.folder(name), data, before.version, reader))
+        if any(isinstance(outcome, BadVersionError) for outcome in outcomes):
+            return None
+        _raise_first(outcomes)
+        return before.last_change
+
+
+def _raise_first(outcomes: Sequence[object]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome

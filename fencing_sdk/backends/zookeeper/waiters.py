@@ -7,22 +7,34 @@ has the lock when its node is the first. A waiter watches the node before its ow
 1. when that node is deleted: it looks at the line, and watches the next one or has the lock;
 2. when the session has another connection, because watches end with their connection (`clean_up`);
 3. when its own node has gone, or its session has ended: it has to join again.
+
+A claim of another mode waits for another node than the one before its own: see `shares`. The first waiter for a permit
+watches the folder.
 """
 
 from __future__ import annotations
 
-from fencing_sdk._values.claim import Claim, Grant, Held
+from collections.abc import Callable
+
+import anyio
+
+from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Mode, Permit
+from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.zookeeper.clean_up import CleanUp
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
+from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.connection.sessions import ZooKeeperSessions
 from fencing_sdk.backends.zookeeper.nodes import LineNode, is_of, mark_of
 from fencing_sdk.backends.zookeeper.own_nodes import OwnNode, OwnNodes, key_of
 from fencing_sdk.backends.zookeeper.requests import Found, Recipe
+from fencing_sdk.backends.zookeeper.shares import ShareGrants, rival_of
 
 __all__ = ["ZooKeeperWaitQueue"]
 
 _TRIES = 3
 """Times that a line is looked at while it moves."""
+_NUMBERS_WITHIN = 0.5
+"""Seconds for which a claim that does not wait lets those ahead take their numbers, while there are enough permits."""
 
 
 class ZooKeeperWaitQueue:
@@ -33,6 +45,9 @@ class ZooKeeperWaitQueue:
         self._sessions = sessions
         self._own_nodes = own_nodes
         self._clean_up = clean_up
+        self._shares = ShareGrants(recipe)
+        self._readers: dict[tuple[ZooKeeperSession, int, str], list[OwnNode]] = {}
+        """Readers that wait for the same node, by the connection and the path on which that is watched."""
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """Try once. The node of a waiter stays in the line; any other claim that is refused leaves no node."""
@@ -69,37 +84,105 @@ class ZooKeeperWaitQueue:
         """Grant if the node is the first in the line. If not, delete it unless it is a waiter's."""
         claim, session = own_node.claim, own_node.session
         waiting = self._own_nodes.get(key_of(claim)) is own_node
-        if not await self._is_behind(own_node, line):
+        line = await self._watch_rival(own_node, line)
+        if line:
+            if claim.mode is not LOCK:
+                await self._grant_share(own_node, line)
             if own_node.over:
                 raise NoNodeError
             self._own_nodes.put(own_node)
             self._clean_up.granted(own_node)
-            return Grant(own_node.token, ttl=session.lease if session.lease < claim.ttl else None)
+            ttl = session.lease if session.lease < claim.ttl else None
+            return Grant(own_node.token, ttl=ttl, permit=own_node.permit)
         if not waiting:
             await self._recipe.remove(session, own_node.path)
         return Held()
 
-    async def _is_behind(self, own_node: OwnNode, line: list[LineNode]) -> bool:
-        """Whether a node is before *own_node* in the line; a waiter then watches it."""
+    async def _grant_share(self, own_node: OwnNode, line: list[LineNode]) -> None:
+        """If this is broken off, the node may be there under another name than the known one."""
+        try:
+            await self._shares.grant(own_node, line, await self._find(own_node, line))
+        except BaseException:
+            self._clean_up.sweep_later(own_node.claim, own_node.session)
+            raise
+
+    async def _watch_rival(self, own_node: OwnNode, line: list[LineNode]) -> list[LineNode]:
+        """
+        Return the line if it is the turn of *own_node*; else nothing.
+
+        A waiter then watches the node that it waits for.
+        """
         claim, session = own_node.claim, own_node.session
         for _ in range(_TRIES):
             position = await self._find(own_node, line)
-            if position == 0:
-                return False
+            rival = rival_of(claim.mode, line, position)
+            if rival is None:
+                return line
             if self._own_nodes.get(key_of(claim)) is not own_node:
-                return True
-            path = self._recipe.paths.node(claim.name, line[position - 1])
+                return await self._wait_for_number(own_node, claim.mode, line)
+            paths = self._recipe.paths
+            path = paths.node(claim.name, rival) if isinstance(rival, LineNode) else paths.folder(claim.name)
             if own_node.watched == path:
-                return True
+                return []
             own_node.watched = path
-            if await self._recipe.watch(session, path, session.watched(self._on_predecessor_gone, own_node, path)):
-                return True
+            call = session.watched(self._on_rival_changed, own_node, path)
+            if not isinstance(rival, LineNode):
+                line = await self._recipe.watch_line(session, claim.name, call)
+                continue
+            if await self._watch(own_node, path, call):
+                return []
             own_node.watched = ""
             line = await self._recipe.look(session, claim.name)
         own_node.woken.set()  # the line has moved at every look
-        return True
+        return []
 
-    def _on_predecessor_gone(self, own_node: OwnNode, path: str, _: object) -> None:
+    async def _wait_for_number(self, own_node: OwnNode, mode: Mode, line: list[LineNode]) -> list[LineNode]:
+        """
+        Return the line if a claim that does not wait may have a permit; else nothing.
+
+        If there is room, those ahead have just come, too, and take their numbers one after the other.
+        """
+        name, session = own_node.claim.name, own_node.session
+        with anyio.move_on_after(_NUMBERS_WITHIN):
+            while isinstance(mode, Permit) and (position := await self._find(own_node, line)) < mode.of:
+                rival = rival_of(mode, line, position)
+                if not isinstance(rival, LineNode):
+                    return line
+                if not rival.waits:  # it is no permit's
+                    return []
+                path, changed = self._recipe.paths.node(name, rival), WakeUp()
+                if await self._recipe.watch(session, path, session.watched(lambda _, event=changed: event.set())):
+                    await changed.wait()
+                line = await self._recipe.look(session, name)
+        return []
+
+    async def _watch(self, own_node: OwnNode, path: str, call: Callable[[object], None]) -> bool:
+        """
+        Have a waiter woken when a node goes; False when it has gone already.
+
+        Readers that wait for the same node share a watch: each watch that fires costs a switch between threads.
+        """
+        session = own_node.session
+        if own_node.claim.mode != READER:
+            return await self._recipe.watch(session, path, call)
+        key = session, session.connections, path
+        if (waiting := self._readers.get(key)) is not None:
+            waiting.append(own_node)
+            return True
+        self._readers[key] = [own_node]
+        there = False
+        try:
+            there = await self._recipe.watch(session, path, session.watched(self._on_rival_of_readers_gone, key))
+        finally:
+            if not there:
+                self._on_rival_of_readers_gone(key, None)
+        return there
+
+    def _on_rival_of_readers_gone(self, key: tuple[ZooKeeperSession, int, str], event: object) -> None:
+        for own_node in self._readers.pop(key, ()):
+            self._on_rival_changed(own_node, key[2], event)
+
+    def _on_rival_changed(self, own_node: OwnNode, path: str, _: object) -> None:
         if own_node.watched == path:
             own_node.watched = ""
             own_node.woken.set()
@@ -112,7 +195,8 @@ class ZooKeeperWaitQueue:
         counts then; or another client has one with the same claim, which this session then keeps alive.
         """
         claim, session = own_node.claim, own_node.session
-        ours = [position for position, node in enumerate(line) if node.mark == mark_of(claim.owner)]
+        mark = mark_of(claim.owner)
+        ours = [position for position, node in enumerate(line) if node.mark == mark]
         if not ours:
             own_node.finish()
             self._own_nodes.drop(own_node)
@@ -143,7 +227,7 @@ class ZooKeeperWaitQueue:
                 found, line = await self._recipe.join(session, claim)
                 own_node = OwnNode(claim, session, *found)
                 self._own_nodes.put(own_node)
-                if not await self._is_behind(own_node, line):
+                if await self._watch_rival(own_node, line):
                     own_node.woken.set()
                 return own_node
         except BaseException:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, UnimplementedError
 from kazoo.protocol.serialization import (
+    CheckVersion,
     Create,
     Create2,
     Delete,
@@ -43,6 +44,8 @@ __all__ = [
     "is_acl",
     "is_deletion",
     "replace",
+    "set_data",
+    "set_if_there",
     "sync",
 ]
 
@@ -65,6 +68,11 @@ class Stat(Protocol):
     @property
     def ctime(self) -> int:
         """When the node was created, by the leader's clock: milliseconds since 1970."""
+        ...
+
+    @property
+    def pzxid(self) -> int:
+        """The last transaction that created or deleted a node in it."""
         ...
 
     @property
@@ -99,14 +107,32 @@ def create_persistent(path: str, acl: Sequence[object]) -> object:
     return Create2(path, b"", acl, 0)
 
 
-def replace(old: str, new: str, data: bytes, acl: Sequence[object]) -> object:
-    """Delete one node and create an ephemeral one, both or neither; answers a list that holds no error if both."""
-    return Transaction([Delete(old, -1), Create(new, data, acl, _EPHEMERAL)])
+def replace(old: str, new: str, data: bytes, acl: Sequence[object], *also: object) -> object:
+    """
+    Delete one node and create an ephemeral one, both or neither; answers a list that holds no error if both.
+
+    *also* are requests that are carried out in the same step.
+    """
+    return Transaction([Delete(old, -1), Create(new, data, acl, _EPHEMERAL), *also])
 
 
-def delete_with_note(path: str, version: int, folder: str, note: bytes, folder_version: int) -> object:
-    """Delete one node and set the data of another: both, or neither if one has changed since it was read."""
-    return Transaction([SetData(folder, note, folder_version), Delete(path, version)])
+def set_data(path: str, data: bytes, version: int) -> object:
+    """Set the data of a node, if that has this *version*."""
+    return SetData(path, data, version)
+
+
+def set_if_there(path: str, data: bytes, version: int, there: str) -> object:
+    """
+    Set the data of a node, if that has this *version* and the node *there* exists.
+
+    Answers a list: the second entry is the `Stat` of the node, or the list holds errors.
+    """
+    return Transaction([CheckVersion(there, -1), SetData(path, data, version)])
+
+
+def delete_with_note(nodes: Sequence[tuple[str, int]], folder: str, note: bytes, folder_version: int) -> object:
+    """Delete *nodes* and set the data of another one: all, or nothing if a version has changed since it was read."""
+    return Transaction([SetData(folder, note, folder_version), *(Delete(*node) for node in nodes)])
 
 
 def delete(path: str) -> object:
@@ -124,9 +150,9 @@ def exists(path: str) -> object:
     return Exists(path, None)
 
 
-def children(path: str) -> object:
-    """Answers the names of the nodes in a folder."""
-    return GetChildren(path, None)
+def children(path: str, watch: Callable[[object], None] | None = None) -> object:
+    """Answers the names of the nodes in a folder. *watch* is called once, as for `get`, when one comes or goes."""
+    return GetChildren(path, watch)
 
 
 def get(path: str, watch: Callable[[object], None] | None = None) -> object:

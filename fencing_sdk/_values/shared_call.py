@@ -27,12 +27,12 @@ class SharedCall(Generic[T]):
         self.started = started
         self._callers = 0
         self._given_up = False
-        self._task: asyncio.Task[T] = asyncio.get_running_loop().create_task(call(), context=Context())
-        self._task.add_done_callback(retrieve, context=Context())
+        self.task: asyncio.Task[T] = asyncio.get_running_loop().create_task(call(), context=Context())
+        self.task.add_done_callback(retrieve, context=Context())
 
     def can_join(self, since: float) -> bool:
         """Whether this call serves a caller of the running loop that needs one begun at *since* or later."""
-        task = self._task
+        task = self.task
         return (
             not (task.done() or self._given_up)
             and self.started >= since
@@ -43,17 +43,17 @@ class SharedCall(Generic[T]):
         """Wait for the outcome."""
         self._callers += 1
         try:
-            return await asyncio.shield(self._task)
+            return await asyncio.shield(self.task)
         finally:
             self._callers -= 1
             if not self._callers:
                 self._given_up = True
-                self._task.cancel()
+                self.task.cancel()
 
     async def aclose(self) -> None:
         """Cancel the call and wait for its end."""
-        if self._task.get_loop() is asyncio.get_running_loop():
-            await cancel_and_wait(self._task)
+        if self.task.get_loop() is asyncio.get_running_loop():
+            await cancel_and_wait(self.task)
 
 
 class SharedBatches(Generic[Q, T]):
@@ -64,11 +64,17 @@ class SharedBatches(Generic[Q, T]):
         ask: Answers a batch of questions, in order.
 
         limit: The most questions of one batch.
+
+        one_by_one: Send a batch when the one before it is answered, so that it takes all that was asked meanwhile.
     """
 
-    def __init__(self, ask: Callable[[Sequence[Q]], Awaitable[Sequence[T]]], limit: int) -> None:
+    def __init__(
+        self, ask: Callable[[Sequence[Q]], Awaitable[Sequence[T]]], limit: int, *, one_by_one: bool = False
+    ) -> None:
         self._ask = ask
         self._limit = limit
+        self._one_by_one = one_by_one
+        self._sending: asyncio.Task[Sequence[T]] | None = None
         self._questions: list[Q] = []
         self._call: SharedCall[Sequence[T]] | None = None
         """The batch that is open: it has not been sent, and is not full."""
@@ -77,13 +83,17 @@ class SharedBatches(Generic[Q, T]):
         """Ask together with all others that ask now."""
         if self._call is None or len(self._questions) >= self._limit or not self._call.can_join(0.0):
             questions: list[Q] = []
-            self._questions, self._call = questions, SharedCall(lambda: self._send(questions), 0.0)
+            before = self._sending
+            self._questions, self._call = questions, SharedCall(lambda: self._send(questions, before), 0.0)
+            self._sending = self._call.task if self._one_by_one else None
         self._questions.append(question)
         place, call = len(self._questions) - 1, self._call
         return (await call.join())[place]
 
-    async def _send(self, questions: list[Q]) -> Sequence[T]:
+    async def _send(self, questions: list[Q], before: asyncio.Task[Sequence[T]] | None) -> Sequence[T]:
         await asyncio.sleep(0)
+        if before is not None and before.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait((before,))
         if self._questions is questions:
             self._call = None
         return await self._ask(questions)
