@@ -46,6 +46,10 @@ class Terminal:
             assert ready, f"waited in vain for {text!r} in {self.seen!r}"
             self.seen += os.read(self._keyboard, 4096).decode()
 
+    def forget(self) -> None:
+        """Look from now on only at what comes."""
+        self.seen = ""
+
     def rest(self) -> str:
         """What was written until the end."""
         while select.select([self._keyboard], [], [], 0.2)[0]:
