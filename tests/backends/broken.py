@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Permit, Renewal
+from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Permit, Renewal, Waiting
 from fencing_sdk.backends._shared.lock_table import LockTable
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.backends.memory import MemoryBackend
@@ -65,6 +65,7 @@ class Bench(BackendSuite):
     queues = hands_over = True
     notices = True
     shares = True
+    lists = revokes = True
     processes = False
     survives_restart = False
     patience = 0.3
@@ -870,6 +871,97 @@ class StoppingTwiceIsAnError(Sound):
             stops.pop()()  # fails when it is called again
 
         return stop
+
+
+# Operators
+
+
+@caught_by("test_what_is_held_is_listed_as_inspect_shows_it")
+class ListsWithoutMetadata(Sound):
+    async def list_held(self, prefix, cursor, limit):
+        page = await super().list_held(prefix, cursor, limit)
+        return replace(page, holders=[replace(holder, metadata=None) for holder in page.holders])
+
+
+@caught_by("test_the_prefix_chooses_and_its_characters_mean_themselves")
+class TakesThePrefixForAPattern(Sound):
+    async def list_held(self, prefix, cursor, limit):
+        page = await super().list_held("", cursor, limit)
+        return replace(page, holders=[found for found in page.holders if fnmatch.fnmatchcase(found.name, f"{prefix}*")])
+
+
+@caught_by("test_every_page_goes_on_where_the_last_one_ended")
+class ListsOnePage(Sound):
+    async def list_held(self, prefix, cursor, limit):
+        return replace(await super().list_held(prefix, cursor, limit), cursor=None)
+
+
+@caught_by("test_waiters_are_listed_in_the_order_of_the_line")
+class ListsTheLineBackwards(Sound):
+    async def list_waiters(self, name):
+        return list(await super().list_waiters(name))[::-1]
+
+
+@caught_by("test_a_lock_without_waiters_has_none")
+class ListsTheHolderAsAWaiter(Sound):
+    async def list_waiters(self, name):
+        holder = await self.inspect(name)
+        first = [] if holder is None else [Waiting(holder.holder)]
+        return [*first, *await super().list_waiters(name)]
+
+
+@caught_by("test_every_permit_and_every_reader_is_listed")
+class ListsOneOfSeveral(Sound):
+    async def list_held(self, prefix, cursor, limit):
+        page = await super().list_held(prefix, cursor, limit)
+        return replace(page, holders=list({holder.name: holder for holder in page.holders}.values()))
+
+
+@caught_by("test_a_revoked_grant_is_over_and_the_next_token_is_higher")
+class RevokesInWordsAlone(Sound):
+    async def revoke(self, name, token, reason):
+        return True
+
+
+@caught_by("test_a_later_grant_is_never_revoked_for_an_earlier_one")
+class RevokesWhateverIsHeld(Sound):
+    async def revoke(self, name, token, reason):
+        holder = await self.inspect(name)
+        return holder is not None and await super().revoke(name, holder.token, reason)
+
+
+@caught_by("test_a_grant_is_revoked_once")
+class RevokesForSeveralOperators(Sound):
+    async def revoke(self, name, token, reason):
+        holder = await self.inspect(name)
+        await asyncio.sleep(0)
+        await super().revoke(name, token, reason)
+        return holder is not None and holder.token == token
+
+
+@caught_by("test_the_holder_loses_its_lease_and_reads_the_reason")
+class ForgetsTheReason(Sound):
+    async def revoke(self, name, token, reason):
+        return await super().revoke(name, token, "")
+
+
+@caught_by("test_the_next_waiter_gets_a_revoked_lock")
+class WakesNoWaiterOfARevokedLock(Sound):
+    async def revoke(self, name, token, reason):
+        self._wake_next = lambda _: None
+        try:
+            return await super().revoke(name, token, reason)
+        finally:
+            del self._wake_next
+
+
+@caught_by("test_one_permit_is_revoked_and_the_others_stay")
+class RevokesEveryPermit(Sound):
+    async def revoke(self, name, token, reason):
+        holders = await self.holders(name)
+        for holder in holders:
+            await super().revoke(name, holder.token, reason)
+        return token in {holder.token for holder in holders}
 
 
 # Outages
