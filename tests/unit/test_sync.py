@@ -272,6 +272,20 @@ def test_a_job_that_has_lost_its_lease_goes_on_and_raises_at_its_end(locks, stor
     assert done == [True]
 
 
+def test_the_lock_of_a_job_that_is_lost_is_not_given_back_before_its_body_has_ended(locks):
+    seen = []
+
+    @locks.job("a", at_least_for=60, ttl=30, max_hold=0.1)
+    def work():
+        assert current_lease().lost_reason is None
+        time.sleep(0.4)
+        seen.append(locks.inspect("a") is not None)
+
+    with pytest.raises(LeaseLostError):
+        work()
+    assert seen == [True]
+
+
 def test_several_locks_are_held_together_or_not_at_all(locks, store):
     with locks.multilock("b", "a", ttl=30) as held:
         assert held.tokens == {"a": current_token("a"), "b": current_token("b")}
@@ -459,6 +473,13 @@ def test_the_handler_of_a_signal_may_use_the_client(locks):
             assert next_lease.token == 2
     finally:
         signal.signal(signal.SIGUSR1, former)
+
+
+def test_the_handler_of_a_signal_may_use_the_client_while_the_thread_hands_a_call_over(locks):
+    lease = locks.lock("a").acquire()
+    with locks._bridge()._gate:
+        lease.release()
+    assert free(locks)
 
 
 # The thread
