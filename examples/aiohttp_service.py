@@ -51,7 +51,14 @@ def publisher(locks: LockClient, prices_url: str) -> web.Application:
             print(f"published under token {lease.token}: {response.status}")
             return web.json_response(lease.headers())
 
+    async def ready(_: web.Request) -> web.Response:
+        """For a load balancer. To lead an election is not to be ready: see docs/operations.md."""
+        status = locks.status()
+        told = {"leases": status.leases, "least_spare": status.least_spare, "leads": status.leads}
+        return web.json_response(told, status=200 if status.open and not status.draining else 503)
+
     app.router.add_post("/publish/{item}", publish)
+    app.router.add_get("/ready", ready)
     return app
 
 
@@ -70,6 +77,8 @@ async def main() -> None:
         served(publisher(connect("memory://", tokens="counter"), prices_url)) as publisher_url,
         ClientSession(middlewares=[fencing_middleware(origins=[prices_url])]) as zombie,
     ):
+        async with zombie.get(f"{publisher_url}/ready") as response:
+            print(f"the publisher is ready: {response.status}")
         async with zombie.post(f"{publisher_url}/publish/A1", data="9.50") as response:
             kept = await response.json()
         async with zombie.post(f"{publisher_url}/publish/A1", data="9.75") as response:

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import httpx
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 from fencing_sdk import Lease, LeaseLostError, LockClient, StaleTokenError, Token, connect
 from fencing_sdk.guards.sql import SqlGuard
@@ -61,6 +61,13 @@ def box_office(locks: LockClient, seats_url: str, bank: Bank) -> FastAPI:
     app = FastAPI(lifespan=lifespan(locks))
     answer_problems(app)  # a lost lease is 503, a lock that is taken 423
     hook = fencing_hook(origins=[seats_url])  # the token goes there, and nowhere else
+
+    @app.get("/ready")
+    def ready(response: Response) -> dict[str, object]:
+        """For a load balancer. To lead an election is not to be ready: see docs/operations.md."""
+        status = locks.status()
+        response.status_code = 200 if status.open and not status.draining else 503
+        return {"leases": status.leases, "least_spare": status.least_spare, "leads": status.leads}
 
     @app.post("/bookings/{seat}")
     def book(
@@ -132,6 +139,8 @@ async def main(folder: Path) -> None:
     ):
         ada = asyncio.create_task(buyers.post("/bookings/42?who=Ada"))
         await asyncio.to_thread(bank.was_asked.wait, 20)
+        ready = await buyers.get("/ready")
+        print(f"the box office is ready: {ready.status_code}, with {ready.json()['leases']} lease")
         bob = await buyers.post("/bookings/42?who=Bob")
         assert bob.status_code == 200
 

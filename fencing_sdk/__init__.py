@@ -6,6 +6,7 @@ from fencing_sdk._current import current_lease, current_token
 from fencing_sdk._lease import Lease, PermitLease
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder, Token
+from fencing_sdk._values.status import Status
 from fencing_sdk.errors import (
     AcquireError,
     AcquireTimeoutError,
@@ -95,6 +96,7 @@ __all__ = [
     "Skipped",
     "StaleRejected",
     "StaleTokenError",
+    "Status",
     "Token",
     "UnsupportedError",
     "UsageError",

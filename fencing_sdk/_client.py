@@ -287,7 +287,7 @@ class LockClient(SharingClient, OperatingClient):
         def lock() -> Lock:
             return self.lock(name, **(LockOptions(metadata=this_process()) | given))  # at each loop: forks differ
 
-        return Election(lock, self._opened, functools.partial(self.inspect, name), drain)
+        return Election(lock, self._opened, functools.partial(self.inspect, name), drain, self._elections)
 
     def elected(
         self, name: str, **options: Unpack[ElectionOptions]

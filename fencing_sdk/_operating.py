@@ -1,4 +1,4 @@
-"""The part of a client that looks at the locks of all clients, and takes one away: for operators."""
+"""The part of a client for operators: how it stands itself, the locks of all clients, and to take one away."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from operator import index
+from weakref import WeakSet
 
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._values.claim import TOKEN_LIMIT, Holder, Waiting
 from fencing_sdk._values.names import check_name, in_namespace
+from fencing_sdk._values.status import Status
 from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking, SupportsShares
 from fencing_sdk.diagnosis.client import DiagnosableClient
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
+from fencing_sdk.recipes.election_term import ElectionState
 
 PAGE = 200
 """Holders that are asked for at once."""
@@ -26,8 +30,25 @@ _REASON_LIMIT = 200
 class OperatingClient(DiagnosableClient):
     """What `LockClient` inherits: it brings the backend, the namespace and the engine."""
 
+    _engine: Engine | None
+
     @abstractmethod
     def _opened(self) -> Engine: ...
+
+    @cached_property
+    def _elections(self) -> WeakSet[ElectionState]:
+        """What this process stands for, as long as it does."""
+        return WeakSet()
+
+    def status(self) -> Status:
+        """
+        Tell how this client stands: for health endpoints. Nothing is asked of the store.
+
+        To lead an election is not to be ready: of the processes that are, one leads.
+        """
+        if self._engine is None:
+            return Status(open=False)
+        return self._engine.status(sorted(election.name for election in tuple(self._elections) if election.leading))
 
     async def held(self, pattern: str = "*") -> AsyncIterator[Holder]:
         """

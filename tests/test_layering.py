@@ -31,7 +31,7 @@ ROOMS = {
     | {"_arguments"},
     "_sharing": {"errors", "abc", "_values", "_lock", "_arguments", "recipes"},
     "diagnosis": {"errors", "abc", "_values"},
-    "_operating": {"errors", "abc", "_values", "_engine", "diagnosis"},
+    "_operating": {"errors", "abc", "_values", "_engine", "recipes", "diagnosis"},
     "_client": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_arguments", "_name_template"}
     | {"_current", "recipes", "_sharing", "_operating"},
     "_connect": {"errors", "events", "abc", "_values", "_arguments", "_recording", "backends", "_client"},

@@ -53,6 +53,7 @@ PROMISED = {
     "Skipped",
     "StaleRejected",
     "StaleTokenError",
+    "Status",
     "Token",
     "UnsupportedError",
     "UsageError",
@@ -139,6 +140,7 @@ SHOWN = {
         "held",
         "holders",
         "revoke",
+        "status",
         "waiters",
         "draining_on",
         "elected",
@@ -152,6 +154,7 @@ SHOWN = {
         "semaphore",
     },
     "Holder": {"held_for", "holder", "metadata", "mode", "name", "permit", "remaining", "token", "waiters"},
+    "Status": {"draining", "leads", "least_spare", "leases", "open", "store_answered"},
     "Token": set(dir(int)),
 }
 SHOWN["PermitLease"] = SHOWN["Lease"] | {"permit"}

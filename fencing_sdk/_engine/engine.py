@@ -31,6 +31,7 @@ from fencing_sdk._values.futures import retrieve
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.ownership import running_loop
 from fencing_sdk._values.process import generation
+from fencing_sdk._values.status import Status
 from fencing_sdk.abc import (
     Backend,
     Guard,
@@ -240,6 +241,11 @@ class Engine:
         backend = self._backend
         assert isinstance(backend, SupportsShares)  # looked at when the recipe was described
         return await self._store_calls.ask("inspect", lambda: backend.holders(name), _CALL_LIMIT)
+
+    def status(self, leads: Sequence[str]) -> Status:
+        """Tell how the client stands, without asking the store."""
+        usable = self._beating is not None and not self._beating.done() and not self._closing.begun
+        return self._heartbeat.status(leads, usable=usable, draining=self.draining.begun)
 
     async def ask(self, operation: str, call: Callable[[], Awaitable[_T]]) -> _T:
         """Make one call to the store that is about no lease of ours."""

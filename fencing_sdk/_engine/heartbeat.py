@@ -35,6 +35,7 @@ from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observers, logger
+from fencing_sdk._values.status import Status
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, FencingError, LossReason
 
@@ -63,12 +64,27 @@ class Heartbeat:
         self._schedule: Schedule[LeaseGroup] = Schedule()
         self._open: dict[float, LeaseGroup] = {}  # by interval: the group that the next lease may join
         self._one_answer_at_a_time = asyncio.Lock()
+        self.granted_at: float | None = None
+        """When the latest lease was granted, on the client's clock."""
         self._wake = asyncio.Event()
         self._asleep_until = float("inf")
         self.failure: BaseException | None = None
 
     def __len__(self) -> int:
         return sum(lease.lost is None for lease in self.leases.values())
+
+    def status(self, leads: Sequence[str], *, usable: bool, draining: bool) -> Status:
+        """Tell what is held, and when the store last answered, without asking it."""
+        answers = [at for at in (self.granted_at, self._store_calls.answered_at) if at is not None]
+        spare = [lease.remaining for lease in tuple(self.leases.values()) if lease.held]
+        return Status(
+            open=usable,
+            draining=draining,
+            leases=len(spare),
+            least_spare=min(spare, default=None),
+            store_answered=self._clock.now() - max(answers) if answers else None,
+            leads=tuple(leads),
+        )
 
     # The leases.
 
@@ -78,6 +94,7 @@ class Heartbeat:
         if not self.leases:
             self._suspends.begin(self)
         self.leases[lease.claim.owner] = lease
+        self.granted_at = lease.acquired_at
         when = sent_at + interval
         when = max(when, lease.acquired_at)  # after a slow grant: at once, and not late
         group = self._open.get(interval)

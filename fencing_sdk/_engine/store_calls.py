@@ -65,6 +65,8 @@ class StoreCalls:
         self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, so that a simulation can repeat itself
         self._standing: dict[asyncio.Task[Any], None] = {}
         self._closing = asyncio.Event()
+        self.answered_at: float | None = None
+        """When the store last answered one of these calls, on the client's clock."""
         self._wakeups: set[asyncio.Event] = set()
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -133,6 +135,7 @@ class StoreCalls:
     async def _bounded(self, operation: str, call: Callable[[], Awaitable[T]], limit: float) -> T:
         with CallTimeout(self._timers, limit) as reached:
             answer = await call()
+            self.answered_at = self._clock.now()
             self._wake(reached.task)  # now and not when it is done: a turn of the loop earlier
             return answer
         detail = f"no answer within {limit:.3g} s" if reached else "its driver was cancelled from inside"

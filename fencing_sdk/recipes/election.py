@@ -27,6 +27,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from enum import StrEnum, unique
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
 import anyio
 
@@ -84,10 +85,12 @@ class Election:
         engine: Callable[[], Engine],
         inspect: Callable[[], Awaitable[Holder | None]],
         drain: float,
+        elections: WeakSet[ElectionState],
     ) -> None:
         self._lock = lock
         self._inspect = inspect
         self._state = ElectionState(lock().name, engine, drain)
+        elections.add(self._state)
 
     @property
     def name(self) -> str:
@@ -97,7 +100,7 @@ class Election:
     @property
     def leading(self) -> bool:
         """Whether this process leads at this moment, by the clock. May be read from any thread."""
-        return any(term.lease.held for term in tuple(self._state.terms))
+        return self._state.leading
 
     @property
     def standing(self) -> ElectionStanding:

@@ -24,7 +24,7 @@ from fencing_sdk.errors import LeaseLostError, UsageError, shown
 class ElectionState:
     """What an election, its loops and their terms know of each other."""
 
-    __slots__ = ("candidacies", "drain", "engine", "name", "silent", "terms")
+    __slots__ = ("__weakref__", "candidacies", "drain", "engine", "name", "silent", "terms")
 
     def __init__(self, name: str, engine: Callable[[], Engine], drain: float) -> None:
         self.name = name
@@ -37,6 +37,11 @@ class ElectionState:
         """Loops that wait for the lead."""
         self.silent = False
         """Whether the store has not answered them for a ttl."""
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process leads at this moment, by the clock."""
+        return any(term.lease.held for term in tuple(self.terms))
 
 
 class ElectionTerm:

@@ -14,6 +14,7 @@ from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._values import process
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.names import check_name
+from fencing_sdk._values.status import Status
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.recipes.jobs import Ran, Skipped
@@ -199,6 +200,10 @@ class SyncLockClient:
     def draining(self) -> bool:
         """Whether the client drains, so that nothing new begins: to be looked at by worker loops."""
         return self._client.draining
+
+    def status(self) -> Status:
+        """Tell how this client stands, for health endpoints. See `LockClient.status`."""
+        return self._client.status()
 
     def run(self, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """

@@ -1,0 +1,110 @@
+"""``client.status()``: for health endpoints, told from what the client knows."""
+
+import asyncio
+
+import pytest
+from virtual_time import in_virtual_time, settle
+
+from fencing_sdk import LeaseLostError, LockClient, Status
+from fencing_sdk._values.clock import LoopClock
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import BackendUnavailableError
+
+
+class Store(MemoryBackend):
+    """One that can be out of reach."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=LoopClock())
+        self.away = False
+
+    async def renew(self, claims):
+        if self.away:
+            backend, operation = "Store", "renew"
+            raise BackendUnavailableError(backend, operation, "no answer")
+        return await super().renew(claims)
+
+
+def client() -> LockClient:
+    return LockClient(Store(), clock=LoopClock(), watch_stalls=False)
+
+
+@in_virtual_time
+async def test_a_client_that_was_not_entered_or_was_closed_is_not_open():
+    locks = client()
+    assert locks.status() == Status(open=False)
+    async with locks:
+        assert locks.status() == Status(open=True)
+    assert locks.status() == Status(open=False)
+
+
+@in_virtual_time
+async def test_leases_and_the_least_time_that_one_has_left():
+    async with client() as locks, locks.lock("a", ttl=30), locks.lock("b", ttl=10, heartbeat_interval=2) as lease:
+        status = locks.status()
+        assert (status.open, status.draining, status.leases, status.leads) == (True, False, 2, ())
+        assert status.least_spare == pytest.approx(lease.remaining)
+        await asyncio.sleep(1.5)
+        assert locks.status().least_spare == pytest.approx(status.least_spare - 1.5)
+        await asyncio.sleep(1.0)  # a renewal was confirmed half a second ago
+        assert locks.status().least_spare == pytest.approx(status.least_spare - 0.5)
+
+
+@in_virtual_time
+async def test_when_the_store_last_answered():
+    async with client() as locks:
+        assert locks.status().store_answered is None
+        async with locks.lock("a", ttl=10, heartbeat_interval=2):
+            assert locks.status().store_answered == 0
+            await asyncio.sleep(1.5)
+            assert locks.status().store_answered == 1.5
+            await asyncio.sleep(1.5)  # renewed a second ago
+            assert locks.status().store_answered == 1
+            locks._backend.away = True
+            await asyncio.sleep(3)
+            assert locks.status().store_answered == 4
+        assert locks.status().leases == 0
+
+
+@in_virtual_time
+async def test_a_lease_that_is_lost_counts_no_more():
+    async with client() as locks:
+        with pytest.raises(LeaseLostError):
+            async with locks.lock("a", ttl=3):
+                locks._backend.away = True
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    status = locks.status()
+        assert (status.open, status.leases, status.least_spare) == (True, 0, None)
+
+
+@in_virtual_time
+async def test_a_client_that_drains_says_so_and_is_open_until_it_is_closed():
+    async with client() as locks:
+        lease = await locks.lock("a").acquire()
+        draining = asyncio.create_task(locks.drain(within=5))
+        await settle()
+        status = locks.status()
+        assert (status.open, status.draining, status.leases) == (True, True, 1)
+        await lease.release()
+        await draining
+
+
+@in_virtual_time
+async def test_the_elections_that_this_process_leads():
+    async with client() as locks:
+        told = []
+
+        @locks.elected("scheduler/{region}")
+        async def schedule(region: str) -> None:
+            await settle()
+            told.append(locks.status().leads)
+
+        async for term in locks.election("reports"):
+            async with term:
+                await schedule("eu")
+                break
+        assert told == [("reports", "scheduler/eu")]
+        async with locks.lock("not an election"):
+            assert locks.status().leads == ()
