@@ -7,11 +7,11 @@ import contextlib
 
 import pytest
 from event_log import CLOCK
-from redis_stage import key, nothing_left
+from redis_stage import key, milliseconds_left, nothing_left
 from stays import Stay, opened, staying
 
 from fencing_sdk import LockClient, LossReason
-from fencing_sdk._values.claim import READER, Claim, Grant, Permit, Renewal
+from fencing_sdk._values.claim import READER, Claim, Grant, Permit, Renewal, Revoked
 from fencing_sdk.backends.redis import from_url
 
 pytest_plugins = ["redis_fixtures"]
@@ -89,6 +89,23 @@ async def test_readers_that_renew_do_not_make_each_other_ask_without_end(redis_s
             await stay.end()
 
 
+async def test_however_often_a_shared_name_changes_a_client_looks_once_a_second(redis_server):
+    renewals = 40
+    async with opened(redis_server.url) as (locks, _), opened(redis_server.url) as (others, _):
+        async with (
+            staying(shares_of(locks, "reader", **FAR)) as stay,
+            staying(shares_of(others, "reader", **FAR)) as far,
+        ):
+            before, began = await scripts_run(redis_server), CLOCK.now()
+            for _ in range(renewals):
+                await far.lease.renew()
+                await asyncio.sleep(0.01)
+            looks = await scripts_run(redis_server) - before - renewals
+            assert 1 <= looks <= 2 + CLOCK.now() - began
+            await stay.end()
+            await far.end()
+
+
 # What the server is asked
 
 
@@ -136,5 +153,22 @@ async def test_a_share_that_is_held_alone_needs_no_key_but_its_lease(redis_serve
     await backend.release(alone)
     assert [(holder.token, holder.metadata) for holder in await backend.holders(NAME)] == [(beside.token, "m")]
     await backend.release(second)
+    assert await redis_server.command("EXISTS", key(NAME), key(NAME, "e"), key(NAME, "h")) == 0
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("mode", [READER, Permit(of=4)])
+async def test_a_share_that_is_held_alone_is_listed_and_revoked_by_its_token(redis_server, mode):
+    backend = from_url(redis_server.url)
+    claim = Claim(NAME, 30.0, metadata="m", mode=mode)
+    grant = await backend.acquire(claim)
+    assert isinstance(grant, Grant)
+    (listed,) = (await backend.list_held("", None, 100)).holders
+    assert (listed.name, listed.holder, listed.token, listed.metadata) == (NAME, claim.holder, grant.token, "m")
+    assert (listed.mode, listed.permit) == (mode, grant.permit)
+    assert not await backend.revoke(NAME, grant.token - 1, "wrong token")
+    assert 0 < await milliseconds_left(redis_server, NAME) <= 30_000
+    assert await backend.revoke(NAME, grant.token, "stuck")
+    assert await backend.renew([claim]) == [Revoked("stuck")]
     assert await redis_server.command("EXISTS", key(NAME), key(NAME, "e"), key(NAME, "h")) == 0
     await backend.aclose()
