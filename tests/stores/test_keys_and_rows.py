@@ -63,9 +63,11 @@ async def in_use(url: str) -> AsyncIterator[Any]:
         assert isinstance(await backend.acquire(Claim("a", 60.0, metadata=METADATA)), Grant)
         waiters = [Claim("a", 60.0)]
         if isinstance(backend, SupportsShares):
-            for share in (Claim("b", 60.0, metadata=METADATA, mode=READER), Claim("c", 60.0, mode=Permit(1))):
-                assert isinstance(await backend.acquire(share), Grant)
-            waiters += [Claim("b", 60.0, mode=WRITER), Claim("c", 60.0, mode=Permit(1))]
+            for _ in range(2):
+                for share in (Claim("b", 60.0, metadata=METADATA, mode=READER), Claim("c", 60.0, mode=Permit(2))):
+                    assert isinstance(await backend.acquire(share), Grant)
+            assert isinstance(await backend.acquire(Claim("e", 60.0, mode=WRITER)), Grant)
+            waiters += [Claim("b", 60.0, mode=WRITER), Claim("c", 60.0, mode=Permit(2))]
         for waiter in waiters:
             await lines.enter_async_context(backend.queue(waiter))  # type: ignore[attr-defined]
         if isinstance(backend, SupportsRevoking):

@@ -10,7 +10,7 @@ from fencing_sdk._values.claim import Claim, Renewal, Revoked
 
 __all__ = ["reason_for", "with_reasons"]
 
-_LIMIT = 0.5
+_LIMIT = 1.0
 """Seconds after which a holder is told of its loss without a reason."""
 _ENDED = {Renewal.REFUSED, Renewal.TAKEN_OVER}
 
