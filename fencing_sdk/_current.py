@@ -20,7 +20,7 @@ def current_lease(name: str | None = None) -> Lease:
     """
     Return the innermost lease of this context, or the innermost one on lock *name*.
 
-    The lease may be over; its token tells. In a thread that holds a lock of `fencing_sdk.sync` it is a lease of that
+    The lease may be over; its token tells. In a thread that holds a lock of ``fencing_sdk.sync`` it is a lease of that
     module: import `fencing_sdk.sync.current_lease` there.
 
     Raises:

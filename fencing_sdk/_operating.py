@@ -128,7 +128,7 @@ class OperatingClient(DiagnosableClient):
 
             token: The token of the grant, as `inspect` or `held` told it. All readers who share it lose the lock.
 
-            reason: What the holder is told, in `LeaseLostError.detail` and in the event `Lost`: up to 200
+            reason: What the holder is told, in the ``detail`` of `LeaseLostError` and in the event `Lost`: up to 200
                 printable characters. Not a place for secrets.
 
         Returns:

@@ -33,7 +33,7 @@ class FencingAdapter(BaseAdapter):
 
         required: Whether a request outside of such a lease is an error.
 
-        adapter: What sends. An `HTTPAdapter` by default.
+        adapter: What sends. An ``HTTPAdapter`` by default.
 
     Raises:
         ConfigurationError: an argument cannot work. To send raises `LeaseLostError` when the lease is over and

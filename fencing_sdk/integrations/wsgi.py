@@ -50,7 +50,7 @@ class GuardedApplication:
 
         path: Where such requests go, when that is not ``"/" + resource``. Paths below it belong to the resource, too.
 
-        locks: A client of `fencing_sdk.sync`, in whose thread the guard is asked. Needed with a guard.
+        locks: A client of ``fencing_sdk.sync``, in whose thread the guard is asked. Needed with a guard.
 
         methods: The methods that write.
 

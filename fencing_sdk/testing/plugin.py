@@ -116,7 +116,7 @@ def expire(_lock_worlds: Worlds) -> LeaseEnder:
     Call ``expire(lease)``, or in a world ``expire("seats/42")``. Afterwards the lock is free, and the
     work is being cancelled. Outside a world it is called in the event loop of the lease, whose client
     is on a `MemoryBackend`, with or without a `FaultyBackend` in front. Code that is called under the
-    lock, such as a test's double, has `current_lease`.
+    lock, such as a test's double, has `fencing_sdk.current_lease`.
 
     Raises:
         UsageError: the lease is over already, no client holds such a lock, or the backend is another.
