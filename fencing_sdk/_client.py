@@ -25,7 +25,7 @@ from fencing_sdk._arguments import (
     check_metadata,
     check_watch_stalls,
 )
-from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Backoff, Terms
+from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._lock import Lock
@@ -149,7 +149,7 @@ class LockClient(SharingClient, OperatingClient):
         safety_buffer: Seconds | None = None,
         heartbeat_interval: Seconds | None = None,
         max_hold: Seconds | None = None,
-        fences: Sequence[Fence] = (),
+        fences: Sequence[Fence] = NO_FENCES,
         backoff: Backoff = DEFAULT_BACKOFF,
         metadata: str | None = None,
     ) -> Lock:
@@ -202,7 +202,7 @@ class LockClient(SharingClient, OperatingClient):
             backoff=backoff if backoff is DEFAULT_BACKOFF else check_backoff(backoff),
             metadata=None if metadata is None else check_metadata(metadata),
         )
-        return Lock(self._opened, terms, check_fences(fences))
+        return Lock(self._opened, terms, fences if fences is NO_FENCES else check_fences(fences))
 
     def multilock(self, *names: str, **options: Unpack[LockOptions]) -> MultiLock:
         """

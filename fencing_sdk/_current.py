@@ -63,10 +63,18 @@ def push(lease: AnyLease) -> None:
     _leases.set((*_leases.get(), lease))
 
 
-def pop(lease: AnyLease) -> None:
-    """Take *lease* out of this context, wherever it stands; silently where this is another context than its own."""
+def pop(lease: AnyLease) -> tuple[AnyLease, ...]:
+    """
+    Take *lease* out of this context, wherever it stands, and return those that were entered after it.
+
+    Silently does nothing where this is another context than its own.
+    """
     leases = _leases.get()
     if leases and leases[-1] is lease:
         _leases.set(leases[:-1])
-    elif lease in leases:
-        _leases.set(tuple(other for other in leases if other is not lease))
+        return ()
+    if lease not in leases:
+        return ()
+    place = leases.index(lease)
+    _leases.set(leases[:place] + leases[place + 1 :])
+    return leases[place + 1 :]

@@ -9,16 +9,17 @@ through the same object.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import EllipsisType, TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from fencing_sdk._current import held_here
 from fencing_sdk._engine.acquisition import Terms
-from fencing_sdk._engine.deadlock import held_above, warned
+from fencing_sdk._engine.deadlock import held_above, hold_below
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.fences import Fences
 from fencing_sdk._engine.lease_scope import LeaseScope
-from fencing_sdk._lease import Lease, state_of
+from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Mode
 from fencing_sdk._values.timing import Seconds, patience
 from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown
@@ -101,16 +102,15 @@ class Lock:
         """
         return await self._engine().inspect(self._terms.store_name) is not None
 
-    async def _acquire(self, terms: Terms) -> Lease:
+    def _acquire(self, terms: Terms) -> Coroutine[Any, Any, Lease]:
+        """Return what waits for the lease. Each coroutine in between would be resumed with the answer of the store."""
         engine = self._engine()
-        above = held_above(terms, engine)
-        if above is None:
-            return await engine.hold(terms, self._fences)
-        with warned(terms, above):
-            return await engine.hold(terms, self._fences)
+        if held_here() and (above := held_above(terms, engine)) is not None:
+            return hold_below(above, terms, engine.hold(terms, self._fences))
+        return engine.hold(terms, self._fences)
 
-    async def __aenter__(self) -> Lease:
-        return await self._enter(self._terms)
+    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
+        return self._enter(self._terms)
 
     async def _enter(self, terms: Terms) -> Lease:
         lease = await self._acquire(terms)
@@ -127,29 +127,30 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        scope = self._take_scope()
-        if scope.task is not asyncio.current_task():
+        task = asyncio.current_task()
+        scope = self._take_scope(task)
+        lease = scope.state
+        if scope.task is not task:
             error = scope.abort()
             await scope.lease.release()
             raise error from raised
         try:
             end = scope.leave(raised)
         except UsageError:
-            await scope.lease.release()
+            await lease.keeper.release(lease)
             raise
         if isinstance(end.raised, StaleTokenError):
-            state_of(scope.lease).report_stale(end.raised)
-        await scope.lease.release()
+            lease.report_stale(end.raised)
+        await lease.keeper.release(lease)  # in the loop of the lease, as this is its task
         scope.conclude(end, raised)
 
-    def _take_scope(self) -> LeaseScope:
+    def _take_scope(self, task: asyncio.Task[object] | None) -> LeaseScope:
         """
-        Find the entry that is left now: the last one of this task.
+        Find the entry that is left now: the last one of this *task*.
 
         A task that never entered, which is an error, takes one whose task has ended and cannot leave any more, or the
         only one there is. So no lease is renewed for ever, and none is taken from one of several tasks that go on.
         """
-        task = asyncio.current_task()
         candidates = [scope for scope in self._scopes if scope.task is task][-1:]
         candidates = candidates or [scope for scope in self._scopes if scope.task.done()][:1] or self._scopes
         if len(candidates) != 1:

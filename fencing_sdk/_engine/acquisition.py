@@ -61,6 +61,7 @@ Backoff = Callable[[tenacity.RetryCallState], float]
 """A tenacity wait strategy: ``wait_exponential(...) + wait_random(...)``, or any callable like one."""
 
 DEFAULT_BACKOFF: Backoff = tenacity.wait_random_exponential(multiplier=0.05, max=1.0)
+NO_FENCES: tuple[()] = ()
 
 _LONGEST_NAP = 5.0
 """Seconds between the tries of a waiter that is not woken, whatever the store advises."""

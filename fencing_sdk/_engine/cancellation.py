@@ -91,7 +91,8 @@ class PacedScope(anyio.CancelScope):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         swallowed = super().__exit__(kind, error, traceback)
-        self._stop()
+        if self._cancel_handle is not None:
+            self._stop()
         return swallowed
 
     def _deliver_cancellation(self, origin: object) -> bool:

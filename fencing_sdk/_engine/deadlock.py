@@ -8,14 +8,13 @@ that waits for its turn while its parent works on, so it is a warning, after one
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from contextvars import Context
 
 from fencing_sdk._current import held_here
 from fencing_sdk._engine.acquisition import Terms
 from fencing_sdk._engine.lease_state import Keeper, LeaseState
-from fencing_sdk._lease import state_of
+from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._values.claim import LOCK, Permit
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import UsageError, shown
@@ -61,14 +60,13 @@ def already_held(terms: Terms, lease: LeaseState, caller: str) -> UsageError:
     )
 
 
-@contextmanager
-def warned(terms: Terms, above: LeaseState) -> Iterator[None]:
-    """Log a warning if the body still waits after one ttl for the lock that is held *above* it."""
+async def hold_below(above: LeaseState, terms: Terms, holding: Awaitable[Lease]) -> Lease:
+    """Await the lease, and log a warning if that still waits after one ttl for the lock that is held *above* it."""
     task = asyncio.current_task()
     assert task is not None  # an acquisition runs in a task
     timer = task.get_loop().call_later(terms.timing.ttl, _warn, terms, task, above, context=Context())
     try:
-        yield
+        return await holding
     finally:
         timer.cancel()
 

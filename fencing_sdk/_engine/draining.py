@@ -63,6 +63,7 @@ class Draining:
             self._bound = loop.call_at(when, self._end_bodies, context=Context())
         if not self.begun:
             self.begun = True
+            self._releases.on_end = self.look_again
             loop.call_soon(self._interrupt_waiters, context=Context())  # later: an eager task may be inside one of them
             for listener in tuple(self._listeners):
                 listener()
@@ -96,14 +97,8 @@ class Draining:
             self._callers.discard(task)
         return not self._cut_short
 
-    def ended(self, acquisition: Acquisition | Flight) -> None:
-        """It does not wait for a grant any more."""
-        del self.waiting[acquisition]
-        if self.begun:
-            self._changed.set()
-
     def look_again(self) -> None:
-        """Something that is waited for has ended."""
+        """Something that is waited for has ended: an acquisition, a body or a release."""
         self._changed.set()
 
     def _goes_on(self) -> bool:

@@ -16,7 +16,7 @@ from fencing_sdk._engine.acquisition import AcquireResult, Acquisition, Terms
 from fencing_sdk._engine.cancellation import scope_class
 from fencing_sdk._engine.closing import Closing
 from fencing_sdk._engine.draining import Draining
-from fencing_sdk._engine.fences import Fences, raise_fence
+from fencing_sdk._engine.fences import Fences, raise_fence, share_out
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.parking import Parking
@@ -25,18 +25,17 @@ from fencing_sdk._engine.releases import Releases
 from fencing_sdk._engine.reports import AcquisitionReport, LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._lease import Lease, PermitLease
+from fencing_sdk._values import process
 from fencing_sdk._values.claim import LOCK, Claim, Holder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.futures import retrieve
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.ownership import running_loop
-from fencing_sdk._values.process import generation
 from fencing_sdk._values.status import Status
 from fencing_sdk.abc import (
     Backend,
     Guard,
     Posted,
-    SupportsFence,
     SupportsLossNotice,
     SupportsOpen,
     SupportsShares,
@@ -59,7 +58,7 @@ class Engine:
         self._clock = clock
         self._observers = observers
         self._report = LeaseReport(observers, clock)
-        self._generation = generation()
+        self._generation = process.generation()
         self._store_calls = StoreCalls(backend, clock)
         self._heartbeat = Heartbeat(backend, clock, self._store_calls, observers, watch_stalls=watch_stalls)
         self._beating: asyncio.Task[None] | None = None
@@ -67,7 +66,6 @@ class Engine:
         self._releases = Releases(self._heartbeat, self._store_calls, clock, self._report)
         self._closing = Closing(self._releases.held)
         self.draining = Draining(self._releases)
-        self._releases.on_end = self.draining.look_again
 
     def __len__(self) -> int:
         return len(self._heartbeat)
@@ -110,59 +108,74 @@ class Engine:
             msg = "the heartbeat of this client failed, so it cannot keep a lease; close it and open it again"
             raise UsageError(msg) from self._heartbeat.failure
 
+    @property
+    def _may_begin(self) -> bool:
+        beating = self._beating is not None and not self._beating.done()
+        return beating and not self._closing.begun and not self.draining.begun
+
     def _check_may_begin(self, name: str) -> None:
         self.check_usable()
         self.draining.check(name)
 
     async def hold(self, terms: Terms, fences: Fences) -> Lease:
-        """Acquire a lease that is renewed from now on, with every fence raised."""
-        self._check_may_begin(terms.name)
-        if fences:
-            return await self._hold_fenced(terms, fences)
-        return _handle(self._begin(terms, await self._acquire(terms)))
+        """
+        Acquire a lease that is renewed from now on, with every fence raised.
 
-    async def _hold_fenced(self, terms: Terms, fences: Fences) -> Lease:
-        named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
-        joint = [fence for fence in named if terms.mode is LOCK and self._raises_with_the_grant(fence[0])]
-        terms = terms._replace(fences=joint)
-        lease = self._begin(terms, await self._acquire(terms))
+        There are three cases:
+
+        1. One post is answered by a grant that can be used: nearly always. All of it stands here.
+        2. It is answered by anything else, or not in time: an `Acquisition` goes on with what became of it.
+        3. No post can ask for this, or the backend takes none: an `Acquisition` asks from the beginning.
+        """
+        if running_loop() is not self._loop or not self._may_begin:
+            self._check_may_begin(terms.name)
+        if fences:
+            terms, fences = share_out(self._backend, terms, fences)
+        posts = self._store_calls.posts
+        if posts is None or terms.fences or terms.mode is not LOCK:
+            result = await self._acquire(terms)
+        else:
+            claim = terms.claim()
+            if self._report.observed:
+                AcquisitionReport(self._observers, self._clock, terms.name).began(claim)
+            sent_at = self._clock.now()
+            flight = posts.acquire(claim, sent_at, terms.limit(sent_at, sent_at))
+            if flight.waiter is not None:
+                self.draining.waiting[flight] = None
+                try:
+                    await flight.waiter
+                except BaseException as error:
+                    self._acquisition(terms, flight).abandon(error)
+                    raise
+                finally:
+                    self._waits_no_more(flight)
+                    flight.left()
+            grant, now = granted(flight), self._clock.now()
+            if grant is None or now >= terms.timing.deadline(sent_at) or not self._may_begin:
+                result = await self._acquire(terms, flight)
+            else:
+                result = AcquireResult(claim, grant, terms.timing, sent_at, now - sent_at, ())
+        lease = self._begin(terms, result)
+        if fences or terms.fences:
+            await self._raise_all(lease, terms, fences)
+        return Lease(lease) if lease.permit is None else PermitLease(lease)
+
+    def _waits_no_more(self, acquisition: Acquisition | Flight) -> None:
+        del self.draining.waiting[acquisition]
+        if self.draining.begun:
+            self.draining.look_again()
+
+    async def _raise_all(self, lease: LeaseState, terms: Terms, apart: Fences) -> None:
         try:
-            for _, resource in joint:
+            for _, resource in terms.fences:
                 self._report.fence_raised(lease, resource, lease.token)
-            apart = [(guard, lease.resource(name)) for guard, name in named if (guard, name) not in joint]
-            await self._raise_fences(lease, apart)
+            await self._raise_fences(lease, [(guard, lease.resource(name or terms.name)) for guard, name in apart])
             self.draining.check(terms.name)
         except BaseException:
             await self.release(lease)
             raise
-        return _handle(lease)
 
-    async def _acquire(self, terms: Terms) -> AcquireResult:
-        """Acquire by one post if that is enough, else the full way, which goes on from there."""
-        posts = self._store_calls.posts
-        if posts is None or terms.fences or terms.mode is not LOCK:
-            return await self._acquire_fully(terms)
-        claim = terms.claim()
-        if self._report.observed:
-            AcquisitionReport(self._observers, self._clock, terms.name).began(claim)
-        sent_at = self._clock.now()
-        flight = posts.acquire(claim, sent_at, terms.limit(sent_at, sent_at))
-        if flight.waiter is not None:
-            self.draining.waiting[flight] = None
-            try:
-                await flight.waiter
-            except BaseException as error:
-                self._acquisition(terms, flight).abandon(error)
-                raise
-            finally:
-                self.draining.ended(flight)
-                flight.left()
-        grant, now = granted(flight), self._clock.now()
-        if grant is None or now >= terms.timing.deadline(sent_at) or not self._may_begin:
-            return await self._acquire_fully(terms, flight)
-        return AcquireResult(claim, grant, terms.timing, sent_at, now - sent_at, ())
-
-    async def _acquire_fully(self, terms: Terms, flight: Flight | None = None) -> AcquireResult:
+    async def _acquire(self, terms: Terms, flight: Flight | None = None) -> AcquireResult:
         acquisition = self._acquisition(terms, flight)
         self.draining.waiting[acquisition] = None
         try:
@@ -170,7 +183,7 @@ class Engine:
                 self._check_goes_on(terms.name, acquisition)
             result = await acquisition.run()
         finally:
-            self.draining.ended(acquisition)
+            self._waits_no_more(acquisition)
         try:
             self._check_may_begin(terms.name)
         except (UsageError, DrainingError) as error:
@@ -186,16 +199,8 @@ class Engine:
             acquisition.abandon(error)
             raise
 
-    @property
-    def _may_begin(self) -> bool:
-        closing = self._closing.begun or self._beating is None or self._beating.done()
-        return not closing and not self.draining.begun
-
     def _acquisition(self, terms: Terms, flight: Flight | None) -> Acquisition:
         return Acquisition(self._backend, self._clock, self._store_calls, self._observers, terms, flight)
-
-    def _raises_with_the_grant(self, guard: Guard) -> bool:
-        return isinstance(self._backend, SupportsFence) and self._backend.keeps(guard)
 
     def _begin(self, terms: Terms, result: AcquireResult) -> LeaseState:
         lease = LeaseState(
@@ -265,9 +270,10 @@ class Engine:
 
         The wait for a posted release has no shield: one that is cancelled goes on the full way, under a shield.
         """
-        if not lease.mark_released() or not self._releases.take(lease):
-            return
-        self._closing.look_again()
+        if lease.generation != process.forks or not lease.mark_released() or not self._releases.take(lease):
+            return  # in a forked child the lock belongs to its parent
+        if self._closing.begun:
+            self._closing.look_again()
         flight, cancelled = self._releases.post(lease), None
         if flight is not None and flight.waiter is not None:
             try:
@@ -364,7 +370,7 @@ class Engine:
         Raises:
             UsageError: the event loop that opened the client runs elsewhere.
         """
-        if self._generation != generation():
+        if self._generation != process.generation():
             self._closing.over = True
         if self._closing.over:
             return
@@ -410,7 +416,3 @@ class Engine:
             await self._store_calls.ask("close", self._backend.aclose, _CALL_LIMIT)
         except Exception as error:  # noqa: BLE001  (closing must not replace the error of the user's body)
             logger.warning("closing the backend failed", exc_info=error)
-
-
-def _handle(lease: LeaseState) -> Lease:
-    return Lease(lease) if lease.permit is None else PermitLease(lease)

@@ -6,14 +6,23 @@ from collections.abc import Sequence
 
 import anyio
 
+from fencing_sdk._engine.acquisition import Terms
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.store_calls import backend_name
-from fencing_sdk._values.claim import Token
-from fencing_sdk.abc import Guard
+from fencing_sdk._values.claim import LOCK, Token
+from fencing_sdk.abc import Backend, Guard, SupportsFence
 from fencing_sdk.errors import BackendUnavailableError
 
 Fences = Sequence[tuple[Guard, str | None]]
 """Guards to raise at acquisition, each with its resource; None means the resource is named like the lock."""
+
+
+def share_out(backend: Backend, terms: Terms, fences: Fences) -> tuple[Terms, Fences]:
+    """Tell the fences that *backend* raises with the grant, which are put into the terms, from the others."""
+    named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
+    keeps = backend.keeps if terms.mode is LOCK and isinstance(backend, SupportsFence) else None
+    joint = [] if keeps is None else [fence for fence in named if keeps(fence[0])]
+    return terms._replace(fences=joint), [fence for fence in named if fence not in joint]
 
 
 async def raise_fence(lease: LeaseState, guard: Guard, resource: str, token: Token) -> None:

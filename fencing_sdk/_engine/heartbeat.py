@@ -61,6 +61,7 @@ class Heartbeat:
         self._log = HeartbeatLog(clock, self._report, watch_stalls=watch_stalls)
         self.leases: dict[str, LeaseState] = {}
         """By owner: every lease of the client until it is released or dropped, also one that was lost."""
+        self._suspends.leases = self.leases
         self._schedule: Schedule[LeaseGroup] = Schedule()
         self._open: dict[float, LeaseGroup] = {}  # by interval: the group that the next lease may join
         self._one_answer_at_a_time = asyncio.Lock()
@@ -91,35 +92,34 @@ class Heartbeat:
     def add(self, lease: LeaseState, sent_at: float) -> None:
         """Keep *lease* alive; its last successful request left at *sent_at*."""
         interval = lease.timing.heartbeat_interval
-        if not self.leases:
-            self._suspends.begin(self)
         self.leases[lease.claim.owner] = lease
         self.granted_at = lease.acquired_at
-        when = sent_at + interval
-        when = max(when, lease.acquired_at)  # after a slow grant: at once, and not late
+        if self._suspends.resting:
+            self._suspends.look()
+        when = max(sent_at + interval, lease.acquired_at)  # after a slow grant: at once, and not late
         group = self._open.get(interval)
-        if group is None or len(group.members) >= BATCH or not group.takes(when):
+        if group is None or len(group.members) >= BATCH or not group.since <= when <= group.open_until:
             group = self._open[interval] = LeaseGroup(self._clock, interval, when)
         lease.expect_beat(max(group.since, lease.acquired_at))
         group.add(lease)
-        if (due := lease.overdue_since) < group.due:
-            self._put(group, due)
+        if lease.next_beat < group.due or lease.deadline < group.due:
+            self._put(group, lease.overdue_since)
 
     def forget(self, owner: str) -> LeaseState | None:
         """Renew this lease no more, and return it. An answer that is still on its way is ignored."""
         lease = self.leases.pop(owner, None)
         if lease is not None:
             self._leave_group(lease)
-            if not self.leases:
-                self._suspends.end(self)
         return lease
 
     def _leave_group(self, lease: LeaseState) -> None:
         group = lease.group
         if group is not None:
             group.remove(lease)
+            if group.members:
+                return
             is_open = self._open.get(group.interval) is group
-            if not group.members and (not is_open or len(self._open) > _EMPTY_OPEN_GROUPS):
+            if not is_open or len(self._open) > _EMPTY_OPEN_GROUPS:
                 self._close_group(group)
                 self._schedule.drop(group)
 
@@ -288,8 +288,9 @@ class Heartbeat:
     def _apply(self, lease: LeaseState, outcome: Renewal | Revoked, sent_at: float, error: str) -> None:
         """Tell one lease its outcome. An answer that came after the deadline changes nothing."""
         if outcome is Renewal.RENEWED:
-            spare = lease.remaining if self._report else 0.0
-            if lease.extend(lease.timing.deadline(sent_at)):
+            observed = self._report.observed
+            spare = lease.remaining if observed else 0.0
+            if lease.extend(lease.timing.deadline(sent_at)) and observed:
                 self._report.renewed(lease, spare)
         elif outcome is Renewal.UNKNOWN:
             lease.loss_detail = error or SILENT

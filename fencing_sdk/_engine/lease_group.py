@@ -22,7 +22,7 @@ _OPEN_FOR = 1 / 16
 class LeaseGroup:
     """The leases that are neither released nor lost."""
 
-    __slots__ = ("_clock", "_loop", "_timer", "_watched_until", "due", "interval", "members", "since")
+    __slots__ = ("_clock", "_loop", "_timer", "_watched_until", "due", "interval", "members", "open_until", "since")
 
     def __init__(self, clock: Clock, interval: float, since: float) -> None:
         self._clock = clock
@@ -32,13 +32,10 @@ class LeaseGroup:
         self.members: dict[str, LeaseState] = {}
         self.interval = interval
         self.since = since
-        """When the first of them was to be renewed."""
+        """When the first of them was to be renewed. One that is due from then to `open_until` may join them."""
+        self.open_until = since + interval * _OPEN_FOR
         self.due = math.inf
         """When the heartbeat looks at them next."""
-
-    def takes(self, when: float) -> bool:
-        """Whether a lease that is due at *when* may be renewed with these."""
-        return 0 <= when - self.since <= self.interval * _OPEN_FOR
 
     def add(self, lease: LeaseState) -> None:
         """Renew *lease* with the others, and end it at its deadline."""

@@ -23,10 +23,10 @@ import asyncio
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from fencing_sdk._current import held_here, pop, push
+from fencing_sdk._current import pop, push
 from fencing_sdk._engine.cancellation import PacedScope, paced_scope
 from fencing_sdk._engine.lease_state import LeaseState
-from fencing_sdk._lease import Lease, state_of
+from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk.errors import LeaseLostError, LossReason, UsageError, shown
 
 _PAUSE = 1 / 2
@@ -48,10 +48,13 @@ class ScopeExit(NamedTuple):
     lost: LossReason | None
 
 
+_NOTHING_HAPPENED = ScopeExit(None, swallowed=False, outer=False, lost=None)
+
+
 class LeaseScope:
     """A lease, the task that entered with it, and the scope that cancels that task."""
 
-    __slots__ = ("_cancelling", "_scope", "_state", "lease", "task")
+    __slots__ = ("_cancelling", "_scope", "lease", "state", "task")
 
     def __init__(self, lease: Lease) -> None:
         task = asyncio.current_task()
@@ -59,7 +62,7 @@ class LeaseScope:
         self.lease = lease
         self.task = task
         self._cancelling = task.cancelling()
-        self._state = state = state_of(lease)
+        self.state = state = state_of(lease)
         state.task = task
         push(lease)
         scope = self._scope = paced_scope(state.timing.safety_buffer * _PAUSE)
@@ -73,21 +76,25 @@ class LeaseScope:
         Raises:
             UsageError: the scope cannot be closed: case 3.
         """
-        lost = self.lease.lost_reason  # the clock, once more: a body that finished too late was not covered
-        entered_later = self._entered_later()
-        self._let_go()
+        lost = self.state.lost_reason  # the clock, once more: a body that finished too late was not covered
+        later = self._let_go()
         try:
-            swallowed = bool(self._close(raised))
+            traceback = None if raised is None else raised.__traceback__
+            swallowed = self._scope.__exit__(None if raised is None else type(raised), raised, traceback)
         except RuntimeError:  # another scope is inside this one; it was not touched
             self._scope.give_up()
-            if not entered_later:
+            if not self._is_inside_one_of(later):
                 raise self._left_out_of_order() from raised
             _left_open.setdefault(self.task, []).append(self._scope)
             swallowed = lost is not None and isinstance(raised, asyncio.CancelledError)
         except BaseException as rest:  # noqa: BLE001  (the part of a group that was not ours; it leaves below)
             raised, swallowed = rest, False
-        self._close_what_was_left_open()
-        return ScopeExit(raised, swallowed, self.task.cancelling() > self._cancelling, lost)
+        if _left_open:
+            self._close_what_was_left_open()
+        outer = self.task.cancelling() > self._cancelling
+        if raised is None and lost is None and not swallowed and not outer:
+            return _NOTHING_HAPPENED
+        return ScopeExit(raised, swallowed, outer, lost)
 
     def conclude(self, end: ScopeExit, original: BaseException | None) -> None:
         """
@@ -100,8 +107,9 @@ class LeaseScope:
         if end.swallowed and end.outer:
             raise asyncio.CancelledError
         if end.swallowed:
-            raise self._state.loss(lost or LossReason.EXPIRED) from None
-        tell_loss(self._state, lost, raised)
+            raise self.state.loss(lost or LossReason.EXPIRED) from None
+        if lost is not None:
+            tell_loss(self.state, lost, raised)
         if raised is not original and raised is not None:
             raise raised
 
@@ -113,10 +121,6 @@ class LeaseScope:
             "generator?); there use the plain handle: async with await lock.acquire() as lease"
         )
 
-    def _close(self, raised: BaseException | None) -> bool | None:
-        traceback = None if raised is None else raised.__traceback__
-        return self._scope.__exit__(type(raised) if raised else None, raised, traceback)
-
     def _close_what_was_left_open(self) -> None:
         left_open = _left_open.get(self.task)
         while left_open:
@@ -126,12 +130,8 @@ class LeaseScope:
                 return
             left_open.pop()
 
-    def _entered_later(self) -> bool:
-        """Whether this task is inside a lock that it entered after this one."""
-        leases = held_here()
-        if leases and leases[-1] is self.lease:
-            return False
-        later = leases[leases.index(self.lease) + 1 :] if self.lease in leases else ()
+    def _is_inside_one_of(self, later: tuple[AnyLease, ...]) -> bool:
+        """Whether this task is inside a lock that it entered *later* than this one."""
         return any(state_of(lease).task is self.task for lease in later)
 
     def _left_out_of_order(self) -> UsageError:
@@ -141,21 +141,20 @@ class LeaseScope:
             "async with await lock.acquire() as lease"
         )
 
-    def _let_go(self) -> None:
-        self._state.forget_scope()
-        self._state.task = None
-        pop(self.lease)
+    def _let_go(self) -> tuple[AnyLease, ...]:
+        """Cancel nothing any more, and return the leases that this context was entered under after this one."""
+        self.state.forget_scope()
+        self.state.task = None
+        return pop(self.lease)
 
 
-def tell_loss(state: LeaseState, lost: LossReason | None, raised: BaseException | None) -> None:
+def tell_loss(state: LeaseState, lost: LossReason, raised: BaseException | None) -> None:
     """
     Say that the lease of a block was lost: by an error, or by a note on the error that the body *raised*.
 
     Raises:
         LeaseLostError: the lease is over, and the body raised nothing of its own.
     """
-    if lost is None:
-        return
     if raised is None or isinstance(raised, GeneratorExit):
         raise state.loss(lost) from None
     says_so = isinstance(raised, LeaseLostError) and (raised.name, raised.token) == (state.name, state.number)

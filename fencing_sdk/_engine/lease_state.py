@@ -275,7 +275,8 @@ class LeaseState:
 
     def extend(self, deadline: float) -> bool:
         """Move the deadline after a confirmed renewal; False when the old one had passed already."""
-        if not self.held:
+        moves = self.lost is None and not self.released and self.clock.now() < self.deadline
+        if not moves and not self.held:
             return False
         self.deadline = max(self.deadline, min(deadline, self.hold_until))
         self.loss_detail = ""

@@ -129,15 +129,11 @@ class Posts:
             flight.waiter = self._timers.loop.create_future()
             self._timers.put(flight, limit, Flight.over)
         else:
-            self._take_turns(flight)
-
-    def _take_turns(self, flight: Flight) -> None:
-        """Let the others run now and then, although an answer that came at once needs no turn of the loop."""
-        self._at_once += 1
-        if self._at_once >= AT_ONCE:
-            self._at_once = 0
-            flight.waiter = self._timers.loop.create_future()
-            self._timers.loop.call_soon(_wake, flight.waiter)
+            self._at_once += 1
+            if self._at_once >= AT_ONCE:  # others run now and then, although this answer needs no turn of the loop
+                self._at_once = 0
+                flight.waiter = self._timers.loop.create_future()
+                self._timers.loop.call_soon(_wake, flight.waiter)
 
 
 def granted(flight: Flight) -> Grant | None:

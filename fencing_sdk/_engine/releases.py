@@ -36,8 +36,8 @@ class Releases:
         """By owner: those that were not given back."""
         self.returning: dict[str, LeaseState] = {}
         """By owner: those that were, and whose end is not told yet."""
-        self.on_end: Callable[[], object] = lambda: None
-        """Called when the end of a lease was told."""
+        self.on_end: Callable[[], object] | None = None
+        """Called when the end of a lease was told, from the beginning of a drain on."""
         self._clock = clock
         self._report = report
 
@@ -51,8 +51,9 @@ class Releases:
     def post(self, lease: LeaseState) -> Flight | None:
         """Post the release of *lease*, which was taken; None if only the full way will do."""
         calls = self.store_calls
-        shared = lease.claim.mode is not LOCK
-        if calls.posts is None or shared or lease.unanswered_calls or calls.closing or _silent(lease):
+        if calls.posts is None or lease.claim.mode is not LOCK or lease.unanswered_calls or calls.closing:
+            return None
+        if lease.loss_detail and _silent(lease):
             return None
         return calls.posts.release(lease.claim, self._clock.now(), _limit(lease))
 
@@ -143,7 +144,8 @@ class Releases:
         if self.returning.pop(lease.claim.owner, None) is not None:
             if self._report.observed:
                 self._report.released(lease, confirmed=confirmed, kept_for=kept_for)
-            self.on_end()
+            if self.on_end is not None:
+                self.on_end()
 
 
 def _silent(lease: LeaseState) -> bool:

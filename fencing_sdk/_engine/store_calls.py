@@ -64,7 +64,9 @@ class StoreCalls:
         self._in_a_row = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, so that a simulation can repeat itself
         self._standing: dict[asyncio.Task[Any], None] = {}
-        self._closing = asyncio.Event()
+        self.closing = False
+        """Whether the client is being closed: nothing new should begin."""
+        self._closing = asyncio.Event()  # the same, for sleepers
         self.answered_at: float | None = None
         """When the store last answered one of these calls, on the client's clock."""
         self._wakeups: set[asyncio.Event] = set()
@@ -115,11 +117,6 @@ class StoreCalls:
     def forget_wakeup(self, wakeup: asyncio.Event) -> None:
         """The waiter of *wakeup* waits no more."""
         self._wakeups.discard(wakeup)
-
-    @property
-    def closing(self) -> bool:
-        """Whether the client is being closed: nothing new should begin."""
-        return self._closing.is_set()
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
@@ -207,7 +204,7 @@ class StoreCalls:
                 logger.warning("release of %s refused, its ttl will free it: %s", shown(claim.name), error)
                 return False
             except Exception as error:  # noqa: BLE001  (whatever a driver raises, the release must be tried again)
-                last_tries -= self._closing.is_set()
+                last_tries -= self.closing
                 if self._clock.now() + pause >= stop or not last_tries:
                     if not isinstance(error, FencingError):
                         logger.warning("release of %s failed", shown(claim.name), exc_info=error)
@@ -258,6 +255,7 @@ class StoreCalls:
 
     async def aclose(self, limit: float) -> None:
         """Let releases finish for at most *limit* seconds, then cancel what is left and stop waiting for it."""
+        self.closing = True
         self._closing.set()
         for wakeup in self._wakeups:
             wakeup.set()

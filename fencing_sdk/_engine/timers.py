@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sized
 from contextvars import Context
 from typing import Any, Self, TypeVar
 
@@ -142,7 +142,10 @@ class SuspendWatch:
         self._sleeps: dict[anyio.CancelScope, float] = {}  # with the end of each, on the client's clock
         self._needed: dict[Hashable, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._ended = False
+        self.resting = True
+        """Whether nothing is compared, so that the next lease has to call `look`."""
+        self.leases: Sized = ()
+        """The leases of the client. While there are any, the clocks are compared."""
 
     async def sleep(self, event: asyncio.Event, seconds: float) -> None:
         """Wait for *event*, or until *seconds* have passed on the client's clock, if something needs this watch."""
@@ -168,8 +171,8 @@ class SuspendWatch:
     def begin(self, key: Hashable) -> None:
         """Compare the clocks from now on, at least as long as *key* needs it."""
         self._needed[key] = None
-        if self._timer is None and not self._ended:
-            self._look()
+        if self.resting:
+            self.look()
 
     def end(self, key: Hashable) -> None:
         """*key* does not need it any more. The timer goes on once, as it may be needed again at once."""
@@ -177,16 +180,18 @@ class SuspendWatch:
 
     def stop(self) -> None:
         """Compare no more, and leave no timer behind."""
-        self._ended = True
+        self.resting = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Compare, and go on as long as that is needed. The first lease after a rest calls this too."""
         self._timer = None
-        if self._needed:
+        self.resting = not self._needed and not self.leases
+        if not self.resting:
             self._compare()
-            self._timer = self._loop.call_later(_LOOK_EVERY, self._look, context=Context())
+            self._timer = self._loop.call_later(_LOOK_EVERY, self.look, context=Context())
 
     def _compare(self) -> None:
         now, loop_now = self._clock.now(), self._loop.time()

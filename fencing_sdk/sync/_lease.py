@@ -109,7 +109,8 @@ class SyncLease(AnyLease):
         lost = self.lost_reason  # the clock, once more: a body that finished too late was not covered
         pop(self)
         self._give_back(raised)
-        tell_loss(self._state, lost, raised)
+        if lost is not None:
+            tell_loss(self._state, lost, raised)
 
 
 class SyncPermitLease(SyncLease):

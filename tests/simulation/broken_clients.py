@@ -210,7 +210,7 @@ def _never_renewed() -> Iterable[Change]:
 
 
 def _lost(scope: LeaseScope) -> LeaseLostError:
-    return LeaseLostError(scope.lease.name, scope._state.number, LossReason.EXPIRED)
+    return LeaseLostError(scope.lease.name, scope.state.number, LossReason.EXPIRED)
 
 
 def _error_replaced() -> Iterable[Change]:
