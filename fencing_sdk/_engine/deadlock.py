@@ -47,12 +47,12 @@ def may_wait_for_itself(terms: Terms) -> bool:
 def already_held(terms: Terms, lease: LeaseState, caller: str) -> UsageError:
     """Return the error for a *caller*, a task or a thread, that waits for what it holds by *lease*."""
     name, held, wanted = shown(terms.name), lease.claim.mode, terms.mode
-    if isinstance(wanted, Permit):
+    if isinstance(wanted, Permit) and isinstance(held, Permit):
         return UsageError(
             f"this {caller} holds a permit of {name} already, and would wait for another one without an end: {caller}s "
             "that each hold one and wait for one more wait for each other; pass wait="
         )
-    if wanted == LOCK:
+    if wanted == LOCK == held:
         return UsageError(f"this {caller} holds lock {name} already; locks are not reentrant")
     return UsageError(
         f"this {caller} holds {name} as a {held.word} already and would wait for itself as a {wanted.word}; "

@@ -134,7 +134,11 @@ class Election:
         End the term of this process, if it leads: its body is cancelled, and the lock given back after that.
 
         The loop stands again then, behind those who wait. To leave the election, ``break`` out of the loop.
+
+        Raises:
+            UsageError: the client is not open.
         """
+        self._state.engine()
         for term in tuple(self._state.terms):
             term.stop()
 

@@ -13,11 +13,12 @@ it, so one fence refuses the zombies of both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from fencing_sdk._lock import Lock, engine_of
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.names import in_namespace
-from fencing_sdk.errors import shown
+from fencing_sdk.errors import UsageError, shown
 
 
 class ReadWriteLock:
@@ -55,6 +56,19 @@ class ReadWriteLock:
 
     def __repr__(self) -> str:
         return f"<ReadWriteLock {shown(self.name)}>"
+
+    async def __aenter__(self) -> NoReturn:
+        """
+        Never: one of the two locks is entered.
+
+        Raises:
+            UsageError: always.
+        """
+        msg = f"enter {shown(self.name)} as a reader or as the writer: async with rwlock.reader, or rwlock.writer"
+        raise UsageError(msg)
+
+    async def __aexit__(self, *_: object) -> None:
+        """Never called."""
 
     async def holders(self) -> Sequence[Holder]:
         """

@@ -400,6 +400,11 @@ async def test_a_leader_that_resigns_cleans_up_under_its_lease_and_stands_again_
         leading.cancel()
 
 
+async def test_to_resign_on_a_client_that_is_not_open_is_an_error():
+    with pytest.raises(UsageError, match="not open"):
+        LockClient(MemoryBackend()).election("scheduler").resign()
+
+
 @in_virtual_time
 async def test_a_body_may_resign_by_itself():
     async with TwoProcesses() as two:

@@ -150,6 +150,21 @@ async def test_a_second_permit_in_one_task_needs_a_limit(locks):
         await lease.release()
 
 
+async def test_a_lock_and_a_semaphore_of_one_name_are_told_apart_in_the_error(locks):
+    async with locks.lock("gpu-pool"):
+        with pytest.raises(UsageError, match=r"holds 'gpu-pool' as a lock already and would wait .* as a permit"):
+            await locks.semaphore("gpu-pool", permits=2).acquire()
+    async with locks.semaphore("gpu-pool", permits=2):
+        with pytest.raises(UsageError, match=r"holds 'gpu-pool' as a permit already and would wait .* as a lock"):
+            await locks.lock("gpu-pool").acquire()
+
+
+async def test_a_read_write_lock_that_is_entered_itself_says_what_to_enter(locks):
+    with pytest.raises(UsageError, match=r"enter 'catalog' as a reader or as the writer: async with rwlock\.reader"):
+        async with locks.rwlock("catalog"):
+            pass
+
+
 async def test_a_permit_that_is_taken_away_ends_the_work(locks, store):
     entered = asyncio.Barrier(3)
 
