@@ -18,6 +18,8 @@ pytest_plugins = ["zookeeper_fixtures"]
 
 class TestZooKeeperEnsemble(BackendSuite):
     queues = True
+    shares = True
+    lists = revokes = True
     notices = True
     keeps_alone = False  # a node lasts as long as its session, whose timeout was fixed when it began
     ttl = 3.0

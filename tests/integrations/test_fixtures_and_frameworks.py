@@ -135,7 +135,7 @@ def test_a_lock_inside_an_anyio_fixture_works_because_one_task_runs_it_all(tmp_p
 
         async def test_a_loss_fails_the_test(anyio_backend):
             async with LockClient(store) as locks, locks.lock("a"):
-                asyncio.get_running_loop().call_soon(store.revoke, "a")
+                asyncio.get_running_loop().call_soon(store.take_away, "a")
                 await asyncio.sleep(30)
         """,
     )

@@ -208,7 +208,7 @@ class LosesReleases(MemoryBackend):
 class LetsNobodyKnow(MemoryBackend):
     """Keeps a revocation to itself, which is no fault: the next renewal tells."""
 
-    def revoke(self, name):
+    def take_away(self, name):
         self._table.revoke(name, self._clock.now())
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from etcd_server import EtcdCluster
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 from postgresql_server import PostgresqlServer
 from redis_cluster import Cluster
 from redis_quorum import Quorum
@@ -110,7 +111,11 @@ async def test_zookeeper(zookeeper_server: ZooKeeperServer, zookeeper_url: str):
     root = "/" + zookeeper_url.rsplit("/", 1)[1]
 
     def walk(operator: KazooClient, path: str) -> list[str]:
-        return [path, *(found for child in operator.get_children(path) for found in walk(operator, f"{path}/{child}"))]
+        try:
+            children = operator.get_children(path)
+        except NoNodeError:  # a waiter has put another node in its place
+            return []
+        return [path, *(found for child in children for found in walk(operator, f"{path}/{child}"))]
 
     def look() -> list[str]:
         operator = KazooClient(zookeeper_server.address)

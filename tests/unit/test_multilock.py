@@ -187,7 +187,7 @@ async def test_losing_one_cancels_the_body_and_the_error_names_it(locks, store, 
 
 async def test_losing_one_while_another_is_waited_for_ends_the_wait(locks, store):
     async with await locks.lock("accounts/2").acquire():
-        asyncio.get_running_loop().call_later(0.01, store.revoke, "accounts/1")
+        asyncio.get_running_loop().call_later(0.01, store.take_away, "accounts/1")
         with pytest.raises(LeaseLostError, match="accounts/1"):
             async with locks.multilock(*NAMES):
                 pytest.fail("the body must not run")

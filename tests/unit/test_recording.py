@@ -44,7 +44,7 @@ def test_an_event_becomes_one_line_with_time_kind_and_actor_first(path):
     (line,) = lines(path)
     assert list(line)[:3] == ["t", "kind", "actor"]
     about = {"t": 7.25, "kind": "lost", "actor": "worker-1", "name": "seats/42", "holder": "9f8a01c2"}
-    assert line == {**about, "token": 34, "reason": "expired"}
+    assert line == {**about, "token": 34, "reason": "expired", "detail": ""}
 
 
 def test_something_of_ones_own_is_recorded_beside_events(path):
