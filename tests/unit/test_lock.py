@@ -20,6 +20,7 @@ from fencing_sdk import (
     current_lease,
 )
 from fencing_sdk._lease import state_of
+from fencing_sdk._values import process
 from fencing_sdk.backends.memory import MemoryBackend
 
 
@@ -78,6 +79,16 @@ async def test_a_token_of_zero_is_a_token_like_any_other(stage):
     async with stage.lock() as lease:
         assert lease.token == 0
         assert lease.headers()["Fencing-Token"].startswith("0;")
+
+
+async def test_a_forked_child_that_leaves_the_block_gives_nothing_back(monkeypatch):
+    store = MemoryBackend()
+    async with LockClient(store) as locks:
+        with monkeypatch.context() as in_the_child, pytest.raises(LeaseLostError) as lost:
+            async with locks.lock("a"):
+                in_the_child.setattr(process, "forks", process.forks + 1)
+        assert lost.value.reason is LossReason.CLOSED
+        assert await store.inspect("a") is not None
 
 
 # Patience
