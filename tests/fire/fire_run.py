@@ -34,7 +34,7 @@ from fencing_sdk.testing.history import Report, check
 Deck: TypeAlias = dict[str, Callable[[], Awaitable[bool]]]
 """Faults, each of which tells whether it really happened."""
 
-NAMES = ("seats/1", "seats/2", "seats/3", "seats/4")
+NAMES = ("seats/1", "seats/2", "seats/3", "lead/seats")
 SHARED_NAMES = ("pool/seats", "catalog/seats")
 """A semaphore and a read/write lock."""
 HOLDER = 6.0

@@ -17,10 +17,10 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from fencing_sdk import AcquireTimeoutError, Lease, LeaseLostError, Lock, LockClient, StaleTokenError, connect
+from fencing_sdk import AcquireTimeoutError, Election, Lease, LeaseLostError, LockClient, StaleTokenError, connect
 from fencing_sdk._lease import state_of
 from fencing_sdk._recording import Recorder
 from fencing_sdk._values.clock import BootClock
@@ -230,7 +230,9 @@ class Worker:
         noted = "was lost too" in "".join(getattr(error, "__notes__", []))
         self.record.record("left", **about, error=left, noted=noted, outer=state["outer"])
 
-    def _lock(self, locks: LockClient, name: str, **options: Any) -> Lock:
+    def _lock(self, locks: LockClient, name: str, **options: Any) -> AbstractAsyncContextManager[Lease]:
+        if name.startswith("lead/"):
+            return _as_leader(locks.election(name, ttl=options["ttl"], fences=options["fences"]))
         if name.startswith("pool/"):
             return locks.semaphore(name, permits=PERMITS, **options)
         if name.startswith("catalog/"):
@@ -299,6 +301,17 @@ class Worker:
                     self._read(lease)  # fails for ever, once it is lost
                 more -= not lease.held
                 time.sleep(0.01)
+
+
+@asynccontextmanager
+async def _as_leader(election: Election) -> AsyncIterator[Lease]:
+    """One term of *election*, which rides out a loss without a word: here it is told as a lock tells it."""
+    async for term in election:
+        async with term as lease:
+            yield lease
+        if lease.lost_reason is not None:
+            raise state_of(lease).loss()
+        break
 
 
 if __name__ == "__main__":
