@@ -105,7 +105,11 @@ class Story:
 
     def handed_on(self, lease: DrawnLease) -> float:
         """The moment the store's grant behind *lease* ended."""
-        later = [other.start for other in self.leases if other.lock == lease.lock and other.start > lease.start]
+        later = [
+            other.start
+            for other in self.leases
+            if other.lock == lease.lock and other.start > lease.start and other.token != lease.token  # no fellow reader
+        ]
         return min([lease.expires, *lease.ends, *later] if lease.known_to_store else [lease.expires, *later])
 
     def safety_of(self, lease: DrawnLease) -> tuple[float, float] | None:
@@ -183,13 +187,24 @@ class _StoryTeller:
         self._end_wait(line, lane, self._at(line, lane))
 
     def _on_acquired(self, line: Line, lane: str) -> None:
-        at, lock = self._at(line, lane), str(line["name"])
+        at, name = self._at(line, lane), str(line["name"])
         token, ttl = read_token(line, "token"), read_seconds(line, "ttl")
-        _note(self._story.locks, lock)
+        lock = self._lane_of(name, line.get("permit"))
         self._end_wait(line, lane, at)
         lease = DrawnLease(lane, lock, token, at, ttl, deadline=read_seconds(line, "deadline"), expires=at + ttl)
         self._story.leases.append(lease)
-        self._leases[lane, lock, token] = lease
+        self._leases[lane, name, token] = lease
+
+    def _lane_of(self, name: str, permit: object) -> str:
+        """The lane of a grant: each permit has one of its own, in the place of the one of their name."""
+        if not isinstance(permit, int):
+            _note(self._story.locks, name)
+            return name
+        lane, lanes = f"{name} #{permit}", self._story.locks
+        if name in lanes and not any(lease.lock == name for lease in self._story.leases):
+            lanes.remove(name)
+        _note(lanes, lane)
+        return lane
 
     def _on_renewed(self, line: Line, lane: str) -> None:
         at, lease = self._at(line, lane), self._lease(line, lane)

@@ -110,6 +110,25 @@ def test_a_lease_that_was_taken_away_ends_where_the_holder_learnt_it():
     assert story.safety_of(story.leases[0]) is None
 
 
+def test_each_permit_has_a_lane_and_readers_share_one():
+    lines = [event(1.0, "run", title="t", declared=True)]
+    for number, token in ((0, 7), (1, 8)):
+        about = {"actor": f"worker {number}", "name": "gpu-pool", "holder": f"{number}" * 8}
+        lines.append(event(1.0, "acquiring", **about))
+        acquired = {"token": token, "ttl": 5.0, "waited": 0.0, "deadline": 5.0, "mode": "permit"}
+        lines.append(event(1.1, "acquired", **about, **acquired, permit=number, permits=2))
+    for number in (2, 3):
+        about = {"actor": f"worker {number}", "name": "catalog", "holder": f"{number}" * 8}
+        acquired = {"token": 9, "ttl": 5.0, "waited": 0.0, "deadline": 6.0, "mode": "reader", "permit": None}
+        lines.append(event(1.0 + number / 10, "acquired", **about, **acquired))
+    lines.append(event(4.0, "released", actor="worker 2", name="catalog", holder="2" * 8, token=9, held_for=2.8))
+    (story,) = tell(lines)
+    assert story.locks == ["gpu-pool #0", "gpu-pool #1", "catalog"]
+    first, second = (lease for lease in story.leases if lease.lock == "catalog")
+    assert story.handed_on(first) > second.start
+    assert {"gpu-pool #0", "gpu-pool #1"} <= set(texts(picture(lines)))
+
+
 def test_the_safety_band_of_the_last_lease_is_not_cut_off():
     lines = [
         event(0, "acquired", name="a", token=1, ttl=2.0, deadline=5001.6),
