@@ -18,6 +18,7 @@ from fencing_sdk._values.status import Status
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.recipes.jobs import Ran, Skipped
+from fencing_sdk.sync._interrupt import InterruptingLock
 from fencing_sdk.sync._lock import SyncLock, SyncReadWriteLock, SyncSemaphore
 from fencing_sdk.sync._loop_thread import InThread, LoopThread
 from fencing_sdk.sync._multilock import SyncMultiLock
@@ -71,26 +72,34 @@ class SyncLockClient:
         """
         self._bridge().close()
 
-    def lock(self, name: str, **options: Unpack[LockOptions]) -> SyncLock:
+    def lock(self, name: str, *, interrupt: bool = False, **options: Unpack[LockOptions]) -> SyncLock:
         """
         Describe how to hold *name*; nothing is sent until the lock is entered.
 
         Args:
             name: What is protected, such as ``"invoices/42"``.
 
+            interrupt: Whether a loss raises `LeaseLostError` inside the ``with`` at once, also in a call that blocks.
+                It works in the main thread alone, by the signal SIGURG, and not in C code that never looks at signals.
+
             **options: As for `LockClient.lock`. ``max_hold`` ends the lease of a body that hangs.
 
         Raises:
             ConfigurationError: an argument is out of range, or the times do not fit together.
         """
-        return SyncLock(self._bridge, self._client.lock(name, **options))
+        kind = InterruptingLock if interrupt else SyncLock
+        return kind(self._bridge, self._client.lock(name, **options))
 
-    def locked(self, name: str, **options: Unpack[LockOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    def locked(
+        self, name: str, *, interrupt: bool = False, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """
         Decorate a plain function: every call holds the lock.
 
         Args:
             name: The lock's name, with placeholders for the call's arguments: ``"report/{report_id}"``.
+
+            interrupt: As for `lock`.
 
             **options: As for `lock`.
 
@@ -106,7 +115,7 @@ class SyncLockClient:
 
             @functools.wraps(function)
             def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
-                with self.lock(template.fill(args, kwargs), **options):
+                with self.lock(template.fill(args, kwargs), interrupt=interrupt, **options):
                     return function(*args, **kwargs)
 
             return under_lock

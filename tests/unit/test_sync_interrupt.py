@@ -1,0 +1,135 @@
+"""A lock of `interrupt=True`: its loss breaks what the main thread does, and nothing else."""
+
+import contextlib
+import signal
+import threading
+import time
+
+import pytest
+
+from fencing_sdk import LeaseLostError, LossReason, UsageError
+from fencing_sdk._current import held_here
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.sync import SyncLockClient, connect
+from fencing_sdk.sync._interrupt import Interrupt
+
+
+@pytest.fixture
+def store():
+    return MemoryBackend()
+
+
+@pytest.fixture
+def locks(store):
+    before = signal.getsignal(signal.SIGURG)
+    client = connect(store)
+    yield client
+    client.close()
+    assert signal.getsignal(signal.SIGURG) == before
+
+
+def taken_away_soon(locks: SyncLockClient, store: MemoryBackend, name: str) -> None:
+    """Let the store take a lock away, while the main thread blocks."""
+
+    async def take_away() -> None:
+        store.take_away(name)
+
+    threading.Timer(0.2, locks.run, (take_away,)).start()
+
+
+def test_a_loss_breaks_a_call_that_blocks_and_the_lock_is_given_back(locks, store):
+    began = time.monotonic()
+    with pytest.raises(LeaseLostError) as lost, locks.lock("a", interrupt=True):
+        taken_away_soon(locks, store, "a")
+        time.sleep(60)
+    assert lost.value.reason is LossReason.REVOKED
+    assert time.monotonic() - began < 30
+    assert locks.inspect("a") is None
+
+
+def test_a_decorated_function_is_broken_too(locks):
+    @locks.locked("a", max_hold=0.1, interrupt=True)
+    def work() -> None:
+        time.sleep(60)
+
+    with pytest.raises(LeaseLostError, match="max_hold"):
+        work()
+
+
+def test_the_loss_of_the_outer_of_two_locks_breaks_the_body(locks, store):
+    reached = []
+    with (
+        pytest.raises(LeaseLostError) as lost,
+        locks.lock("outer", interrupt=True),
+        locks.lock("inner", interrupt=True),
+    ):
+        taken_away_soon(locks, store, "outer")
+        time.sleep(60)
+        reached.append("the end")
+    assert (lost.value.name, reached) == ("outer", [])
+    assert locks.inspect("inner") is None
+
+
+def test_a_block_that_swallows_the_error_raises_it_at_its_end(locks, store):
+    with pytest.raises(LeaseLostError), locks.lock("a", interrupt=True):
+        taken_away_soon(locks, store, "a")
+        with contextlib.suppress(LeaseLostError):
+            time.sleep(60)
+
+
+def test_without_a_loss_nothing_happens_and_the_programs_own_handler_is_called(locks):
+    seen = []
+    before = signal.signal(signal.SIGURG, lambda *_: seen.append(1))
+    try:
+        with locks.lock("a", interrupt=True) as lease:
+            signal.raise_signal(signal.SIGURG)
+            assert lease.held
+        assert seen == [1]
+        signal.raise_signal(signal.SIGURG)
+        assert seen == [1, 1]
+    finally:
+        signal.signal(signal.SIGURG, before)
+
+
+def test_the_end_of_a_block_is_not_broken_itself(locks, store, monkeypatch):
+    """The signal may come when the block is being left: the lease is given back all the same."""
+    end = Interrupt.end
+
+    def late(interrupt: Interrupt) -> None:
+        signal.raise_signal(signal.SIGURG)
+        end(interrupt)
+
+    monkeypatch.setattr(Interrupt, "end", late)
+    lock = locks.lock("a", interrupt=True)
+    lease = lock.__enter__()
+    with contextlib.suppress(LeaseLostError):  # raised in the body
+        taken_away_soon(locks, store, "a")
+        time.sleep(60)
+    assert lease.lost_reason is LossReason.REVOKED
+    with pytest.raises(LeaseLostError):
+        lock.__exit__(None, None, None)
+    assert held_here() == ()
+
+
+def test_a_client_that_is_closed_in_the_block_is_closed_to_the_end(locks):
+    with pytest.raises(LeaseLostError) as lost, locks.lock("a", interrupt=True):
+        locks.close()
+        time.sleep(0.2)
+    assert lost.value.reason is LossReason.CLOSED
+
+
+def test_another_thread_is_refused_before_it_asks_for_the_lock(locks):
+    errors = []
+
+    def work() -> None:
+        try:
+            with locks.lock("a", interrupt=True):
+                pass
+        except UsageError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert errors == ["lock 'a' has interrupt=True, which works in the main thread alone; ask lease.check() here"]
+    assert locks.inspect("a") is None
