@@ -61,13 +61,13 @@ def list_locks(pattern: str, output: Output, *, url: str | None, as_json: bool, 
 
 
 def _table(rows: Sequence[Holder]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("NAME", overflow="fold", ratio=3)
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    table.add_column("NAME", overflow="fold", ratio=3, min_width=12)
     table.add_column("HOLDER", no_wrap=True)
     table.add_column("TOKEN", no_wrap=True, justify="right")
     for heading in ("HELD", "LEFT", "WAIT"):
         table.add_column(heading, no_wrap=True, justify="right")
-    table.add_column("METADATA", overflow="ellipsis", no_wrap=True, ratio=2)
+    table.add_column("METADATA", overflow="ellipsis", no_wrap=True, ratio=2, min_width=8)
     for row in rows:
         name = readable(row.name) + ("" if row.mode.word == "lock" else f" ({mode_of(row)})")
         waiting = "-" if row.waiters is None else str(row.waiters)

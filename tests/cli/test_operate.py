@@ -28,7 +28,7 @@ async def test_ls_prints_a_row_for_each_holder_on_80_columns(fencing: Fencing, l
         head, row, other = done.stdout.splitlines()
         assert head.split() == ["NAME", "HOLDER", "TOKEN", "HELD", "LEFT", "WAIT", "METADATA"]
         assert row.split()[:3] == ["report/7", lease.holder, str(lease.token)]
-        assert row.endswith("worker 3")
+        assert row.rstrip().endswith("worker 3")
         assert other.startswith("seats/1 ")
         assert max(map(len, done.stdout.splitlines())) <= 80
         chosen = await asyncio.to_thread(fencing, "ls", "seats/*")
@@ -36,6 +36,19 @@ async def test_ls_prints_a_row_for_each_holder_on_80_columns(fencing: Fencing, l
         few = await asyncio.to_thread(fencing, "ls", "--limit", "1")
         assert len(few.stdout.splitlines()) == 2
         assert "there is more than these 1" in few.stderr
+
+
+async def test_long_names_are_folded_and_long_metadata_is_cut(fencing: Fencing, locks: LockClient):
+    about = json.dumps({"host": "worker-3.eu-west.example", "pid": 4711, "command": "report", "start": "2026-11-23"})
+    name = "tenants/" + "0123456789" * 5
+    async with locks.lock("nightly", metadata=about) as lease, locks.lock(name, metadata=about):
+        done = await asyncio.to_thread(fencing, "ls")
+        lines = done.stdout.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert lines[1].split()[:3] == ["nightly", lease.holder, str(lease.token)]
+        assert lines[1].rstrip().endswith("…")
+        assert "".join(line[:16].strip() for line in lines[2:]).startswith("tenants/01")
+        assert "".join(line.split()[0] for line in lines[2:]) == name
 
 
 async def test_ls_tells_when_nothing_is_held(fencing: Fencing, locks: LockClient):
