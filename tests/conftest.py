@@ -84,7 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             fixtures = [one.func for some in item._fixtureinfo.name2fixturedefs.values() for one in some]
             if any(map(_asks_for_a_server, [item.function, *fixtures])):
                 item.add_marker("server")
-    if not config.getoption("--campaigns"):
+    if config.getoption("--campaigns"):
+        for item in items:
+            if item.get_closest_marker("campaign") and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(900))
+    else:
         long = {item for item in items if any(mark.kwargs.get("only") for mark in item.iter_markers("campaign"))}
         items[:] = [item for item in items if item not in long]
         config.hook.pytest_deselected(items=list(long))
