@@ -237,15 +237,13 @@ class Engine:
 
     async def inspect(self, name: str) -> Holder | None:
         """Ask the store who holds *name*."""
-        self.check_usable()
-        return await self._store_calls.ask("inspect", lambda: self._backend.inspect(name), _CALL_LIMIT)
+        return await self.ask("inspect", lambda: self._backend.inspect(name))
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """Ask the store for all who hold *name*."""
-        self.check_usable()
         backend = self._backend
         assert isinstance(backend, SupportsShares)  # looked at when the recipe was described
-        return await self._store_calls.ask("inspect", lambda: backend.holders(name), _CALL_LIMIT)
+        return await self.ask("inspect", lambda: backend.holders(name))
 
     def status(self, leads: Sequence[str]) -> Status:
         """Tell how the client stands, without asking the store."""

@@ -37,6 +37,7 @@ from fencing_sdk._values.database_identity import database_identity
 from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import Guard, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
+from fencing_sdk.backends._shared.revocations import with_reasons
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.driver import DriverRow
 from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
@@ -196,7 +197,7 @@ class PostgresqlBackend:
                 raise failures[0]
         return outcomes
 
-    async def _renew_batch(self, claims: Sequence[Claim]) -> list[Renewal | Revoked]:
+    async def _renew_batch(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """Renew without waiting. Then ask once more, and wait briefly, for rows that another transaction has locked."""
         outcomes = await self._ask_to_renew(claims, patience_ms=0)
         locked = [index for index, renewal in enumerate(outcomes) if renewal is Renewal.UNKNOWN]
@@ -204,7 +205,7 @@ class PostgresqlBackend:
             again = await self._ask_to_renew([claims[index] for index in locked], patience_ms=ROW_PATIENCE_MS)
             for index, renewal in zip(locked, again, strict=True):
                 outcomes[index] = renewal
-        return await self._operators.told(claims, outcomes)
+        return await with_reasons(claims, outcomes, self._operators.reasons)
 
     async def _ask_to_renew(self, claims: Sequence[Claim], *, patience_ms: int) -> list[Renewal]:
         arguments = self._requests.renew_arguments(claims, patience_ms)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from fencing_sdk._values.claim import (
@@ -15,8 +14,6 @@ from fencing_sdk._values.claim import (
     Listing,
     Mode,
     Permit,
-    Renewal,
-    Revoked,
     Waiting,
     holder_of,
 )
@@ -64,27 +61,14 @@ class OperatorCalls:
         with translating("revoke"):
             return columns(await self._connection.ask(self._requests.revoke, (name, token, reason)), 1)[0] is True
 
-    async def told(self, claims: Sequence[Claim], outcomes: Sequence[Renewal]) -> list[Renewal | Revoked]:
-        """
-        Return the *outcomes* of a renewal, with the reason of each grant that an operator has ended.
-
-        The server is asked only where a claim was refused, and a refusal stays one if it does not answer.
-        """
-        told: list[Renewal | Revoked] = list(outcomes)
-        refused = [index for index, outcome in enumerate(outcomes) if outcome in _REFUSALS]
-        if refused:
-            names, owners = [claims[index].name for index in refused], [claims[index].owner for index in refused]
-            with suppress(Exception):
-                reasons = columns(await self._connection.ask(self._requests.reasons, (names, owners), urgent=True), 1)[
-                    0
-                ]
-                assert isinstance(reasons, list)
-                for index, reason in zip(refused, reasons, strict=True):
-                    told[index] = outcomes[index] if reason is None else Revoked(str(reason))
-        return told
-
-
-_REFUSALS = {Renewal.REFUSED, Renewal.TAKEN_OVER}
+    async def reasons(self, claims: Sequence[Claim]) -> list[str | None]:
+        """Why the ended grants of *claims* were revoked, or None."""
+        names, owners = [claim.name for claim in claims], [claim.owner for claim in claims]
+        (found,) = columns(await self._connection.ask(self._requests.reasons, (names, owners), urgent=True), 1)
+        if not isinstance(found, list):
+            msg = "not a list of reasons"
+            raise UnreadableRowError(msg)
+        return [None if reason is None else str(reason) for reason in found]
 
 
 def read_holders(page: Sequence[dict[str, Any]]) -> list[Holder]:
