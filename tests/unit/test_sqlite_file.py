@@ -1,6 +1,7 @@
 """Which file is meant, which files are refused, and what becomes of SQLite's errors."""
 
 import asyncio
+import functools
 import os
 import socket
 import sqlite3
@@ -8,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -268,6 +271,31 @@ async def test_a_file_that_stays_locked_is_unavailable(tmp_path: Path, monkeypat
     hog.close()
     await backend.open()
     await backend.aclose()
+
+
+class BusyOnce(sqlite3.Connection):
+    """A connection to which the file is busy once for every statement outside a transaction, as beside a recovery."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.refused: list[str] = []
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        if not self.in_transaction and sql != "BEGIN" and sql not in self.refused:  # BEGIN takes no lock
+            self.refused.append(sql)
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_BUSY_RECOVERY, "SQLITE_BUSY_RECOVERY"
+            raise error
+        return super().execute(sql, *args)
+
+
+async def test_another_process_that_recovers_the_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=BusyOnce))
+    async with aclosing(SqliteBackend(tmp_path / "locks.db")) as backend:
+        assert isinstance(await backend.acquire(Claim("a", 9.0, "me")), Grant)
+        assert await backend.inspect("a") is not None
+        await backend.release(Claim("a", 9.0, "me"))
+        assert await backend.inspect("a") is None
 
 
 async def test_a_full_disk_is_unavailable_until_there_is_room(tmp_path: Path):

@@ -59,7 +59,8 @@ class LockFile:
         if mode != "wal":
             detail = f"{str(self._path)!a}: no write-ahead log here; use a file on a local disk"
             raise BackendRefusedError(BACKEND, "open", detail)
-        known = {name for _, name, *_ in self._connection.execute("PRAGMA table_info(fencing_waiter)")}
+        columns = self._patiently(lambda: self._connection.execute("PRAGMA table_info(fencing_waiter)"))
+        known = {name for _, name, *_ in columns}
         if known and not {"waiter_group", "mode", "since"} <= known:  # of an earlier version; its waiters join again
             self._patiently(lambda: self._connection.execute("DROP TABLE IF EXISTS fencing_waiter"))
         schema = _SCHEMA.read_text(encoding="utf-8")
@@ -89,7 +90,7 @@ class LockFile:
 
         The write lock is waited for as long as *patience* says, `PATIENCE` by default.
         """
-        self._connection.execute(self._durable if durable else _NORMAL)
+        self._patiently(lambda: self._connection.execute(self._durable if durable else _NORMAL), patience)
         self._patiently(lambda: self._connection.execute("BEGIN IMMEDIATE"), patience)
         try:
             yield self.now()
