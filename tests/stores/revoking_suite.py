@@ -12,6 +12,7 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,16 +80,16 @@ class Race:
             "renew": lambda: self.victim.renew([claim]),
             "expire": lambda: asyncio.sleep(0),
         }
-        race = [others[end](), *(self._revoke(operator, name, token) for operator in self.operators)]
-        random.shuffle(race)
-        following = asyncio.ensure_future(granted_soon(self.successor, follower))
-        await asyncio.sleep(random.uniform(0.0, 0.002))
-        outcomes = await asyncio.gather(*race)
+        rivals = [others[end], *(partial(self._revoke, operator, name, token) for operator in self.operators)]
+        random.shuffle(rivals)
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(granted_soon(self.successor, follower))
+            await asyncio.sleep(random.uniform(0.0, 0.002))
+            outcomes = await asyncio.gather(*(rival() for rival in rivals))
+        next_token = following.result()
         told = sum(outcome is True for outcome in outcomes)
         self.taken_away += told
         assert told <= 1 if end != "renew" else told == 1, f"{told} operators were told that they took it away"
-        async with asyncio.timeout(PATIENCE):
-            next_token = await following
         assert next_token > token, "the tokens did not rise"
         await self._successor_is_safe(follower, claim, token, next_token)
         await self.successor.release(follower)
