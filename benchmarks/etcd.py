@@ -159,7 +159,7 @@ async def notices(server: EtcdCluster) -> list[Row]:
     """What it costs to watch what is held, and how soon a holder hears that its key was deleted."""
     backend = from_url(server.url)
     heard: dict[str, float] = {}
-    backend.on_loss(lambda claim, _: heard.setdefault(claim.name, time.perf_counter()))
+    backend.on_loss(lambda claim, *_: heard.setdefault(claim.name, time.perf_counter()))
     claims = [Claim(f"held/{number}", 3600.0) for number in range(LEASES)]
     cpu = time.process_time()
     await _take(backend, claims)
