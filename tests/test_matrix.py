@@ -120,6 +120,11 @@ SCENARIOS = {
         "kahuna": "it cannot take a lock away",
         "redisquorum": "it cannot take a lock away",
     },
+    "SharesSuite": {
+        "memory": "it lives in one process, and its shares are those of BackendSuite",
+        "kahuna": "it has no shares",
+        "redisquorum": "it has no shares",
+    },
     "WaitersSuite": {
         "memory": "it lives in one process, and its line is that of BackendSuite",
         "kahuna": "it has no line",

@@ -6,10 +6,10 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from etcd_server import EtcdCluster
 from event_log import CLOCK, Log
@@ -133,3 +133,39 @@ async def waiters(url: str, name: str, *, ttl: float, count: int = 1) -> AsyncIt
         yield running
     finally:
         await running.kill()
+
+
+class Transactions:
+    """The requests of a backend that write: `lost` ones are carried out without an answer, `late` ones when told."""
+
+    def __init__(self, backend: EtcdBackend) -> None:
+        self._call = backend._gateway.call
+        self.lost: Callable[[dict[str, Any]], bool] = lambda _: False
+        self.late: Callable[[dict[str, Any]], bool] = lambda _: False
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._delivered = asyncio.Event()
+        self._gateway = backend._gateway
+
+    def __enter__(self) -> Self:
+        self._gateway.call = self._pass  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._gateway.call = self._call  # type: ignore[method-assign]
+
+    async def _pass(self, operation: str, path: str, body: dict[str, Any], **options: bool) -> Any:
+        if "request_put" in json.dumps(body) and self.late(body):
+            self.tasks.append(asyncio.create_task(self._deliver(operation, path, body, **options)))
+            raise BackendUnavailableError("EtcdBackend", operation, "no answer")
+        reply = await self._call(operation, path, body, **options)
+        if "request_put" in json.dumps(body) and self.lost(body):
+            raise BackendUnavailableError("EtcdBackend", operation, "the answer is lost")
+        return reply
+
+    async def _deliver(self, *request: Any, **options: bool) -> Any:
+        await self._delivered.wait()
+        return await self._call(*request, **options)
+
+    async def deliver(self) -> None:
+        self._delivered.set()
+        await asyncio.wait(self.tasks)

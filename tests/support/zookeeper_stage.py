@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, Self
 
 from stays import eventually
 
@@ -12,6 +14,7 @@ from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, KazooDriver
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent, delete, exists
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
+from fencing_sdk.errors import BackendUnavailableError
 
 
 class Operator:
@@ -100,3 +103,33 @@ async def _close_by_another(session: ZooKeeperSession) -> bool:
 
     await eventually(ended, what="the session is closed")
     return gone
+
+
+class Answers:
+    """The grants of a backend: carried out, and then not answered (`lost`), or answered when told (`slow`)."""
+
+    def __init__(self, backend: ZooKeeperBackend) -> None:
+        self.lost = 0
+        self.slow = asyncio.Event()
+        self.slow.set()
+        self.carried_out = 0
+        self._recipe = backend._recipe
+        self._calls = {name: getattr(self._recipe, name) for name in ("write_grant", "begin_phase")}
+
+    def __enter__(self) -> Self:
+        for name in self._calls:
+            setattr(self._recipe, name, lambda *args, called=name, **kwargs: self._pass(called, *args, **kwargs))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, call in self._calls.items():
+            setattr(self._recipe, name, call)
+
+    async def _pass(self, called: str, *args: Any, **kwargs: Any) -> Any:
+        answer = await asyncio.shield(asyncio.ensure_future(self._calls[called](*args, **kwargs)))
+        self.carried_out += 1
+        await self.slow.wait()
+        if self.lost:
+            self.lost -= 1
+            raise BackendUnavailableError("ZooKeeperBackend", "acquire", "the answer is lost")
+        return answer

@@ -1,0 +1,212 @@
+"""
+Permits, readers and writers of two clients: lost answers, tokens, whom a release wakes, and what is listed.
+
+Who holds beside whom is in `BackendSuite`. The scenarios are written once. A store that shares runs them by a subclass
+with a fixture ``bench``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, suppress
+from typing import Any
+
+import pytest
+from stays import PATIENCE
+from store_bench import WaitersBench, nothing_left
+
+from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Mode, Permit, Renewal, Turn
+from fencing_sdk.backends import from_url
+
+MODES = [Permit(of=2), READER, WRITER]
+NAME = "a"
+_ROUNDS = 10
+
+
+def claim_of(mode: Mode, *, ttl: float = 60.0) -> Claim:
+    return Claim(NAME, ttl, mode=mode)
+
+
+async def granted(backend: Any, claim: Claim) -> Grant:
+    outcome = await backend.acquire(claim)
+    assert isinstance(outcome, Grant), outcome
+    return outcome
+
+
+async def served(backend: Any, claim: Claim, turn: Turn, tries: Counter[str] | None = None) -> Grant:
+    """Wait for the turn by wake-ups alone."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if tries is not None:
+                tries[claim.owner] += 1
+            if isinstance(outcome := await backend.acquire(claim), Grant):
+                return outcome
+            await turn.wait()
+
+
+class SharesSuite:
+    """What permits, readers and writers see of each other, and of lost answers."""
+
+    @pytest.fixture
+    async def backend(self, bench: WaitersBench) -> AsyncIterator[Any]:
+        async with aclosing(from_url(bench.url)) as made:
+            yield made
+
+    @pytest.fixture
+    async def rival(self, bench: WaitersBench) -> AsyncIterator[Any]:
+        async with aclosing(from_url(bench.url)) as made:
+            yield made
+
+    @pytest.fixture(autouse=True)
+    async def _leaves_nothing(self, bench: WaitersBench) -> AsyncIterator[None]:
+        """Set up before the clients, it looks when they are closed."""
+        yield
+        await nothing_left(bench)
+
+    async def lose_answer(self, backend: Any, claim: Claim) -> None:
+        """Let the store carry out the step that grants *claim*, and its answer be lost."""
+        assert isinstance(await backend.acquire(claim), Grant)
+
+    # Lost answers
+
+    @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.word)
+    async def test_a_share_whose_answer_was_lost_is_found_again(self, mode: Mode, backend: Any, rival: Any):
+        claim = claim_of(mode)
+        await self.lose_answer(backend, claim)
+        grant = await granted(backend, claim)
+        again = await granted(backend, claim)
+        assert (again.token, again.permit) == (grant.token, grant.permit)
+        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+        await backend.release(claim)
+        assert list(await rival.holders(NAME)) == []
+
+    @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.word)
+    async def test_a_waiter_whose_grant_was_not_answered_has_it(self, mode: Mode, backend: Any, rival: Any):
+        holder, claim = claim_of(WRITER), claim_of(mode)
+        await granted(rival, holder)
+        async with backend.queue(claim) as turn:
+            assert isinstance(await backend.acquire(claim), Held)
+            await rival.release(holder)
+            async with asyncio.timeout(PATIENCE):
+                await turn.wait()
+            await self.lose_answer(backend, claim)
+            grant = await granted(backend, claim)
+        (shown,) = await rival.holders(NAME)
+        assert (shown.token, shown.permit, shown.holder) == (grant.token, grant.permit, claim.holder)
+        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+        await backend.release(claim)
+        assert list(await rival.holders(NAME)) == []
+
+    # Tokens
+
+    async def test_a_writer_is_above_readers_that_drew_their_token_after_it_joined(self, backend: Any):
+        """Its place in the line may be older than the token of the readers before it."""
+        first, reader, writer = claim_of(WRITER), claim_of(READER), claim_of(WRITER)
+        await granted(backend, first)
+        async with backend.queue(reader) as reading, backend.queue(writer) as writing:
+            await backend.release(first)
+            read = await served(backend, reader, reading)
+            await backend.release(reader)
+            assert (await served(backend, writer, writing)).token > read.token
+        await backend.release(writer)
+
+    async def test_readers_with_a_writer_between_them_have_two_tokens(self, backend: Any, rival: Any):
+        tokens = []
+        for mode in (READER, WRITER, READER):
+            claims = [(client, claim_of(mode)) for client in ((backend, rival) if mode == READER else (rival,))]
+            tokens.append({(await granted(client, claim)).token for client, claim in claims})
+            for client, claim in claims:
+                await client.release(claim)
+        (one,), (two,), (three,) = tokens
+        assert one < two < three
+
+    @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.word)
+    async def test_a_share_keeps_its_token_and_its_number_when_another_client_goes_on_with_it(
+        self, mode: Mode, backend: Any, rival: Any
+    ):
+        """Also with another ttl, which some stores keep in another place."""
+        before, claim = claim_of(WRITER), claim_of(mode)
+        await granted(backend, before)
+        async with backend.queue(claim) as turn:
+            await backend.release(before)
+            grant = await served(backend, claim, turn)
+        longer = Claim(claim.name, 90.0, claim.owner, mode=mode)
+        assert list(await backend.renew([longer])) == [Renewal.RENEWED]
+        assert list(await rival.renew([longer])) == [Renewal.RENEWED]
+        again = await granted(rival, longer)
+        assert (again.token, again.permit) == (grant.token, grant.permit)
+        await rival.release(longer)
+        assert list(await backend.holders(NAME)) == []
+
+    # Waiters
+
+    async def test_a_waiter_is_not_renewed(self, backend: Any, rival: Any):
+        writer = claim_of(WRITER)
+        await granted(backend, writer)
+        for mode in MODES:
+            claim = claim_of(mode)
+            async with backend.queue(claim):
+                (renewal,) = await rival.renew([claim])
+                assert renewal in {Renewal.REFUSED, Renewal.TAKEN_OVER}
+        await backend.release(writer)
+
+    async def test_tries_at_the_same_moment_get_all_permits_that_are_free(self, backend: Any, rival: Any):
+        """None is refused because the one ahead has not got its number yet."""
+        for _ in range(_ROUNDS):
+            claims = [((backend, rival)[number % 2], claim_of(Permit(of=4))) for number in range(4)]
+            outcomes = await asyncio.gather(*(client.acquire(claim) for client, claim in claims))
+            assert {outcome.permit for outcome in outcomes if isinstance(outcome, Grant)} == {0, 1, 2, 3}
+            for client, claim in claims:
+                await client.release(claim)
+
+    async def test_a_permit_that_is_given_back_lets_the_others_in_line_sleep(self, backend: Any):
+        """The first is served with its number. Those behind the second have not asked since they joined."""
+        held, claims = [claim_of(Permit(of=2)) for _ in range(2)], [claim_of(Permit(of=2)) for _ in range(5)]
+        for claim in held:
+            await granted(backend, claim)
+        tries: Counter[str] = Counter()
+        async with AsyncExitStack() as line:
+            tasks = []
+            for claim in claims:
+                turn = await line.enter_async_context(backend.queue(claim))
+                tasks.append(asyncio.create_task(served(backend, claim, turn, tries)))
+            await self._all_have_asked(claims, tries)
+            asked = tries.copy()
+            await backend.release(held[1])
+            assert (await tasks[0]).permit == 1
+            assert [tries[claim.owner] - asked[claim.owner] for claim in claims[2:]] == [0, 0, 0]
+            assert not any(task.done() for task in tasks[1:])
+            await backend.release(held[0])
+            assert (await tasks[1]).permit == 0
+            assert not any(task.done() for task in tasks[2:])
+            for task in tasks[2:]:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        for claim in claims[:2]:
+            await backend.release(claim)
+
+    @staticmethod
+    async def _all_have_asked(claims: list[Claim], tries: Counter[str]) -> None:
+        """And have been refused, as far as can be told: no more of them ask."""
+        async with asyncio.timeout(PATIENCE):
+            before: Counter[str] = Counter()
+            while tries != before or len(tries) < len(claims):
+                before = tries.copy()
+                await asyncio.sleep(0.1)
+
+    # Listing
+
+    async def test_the_list_shows_shares_and_who_waits_for_them(self, backend: Any, rival: Any):
+        reader, writer, permit = claim_of(READER), claim_of(WRITER), claim_of(Permit(of=3))
+        token = (await granted(backend, reader)).token
+        async with backend.queue(writer), backend.queue(permit):
+            (held,) = (await rival.list_held("", None, 10)).holders
+            assert (held.token, held.mode, held.waiters) == (token, READER, 2)
+            first, second = await rival.list_waiters(NAME)
+            assert (first.holder, second.holder) == (writer.holder, permit.holder)
+            assert first.mode in {WRITER, LOCK}  # not every store keeps them apart
+            assert second.mode == Permit(of=3)
+        await backend.release(reader)

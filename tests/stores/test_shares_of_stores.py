@@ -1,0 +1,37 @@
+"""Every store that shares grants permits, readers and writers as `SharesSuite` says."""
+
+from typing import Any
+
+import pytest
+from etcd_stage import Transactions
+from on_stores import OnEtcd, OnPostgresql, OnRedis, OnSqlite, OnZooKeeper
+from shares_suite import SharesSuite
+from zookeeper_stage import Answers
+
+from fencing_sdk.abc import Claim
+from fencing_sdk.errors import BackendUnavailableError
+
+pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+
+
+class TestSqlite(OnSqlite, SharesSuite): ...
+
+
+class TestRedis(OnRedis, SharesSuite): ...
+
+
+class TestPostgresql(OnPostgresql, SharesSuite): ...
+
+
+class TestEtcd(OnEtcd, SharesSuite):
+    async def lose_answer(self, backend: Any, claim: Claim) -> None:
+        with Transactions(backend) as requests, pytest.raises(BackendUnavailableError):
+            requests.lost = lambda _: True
+            await backend.acquire(claim)
+
+
+class TestZooKeeper(OnZooKeeper, SharesSuite):
+    async def lose_answer(self, backend: Any, claim: Claim) -> None:
+        with Answers(backend) as answers, pytest.raises(BackendUnavailableError):
+            answers.lost = 1
+            await backend.acquire(claim)
