@@ -7,8 +7,10 @@ Lines in, values out: nothing is drawn here. An event of an unknown kind is pass
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from fencing_sdk.cli._lines import Line, incomplete, read_seconds, read_token
 from fencing_sdk.errors import LossReason
@@ -97,6 +99,8 @@ class Story:
     waits: list[Span] = field(default_factory=list)
     freezes: list[Span] = field(default_factory=list)
     accesses: list[DrawnAccess] = field(default_factory=list)
+    grants: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    """The start and the token of each lease, by lock and in their order: a search in all leases is slow for many."""
 
     @property
     def duration(self) -> float:
@@ -105,12 +109,11 @@ class Story:
 
     def handed_on(self, lease: DrawnLease) -> float:
         """The moment the store's grant behind *lease* ended."""
-        later = [
-            other.start
-            for other in self.leases
-            if other.lock == lease.lock and other.start > lease.start and other.token != lease.token  # no fellow reader
-        ]
-        return min([lease.expires, *lease.ends, *later] if lease.known_to_store else [lease.expires, *later])
+        grants = self.grants[lease.lock]
+        after = islice(grants, bisect_right(grants, (lease.start, math.inf)), None)
+        later = next((start for start, token in after if token != lease.token), math.inf)  # no fellow reader
+        ends: list[float] = [lease.expires, later, *(lease.ends if lease.known_to_store else [])]
+        return min(ends)
 
     def safety_of(self, lease: DrawnLease) -> tuple[float, float] | None:
         """From the holder's own deadline to the moment the store hands on, where the lease came to that."""
@@ -156,7 +159,8 @@ class _StoryTeller:
         story = self._story
         for span in (*story.waits, *story.freezes):
             span.end = story.end if span.end is None else span.end
-        for lease in story.leases:
+        for lease in sorted(story.leases, key=lambda lease: lease.start):
+            story.grants.setdefault(lease.lock, []).append((lease.start, lease.token))
             if lease.released is None and lease.lost is None:
                 lease.deadline = min(lease.deadline, story.end)
                 lease.expires = min(lease.expires, story.end)

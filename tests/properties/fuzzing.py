@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
 import hypothesis.strategies as st
@@ -16,8 +18,8 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 SEED_SIZE = 100_000
 """Characters or bytes of the long inputs: more than any store, proxy or file of ours hands in as one piece."""
-WORK = 5.0
-"""Seconds of processor time for one long input. What is quadratic in `SEED_SIZE` needs more."""
+WORK = 400
+"""Units of processor time for one long input. What is quadratic in `SEED_SIZE` needs thousands."""
 
 
 def repeated(examples: int) -> settings:
@@ -34,12 +36,39 @@ def checked(examples: int) -> Callable[[Test], Test]:
     return decorate
 
 
+def _unit_of_work() -> float:
+    """Seconds of processor time that this machine needs now for what takes 10 ms on a usual one."""
+    begin = time.process_time()
+    sum(range(400_000))
+    return time.process_time() - begin
+
+
 @contextlib.contextmanager
 def little_work() -> Iterator[None]:
-    """Refuse code that works for long. Processor time, because the machine may be busy with something else."""
+    """Refuse code that works for long, in proportion to the machine, which may be slow or busy with something else."""
+    unit = _unit_of_work()
     begin = time.process_time()
     yield
-    assert time.process_time() - begin < WORK
+    spent = time.process_time() - begin
+    assert spent < WORK * max(unit, _unit_of_work())
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """Lines of Python that *work* runs, on any machine the same number."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines
 
 
 def pieces(*parts: str, most: int = 12) -> st.SearchStrategy[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from fuzzing import SEED_SIZE, checked, little_work, pieces
+from fuzzing import SEED_SIZE, checked, lines_run, little_work, pieces
 from hypothesis import example, given
 
 from fencing_sdk._name_template import NameTemplate
@@ -137,16 +137,23 @@ def test_a_moment_beside_a_year_is_little_work():
         drawn([json.dumps(line) for line in [*lines, {"t": 6e7, "kind": "not_acquired", "actor": "A", "name": "a"}]])
 
 
-def test_many_events_are_little_work(tmp_path: Path):
+def record(times: int, recording: Path) -> None:
+    """Write a recording of a lock that was held so many *times*."""
     lines = []
-    for number in range(1000):
+    for number in range(times):
         lines += [acquired(t=number, token=number, deadline=number + 0.8, ttl=1.0)]
         lines += [json.dumps({"t": number + 0.5, "kind": "released", "actor": "A", "name": "a", "token": number})]
         lines += [json.dumps({"t": number, "kind": "write_accepted", "actor": "A", "resource": "r", "token": number})]
-    recording = tmp_path / "run.jsonl"
     recording.write_text("\n".join(lines))
-    with little_work():
-        draw_recordings([recording], tmp_path / "run.svg")
+
+
+def test_many_events_are_little_work(tmp_path: Path):
+    work = []
+    for times in (40, 320):
+        record(times, recording := tmp_path / f"{times}.jsonl")
+        work.append(lines_run(lambda read=recording: draw_recordings([read], read.with_suffix(".svg"))))
+    few, many = work
+    assert many < 1.2 * (320 / 40) * few, "the work grows with the recording, not with its square"
 
 
 # Templates of lock names.
