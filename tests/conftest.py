@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import campaigns
+import hypothesis
 import pytest
 from blockbuster import blockbuster_ctx
 
@@ -60,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "server: asks for a program that is installed apart; marked by what it calls")
     config.addinivalue_line("markers", "campaign(only): is longer with --campaigns, or runs only with it (only=True)")
     campaigns.choose(full=config.getoption("--campaigns"))
+    hypothesis.settings.load_profile("ci")  # the same examples in every run, and no limit of time
     gc.disable()  # what is collected stays until the end: looking for garbage in it took a fifth of the time
 
 
