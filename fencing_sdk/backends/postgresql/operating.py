@@ -35,8 +35,8 @@ class OperatorCalls:
     async def holders(self, name: str) -> list[Holder]:
         """Describe every holder of *name*."""
         with translating("inspect"):
-            (found,) = columns(await self._connection.ask(self._requests.held, (name,)), 1)
-            return read_holders([_json(found)])
+            (found,) = columns(await self._connection.ask(self._requests.held, ([name],)), 1)
+            return read_holders(_json(found) or [])
 
     async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """See `fencing_sdk.abc.SupportsListing.list_held`. The cursor is the name that was looked at last."""

@@ -52,7 +52,7 @@ class PostgresqlRequests:
         self.release_share = f"SELECT {share}_release_v1($1, $2)"
         self.join_for_share = f"SELECT {share}_join_v1($1, $2, $3, $4, $5, $6)"
         self.leave_share_line = f"SELECT {share}_leave_v1($1, $2)"
-        self.held = f"SELECT {functions}.fencing_held_v1($1)"
+        self.held = f"SELECT {functions}.fencing_held_v2($1)"
 
         self.list = f"SELECT * FROM {functions}.fencing_list_v1($1, $2, $3)"  # noqa: S608
         self.line = f"SELECT {functions}.fencing_line_v1($1)"

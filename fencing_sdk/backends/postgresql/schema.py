@@ -59,8 +59,8 @@ def objects_sql(schema: str) -> str:
 
 
 def newest_function(schema: str) -> str:
-    """Return the function that is created last, for ``to_regprocedure``. If it exists, everything else does."""
-    return f"{quoted(schema)}.fencing_reasons_v1(text[], text[])"
+    """Return a function that no earlier version has, for ``to_regprocedure``. One transaction creates all of them."""
+    return f"{quoted(schema)}.fencing_held_v2(text[])"
 
 
 async def create(connection: DriverConnection, schema: str) -> None:

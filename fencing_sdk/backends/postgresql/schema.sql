@@ -6,7 +6,7 @@
 -- the row.
 --
 -- Bodies name no schema: each function has its own search_path, which the caller's settings cannot change.
--- A function that changes gets a new number, so that an older client finds the function that it knows.
+-- A function whose arguments or answers change gets a new number, so that an older client finds the one that it knows.
 -- A call of one function by another costs as much as an UPDATE of a row. So the two functions that every lock calls,
 -- acquire and release, look by themselves whether another function has something to do.
 
@@ -622,29 +622,6 @@ BEGIN
     RETURN true;
 END $fencing$;
 
--- The holders of a name, as a JSON array: one for each share, or the one that holds it alone.
-CREATE OR REPLACE FUNCTION :"schema".fencing_holders_v1(p_name text) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
-DECLARE
-    v_now timestamptz := clock_timestamp();
-BEGIN
-    PERFORM fencing_check_v1();
-    RETURN (
-        SELECT json_agg(json_build_object(
-                   'owner', h.owner, 'token', h.token, 'left', extract(epoch FROM h.expires_at - v_now)::double precision,
-                   'metadata', h.metadata, 'mode', h.mode, 'permits', h.permits, 'permit', h.permit
-               ) ORDER BY h.permit, h.token)
-          FROM (
-            SELECT s.owner, s.token, s.expires_at, s.metadata, s.mode, s.permits, s.permit
-              FROM fencing_share s JOIN fencing_lock l ON l.name = s.name AND l.owner = '' AND l.expires_at > v_now
-             WHERE s.name = p_name AND s.expires_at > v_now
-            UNION ALL
-            SELECT l.owner, l.token, l.expires_at, l.metadata, 'lock', NULL, NULL
-              FROM fencing_lock l WHERE l.name = p_name AND l.owner <> '' AND l.expires_at > v_now
-          ) h
-    );
-END $fencing$;
-
 -- As fencing_sweep_v1, and delete the shares that ended so long ago.
 CREATE OR REPLACE FUNCTION :"schema".fencing_sweep_v2(p_seconds double precision) RETURNS integer
 LANGUAGE plpgsql
@@ -669,51 +646,81 @@ CREATE UNLOGGED TABLE IF NOT EXISTS :"schema".fencing_revoked (
     PRIMARY KEY (name, owner)
 );
 
--- The holders of names from p_prefix on, or after p_after, as a JSON array in the order of their names. A page looks at
--- ten times p_limit rows, because most rows may be of free locks, and ends with the name that it looked at last.
+-- Who holds each of these names, and how many wait for it: a JSON array in the order of the names. A name has a holder for
+-- each share, or the one that holds it alone.
+CREATE OR REPLACE FUNCTION :"schema".fencing_held_v2(p_names text[]) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    PERFORM fencing_check_v1();
+    RETURN (
+        WITH taken AS (
+            SELECT l.name, l.owner, l.token, l.expires_at, l.metadata FROM fencing_lock l
+             WHERE l.name = ANY (p_names) AND l.owner IS NOT NULL AND l.expires_at > v_now
+        ), holder AS (
+            SELECT t.name, t.owner, t.token, extract(epoch FROM t.expires_at - v_now)::double precision AS left,
+                   t.metadata, 'lock' AS mode, NULL AS permits, NULL AS permit
+              FROM taken t WHERE t.owner <> ''
+            UNION ALL
+            SELECT s.name, s.owner, s.token, extract(epoch FROM s.expires_at - v_now)::double precision,
+                   s.metadata, s.mode, s.permits, s.permit
+              FROM fencing_share s JOIN taken t ON t.name = s.name AND t.owner = ''
+             WHERE s.name = ANY (p_names) AND s.expires_at > v_now
+        ), holders AS (
+            SELECT h.name, json_agg(h) AS holders
+              FROM (SELECT * FROM holder ORDER BY name, permit, token) h GROUP BY h.name
+        ), line AS (
+            SELECT w.name, count(*) AS waiters FROM fencing_waiter w
+             WHERE w.name = ANY (p_names) AND w.seen BETWEEN v_now - interval '3 seconds' AND v_now + interval '3 seconds'
+             GROUP BY w.name
+        )
+        SELECT json_agg(told ORDER BY told.name) FROM (
+            SELECT n.name, (extract(epoch FROM v_now) * 1000000)::bigint AS now,
+                   h.holders, coalesce(w.waiters, 0) AS waiters
+              FROM unnest(p_names) AS n (name) LEFT JOIN holders h USING (name) LEFT JOIN line w USING (name)
+        ) told
+    );
+END $fencing$;
+
+-- The holders of names from p_prefix on, or after p_after, as fencing_held_v2 tells them. A page reads up to ten times
+-- p_limit rows, because most rows may be of free locks, and ends with the name that it read last.
 CREATE OR REPLACE FUNCTION :"schema".fencing_list_v1(
     p_prefix text, p_after text, p_limit integer, OUT page text, OUT next text
 )
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
 DECLARE
     v_now timestamptz := clock_timestamp();
-    v_names text[];
+    v_from text := coalesce(p_after, p_prefix);
     v_held text[];
 BEGIN
     PERFORM fencing_check_v1();
-    IF p_after IS NULL THEN
-        SELECT array_agg(r.name), array_agg(r.name) FILTER (WHERE r.held) INTO v_names, v_held FROM (
-            SELECT l.name, l.owner IS NOT NULL AND l.expires_at > v_now AS held FROM fencing_lock l
-             WHERE l.name >= p_prefix ORDER BY l.name LIMIT p_limit * 10
-        ) r WHERE starts_with(r.name, p_prefix);
-    ELSE
-        SELECT array_agg(r.name), array_agg(r.name) FILTER (WHERE r.held) INTO v_names, v_held FROM (
-            SELECT l.name, l.owner IS NOT NULL AND l.expires_at > v_now AS held FROM fencing_lock l
-             WHERE l.name > p_after ORDER BY l.name LIMIT p_limit * 10
-        ) r WHERE starts_with(r.name, p_prefix);
-    END IF;
-    IF cardinality(v_held) > p_limit THEN
-        v_held := v_held[1:p_limit];
-        next := v_held[p_limit];
-    ELSIF cardinality(v_names) = p_limit * 10 THEN
-        next := v_names[cardinality(v_names)];
-    END IF;
-    SELECT json_agg(fencing_held_v1(name)) INTO page FROM unnest(v_held) name;
+    WITH held AS (
+        SELECT array_agg(h.name) AS names FROM (
+            SELECT r.name FROM (
+                SELECT l.name, l.owner, l.expires_at FROM fencing_lock l
+                 WHERE l.name >= v_from AND l.name IS DISTINCT FROM p_after ORDER BY l.name LIMIT p_limit * 10
+            ) r WHERE starts_with(r.name, p_prefix) AND r.owner IS NOT NULL AND r.expires_at > v_now
+             ORDER BY r.name LIMIT p_limit
+        ) h
+    )
+    SELECT h.names, CASE WHEN cardinality(h.names) = p_limit THEN h.names[p_limit] ELSE (
+        SELECT l.name FROM fencing_lock l
+         WHERE l.name >= v_from AND l.name IS DISTINCT FROM p_after ORDER BY l.name OFFSET p_limit * 10 - 1 LIMIT 1
+    ) END INTO v_held, next FROM held h;
+    IF NOT starts_with(next, p_prefix) THEN next := NULL; END IF;
+    page := fencing_held_v2(v_held);
 END $fencing$;
 
--- The holders of one name, as fencing_holders_v1 tells them, and how many wait for it.
+-- What earlier versions asked about one name, as fencing_held_v2 tells it.
 CREATE OR REPLACE FUNCTION :"schema".fencing_held_v1(p_name text) RETURNS json
-LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
-DECLARE
-    v_now timestamptz := clock_timestamp();
-BEGIN
-    PERFORM fencing_check_v1();
-    RETURN json_build_object(
-        'name', p_name, 'now', (extract(epoch FROM v_now) * 1000000)::bigint, 'holders', fencing_holders_v1(p_name)::json,
-        'waiters', (SELECT count(*) FROM fencing_waiter w WHERE w.name = p_name
-                       AND w.seen BETWEEN v_now - interval '3 seconds' AND v_now + interval '3 seconds')
-    );
-END $fencing$;
+LANGUAGE sql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+    SELECT fencing_held_v2(ARRAY[p_name])::json -> 0
+$fencing$;
+CREATE OR REPLACE FUNCTION :"schema".fencing_holders_v1(p_name text) RETURNS text
+LANGUAGE sql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+    SELECT fencing_held_v1(p_name) ->> 'holders'
+$fencing$;
 
 -- The waiters of one name in the order of the line, as a JSON array.
 CREATE OR REPLACE FUNCTION :"schema".fencing_line_v1(p_name text) RETURNS text

@@ -1,0 +1,60 @@
+"""What a listing of many locks asks of the server, and what it keeps of the answers: counted, not timed."""
+
+import gc
+import json
+
+from postgresql_stage import sessions
+from stays import eventually, opened
+
+from fencing_sdk import Holder
+from fencing_sdk._operating import PAGE
+
+pytest_plugins = ["postgresql_fixtures"]
+
+LOCKS = 5 * PAGE
+SEEDED = """
+    INSERT INTO fencing.fencing_lock (name, owner, token, expires_at)
+    SELECT 'job/' || lpad(n::text, 6, '0'), 'h' || n || ':secret', n, clock_timestamp() + interval '1 hour'
+      FROM generate_series(1, $1) n
+"""
+CALLS = "SELECT funcname, calls FROM pg_stat_user_functions WHERE schemaname = 'fencing'"
+
+
+def holders_in_memory() -> int:
+    return sum(type(found) is Holder for found in gc.get_objects())
+
+
+async def test_many_locks_are_listed_in_pages_one_of_which_is_in_memory(postgresql_server):
+    server = postgresql_server
+    await server.execute(f"ALTER DATABASE {server.database} SET track_functions = 'all'")
+    async with opened(server.url) as (locks, _):
+        async with locks.lock("free"):  # the tables are there
+            pass
+        await server.fetch(SEEDED, LOCKS)
+        before, most, names = holders_in_memory(), 0, []
+        async for holder in locks.held("job/*"):
+            names.append(holder.name)
+            if len(names) % PAGE == 1:
+                most = max(most, holders_in_memory() - before)
+    assert names == [f"job/{number:06}" for number in range(1, LOCKS + 1)]
+    assert PAGE <= most <= 2 * PAGE  # a page, and while the next is read the one before
+
+    async def told() -> bool:
+        return not await sessions(server)  # a session tells what it called when it ends, at the latest
+
+    await eventually(told, what="the sessions have ended")
+    calls = {record["funcname"]: record["calls"] for record in await server.fetch(CALLS)}
+    pages = LOCKS // PAGE + 1  # the last is empty
+    assert calls["fencing_list_v1"] == calls["fencing_held_v2"] == pages
+    assert calls["fencing_check_v1"] == 2 * pages
+
+
+async def test_functions_that_earlier_versions_ask_tell_what_the_present_ones_do(postgresql_server):
+    server = postgresql_server
+    async with opened(server.url) as (locks, _):
+        async with locks.lock("a"), locks.semaphore("b", permits=3):
+            for name, holders in (("a", 1), ("b", 1), ("free", 0)):
+                held = json.loads(await server.value("SELECT fencing.fencing_held_v1($1)", name))
+                told = await server.value("SELECT fencing.fencing_holders_v1($1)", name)
+                assert held["name"] == name
+                assert len(held["holders"] or ()) == len(json.loads(told or "[]")) == holders
