@@ -13,7 +13,7 @@ from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 pytest_plugins = ["postgresql_fixtures"]
 
-HOSTILE = ['a"b', "select", "a'; DROP TABLE x; --", "$fencing$", "Ünder Score", "a.b", ",", "\\", "x" * 63]
+HOSTILE = ['a"b', "select", "a'; DROP TABLE x; --", "$fencing1$$fencing2$", "Ünder Score", "a.b", ",", "\\", "x" * 63]
 
 
 @pytest.mark.parametrize("schema", HOSTILE)
@@ -121,7 +121,8 @@ async def blocked(server, asked):
     assert isinstance(asked.exception(), Exception), "the call did not have to wait"
 
 
-async def test_joining_the_line_waits_for_a_release_that_is_under_way(postgresql_server):
+@pytest.mark.parametrize("release", ["fencing_release_v1", "fencing_release_v2"])
+async def test_joining_the_line_waits_for_a_release_that_is_under_way(release, postgresql_server):
     """A release that has looked at an empty line, and is not committed yet, would be missed."""
     backend = PostgresqlBackend(postgresql_server.url)
     holder, waiter = Claim("a", 30.0), Claim("a", 30.0)
@@ -130,7 +131,7 @@ async def test_joining_the_line_waits_for_a_release_that_is_under_way(postgresql
     async with postgresql_server.connected() as connection:
         transaction = connection.transaction()
         await transaction.start()
-        assert await connection.fetchval("SELECT fencing.fencing_release_v1($1, $2)", holder.name, holder.owner)
+        assert await connection.fetchval(f"SELECT fencing.{release}($1, $2)", holder.name, holder.owner)
         asked = asyncio.create_task(backend._connection.ask(*join))
         await blocked(postgresql_server, asked)
         await transaction.commit()

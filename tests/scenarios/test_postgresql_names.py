@@ -120,6 +120,11 @@ OPERATORS = [
     ("-", "timestamptz", "timestamptz", "interval"),
     ("*", "bigint", "interval", "interval"),
     ("+", "bigint", "int4", "bigint"),
+    (">=", "bigint", "int4", "bool"),
+    (">=", "bigint", "bigint", "bool"),
+    ("*", "numeric", "int4", "numeric"),
+    ("*", "numeric", "numeric", "numeric"),
+    ("*", "float8", "interval", "interval"),
     ("||", "pg_catalog.text", "pg_catalog.text", "pg_catalog.text"),
 ]
 

@@ -78,5 +78,12 @@ def test_a_schema_is_quoted_wherever_it_stands():
     written = 'a""; DROP TABLE x; --$fencing$'
     assert f'CREATE SCHEMA IF NOT EXISTS "{written}";' in schema_sql(hostile)
     assert ':"schema"' not in schema_sql(hostile).split("\n", 6)[-1]
-    assert f'"{written}"' not in "".join(objects_sql(hostile).split("AS $fencing$")[1:][0].split("$fencing$;")[0])
     assert newest_function(hostile).startswith(f'"{written}".')
+
+
+@pytest.mark.parametrize(("schema", "mark"), [("a$fencing$", "$fencing1$"), ("$fencing1$$fencing2$", "$fencing3$")])
+def test_a_schema_cannot_end_the_body_of_a_function(schema, mark):
+    parts = objects_sql(schema).split(mark)
+    assert len(parts) > 40
+    assert not [body for body in parts[1::2] if "FUNCTION" in body]
+    assert not [rest for rest in parts[2::2] if not rest.startswith(";")]

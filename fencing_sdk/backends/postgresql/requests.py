@@ -38,9 +38,9 @@ class PostgresqlRequests:
     def __init__(self, schema: str, *, hybrid: bool) -> None:
         functions = quoted(schema)
         self._hybrid = hybrid
-        self.acquire = f"SELECT * FROM {functions}.fencing_acquire_v1($1, $2, $3, $4, $5, $6, $7)"  # noqa: S608
+        self.acquire = f"SELECT * FROM {functions}.fencing_acquire_v2($1, $2, $3, $4, $5, $6, $7)"  # noqa: S608
         self.renew = f"SELECT {functions}.fencing_renew_v1($1, $2, $3, $4)"
-        self.release = f"SELECT {functions}.fencing_release_v1($1, $2)"
+        self.release = f"SELECT {functions}.fencing_release_v2($1, $2)"
         self.join = f"SELECT {functions}.fencing_join_v1($1, $2, $3, $4)"
         self.leave = f"SELECT {functions}.fencing_leave_v1($1, $2)"
         self.sweep = f"SELECT {functions}.fencing_sweep_v2($1)"

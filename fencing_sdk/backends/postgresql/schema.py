@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
@@ -13,6 +14,8 @@ _LONGEST = 63
 
 _TEXT = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
 _SCHEMA_VARIABLE = ':"schema"'
+_BODY_MARK = "$fencing$"
+"""What the bodies of functions stand between."""
 _KEY = 0x66656E63696E67
 """The key of the advisory lock under which clients create the schema: "fencing" in ASCII."""
 
@@ -55,12 +58,15 @@ def schema_sql(schema: str = DEFAULT_SCHEMA) -> str:
 
 def objects_sql(schema: str) -> str:
     """Return `schema_sql` without CREATE SCHEMA, which needs a permission even if the schema exists."""
-    return _TEXT.replace(_SCHEMA_VARIABLE, quoted(schema))
+    name = quoted(schema)
+    marks = (f"$fencing{number}$" for number in itertools.count(1))
+    mark = next(mark for mark in marks if mark not in name)  # a body ends where its mark is found
+    return _TEXT.replace(_BODY_MARK, mark).replace(_SCHEMA_VARIABLE, name)
 
 
 def newest_function(schema: str) -> str:
     """Return a function that no earlier version has, for ``to_regprocedure``. One transaction creates all of them."""
-    return f"{quoted(schema)}.fencing_held_v2(text[])"
+    return f"{quoted(schema)}.fencing_release_v2(text, text)"
 
 
 async def create(connection: DriverConnection, schema: str) -> None:

@@ -5,9 +5,10 @@
 -- The order is always the same: the lock's row, then the line. Functions read clock_timestamp() after they have locked
 -- the row.
 --
--- Bodies name no schema: each function has its own search_path, which the caller's settings cannot change.
+-- Bodies name no schema: each function has its own search_path, which the caller's settings cannot change. The two that
+-- have none, because SET costs as much as an UPDATE of a row, name the schema of every table, function and operator.
 -- A function whose arguments or answers change gets a new number, so that an older client finds the one that it knows.
--- A call of one function by another costs as much as an UPDATE of a row. So the two functions that every lock calls,
+-- A call of one function by another costs as much as an UPDATE of a row, too. So the functions that every lock calls,
 -- acquire and release, look by themselves whether another function has something to do.
 
 -- One row for each lock. It stays when the lock is free, because its token is the last one granted.
@@ -783,3 +784,62 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, :"schema", pg_temp AS $fencing
       FROM unnest(p_names, p_owners) WITH ORDINALITY AS c (name, owner, place)
       LEFT JOIN fencing_revoked r ON r.name = c.name AND r.owner = c.owner
 $fencing$;
+
+-- As fencing_acquire_v1, which decides unless the lock is free, its line is empty and its row can be locked at once.
+CREATE OR REPLACE FUNCTION :"schema".fencing_acquire_v2(
+    p_name text, p_owner text, p_micros bigint, p_metadata text, p_hybrid boolean, p_channel text, p_word text,
+    OUT granted bigint, OUT seconds_left double precision
+)
+LANGUAGE plpgsql AS $fencing$
+BEGIN
+    IF p_channel IS NULL
+       AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed'
+       AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
+       AND (pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'on'
+            OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'remote_apply')
+    THEN
+        PERFORM FROM :"schema".fencing_lock l
+          WHERE l.name OPERATOR(pg_catalog.=) p_name AND l.token OPERATOR(pg_catalog.>=) 0
+            AND (l.owner IS NULL OR l.expires_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp())
+            FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            UPDATE :"schema".fencing_lock l
+               SET owner = p_owner, metadata = p_metadata,
+                   token = greatest(l.token OPERATOR(pg_catalog.+) 1, CASE WHEN p_hybrid THEN
+                       (extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint END),
+                   expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+)
+                       (p_micros OPERATOR(pg_catalog.*) interval '1 microsecond')
+             WHERE l.name OPERATOR(pg_catalog.=) p_name AND NOT EXISTS (
+                 SELECT FROM :"schema".fencing_waiter w WHERE w.name OPERATOR(pg_catalog.=) p_name
+             )
+            RETURNING l.token INTO granted;
+            IF granted OPERATOR(pg_catalog.>=) 9007199254740992 THEN
+                RAISE EXCEPTION 'the next token would not fit into 53 bits' USING ERRCODE = 'FS001';
+            END IF;
+            IF granted IS NOT NULL THEN RETURN; END IF;
+        END IF;
+    END IF;
+    SELECT a.granted, a.seconds_left INTO granted, seconds_left FROM :"schema".fencing_acquire_v1(
+        p_name, p_owner, p_micros, p_metadata, p_hybrid, p_channel, p_word
+    ) a;
+END $fencing$;
+
+-- As fencing_release_v1, which decides unless the line is empty and the row can be locked at once.
+CREATE OR REPLACE FUNCTION :"schema".fencing_release_v2(p_name text, p_owner text) RETURNS boolean
+LANGUAGE plpgsql AS $fencing$
+BEGIN
+    IF pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed'
+       AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
+    THEN
+        PERFORM FROM :"schema".fencing_lock l
+          WHERE l.name OPERATOR(pg_catalog.=) p_name AND l.owner OPERATOR(pg_catalog.=) p_owner FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            UPDATE :"schema".fencing_lock l SET owner = NULL, metadata = NULL, expires_at = pg_catalog.clock_timestamp()
+             WHERE l.name OPERATOR(pg_catalog.=) p_name AND NOT EXISTS (
+                 SELECT FROM :"schema".fencing_waiter w WHERE w.name OPERATOR(pg_catalog.=) p_name
+             );
+            IF FOUND THEN RETURN true; END IF;
+        END IF;
+    END IF;
+    RETURN :"schema".fencing_release_v1(p_name, p_owner);
+END $fencing$;
