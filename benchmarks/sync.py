@@ -4,6 +4,7 @@ What a ``with`` of fencing_sdk.sync costs on Redis, beside the locks of other li
     uv run python -m benchmarks sync
 
 The contestants take turns in every round, each with one connection. A peer does not renew its lock, and has no token.
+Ours runs twice: with uvloop in its background thread, as it does where that is installed, and with the loop of asyncio.
 """
 
 from __future__ import annotations
@@ -41,12 +42,30 @@ def compare(contestants: dict[str, Operation], *, times: int, rounds: int) -> di
     return best
 
 
-def cycles(port: int, locks: SyncLockClient, *, times: int, rounds: int, where: str) -> list[Row]:
+def on_asyncio(url: str) -> SyncLockClient:
+    """Open a client as if uvloop were not installed."""
+    installed = sys.modules.get("uvloop")
+    sys.modules["uvloop"] = None  # type: ignore[assignment]
+    try:
+        return connect(url).__enter__()
+    finally:
+        del sys.modules["uvloop"]
+        if installed is not None:
+            sys.modules["uvloop"] = installed
+
+
+def cycles(
+    port: int, locks: SyncLockClient, plain: SyncLockClient, *, times: int, rounds: int, where: str
+) -> list[Row]:
     client = redis.Redis(host=HOST, port=port)
-    ours = locks.lock(f"bench/{where}", ttl=30)
+    ours, on_plain = locks.lock(f"bench/{where}", ttl=30), plain.lock(f"bench/{where}/asyncio", ttl=30)
 
     def with_ours() -> None:
         with ours:
+            pass
+
+    def with_asyncio() -> None:
+        with on_plain:
             pass
 
     def with_redis_py() -> None:
@@ -57,23 +76,17 @@ def cycles(port: int, locks: SyncLockClient, *, times: int, rounds: int, where: 
         with redis_lock.Lock(client, "bench-redis-lock", expire=30):
             pass
 
-    contestants = {"ours": with_ours, "redis-py": with_redis_py, "python-redis-lock": with_redis_lock}
-    best = compare(contestants, times=times, rounds=rounds)
+    peers = {"redis-py": with_redis_py, "python-redis-lock": with_redis_lock}
+    best = compare({"uvloop": with_ours, "asyncio": with_asyncio, **peers}, times=times, rounds=rounds)
     client.close()
-    peers = {name: taken for name, taken in best.items() if name != "ours"}
-    name, fastest = min(peers.items(), key=lambda peer: peer[1])
-    ratio = best["ours"] / fastest
-    others = ", ".join(f"{peer} {taken:.0f}" for peer, taken in peers.items())
-    return [
-        Row(
-            f"with, {where}",
-            f"{best['ours']:.0f} us",
-            f"{others} us",
-            f"{ratio:.2f}x {name}",
-            f"{REACH}x",
-            ratio <= REACH,
-        )
-    ]
+    name = min(peers, key=best.__getitem__)
+    others = ", ".join(f"{peer} {best[peer]:.0f}" for peer in peers)
+    rows = []
+    for loop in ("uvloop", "asyncio"):
+        ratio = best[loop] / best[name]
+        texts = f"with, {where}, {loop}", f"{best[loop]:.0f} us", f"{others} us", f"{ratio:.2f}x {name}"
+        rows.append(Row(*texts, f"{REACH}x", ratio <= REACH))
+    return rows
 
 
 def parts(locks: SyncLockClient, *, times: int, rounds: int) -> list[Row]:
@@ -142,9 +155,11 @@ async def measure(*, quick: bool) -> list[Row]:
         slow_link(server.port) as far,
         connect(server.url) as near,
         connect(f"redis://{HOST}:{far}") as away,
+        on_asyncio(server.url) as plain,
+        on_asyncio(f"redis://{HOST}:{far}") as plain_away,
     ):
-        rows = cycles(server.port, near, times=times, rounds=rounds, where="loopback")
-        rows += cycles(far, away, times=times // 10, rounds=rounds, where="1 ms away")
+        rows = cycles(server.port, near, plain, times=times, rounds=rounds, where="loopback")
+        rows += cycles(far, away, plain_away, times=times // 10, rounds=rounds, where="1 ms away")
         return rows + parts(near, times=times, rounds=rounds)
 
 

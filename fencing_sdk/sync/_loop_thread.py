@@ -56,7 +56,7 @@ class ClosedMeanwhileError(UsageError):
 class ThreadCall(Generic[T]):
     """One coroutine that a thread waits for."""
 
-    __slots__ = ("_body", "_ended", "_error", "_function", "_task", "_undo", "_undoing", "_undone", "_value")
+    __slots__ = ("_body", "_ended", "_error", "_function", "_task", "_undo", "_undoing", "_value")
 
     def __init__(
         self, function: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[object]] | None = None
@@ -66,7 +66,6 @@ class ThreadCall(Generic[T]):
         self._body: ThreadBody | None = None
         self._ended = threading.Lock()  # held until the coroutine has ended, or has a body to run: cheap to sleep on
         self._ended.acquire()
-        self._undone = threading.Event()
         self._value: T | None = None
         self._error: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
@@ -105,10 +104,10 @@ class ThreadCall(Generic[T]):
             raise cancelled
         return cast("R", body.value)
 
-    def _begin_to_undo(self) -> None:
-        self._undoing = asyncio.get_running_loop().create_task(self._take_back())
+    def _begin_to_undo(self, undone: threading.Event) -> None:
+        self._undoing = asyncio.get_running_loop().create_task(self._take_back(undone))
 
-    async def _take_back(self) -> None:
+    async def _take_back(self, undone: threading.Event) -> None:
         try:
             if self._task is not None and not self._task.done():
                 self._task.cancel()
@@ -116,7 +115,7 @@ class ThreadCall(Generic[T]):
             if self._error is None and self._undo is not None:
                 await self._undo(cast("T", self._value))
         finally:
-            self._undone.set()
+            undone.set()
 
     # In the thread.
 
@@ -130,9 +129,10 @@ class ThreadCall(Generic[T]):
                 loop.call_soon_threadsafe(body.ended.set)
                 self._ended.acquire()
         except BaseException:  # raised by the handler of a signal: KeyboardInterrupt, SystemExit, a limit of Celery
+            undone = threading.Event()
             with contextlib.suppress(RuntimeError):  # the loop is closed, and has given all back
-                loop.call_soon_threadsafe(self._begin_to_undo)
-                self._undone.wait(_UNDO_LIMIT)
+                loop.call_soon_threadsafe(self._begin_to_undo, undone)
+                undone.wait(_UNDO_LIMIT)
             raise
         error = self._error
         if error is None:
@@ -305,7 +305,8 @@ class LoopThread:
 
     def _run(self, opened: Future[asyncio.AbstractEventLoop]) -> None:
         try:
-            asyncio.run(self._main(opened))
+            with asyncio.Runner(loop_factory=_new_loop) as runner:
+                runner.run(self._main(opened))
         except BaseException as error:  # noqa: BLE001  (it leaves in the thread that opens the client)
             if not opened.done():
                 opened.set_exception(error)
@@ -322,6 +323,20 @@ class LoopThread:
             if opened.set_running_or_notify_cancel():
                 opened.set_result(asyncio.get_running_loop())
                 await self._stop.wait()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """
+    Make the loop of the thread: uvloop's, where it is installed.
+
+    It is woken by a caller that keeps the interpreter (the GIL) until it sleeps on its answer. The loop of asyncio is
+    woken by a system call that lets go of it, so that the two threads take it from each other twice more.
+    """
+    try:
+        import uvloop  # noqa: PLC0415  (only what starts a thread needs it)
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def check_threads_are_real() -> None:

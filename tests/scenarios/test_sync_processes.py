@@ -108,7 +108,7 @@ with connect({url!r}).lock("a", ttl=300):
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=LIMIT) == (b"", b"")
     assert process.returncode == 143
-    with connect(url) as locks, locks.lock("a", wait=0):
+    with connect(url) as locks, locks.lock("a", wait=LIMIT):  # far less than the ttl
         pass
 
 

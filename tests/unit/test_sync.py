@@ -5,6 +5,7 @@ import contextlib
 import gc
 import pickle
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -39,8 +40,13 @@ def events():
     return []
 
 
-@pytest.fixture
-def locks(store, events):
+@pytest.fixture(params=["asyncio", "uvloop"])
+def locks(request, monkeypatch, store, events):
+    """A client whose background thread runs a loop of asyncio, or of uvloop where that is installed."""
+    if request.param == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)  # as if it were not
+    else:
+        pytest.importorskip("uvloop")
     client = connect(store, observers=[events.append])
     yield client
     client.close()
@@ -61,6 +67,13 @@ def free(locks, name="a"):
 
 def threads():
     return [thread for thread in threading.enumerate() if thread.name == "fencing-sync"]
+
+
+def test_the_loop_of_the_background_thread_is_the_one_that_is_installed(request, locks):
+    async def loop():
+        return type(asyncio.get_running_loop()).__module__.partition(".")[0]
+
+    assert locks.run(loop) == request.node.callspec.params["locks"]
 
 
 # A block
