@@ -6,8 +6,10 @@ import asyncio
 import socket
 
 import pytest
-from event_log import CLOCK
+from event_log import CLOCK, ticks
 from fault_proxy import FaultProxy
+from kazoo.client import KazooClient
+from patience import wait_until
 from stays import PATIENCE, eventually, opened, staying
 from zookeeper_server import fresh_root
 from zookeeper_stage import in_place, kill_session, operating
@@ -89,9 +91,9 @@ async def test_what_an_unanswered_acquisition_left_is_gone_after_its_ttl(by_prox
     backend = from_url(by_proxy)
     async with operating(zookeeper_url) as operator:
         await operator.keep_folder("a")
-        await backend.acquire(Claim("b", 2.0))
+        await backend.acquire(Claim("b", 4.0))
         zookeeper_proxy.half_open()
-        lost = asyncio.ensure_future(backend.acquire(Claim("a", 2.0)))
+        lost = asyncio.ensure_future(backend.acquire(Claim("a", 4.0)))
         await operator.stands("a", 1)
         zookeeper_proxy.cut()
         zookeeper_proxy.heal()
@@ -298,6 +300,27 @@ async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted
         assert await backend.renew([claim]) == [Renewal.REFUSED]
         await operator.delete("a", node)
     await backend.aclose()
+
+
+async def test_a_node_that_goes_while_the_loop_stands_still_is_not_renewed(zookeeper_server, zookeeper_url):
+    """The answer that the node is watched, and the event that it has gone, are heard in the same turn of the loop."""
+    backend, operator, claim = from_url(zookeeper_url), KazooClient(zookeeper_server.address), Claim("a", 60.0)
+    await asyncio.to_thread(operator.start)
+    await backend.acquire(claim)
+    (own_node,) = backend._own_nodes.all()
+    posted, told = own_node.session._letters, asyncio.Event()
+    backend._losses._look = lambda _: told.wait()  # the notice is slow, so that the renewal has to find out
+    backend._losses.watch(own_node)
+    wait_until(lambda: len(posted) == 1, what="the node is watched")
+    operator.delete(own_node.path)
+    wait_until(lambda: len(posted) == 2, what="the event has come")
+    await ticks(5)
+    assert not posted
+    assert await backend.renew([claim]) == [Renewal.REFUSED]
+    told.set()
+    await backend.aclose()
+    operator.stop()
+    operator.close()
 
 
 async def test_a_place_that_an_operator_deleted_is_taken_again(zookeeper_url):

@@ -58,18 +58,24 @@ class ZooKeeperLossWatcher:
         """Watch the node of a grant."""
         if own_node.over or not own_node.session.connected:
             return
-        answer = own_node.session.call(get(own_node.path, own_node.session.watched(self._on_event, own_node)))
-        answer.add_done_callback(partial(self._on_watched, own_node, own_node.session.connections))
+        events: list[object] = []
+        watch = own_node.session.watched(self._on_event, own_node, events)
+        answer = own_node.session.call(get(own_node.path, watch))
+        answer.add_done_callback(partial(self._on_watched, own_node, events, own_node.session.connections))
 
-    def _on_watched(self, own_node: OwnNode, connection: int, answer: asyncio.Future[Any]) -> None:
-        if answer.cancelled() or own_node.over:
+    def _on_watched(
+        self, own_node: OwnNode, events: list[object], connection: int, answer: asyncio.Future[Any]
+    ) -> None:
+        """Note that the node is watched, unless the event came in the same turn of the loop: then that is over."""
+        if answer.cancelled() or own_node.over or events:
             return
         if isinstance(answer.exception(), NoNodeError):
             self._tasks.start(self._look(own_node))
         elif answer.exception() is None and answer.result()[1].czxid == own_node.born:
             own_node.watched_on = connection
 
-    def _on_event(self, own_node: OwnNode, event: object) -> None:
+    def _on_event(self, own_node: OwnNode, events: list[object], event: object) -> None:
+        events.append(event)
         own_node.watched_on = 0
         if not own_node.over and is_deletion(event):
             self._tasks.start(self._look(own_node))
