@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.table import Row, p50_p99, run
 from fencing_sdk import connect
+from fencing_sdk.recipes.election import Election
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
 
@@ -55,7 +56,7 @@ async def gap(url: str, name: str, ending: signal.Signals) -> float:
         await leader.wait()
 
 
-async def first_line(election) -> float:
+async def first_line(election: Election) -> float:
     async for term in election:
         async with term:
             return time.monotonic()

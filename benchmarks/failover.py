@@ -17,7 +17,7 @@ import asyncio
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -121,7 +121,7 @@ class Watched:
         names = [f"{label}/{self.ttl:g}/{number}" for number in range(LEASES)]
         owners = [self.clients[number % len(self.clients)] for number in range(LEASES)]
         taking = [
-            _patiently(lambda owner=owner, name=name: owner.lock(name, ttl=self.ttl, wait=20).acquire())
+            _patiently(owner.lock(name, ttl=self.ttl, wait=20).acquire)
             for owner, name in zip(owners, names, strict=True)
         ]
         self.leases = await asyncio.gather(*taking)
@@ -140,14 +140,14 @@ class Watched:
         return f"{how}; {self.least:.1f} s"
 
 
-async def _patiently(acquire: Callable[[], object]) -> Lease:
+async def _patiently(acquire: Callable[[], Awaitable[Lease]]) -> Lease:
     """Acquire while a cluster may still start or recover."""
     for _ in range(60):
         try:
-            return await acquire()  # type: ignore[misc]
+            return await acquire()
         except FencingError:
             await asyncio.sleep(0.5)
-    return await acquire()  # type: ignore[misc]
+    return await acquire()
 
 
 async def watch(groups: Sequence[Watched], seconds: float) -> None:

@@ -15,8 +15,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from benchmarks.link import slow_link
 from benchmarks.redis.server import HOST, OwnServer, missing
-from benchmarks.table import Row, compare, p50_p99, percentile, run, times
-from fencing_sdk import LockClient, connect
+from benchmarks.table import Operation, Row, compare, p50_p99, percentile, run, times
+from fencing_sdk import Lock, LockClient, connect
 from fencing_sdk.backends.redis.quorum import from_url
 
 SLOW = 0.05
@@ -50,12 +50,12 @@ async def open_client(url: str) -> AsyncIterator[LockClient]:
 async def cycles(servers: list[OwnServer], *, rounds: int) -> list[Row]:
     """One task, one lock, which is always free."""
     async with AsyncExitStack() as stack:
-        contestants = {}
+        contestants: dict[str, Operation] = {}
         urls = {"one Redis": servers[0].url, "3 nodes": await founded(servers[:3])}
         for name, url in urls.items():
             lock = (await stack.enter_async_context(open_client(url))).lock("bench")
 
-            async def cycle(lock=lock) -> None:  # type: ignore[no-untyped-def]
+            async def cycle(lock: Lock = lock) -> None:
                 async with lock:
                     pass
 

@@ -7,7 +7,7 @@ import logging
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,7 +73,7 @@ async def _round(operation: Operation, times: int) -> tuple[float, float]:
     return (time.perf_counter() - wall) / times * 1e6, (time.process_time() - cpu) / times * 1e6
 
 
-async def compare(contestants: dict[str, Operation], *, times: int, rounds: int = 7) -> dict[str, Result]:
+async def compare(contestants: Mapping[str, Operation], *, times: int, rounds: int = 7) -> dict[str, Result]:
     """Run every contestant once in each round, after one round that does not count."""
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     for number in range(rounds + 1):

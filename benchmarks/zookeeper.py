@@ -20,9 +20,10 @@ from pathlib import Path
 from kazoo.client import KazooClient
 
 from benchmarks.table import Row, p50_p99, run
-from fencing_sdk import LockClient
+from fencing_sdk import Lease, LockClient
 from fencing_sdk.abc import Claim, Grant
-from fencing_sdk.backends.zookeeper import from_url
+from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
+from fencing_sdk.backends.zookeeper.own_nodes import OwnNodes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
 
@@ -137,7 +138,7 @@ async def our_handoffs(url: str) -> list[float]:
         lease = await first.lock("handoff", ttl=30).acquire()
         for number in range(HANDOFFS):
             waiting = asyncio.create_task(granted(clients[1 - number % 2]))
-            while not any(node.watched for node in clients[1 - number % 2]._backend._own_nodes.all()):  # noqa: ASYNC110
+            while not any(node.watched for node in own_nodes(clients[1 - number % 2]).all()):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.005)
             released = time.perf_counter()
@@ -148,7 +149,14 @@ async def our_handoffs(url: str) -> list[float]:
     return lags
 
 
-async def granted(client: LockClient) -> tuple[object, float]:
+def own_nodes(client: LockClient) -> OwnNodes:
+    """What the backend of *client* knows of its own nodes."""
+    backend = client._backend
+    assert isinstance(backend, ZooKeeperBackend)
+    return backend._own_nodes
+
+
+async def granted(client: LockClient) -> tuple[Lease, float]:
     lease = await client.lock("handoff", ttl=30).acquire()
     return lease, time.perf_counter()
 
@@ -189,8 +197,8 @@ async def line(server: ZooKeeperServer) -> list[Row]:
             tasks = []
             for number in range(WAITERS):
                 tasks.append(asyncio.create_task(wait(number)))
-                own_nodes = clients[number % 2]._backend._own_nodes
-                while sum(bool(node.watched) for node in own_nodes.all()) <= number // 2:  # noqa: ASYNC110
+                waiting = own_nodes(clients[number % 2])
+                while sum(bool(node.watched) for node in waiting.all()) <= number // 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             begun = time.perf_counter()
         await asyncio.gather(*tasks)

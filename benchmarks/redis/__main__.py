@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
 
 from benchmarks.path import path
 from benchmarks.redis.cycles import many_tasks, uncontended
@@ -23,7 +24,7 @@ from fencing_sdk import connect
 
 async def measure_all(server: OwnServer, *, quick: bool) -> list[Row]:
     """One after the other; one that fails is a row of its own."""
-    measures = {
+    measures: dict[str, Callable[[], Awaitable[list[Row]]]] = {
         "path": lambda: _path(server),
         "uncontended": lambda: uncontended(server, rounds=3 if quick else 11, cycles=200 if quick else 500),
         "many tasks": lambda: many_tasks(server, tasks=1000, rounds=2 if quick else 5, cycles=3 if quick else 5),

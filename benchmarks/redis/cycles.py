@@ -6,17 +6,20 @@ import asyncio
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+
+from redis.asyncio import Redis
 
 from benchmarks.redis.peers import TTL, BareLock, patient_client, redis_py_cycle, shipped_client
 from benchmarks.redis.server import OwnServer
 from benchmarks.table import Row, p50_p99, percentile, times
-from fencing_sdk import connect
+from fencing_sdk import Lock, connect
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends.redis import from_url
 
 Cycle = Callable[[str], Awaitable[None]]
+Contestant = Callable[[OwnServer], AbstractAsyncContextManager[Cycle]]
 
 OURS_ANEW = "ours: async with locks.lock(name)"
 OURS_AGAIN = "ours: async with lock, one object"
@@ -40,7 +43,7 @@ async def _ours(server: OwnServer) -> AsyncIterator[Cycle]:
 @asynccontextmanager
 async def _ours_again(server: OwnServer) -> AsyncIterator[Cycle]:
     async with connect(server.url) as locks:
-        known = {}
+        known: dict[str, Lock] = {}
 
         async def cycle(name: str) -> None:
             lock = known.get(name)
@@ -76,7 +79,7 @@ async def _bare(server: OwnServer) -> AsyncIterator[Cycle]:
         lock.close()
 
 
-def _redis_py(make: Callable[[OwnServer], object]) -> Callable[[OwnServer], object]:
+def _redis_py(make: Callable[[OwnServer], Redis]) -> Contestant:
     @asynccontextmanager
     async def contestant(server: OwnServer) -> AsyncIterator[Cycle]:
         client = make(server)
@@ -88,7 +91,7 @@ def _redis_py(make: Callable[[OwnServer], object]) -> Callable[[OwnServer], obje
     return contestant
 
 
-CONTESTANTS = {
+CONTESTANTS: dict[str, Contestant] = {
     OURS_ANEW: _ours,
     OURS_AGAIN: _ours_again,
     BACKEND: _backend,
@@ -172,22 +175,22 @@ def _uncontended_rows(records: dict[str, Record]) -> list[Row]:
     ]
     for name in (OURS_ANEW, OURS_AGAIN, BACKEND):
         record = records[name]
-        mine = statistics.median(record.cpu)
-        ratio = mine / statistics.median(theirs.cpu)
+        cpu = statistics.median(record.cpu)
+        ratio = cpu / statistics.median(theirs.cpu)
         rows.append(
             Row(
                 f"uncontended: CPU, {name.removeprefix('ours: ')}",
-                f"{mine * 1e6:.0f} us (min {min(record.cpu) * 1e6:.0f})",
+                f"{cpu * 1e6:.0f} us (min {min(record.cpu) * 1e6:.0f})",
                 f"redis-py {_cpu(theirs)}, bare {_cpu(bare)}",
-                f"{ratio:.2f}x, {times(mine, statistics.median(bare.cpu))} bare",
+                f"{ratio:.2f}x, {times(cpu, statistics.median(bare.cpu))} bare",
                 "0.5x redis-py",
                 ratio <= 0.5,
             )
         )
     mine = records[OURS_ANEW].latency
     peers = f"redis-py {_p50_p99(theirs.latency)}, bare {_p50_p99(bare.latency)}"
-    ratio = times(statistics.median(mine), statistics.median(theirs.latency))
-    rows.append(Row("uncontended: p50 / p99", f"{_p50_p99(mine)} us", peers, ratio))
+    slower = times(statistics.median(mine), statistics.median(theirs.latency))
+    rows.append(Row("uncontended: p50 / p99", f"{_p50_p99(mine)} us", peers, slower))
     return rows
 
 
@@ -212,7 +215,7 @@ async def many_tasks(server: OwnServer, *, tasks: int, rounds: int, cycles: int)
     return _crowd_rows(records, tasks)
 
 
-async def _crowd(server: OwnServer, make: Callable[..., object], record: Record, tasks: int, cycles: int) -> None:
+async def _crowd(server: OwnServer, make: Contestant, record: Record, tasks: int, cycles: int) -> None:
     idle = server.connections()
 
     async def work(cycle: Cycle, name: str, times: int) -> int:

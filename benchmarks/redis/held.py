@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from benchmarks.redis.peers import BareLock, patient_client
 from benchmarks.redis.server import OwnServer
 from benchmarks.table import Row
-from fencing_sdk import connect
+from fencing_sdk import Lease, connect
 
 _TTL = 10.0
 _INTERVAL = (_TTL - _TTL / 5) / 4
@@ -45,10 +45,10 @@ class Held:
 
 
 @asynccontextmanager
-async def _leases(server: OwnServer, count: int) -> AsyncIterator[list[object]]:
+async def _leases(server: OwnServer, count: int) -> AsyncIterator[list[Lease]]:
     """Plain handles, acquired some hundreds at a time as a starting program would."""
     async with connect(server.url) as locks:
-        leases: list[object] = []
+        leases: list[Lease] = []
         for start in range(0, count, _AT_ONCE):
             names = range(start, min(start + _AT_ONCE, count))
             leases += await asyncio.gather(*(locks.lock(f"held/{name}", ttl=_TTL).acquire() for name in names))

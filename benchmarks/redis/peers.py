@@ -35,7 +35,7 @@ class BareConnection(asyncio.Protocol):
         self._reader = hiredis.Reader(notEnoughData=_MORE)
         self._waiting: deque[asyncio.Future[object]] = deque()
         self._out: list[bytes] = []
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
 
     @classmethod
     async def open(cls, port: int) -> BareConnection:
@@ -50,7 +50,7 @@ class BareConnection(asyncio.Protocol):
         self._waiting.append(future)
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(hiredis.pack_command(words))
+        self._out.append(hiredis.pack_command(words))  # type: ignore[arg-type]  # its stub knows one word
         return future
 
     def _flush(self) -> None:
