@@ -27,7 +27,7 @@ def run(folder: Path, code: str, options: tuple[str, ...], *arguments: str) -> s
     (folder / "pytest.ini").write_text("[pytest]\n" + "\n".join(options))
     (folder / "test_kv.py").write_text(code)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
 
 
 def test_the_page_passes_its_own_suite(tmp_path: Path):

@@ -29,7 +29,7 @@ from fencing_sdk.abc import Renewal
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 
-TTL = 1.5
+TTL = 2.5
 BUFFER = TTL / 5
 KEPT = {"ttl": 10.0, "heartbeat_interval": 0.2}
 """For a lease that is to be kept, on a machine that may stand still for seconds."""

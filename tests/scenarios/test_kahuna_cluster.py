@@ -18,6 +18,7 @@ from kahuna_server import UPSTREAMS, KahunaServer
 from fencing_sdk import Lease, LockClient
 from fencing_sdk.abc import Claim, Grant, Renewal
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
+from fencing_sdk.backends.kahuna.connection import cluster as _cluster
 from fencing_sdk.backends.kahuna.grants import KnownGrants
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -69,20 +70,28 @@ def asked(server: KahunaServer, call: str) -> list[int]:
 # Which node is asked
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask no second node because the machine is slow: nodes answer here, and the requests are counted."""
+    monkeypatch.setattr(_cluster, "PATIENCE", 10.0)
+
+
+@pytest.mark.usefixtures("unhurried")
 async def test_a_healthy_cluster_is_asked_once_for_each_renewal(cluster: KahunaServer):
     """At most 1.02 requests, on average; and a warm lock asks its own node first."""
     async with backend_on(cluster) as backend:
-        claims = await all_granted(backend, 60.0)
+        claims = await all_granted(backend, 600.0)
         for _ in range(10):
             assert set(await backend.renew(claims)) == {Renewal.RENEWED}
     assert len(cluster.seen("try-extend")) <= 1.02 * 200
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_node_that_says_must_retry_for_ever_is_followed_at_once_and_not_asked_again(cluster: KahunaServer):
     """It does so for some locks only, and is ready by its own account: so each lock remembers its node."""
     cluster.stick(0)
     async with backend_on(cluster, first=0) as backend:
-        claims = await all_granted(backend, 60.0)
+        claims = await all_granted(backend, 600.0)
         cold = asked(cluster, "try-lock")
         assert set(await backend.renew(claims)) == {Renewal.RENEWED}
         warm = cluster.seen("try-extend")
@@ -92,23 +101,25 @@ async def test_a_node_that_says_must_retry_for_ever_is_followed_at_once_and_not_
         assert {request["resource"]: request["node"] for request in warm} == by_lock
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_hint_of_a_newer_server_is_followed(cluster: KahunaServer):
     cluster.cluster(routes=[f"127.0.0.1:{port}" for port in cluster.ports])
     async with backend_on(cluster, first=0) as backend:
-        claims = await all_granted(backend, 60.0)
-        assert set(asked(cluster, "try-lock")) == {0}
+        claims = await all_granted(backend, 600.0)
+        assert asked(cluster, "try-lock").count(0) == len(NAMES), "each lock is asked there first"
         for _ in range(3):
             await backend.renew(claims)
         assert len(set(asked(cluster, "try-extend"))) == 3, "each lock asks its leader"
     assert len(cluster.seen("try-extend")) == 3 * len(NAMES)
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_a_hint_that_misleads_costs_one_request(cluster: KahunaServer, elsewhere: bool):
     """All answers name node 0, which serves no lock; or a host that was not configured, which is asked for nothing."""
     routes = ["attacker.example:2070" if elsewhere else f"127.0.0.1:{cluster.ports[0]}"] * 3
     async with backend_on(cluster, first=1) as backend:
-        (claim,) = await all_granted(backend, 60.0, ["a"])
+        (claim,) = await all_granted(backend, 600.0, ["a"])
         cluster.cluster(routes=routes)
         cluster.fault("body", '{"type":101}', node=0, apply=False)
         for _ in range(5):
@@ -147,7 +158,7 @@ async def test_an_acquisition_is_at_one_node_at_a_time(cluster: KahunaServer):
 async def test_a_no_of_a_node_that_is_cut_off_ends_no_lease_and_no_release(cluster: KahunaServer):
     """It says so of what it led, once its own copy has run out, although the majority has renewed the lock."""
     async with backend_on(cluster) as backend:
-        claims = await all_granted(backend, 3.0)
+        claims = await all_granted(backend, 3.0, NAMES[:6])
         cluster.cut(0)
         for _ in range(10):  # beyond what the node knows
             await asyncio.sleep(0.35)

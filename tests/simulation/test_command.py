@@ -108,7 +108,6 @@ def interrupted(histories: int, on_interrupt: signal.Handlers) -> tuple[int, str
     return running.returncode, said
 
 
-@pytest.mark.timeout(400)
 def test_an_interrupt_ends_every_process_and_tells_what_is_known():
     code, said = interrupted(1_000_000, signal.SIG_DFL)
     assert code == 130, said
@@ -116,7 +115,6 @@ def test_an_interrupt_ends_every_process_and_tells_what_is_known():
     assert "verdict: ok" in said
 
 
-@pytest.mark.timeout(400)
 def test_where_interrupts_are_ignored_no_history_is_left_out():
     """So a shell starts what it runs in the background. A pass with histories missing would be a lie."""
     code, said = interrupted(90, signal.SIG_IGN)

@@ -21,7 +21,6 @@ def catch(control: Control) -> tuple[int, Script] | None:
     return None
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: f"{control.promise} {control.name}")
 def test_a_broken_variant_is_caught(control: Control):
     caught = catch(control)

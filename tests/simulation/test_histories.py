@@ -34,7 +34,6 @@ def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedP
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", PARTS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 def test_nothing_is_broken(seeds: range, capsys: pytest.CaptureFixture[str]):
     done = command("--first-seed", str(seeds[0]), "--histories", str(len(seeds)))
@@ -47,14 +46,12 @@ def test_nothing_is_broken(seeds: range, capsys: pytest.CaptureFixture[str]):
     assert "verdict: ok" in done.stdout
 
 
-@pytest.mark.timeout(600)
 def test_nothing_is_broken_among_permits_readers_and_writers():
     done = command("--shares", "--histories", str(amount(10_000, short=300)))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict: ok" in done.stdout
 
 
-@pytest.mark.timeout(600)
 def test_nothing_is_broken_among_terms_of_elections_and_clients_that_drain():
     done = command("--elections", "--histories", str(amount(10_000, short=300)))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -70,7 +67,6 @@ def test_in_these_histories_terms_end_by_drains_and_waiters_leave():
     assert told["not_acquired draining"] >= 10
 
 
-@pytest.mark.timeout(300)
 def test_the_outcome_is_the_same_in_any_number_of_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tests.simulation.campaign._PART", 7)
     alone, together = run_campaign(300, 40, 1), run_campaign(300, 40, 3)
@@ -78,7 +74,6 @@ def test_the_outcome_is_the_same_in_any_number_of_processes(monkeypatch: pytest.
     assert alone.report == play_seeds(range(300, 340)).report
 
 
-@pytest.mark.timeout(300)
 def test_one_seed_is_one_history_whatever_the_hash_seed():
     first, second = (command("--digest", "--histories", "32", hash_seed=seed).stdout for seed in ("1", "2"))
     assert re.fullmatch(r"[0-9a-f]{64}\n", first)
@@ -219,7 +214,6 @@ def of_one_visit(turn: int | None, **options: object) -> Script:
     return Script(**values)  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("line", [False, True])
 def test_a_cancellation_at_any_await_breaks_nothing(line: bool):
     outcomes: Counter[str] = Counter()

@@ -27,7 +27,6 @@ BROKEN = {
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("scope", SCOPES)
 def test_no_state_breaks_a_promise(scope: str):
     outcome = explore(Model(SCOPES[scope]), LIMIT)
@@ -36,7 +35,6 @@ def test_no_state_breaks_a_promise(scope: str):
     assert outcome.states > 25_000
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("broken", BROKEN)
 def test_every_part_of_the_protocol_is_needed(broken: str):
     promise, bounds = BROKEN[broken]

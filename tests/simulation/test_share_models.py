@@ -62,7 +62,6 @@ LINE_BROKEN = {
 }
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("scope", TABLE)
 def test_no_state_of_a_table_breaks_a_promise(scope):
     outcome = explore(TABLE[scope], LIMIT)
@@ -78,7 +77,6 @@ def test_every_rule_of_a_table_is_needed(broken):
     assert 2 <= len(outcome.way) <= 25
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("scope", LINE)
 def test_no_state_of_a_line_of_keys_breaks_a_promise(scope):
     outcome = explore(LINE[scope], LIMIT)

@@ -34,10 +34,18 @@ def compress_the_archive(until: Callable[[], object], within: float = 5.0) -> No
 
 def test_code_that_overruns_is_named(watch: StallWatch):
     began = CLOCK.now()
+    stack = ""
+
+    def is_named() -> bool:
+        """Whether the watch has seen it; the machine may stand still before, so that the test itself is seen late."""
+        nonlocal stack
+        stack = watch.stack_since(began) or ""
+        if stack and "compress_the_archive" not in stack:
+            watch.arm(CLOCK.now() + 0.05)
+        return "compress_the_archive" in stack
+
     watch.arm(began + 0.05)
-    compress_the_archive(lambda: watch.stack_since(began))
-    stack = watch.stack_since(began)
-    assert stack is not None
+    compress_the_archive(is_named)
     assert "compress_the_archive" in stack
     assert "test_code_that_overruns_is_named" in stack
 
@@ -75,11 +83,11 @@ def test_each_missed_moment_is_looked_at_once(watch: StallWatch):
 
 
 def test_an_idle_watch_costs_no_thread_and_an_idle_client_no_wake_up(watch: StallWatch):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     watch.arm(None)
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
     watch.arm(CLOCK.now() + 30)
-    assert threading.active_count() == before + 1
+    assert len(set(threading.enumerate()) - before) == 1
     watch.arm(None)
     began = CLOCK.now()
     time.sleep(0.1)

@@ -186,15 +186,28 @@ class NoAdvice(NoLine):
         return outcome if isinstance(outcome, Grant) else Held(None)
 
 
+async def lateness() -> float:
+    """Seconds by which a busy machine was late to run this task, altogether, until it is cancelled."""
+    loop, late = asyncio.get_running_loop(), 0.0
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0.01)
+            late += max(0.0, loop.time() - before - 0.02)
+    return late
+
+
 @pytest.mark.every_loop
 async def test_on_every_loop_a_suspend_is_seen_within_a_second():
     async with laptop() as (client, clock):
         working = asyncio.create_task(body_until_lost(client, ttl=60))
         await asyncio.sleep(0.05)
+        late = asyncio.create_task(lateness())
         clock.suspend(HOUR)
         resumed = asyncio.get_running_loop().time()
         left, _ = await working
-        assert left - resumed <= AT_MOST + 0.5, "with half a second for a busy machine"
+        late.cancel()
+        assert left - resumed <= AT_MOST + 0.2 + await late
 
 
 def timers() -> int:

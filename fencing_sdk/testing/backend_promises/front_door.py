@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
 
 from fencing_sdk._client import LockClient
+from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import (
     AcquireTimeoutError,
+    BackendUnavailableError,
     ConfigurationError,
     LeaseLostError,
     LockHeldError,
     LossReason,
 )
 from fencing_sdk.events import Event, Renewed
-from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen
+from fencing_sdk.testing.backend_promises.backend_under_test import NAME, TRIES, BackendUnderTest, Reopen
 from fencing_sdk.testing.backend_promises.names import ODD_NAMES
 from fencing_sdk.testing.faults import FaultyBackend
 
@@ -150,10 +152,10 @@ class FrontDoorPromises(BackendUnderTest):
         async with LockClient(backend) as locks, LockClient(reopen(), namespace="{shop}:'") as shop:
             for name in ODD_NAMES:
                 async with locks.lock(name):
-                    assert await locks.lock(name).try_acquire() is None
+                    assert await _is_refused(locks.lock(name))
             for name in ("../a", "*", "a'; DROP TABLE locks; --"):
                 async with shop.lock(name), locks.lock(name):
-                    assert await shop.lock(name).try_acquire() is None
+                    assert await _is_refused(shop.lock(name))
 
     @pytest.mark.parametrize("name", _ODD_NAMES, ids=lambda name: ascii(name)[:20])
     async def test_an_invalid_name_is_refused_before_the_store_sees_it(self, backend: Backend, name: Any) -> None:
@@ -194,3 +196,11 @@ class FrontDoorPromises(BackendUnderTest):
         assert lease.lost_reason is LossReason.CLOSED
         async with aclosing(reopen()) as other:
             await self.granted(other, self.claim())
+
+
+async def _is_refused(lock: Lock) -> bool:
+    """Whether the store says that *lock* is held; asked again if a slow machine takes longer than the one call may."""
+    for _ in range(TRIES):
+        with suppress(BackendUnavailableError):
+            return await lock.try_acquire() is None
+    return False

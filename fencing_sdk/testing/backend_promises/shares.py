@@ -8,10 +8,10 @@ from typing import Protocol
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease, state_of
-from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Grant, Mode, Permit, Renewal
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Grant, Held, Mode, Permit, Renewal
 from fencing_sdk.abc import Backend, SupportsQueue, SupportsShares, Turn
 from fencing_sdk.testing._powers import needs
-from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest, Reopen
+from fencing_sdk.testing.backend_promises.backend_under_test import TRIES, BackendUnderTest, Reopen
 
 POOL = "gpu-pool"
 CATALOG = "catalog"
@@ -140,19 +140,34 @@ class SharePromises(BackendUnderTest):
     @needs("shares")
     async def test_a_share_is_renewed_for_itself_alone(self, backend: Backend) -> None:
         """One that was given back is not revived by a renewal, nor by that of another share."""
-        one, other = self._reader(ttl=self.ttl), self._reader(ttl=self.ttl)
-        await self._granted(backend, one)
-        await self._granted(backend, other)
-        await backend.release(one)
-        assert await backend.renew([one, other]) == [Renewal.REFUSED, Renewal.RENEWED]
-        await self.pass_time(self.ttl * 0.6)
-        assert await self.renewed(backend, other) is Renewal.RENEWED
-        await self.pass_time(self.ttl * 0.6)
-        assert await self.renewed(backend, other) is Renewal.RENEWED
-        await self.refused(backend, self._writer())
+        other = await self._kept_beyond_its_ttl(backend)
         await self.expire(self.ttl)
         assert await self.renewed(backend, other) is not Renewal.RENEWED
         await self._granted(backend, self._writer())
+
+    async def _kept_beyond_its_ttl(self, backend: Backend) -> Claim:
+        """Renew a reader beside one that was given back; start again if the machine was slower than the ttl."""
+        for _ in range(TRIES):
+            one, other = self._reader(ttl=self.ttl), self._reader(ttl=self.ttl)
+            await self._granted(backend, one)
+            renewed_at = self.now()
+            await self._granted(backend, other)
+            await backend.release(one)
+            for _ in range(3):
+                asked_at = self.now()
+                outcomes = list(await backend.renew([one, other]))
+                assert outcomes[0] is Renewal.REFUSED
+                if outcomes[1] is not Renewal.RENEWED:
+                    break
+                renewed_at = asked_at
+                await self.pass_time(self.ttl * 0.6)
+            outcome = await backend.acquire(rival := self._writer())
+            if isinstance(outcome, Held):
+                return other
+            assert self.now() >= self.lasted_until(renewed_at, self.ttl), "a reader that was renewed has ended"
+            await backend.release(rival)
+        msg = f"this machine needs longer than ttl = {self.ttl} for one renewal; declare a longer one"
+        raise AssertionError(msg)
 
     @needs("shares")
     async def test_a_release_frees_one_share(self, backend: Backend) -> None:
