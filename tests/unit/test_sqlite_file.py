@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import os
+import random
 import socket
 import sqlite3
 import subprocess
@@ -271,6 +272,22 @@ async def test_a_file_that_stays_locked_is_unavailable(tmp_path: Path, monkeypat
     hog.close()
     await backend.open()
     await backend.aclose()
+
+
+async def test_a_file_that_waits_draws_none_of_the_numbers_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its thread would change what a program with a seed does, at a moment that the machine decides."""
+    monkeypatch.setattr(_file, "PATIENCE", 0.05)
+    await _opened_once(tmp_path / "locks.db")
+    hog = sqlite3.connect(tmp_path / "locks.db", isolation_level=None)
+    hog.execute("BEGIN IMMEDIATE")
+    before = random.getstate()
+    async with aclosing(SqliteBackend(tmp_path / "locks.db")) as backend:
+        with pytest.raises(BackendUnavailableError):
+            await backend.acquire(Claim("a", 60))
+    hog.close()
+    assert random.getstate() == before
 
 
 class BusyOnce(sqlite3.Connection):

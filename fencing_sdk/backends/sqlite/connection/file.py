@@ -27,6 +27,8 @@ _LONGEST_NAP = 0.005
 Seconds between two tries for the write lock. SQLite's own handler sleeps up to 0.1 s and starves:
 of 16 processes in a tight loop some got nothing for 4 s, with these numbers the worst wait was 0.8 s.
 """
+_naps = random.Random()
+"""Not the generator of the process: a thread that draws from it changes what a program with a seed does."""
 
 _FULL = "PRAGMA synchronous = FULL"
 _NORMAL = "PRAGMA synchronous = NORMAL"
@@ -126,7 +128,7 @@ class LockFile:
             except sqlite3.OperationalError as error:
                 if not is_busy(error) or self._clock.now() >= end:
                     raise
-            self._never.wait(random.uniform(_SHORTEST_NAP, _LONGEST_NAP))
+            self._never.wait(_naps.uniform(_SHORTEST_NAP, _LONGEST_NAP))
 
 
 def _identity(path: Path) -> tuple[int, int]:
