@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import asyncpg
 import pytest
+from stays import PATIENCE
 
 from fencing_sdk import connect
-from fencing_sdk._values.claim import Claim, Grant, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.postgresql import PostgresqlBackend
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
@@ -52,9 +54,13 @@ async def test_tables_dropped_under_a_client_are_created_again(postgresql_server
     assert second.token > first.token
 
 
-async def test_a_grant_is_durable_whatever_the_database_says(postgresql_server):
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_grant_is_durable_whatever_the_database_says(known, postgresql_server):
     backend = PostgresqlBackend(postgresql_server.url)
     await backend.open()
+    if known:  # a row that is there and free is granted by a shorter way
+        await backend.acquire(claim := Claim("a", 30.0))
+        await backend.release(claim)
     await postgresql_server.execute(f"ALTER DATABASE {postgresql_server.database} SET synchronous_commit = off")
     async with postgresql_server.connected() as connection, connection.transaction():
         assert await connection.fetchval("SHOW synchronous_commit") == "off"
@@ -151,4 +157,58 @@ async def test_a_row_that_another_transaction_keeps_locked_costs_the_other_lease
         outcomes = await backend.renew(claims)
     assert outcomes == [Renewal.RENEWED, Renewal.UNKNOWN, Renewal.RENEWED]
     assert await backend.renew(claims) == [Renewal.RENEWED] * 3
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("call", ["acquire", "release"])
+async def test_a_call_waits_for_a_locked_row_for_a_bounded_time(call, postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    await backend.acquire(claim := Claim("a", 30.0))
+    if call == "acquire":
+        await backend.release(claim)
+    async with postgresql_server.connected() as connection, connection.transaction():
+        await connection.execute("SELECT FROM fencing.fencing_lock WHERE name = 'a' FOR UPDATE")
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(BackendUnavailableError):
+                await (backend.acquire(claim) if call == "acquire" else backend.release(claim))
+    await backend.aclose()
+
+
+async def test_a_free_lock_with_a_line_is_not_granted_to_one_that_comes_by(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    await backend.acquire(claim := Claim("a", 30.0))
+    await backend.release(claim)
+    waiter = Claim("a", 30.0)
+    await backend._connection.ask(backend._requests.join, (waiter.name, waiter.owner, "channel", "1"))
+    assert isinstance(await backend.acquire(Claim("a", 30.0)), Held)
+    assert isinstance(await backend.acquire(waiter), Grant)
+    await backend.aclose()
+
+
+async def test_a_release_notifies_the_head_of_the_line(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    await backend.acquire(claim := Claim("a", 30.0))
+    notified = asyncio.Event()
+    async with postgresql_server.connected() as listener:
+        await listener.add_listener("channel", lambda *_: notified.set())
+        await backend._connection.ask(backend._requests.join, ("a", "waiter:secret", "channel", "1"))
+        await backend.release(claim)
+        async with asyncio.timeout(PATIENCE):
+            await notified.wait()
+    await backend.aclose()
+
+
+async def test_a_snapshot_from_before_the_row_was_locked_grants_nothing(postgresql_server):
+    """In a transaction that is not READ COMMITTED, the line would be seen as it was before."""
+    backend = PostgresqlBackend(postgresql_server.url)
+    await backend.acquire(claim := Claim("a", 30.0))
+    await backend.release(claim)
+    acquire = backend._requests.acquire, *backend._requests.acquire_arguments(Claim("a", 30.0), None, None)
+    release = backend._requests.release, claim.name, claim.owner
+    for isolation in ("repeatable_read", "serializable"):
+        for statement, *arguments in (acquire, release):
+            async with postgresql_server.connected() as connection:
+                with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):
+                    async with connection.transaction(isolation=isolation):
+                        await connection.fetchrow(statement, *arguments)
     await backend.aclose()
