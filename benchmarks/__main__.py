@@ -25,6 +25,7 @@ NAMES = (
     "kahuna",
     "kahuna_cluster",
     "http",
+    "listing",
     "distance",
     "outages",
     "drain",
