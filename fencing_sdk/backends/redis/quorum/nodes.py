@@ -73,7 +73,12 @@ class QuorumNodes:
         return self._nodes[number]
 
     def voters(self) -> Voters | None:
-        """The nodes that vote now. Nodes that are away are tried again in the background."""
+        """
+        The nodes that vote now. Nodes that are away are tried again in the background.
+
+        Raises:
+            BackendRefusedError: two of the addresses lead to the same server.
+        """
         known = self._voters
         if known is not None and known.owner.is_current and len(known.pipes) == len(self._nodes):
             for node, pipe in zip(self._nodes, known.pipes, strict=True):
@@ -96,6 +101,7 @@ class QuorumNodes:
                 epochs[epoch] += 1
         if len(voting) < self.majority:
             return None
+        self._check_identities()  # also of a node that was reached later than the majority
         epoch, count = epochs.most_common(1)[0]
         if count < self.majority:
             return None
