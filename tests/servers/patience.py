@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], *, what: str, within: float = 40.0) -> None:
+def wait_until(condition: Callable[[], object], *, what: str, within: float = 60.0) -> None:
     """Ask for *condition* again and again until it holds; AssertionError when it does not within *within* seconds."""
     limit = time.monotonic() + within
     while not condition():
@@ -15,7 +15,7 @@ def wait_until(condition: Callable[[], object], *, what: str, within: float = 40
         time.sleep(0.005)
 
 
-async def until(condition: Callable[[], object], *, what: str = "it is so", within: float = 20.0) -> None:
+async def until(condition: Callable[[], object], *, what: str = "it is so", within: float = 60.0) -> None:
     """`wait_until` for a condition that is quick to ask, while the loop turns."""
     limit = time.monotonic() + within
     while not condition():

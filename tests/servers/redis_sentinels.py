@@ -73,13 +73,13 @@ class Sentinels:
         port = self._views()[0][1]
         return next(server for server in self.servers if server.port == port)
 
-    async def failover(self, *, within: float = 30.0) -> RedisServer:
+    async def failover(self, *, within: float = 60.0) -> RedisServer:
         """Kill the master and wait until all Sentinels agree on another one, which is returned."""
         lost = self.master
         lost.kill()
         return await self.replaced(lost, within=within)
 
-    async def replaced(self, lost: RedisServer, *, within: float = 30.0) -> RedisServer:
+    async def replaced(self, lost: RedisServer, *, within: float = 60.0) -> RedisServer:
         """Wait until all Sentinels agree on a master other than *lost*, such as one that the test has paused."""
         await asyncio.to_thread(
             wait_until, lambda: self.master is not lost and self._agreed(), what="a new master", within=within
@@ -134,7 +134,7 @@ class Sentinels:
             return False
 
     def _wait_until_whole(self) -> None:
-        wait_until(self._whole, what="the Sentinels know everybody", within=40)
+        wait_until(self._whole, what="the Sentinels know everybody")
 
     def _whole(self) -> bool:
         """Whether all is quiet: one master, which everybody follows and no Sentinel doubts."""

@@ -8,9 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -18,6 +16,7 @@ import hiredis
 from child_processes import end, spawn
 from local_ports import HOST, free_port
 from patience import wait_until
+from quick_folder import quick_folder
 from throwaway_certificates import Certificates
 
 Setting: TypeAlias = str | int | bool | Sequence[str]
@@ -52,7 +51,7 @@ class RedisServer:
         self.binary = binary
         self.certificates = tls
         self.settings: dict[str, Setting] = self.defaults() | settings
-        self.folder = Path(tempfile.mkdtemp(prefix="redis-"))
+        self.folder = quick_folder("redis-")
         self.port = 0
         self.tls_port = 0
         self._process: subprocess.Popen[bytes] | None = None
