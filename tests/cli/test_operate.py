@@ -141,8 +141,15 @@ def test_what_cannot_work_is_wrong_usage(fencing: Fencing, arguments: list[str],
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [["ls"], ["show", "a"], ["break", "a", "--reason", "x", "--yes"]])
-@pytest.mark.parametrize("url", ["redis://user:secret@127.0.0.1:1", "kahuna://127.0.0.1:1"])
+@pytest.mark.parametrize(
+    ("command", "url"),
+    [
+        (["ls"], "redis://user:secret@127.0.0.1:1"),
+        (["show", "a"], "redis://user:secret@127.0.0.1:1"),
+        (["break", "a", "--reason", "x", "--yes"], "redis://user:secret@127.0.0.1:1"),
+        (["ls"], "kahuna://127.0.0.1:1"),
+    ],
+)
 def test_a_store_that_does_not_answer_is_told_on_one_line(fencing: Fencing, command: list[str], url: str):
     done = fencing(*command, "--url", url)
     assert done.returncode == 69

@@ -1,8 +1,8 @@
 """
 Real processes on real servers, with real faults, judged by the checker of histories.
 
-A short run on one backend; ``pytest --campaigns`` has one on every backend, and
-``python -m tests.fire --minutes 30 --backend redis`` is a long one.
+``pytest --campaigns`` has a short run on every backend, and ``python -m tests.fire --minutes 30 --backend redis`` is
+a long one.
 """
 
 import random
@@ -44,11 +44,8 @@ def test_every_backend_that_is_outside_the_process_goes_through_the_fire():
     assert {name.partition("-")[0] for name in STORES} == modules - {"memory"}
 
 
-def in_every_run(backend: str) -> list[pytest.MarkDecorator]:
-    return [] if backend == "sqlite" else [pytest.mark.campaign(only=True)]
-
-
-@pytest.mark.parametrize("backend", [pytest.param(name, marks=in_every_run(name)) for name in STORES])
+@pytest.mark.campaign(only=True)
+@pytest.mark.parametrize("backend", STORES)
 async def test_promises_hold_under_real_fire(backend: str, tmp_path: Path):
     NEEDS.get(backend, lambda: None)()
     seed = random.SystemRandom().randrange(2**32)
@@ -59,7 +56,8 @@ async def test_promises_hold_under_real_fire(backend: str, tmp_path: Path):
     assert outcome.lines["write_refused"] > 0
 
 
-@pytest.mark.parametrize("backend", [pytest.param(name, marks=in_every_run(name)) for name in SHARING])
+@pytest.mark.campaign(only=True)
+@pytest.mark.parametrize("backend", SHARING)
 async def test_promises_hold_for_permits_readers_and_writers(backend: str, tmp_path: Path):
     NEEDS.get(backend, lambda: None)()
     seed = random.SystemRandom().randrange(2**32)
@@ -71,6 +69,7 @@ async def test_promises_hold_for_permits_readers_and_writers(backend: str, tmp_p
     assert len(outcome.faults) >= 6
 
 
+@pytest.mark.campaign(only=True)
 async def test_a_resource_without_a_guard_is_found_out(tmp_path: Path):
     store = Sqlite(tmp_path, random.Random(1))
     outcome = Outcome()

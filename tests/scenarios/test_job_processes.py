@@ -13,13 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from campaigns import amount
 
 pytest_plugins = ["redis_fixtures"]
 
 WORKER = Path(__file__).parent / "workers" / "job_worker.py"
 INTERVAL, AT_LEAST, TTL, SKEW = 1.0, 0.6, 1.5, 0.2
-SECONDS = amount(120.0, short=8.0)
+SECONDS = 120.0
 PATIENCE = 60.0
 
 
@@ -94,13 +93,13 @@ def runs_of(lines):
     return sorted(runs, key=lambda run: run["granted"])
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(only=True)  # the same game on virtual time is in test_job_ticks.py
 def test_no_tick_runs_twice_on_one_machine(tmp_path):
     with processes_on(f"sqlite:///{tmp_path}/locks.db", tmp_path) as processes:
         play(processes)
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(only=True)  # the same game on virtual time is in test_job_ticks.py
 def test_no_tick_runs_twice_on_a_server(tmp_path, redis_server):
     with processes_on(redis_server.url, tmp_path) as processes:
         play(processes)
@@ -124,7 +123,7 @@ def play(processes):
     asked = Counter(line["pid"] for line in lines if line["what"] == "asked")
     answered = Counter(line["pid"] for line in lines if line["what"] == "told")
     assert all(asked[pid] - answered[pid] in {0, 1} for pid in asked), "a call ended, and was not told"
-    assert told["Ran"] >= SECONDS / 4, told
+    assert told["Ran"] >= SECONDS / 8, told
     assert told["Skipped"] >= told["Ran"], told
     assert processes.faults["killed"], processes.faults
     assert processes.faults["frozen"], processes.faults

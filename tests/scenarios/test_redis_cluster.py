@@ -100,7 +100,7 @@ async def test_a_node_that_stands_still_stops_no_other(redis_cluster: Cluster):
     there = next(name for name in names if redis_cluster.node_of(lease_of(name)) is not frozen)
     renewals = Renewals()
     async with connect(url_of(redis_cluster), observers=[renewals]) as locks:
-        async with locks.lock(there, ttl=3, heartbeat_interval=0.3) as other:
+        async with locks.lock(there, ttl=20, heartbeat_interval=0.3) as other:
             with pytest.raises(LeaseLostError):
                 async with locks.lock(here, ttl=3, heartbeat_interval=0.3):
                     await renewals.more(here)

