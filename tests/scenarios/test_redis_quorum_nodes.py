@@ -183,7 +183,8 @@ async def test_a_refused_attempt_frees_the_nodes_that_had_granted_it(redis_quoru
 
 
 async def test_a_node_that_has_forgotten_does_not_vote_and_is_admitted_while_leases_go_on(redis_quorum: Quorum):
-    async with opened(redis_quorum.url) as (locks, log), staying(locks.lock("a", **HELD)) as stay:
+    quick = HELD | {"ttl": 3.0}  # admission waits for the longest hold to end
+    async with opened(redis_quorum.url) as (locks, log), staying(locks.lock("a", **quick)) as stay:
         await log.seen(Renewed)
         redis_quorum.nodes[1].ask("FLUSHALL")
         renewed = len(log.of(Renewed))

@@ -139,8 +139,8 @@ class FaultsSuite:
         async with opened(bench.url) as (others, _):
             held = await others.lock("b", ttl=60).acquire()
             async with opened(bench.by_proxy) as (locks, log):
-                lease = await locks.lock("a", **LONG).acquire()
-                waiter = Stay(locks.lock("b", ttl=6))
+                lease = await locks.lock("a", **LONG | {"ttl": 4.0}).acquire()
+                waiter = Stay(locks.lock("b", ttl=4))
                 await bench.waiting("b", 1)
                 await log.seen(Renewed)
                 bench.proxy.blackhole()
