@@ -21,7 +21,7 @@ from fencing_sdk.backends.redis import scripts
 pytest_plugins = ["redis_fixtures"]
 
 WORKERS = Path(__file__).parent / "workers"
-LIMIT = 100.0
+LIMIT = 300.0
 
 
 async def waiting(server, number, name="a") -> None:

@@ -19,7 +19,7 @@ from stays import PATIENCE, Stay, opened, staying, use_in_turn
 from store_bench import WaitersBench, nothing_left
 
 WORKERS = Path(__file__).parents[1] / "scenarios" / "workers"
-LIMIT = 100.0
+LIMIT = 300.0
 """Seconds for what several processes do on a busy machine."""
 
 
