@@ -166,8 +166,7 @@ SHOWN_TO_THREADS = {
     "SyncHeldLocks": SHOWN["HeldLocks"],
     "SyncLease": SHOWN["Lease"] | {"on_lost"},
     "SyncLock": SHOWN["Lock"],
-    "SyncLockClient": SHOWN["LockClient"] - {"aclose", "diagnose", "draining_on", "elected", "election"}
-    | {"close", "run"},
+    "SyncLockClient": SHOWN["LockClient"] - {"aclose", "diagnose", "elected", "election"} | {"close", "run"},
     "SyncMultiLock": SHOWN["MultiLock"],
     "SyncPermitLease": SHOWN["Lease"] | {"on_lost", "permit"},
     "SyncReadWriteLock": SHOWN["ReadWriteLock"],

@@ -41,13 +41,12 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 class DrainOnSignals:
     """The block during which a signal drains the client. Made by `LockClient.draining_on`."""
 
-    __slots__ = ("_drain", "_draining", "_engine", "_former", "_loop", "_process", "_scope", "_signals", "_within")
+    __slots__ = ("_drain", "_draining", "_engine", "_handlers", "_loop", "_scope", "_within")
 
     def __init__(self, engine: Callable[[], Engine], signals: tuple[signal.Signals, ...], within: float) -> None:
         self._engine = engine
-        self._signals = signals
+        self._handlers = SignalHandlers(signals, self._receive)
         self._within = within
-        self._former: dict[signal.Signals, Handler] = {}
         self._drain: asyncio.Task[None] | None = None
         self._scope: PacedScope | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -60,8 +59,7 @@ class DrainOnSignals:
         engine.check_usable()
         self._draining = engine.draining
         self._loop = asyncio.get_running_loop()
-        self._process = os.getpid()
-        self._set_handlers()
+        self._handlers.set()
         self._scope = paced_scope(_PACE)
         self._scope.__enter__()
 
@@ -74,8 +72,8 @@ class DrainOnSignals:
             if self._drain is not None:
                 await self._wait_for(self._drain)
         finally:
-            self._restore_handlers()
-        return self._drain is not None and (swallowed or (raised is not None and _says_draining(raised)))
+            self._handlers.restore()
+        return self._drain is not None and (swallowed or (raised is not None and says_draining(raised)))
 
     async def _wait_for(self, drain: asyncio.Task[None]) -> None:
         """Let the bodies of other tasks end too; the block itself has ended."""
@@ -84,37 +82,10 @@ class DrainOnSignals:
         finally:
             drain.cancel()
 
-    # The handlers.
-
-    def _set_handlers(self) -> None:
-        try:
-            for number in self._signals:
-                former = signal.getsignal(number)
-                if former is not signal.SIG_IGN:  # as under nohup: what was ignored is meant to be
-                    signal.signal(number, self._receive)
-                    self._former[number] = former
-        except ValueError as error:
-            msg = "draining_on() works in the main thread, where signals arrive; elsewhere call drain()"
-            raise UsageError(msg) from error
-
-    def _restore_handlers(self) -> None:
-        while self._former:
-            number, former = self._former.popitem()
-            if signal.getsignal(number) == self._receive:
-                signal.signal(number, signal.SIG_DFL if former is None else former)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        """Called by Python between two instructions of the main thread, wherever that is."""
+    def _receive(self, number: int) -> None:
         assert self._loop is not None  # __aenter__ has set it
-        if os.getpid() != self._process:  # a forked child, where the loop does not run: a parent ends it by this signal
-            self._restore_handlers()
-            signal.raise_signal(number)
-            return
-        former = self._former.get(signal.Signals(number))
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._on_signal, number, context=Context())
-        if callable(former) and _is_of_a_server(former):
-            former(number, frame)
 
     def _on_signal(self, number: int) -> None:
         draining = self._draining
@@ -126,15 +97,67 @@ class DrainOnSignals:
         else:
             logger.info("draining now: signal %d came again", number)
             draining.begin(0.0)
-            self._restore_handlers()
+            self._handlers.restore()
 
     async def _end_block(self) -> None:
         """Cancel a block that goes on although the drain is over, unless a server is about to end it."""
-        served = any(callable(former) and _is_of_a_server(former) for former in self._former.values())
+        served = self._handlers.of_a_server
         await self._draining.wait()
         if not served and self._scope is not None:
             await asyncio.sleep(_LAST_STEPS)
             self._scope.cancel()
+
+
+class SignalHandlers:
+    """The handlers of one block. Each calls *receive*, and the handler of a server that was there before."""
+
+    __slots__ = ("_former", "_process", "_receive", "_signals")
+
+    def __init__(self, signals: tuple[signal.Signals, ...], receive: Callable[[int], object]) -> None:
+        self._signals = signals
+        self._receive = receive
+        self._former: dict[signal.Signals, Handler] = {}
+
+    def set(self) -> None:
+        """
+        Handle the signals from now on.
+
+        Raises:
+            UsageError: this is not the main thread.
+        """
+        self._process = os.getpid()
+        try:
+            for number in self._signals:
+                former = signal.getsignal(number)
+                if former is not signal.SIG_IGN:  # as under nohup: what was ignored is meant to be
+                    signal.signal(number, self._handle)
+                    self._former[number] = former
+        except ValueError as error:
+            msg = "draining_on() works in the main thread, where signals arrive; elsewhere call drain()"
+            raise UsageError(msg) from error
+
+    def restore(self) -> None:
+        """Let the signals do what they did before."""
+        while self._former:
+            number, former = self._former.popitem()
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, signal.SIG_DFL if former is None else former)
+
+    @property
+    def of_a_server(self) -> bool:
+        """Whether a server had a handler of its own, by which it ends the block."""
+        return any(callable(former) and _is_of_a_server(former) for former in self._former.values())
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Called by Python between two instructions of the main thread, wherever that is."""
+        if os.getpid() != self._process:  # a forked child, where the client does not run: a parent ends it by this
+            self.restore()
+            signal.raise_signal(number)
+            return
+        former = self._former.get(signal.Signals(number))
+        self._receive(number)
+        if callable(former) and _is_of_a_server(former):
+            former(number, frame)
 
 
 def check_signals(signals: tuple[object, ...]) -> tuple[signal.Signals, ...]:
@@ -169,8 +192,8 @@ def _is_of_a_server(handler: Callable[[int, FrameType | None], Any]) -> bool:
     return handler is not signal.default_int_handler and not by_asyncio
 
 
-def _says_draining(error: BaseException) -> bool:
+def says_draining(error: BaseException) -> bool:
     """Whether *error* says nothing but that an acquisition did not begin, also when several tasks say so."""
     if isinstance(error, BaseExceptionGroup):
-        return all(map(_says_draining, error.exceptions))
+        return all(map(says_draining, error.exceptions))
     return isinstance(error, DrainingError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
@@ -15,9 +16,11 @@ from fencing_sdk._values import process
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.status import Status
-from fencing_sdk._values.timing import Seconds
+from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.recipes.drain_signals import check_signals
 from fencing_sdk.recipes.jobs import Ran, Skipped
+from fencing_sdk.sync._drain_signals import SyncDrainOnSignals
 from fencing_sdk.sync._interrupt import InterruptingLock
 from fencing_sdk.sync._lock import SyncLock, SyncReadWriteLock, SyncSemaphore
 from fencing_sdk.sync._loop_thread import InThread, LoopThread
@@ -204,6 +207,28 @@ class SyncLockClient:
             Whether every lock was given back in time.
         """
         return self._bridge().call(functools.partial(self._client.drain, within=within))
+
+    def draining_on(self, *signals: int, within: Seconds) -> AbstractContextManager[None]:
+        """
+        Drain when one of the *signals* comes: ``with locks, locks.draining_on(SIGTERM, SIGINT, within=25):``.
+
+        Threads that wait for a lock get a `DrainingError` at once, and bodies go on. A second signal ends the leases
+        now, a third does what it did before. No thread is stopped: a block that waits for no lock asks `draining`.
+        The end of the block waits until every lock was given back. A `DrainingError` that leaves it is its end in
+        order. A handler that a program has set before, such as gunicorn's, is called too.
+
+        Args:
+            *signals: Such as ``signal.SIGTERM``. One that is ignored stays ignored.
+
+            within: As for `drain`. Choose less than the platform's patience: 30 s on Kubernetes, 10 s with Docker.
+
+        Raises:
+            ConfigurationError: a signal cannot be handled, or *within* is no such time.
+            BackendError: on entering, the client was not open yet, and could not be opened.
+            UsageError: on entering, this is not the main thread.
+        """
+        limit = seconds(within, "within")
+        return SyncDrainOnSignals(self._bridge, self._client, check_signals(signals), limit)
 
     @property
     def draining(self) -> bool:

@@ -222,7 +222,7 @@ class LoopThread:
 
     def watch(self, function: Callable[[], Coroutine[Any, Any, None]], only: asyncio.AbstractEventLoop) -> None:
         """
-        Run what *function* returns in the loop of a lease, for as long as it runs, and do not wait for it.
+        Run what *function* returns in the loop *only*, such as that of a lease, and do not wait for it.
 
         Raises:
             ClosedMeanwhileError: it does not run any more.
@@ -235,17 +235,16 @@ class LoopThread:
 
         self._post(begin, only)
 
-    def open(self) -> None:
+    def open(self) -> asyncio.AbstractEventLoop:
         """
-        Start the thread and open the client, unless it is open.
+        Start the thread and open the client, unless it is open; return the loop in which it is.
 
         Raises:
             BackendError: the store can tell already that it will not work.
             UnsupportedError: gevent or eventlet has replaced what a thread is.
         """
         with self._gate:
-            if self._loop is None:
-                self._start()
+            return self._loop or self._start()
 
     def close(self) -> None:
         """Close the client and wait for the end of its thread, which is bounded. Idempotent."""

@@ -112,6 +112,38 @@ with connect({url!r}).lock("a", ttl=300):
         pass
 
 
+def test_a_worker_that_drains_on_sigterm_ends_its_work_and_frees_its_lock(tmp_path, url):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import signal, sys, time
+from fencing_sdk.sync import connect
+
+with connect({url!r}) as locks:
+    with locks.draining_on(signal.SIGTERM, signal.SIGINT, within={LIMIT}):
+        while True:
+            with locks.lock("a", ttl=300) as lease:
+                print("held", flush=True)
+                sys.stdin.readline()  # goes on after the signal
+                while not locks.draining:
+                    time.sleep(0.01)
+                print("worked", lease.held, flush=True)
+print("ended", flush=True)
+"""
+    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-W", "error", script], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout.readline() == "held\n"
+    with connect(url) as locks:
+        process.send_signal(signal.SIGTERM)
+        assert locks.lock("a").try_acquire() is None
+        output = process.communicate("\n", timeout=LIMIT)
+        assert output == ("worked True\nended\n", "")
+        assert process.returncode == 0
+        with locks.lock("a", wait=LIMIT):  # far less than the ttl
+            pass
+
+
 def test_ctrl_c_while_a_script_waits_leaves_the_line(tmp_path, url):
     script = tmp_path / "script.py"
     script.write_text(

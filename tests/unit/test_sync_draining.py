@@ -1,0 +1,135 @@
+"""
+A signal begins the drain of a client for threads, a second one ends the leases, and handlers are left as they were.
+
+The signal is one that does nothing by default. `tests/scenarios/test_sync_processes.py` sends SIGTERM to a process.
+"""
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from stays import PATIENCE
+
+from fencing_sdk import ConfigurationError, DrainingError, LeaseLostError, LossReason, UsageError
+from fencing_sdk.sync import connect
+
+SIGNAL = signal.SIGWINCH
+
+
+@pytest.fixture
+def locks():
+    before = signal.getsignal(SIGNAL)
+    with connect("memory://") as client:
+        yield client
+    assert signal.getsignal(SIGNAL) == before
+
+
+def send():
+    os.kill(os.getpid(), SIGNAL)
+
+
+def until(holds):
+    limit = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+
+
+def test_a_worker_loop_ends_in_order(locks):
+    worked = 0
+    with locks.draining_on(SIGNAL, within=PATIENCE):
+        while True:
+            with locks.lock("a") as lease:
+                worked += 1
+                if worked == 3:
+                    send()
+                    until(lambda: locks.draining)
+                lease.check()
+    assert worked == 3
+
+
+def test_a_wait_is_broken_and_the_block_ends_after_the_bodies_of_other_threads(locks):
+    ended, held = [], threading.Event()
+
+    def work():
+        with locks.lock("a") as lease:
+            held.set()
+            until(lambda: locks.draining)
+            lease.check()
+            ended.append("body")
+
+    def tell():
+        until(lambda: locks.waiters("a"))
+        send()
+
+    with ThreadPoolExecutor(2) as pool:
+        with locks.draining_on(SIGNAL, within=PATIENCE):
+            pool.submit(work)
+            held.wait(PATIENCE)
+            pool.submit(tell)
+            with locks.lock("a"):
+                ended.append("never")
+        assert ended == ["body"]
+
+
+def test_the_second_signal_ends_the_leases_and_the_third_does_what_it_did_before(locks):
+    before = signal.getsignal(SIGNAL)
+    with locks.draining_on(SIGNAL, within=PATIENCE):
+        with pytest.raises(LeaseLostError) as loss, locks.lock("a") as lease:
+            send()
+            until(lambda: locks.draining)
+            assert lease.held
+            assert signal.getsignal(SIGNAL) != before
+            send()
+            assert lease.wait_lost(PATIENCE) is LossReason.DRAINED
+            assert signal.getsignal(SIGNAL) == before
+    assert loss.value.reason is LossReason.DRAINED
+
+
+def test_a_handler_that_the_program_has_set_is_called_too(locks):
+    before = signal.getsignal(SIGNAL)
+    told = []
+    signal.signal(SIGNAL, lambda number, _: told.append(number))
+    try:
+        with locks.draining_on(SIGNAL, within=PATIENCE):
+            send()
+            until(lambda: locks.draining)
+        assert told == [SIGNAL]
+    finally:
+        signal.signal(SIGNAL, before)
+
+
+def test_errors_leave_the_block_and_without_a_signal_so_does_that_of_another_drain(locks):
+    with pytest.raises(ValueError, match="mine"), locks.draining_on(SIGNAL, within=PATIENCE):
+        send()
+        raise ValueError("mine")
+    locks.close()
+    with pytest.raises(DrainingError), locks.draining_on(SIGNAL, within=PATIENCE):
+        locks.drain(within=0)
+        locks.lock("a").acquire()
+
+
+def test_a_client_that_was_closed_in_the_block_is_not_drained(locks):
+    with locks.draining_on(SIGNAL, within=PATIENCE):
+        locks.close()
+        send()
+    with locks.lock("a") as lease:
+        assert lease.held
+
+
+def test_what_cannot_work_is_told(locks):
+    for signals in ((), (signal.SIGKILL,), ("TERM",)):
+        with pytest.raises(ConfigurationError):
+            locks.draining_on(*signals, within=1)
+    with pytest.raises(ConfigurationError, match="within"):
+        locks.draining_on(SIGNAL, within=-1)
+    block = locks.draining_on(SIGNAL, within=1)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="main thread"):
+        pool.submit(locks.draining_on(SIGNAL, within=1).__enter__).result()
+    with block:
+        pass
+    with pytest.raises(UsageError, match="once"), block:
+        pass
