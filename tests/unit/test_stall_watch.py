@@ -13,6 +13,8 @@ from fencing_sdk._engine.stalls import StallWatch
 from fencing_sdk._values.clock import BootClock
 
 CLOCK = BootClock()
+TRIES = range(5)
+"""A machine that stands still between `arm` and the next line shows the watch something else, and rightly so."""
 
 
 @pytest.fixture
@@ -51,9 +53,12 @@ def test_code_that_overruns_is_named(watch: StallWatch):
 
 
 def test_a_blocking_call_without_the_interpreter_lock_is_named_too(watch: StallWatch):
-    began = CLOCK.now()
-    watch.arm(began + 0.05)
-    time.sleep(0.5)
+    for _ in TRIES:
+        began = CLOCK.now()
+        watch.arm(began + 0.05)
+        time.sleep(0.5)
+        if "time.sleep(0.5)" in str(watch.stack_since(began)):
+            break
     assert "time.sleep(0.5)" in str(watch.stack_since(began))
 
 
@@ -110,10 +115,13 @@ async def test_a_loop_that_waits_for_input_is_not_blocked():
     """A process that was stopped finds its loop waiting: there is no code to blame."""
     watch = StallWatch(CLOCK)
     try:
-        began = CLOCK.now()
-        watch.arm(began + 0.1)
-        await asyncio.sleep(0.6)
-        assert watch._seen is not None
+        for _ in TRIES:
+            began = CLOCK.now()
+            watch.arm(began + 0.1)
+            await asyncio.sleep(0.6)
+            assert watch._seen is not None
+            if watch.stack_since(began) is None:
+                break
         assert watch.stack_since(began) is None
     finally:
         watch.stop()
