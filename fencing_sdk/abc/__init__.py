@@ -273,7 +273,8 @@ class SupportsShares(Protocol):
     * A writer and a lock are granted when no other owner holds the name; a reader when only readers hold it; a
       permit when nothing but permits is held, and fewer than its `Permit.of`. It gets the lowest free number.
     * There is one line, in order of arrival, and only its head is granted, so no writer starves. A granted share
-      wakes the next head if that one fits too. A release, and a waiter that leaves, wakes the head if it fits.
+      wakes the next head if that one fits too. A release, and a waiter that leaves, wakes the head if it fits. Readers
+      may also be woken together, and be granted as long as only readers are before them.
     * The token of a permit and of a writer is higher than every earlier one of the name. That of a reader is the token
       of the readers who hold the name now; else a new one, or that of the last readers if no writer came since.
     * To renew, to release and to inspect work as for a lock; `Backend.inspect` tells one of several holders.

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+from collections import Counter
 
 import pytest
 from event_log import CLOCK
 from redis_stage import key, milliseconds_left, nothing_left
+from shares_suite import claim_of, granted, served
 from stays import PATIENCE, Stay, opened, staying
 
 from fencing_sdk import LockClient, LossReason
-from fencing_sdk._values.claim import READER, Claim, Grant, Permit, Renewal, Revoked
+from fencing_sdk._values.claim import READER, WRITER, Claim, Grant, Held, Permit, Renewal, Revoked
 from fencing_sdk.backends.redis import from_url
+from fencing_sdk.backends.redis.scripts import ACQUIRE_SHARE, LEAVE_SHARE_LINE, RELEASE_SHARE
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -134,6 +138,67 @@ async def test_a_contended_permit_takes_five_scripts_however_many_there_are(redi
         entered = await scripts_run(redis_server) - before - waiting_cost - permits
         assert entered <= 2 * waiters + polls, f"{entered / waiters:.1f} scripts for each that is let in"
     await nothing_left(redis_server)
+
+
+async def _let_in_readers(server, count: int) -> list[int]:
+    """How often each of so many readers asks until it holds, of four clients that wait behind a writer."""
+    tries: Counter[str] = Counter()
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(contextlib.aclosing(from_url(server.url))) for _ in range(4)]
+        for client in clients:
+            await client.open()  # a new connection wakes its waiters
+        writer, readers = claim_of(WRITER), [claim_of(READER) for _ in range(count)]
+        await granted(clients[0], writer)
+        waiting = []
+        for number, reader in enumerate(readers):
+            client = clients[number % len(clients)]
+            turn = await stack.enter_async_context(client.queue(reader))
+            assert isinstance(await client.acquire(reader), Held)
+            waiting.append(asyncio.create_task(_served_when_woken(client, reader, turn, tries)))
+        await clients[0].release(writer)
+        tokens = {grant.token for grant in await asyncio.gather(*waiting)}
+        assert len(tokens) == 1
+        return [tries[reader.owner] for reader in readers]
+
+
+async def _served_when_woken(client, reader, turn, tries):
+    async with asyncio.timeout(SOON):
+        await turn.wait()
+    return await served(client, reader, turn, tries)
+
+
+async def test_a_writer_that_leaves_wakes_all_readers_and_each_asks_once(redis_server):
+    assert await _let_in_readers(redis_server, 40) == [1] * 40
+
+
+async def test_more_readers_than_one_run_wakes_are_woken_by_those_before_them(redis_server, monkeypatch):
+    """The bound is 500; it is lowered here."""
+    for script in (ACQUIRE_SHARE, RELEASE_SHARE, LEAVE_SHARE_LINE):
+        text = script.text.replace("TOGETHER = 500", "TOGETHER = 3").replace("BOUNDARY = 16", "BOUNDARY = 1")
+        assert text != script.text
+        monkeypatch.setattr(script, "text", text)
+        monkeypatch.setattr(script, "sha", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    assert await _let_in_readers(redis_server, 20) == [1] * 20
+
+
+async def test_readers_that_a_writer_came_before_are_all_woken_once_more(redis_server):
+    """Without fairness, it may take the lock while they are on their way."""
+    async with contextlib.AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(contextlib.aclosing(from_url(redis_server.url, fair=False)))
+        first, second, readers = claim_of(WRITER), claim_of(WRITER), [claim_of(READER) for _ in range(20)]
+        await granted(backend, first)
+        turns = [await stack.enter_async_context(backend.queue(reader)) for reader in readers]
+        await backend.release(first)
+        await granted(backend, second)
+        tries: Counter[str] = Counter()
+        pairs = list(zip(readers, turns, strict=True))
+        for reader, turn in pairs:
+            await turn.wait()
+            assert isinstance(await backend.acquire(reader), Held)
+        waiting = [asyncio.create_task(_served_when_woken(backend, *pair, tries)) for pair in pairs]
+        await backend.release(second)
+        await asyncio.gather(*waiting)
+        assert set(tries.values()) == {1}
 
 
 @pytest.mark.parametrize("mode", [READER, Permit(of=4)])

@@ -58,6 +58,10 @@ class ShareState(NamedTuple):
     counter: int = 0
     holders: tuple[ShareRow, ...] = ()
     line: tuple[tuple[int, int], ...] = ()
+    opened: int = 0
+    """Of the line, how many at its front are known to be readers, and were woken. Only with ``together``."""
+    last: tuple[int, int] = (-1, 0)
+    """The last of them, which wakes those behind when it is granted."""
     fences: tuple[tuple[str, object], ...] = ()
 
     def become(self, who: int, **changes: object) -> ShareState:
@@ -82,6 +86,9 @@ class ShareModel:
         permits: How many permits there are.
 
         timers: Whether waiters also try by themselves. Without them, a lost wake-up is a waiter that is left.
+
+        together: How many readers one step wakes, each of which may then be granted out of turn, as on Redis. 0: the
+            head alone is woken and granted.
     """
 
     def __init__(
@@ -92,9 +99,11 @@ class ShareModel:
         rounds: int = 1,
         mishaps: Mishaps | None = None,
         timers: bool = False,
+        together: int = 0,
         broken: str = "",
     ) -> None:
         self.kinds, self.permits, self.timers, self.broken = kinds, permits, timers, broken
+        self.together = together
         self.mishaps = mishaps or Mishaps()
         self.start = ShareState(tuple(Client("trying", rounds) for _ in kinds), self.mishaps)
 
@@ -129,10 +138,16 @@ class ShareModel:
                 yield f"the store ends the grant of {row.who}", state._replace(holders=rest)
         for who, turn in state.line:
             if state.clients[who].at == "dead" or state.clients[who].turn != turn:
-                line = tuple(place for place in state.line if place != (who, turn))
-                yield f"the store drops {who} from the line", state._replace(line=line)
+                yield f"the store drops {who} from the line", self._without(state, who, turn)
 
     # The store.
+
+    def _without(self, state: ShareState, who: int, turn: int) -> ShareState:
+        """The state without this waiter in its line."""
+        opened = state.opened
+        if (who, turn) in state.line[:opened] and self.broken != "numbers are given again":
+            opened -= 1
+        return state._replace(line=tuple(place for place in state.line if place != (who, turn)), opened=opened)
 
     def _fits(self, kind: str, holders: tuple[ShareRow, ...]) -> bool:
         if kind == "W":
@@ -140,6 +155,32 @@ class ShareModel:
         if any(self.kinds[row.who] != kind for row in holders):
             return False
         return kind == "R" or len(holders) < self.permits
+
+    def _wake(self, state: ShareState, *, anew: bool = False) -> Iterator[ShareState]:
+        """Wake whom there is room for: the head, or readers at the front of the line. *anew*: a writer has ended."""
+        if not self.together or not state.line or self.kinds[state.line[0][0]] != "R":
+            yield from self._wake_head(state)
+        elif self._fits("R", state.holders):
+            for woken in [state._replace(opened=0)] if anew else self._wake_head(state):
+                yield from self._open(woken)
+
+    def _open(self, state: ShareState) -> Iterator[ShareState]:
+        """Wake the readers behind those that were woken, up to the first other waiter; or the message is lost."""
+        opened, clients = state.opened, state.clients
+        while opened < len(state.line) and self.kinds[state.line[opened][0]] == "R":
+            if opened == state.opened + self.together:
+                break
+            who, turn = state.line[opened]
+            if clients[who].at != "dead" and clients[who].turn == turn:
+                clients = changed(clients, who, woken=True)
+            opened += 1
+        if opened == state.opened:
+            yield state
+            return
+        further = state._replace(opened=opened, last=state.line[opened - 1])
+        yield further._replace(clients=clients)
+        if state.left.wakeups:
+            yield further._replace(left=state.left.one_less("wakeups"))
 
     def _wake_head(self, state: ShareState) -> Iterator[ShareState]:
         """Wake the head of the line if it fits; or the message is lost."""
@@ -162,8 +203,8 @@ class ShareModel:
             if (row.who, row.turn) == me:
                 yield row, state
                 return
-        ahead = state.line[0] if state.line else me
-        if ahead != me or not self._fits(kind, state.holders):
+        turn = state.line.index(me) if me in state.line else len(state.line)
+        if (turn and not self._passes(state, turn)) or not self._fits(kind, state.holders):
             return
         token = state.counter + 1
         if kind == "R" and state.holders and self.broken != "a token for each reader":
@@ -171,16 +212,29 @@ class ShareModel:
         taken = {row.permit for row in state.holders}
         permit = next(number for number in range(self.permits) if number not in taken) if kind == "P" else 0
         row = ShareRow(*me, permit, token)
-        granted = state._replace(
-            counter=max(state.counter, token),
-            holders=tuple(sorted((*state.holders, row))),
-            line=tuple(place for place in state.line if place != me),
+        granted = self._without(state, *me)._replace(
+            counter=max(state.counter, token), holders=tuple(sorted((*state.holders, row)))
         )
+        for after in self._chain(state, granted, turn):
+            yield row, after
+
+    def _passes(self, state: ShareState, turn: int) -> bool:
+        """Whether the one that is *turn* th in the line may be granted before those ahead of it."""
+        if self.broken == "out of turn past a writer":
+            return bool(self.together) and turn < len(state.line) and self.kinds[state.line[turn][0]] == "R"
+        return turn < state.opened
+
+    def _chain(self, before: ShareState, granted: ShareState, turn: int) -> Iterator[ShareState]:
+        """Whom a grant wakes: the head; of readers that are woken together, the last wakes those behind."""
+        kind = self.kinds[granted.holders[0].who]
         if kind == "W" or self.broken == "no chain of wake-ups":
-            yield row, granted
+            yield granted
+        elif not self.together or kind != "R":
+            yield from self._wake(granted)
+        elif turn >= min(before.opened, len(before.line)) or before.line[turn] == before.last:
+            yield from self._open(granted)
         else:
-            for after in self._wake_head(granted):
-                yield row, after
+            yield granted
 
     # What clients do.
 
@@ -188,12 +242,28 @@ class ShareModel:
         again = client.at == "trying_again" or self.broken == "no second try"
         granted = list(self._grant(state, who))
         for row, after in granted:
+            if self._ahead(state, who) - {self.kinds[who]}:
+                yield "is granted out of turn", "P8: a reader passes a writer that came before it"
             held = {"at": "held", "token": row.token, "permit": row.permit, "valid": True, "woken": False}
             yield f"is granted {row.token}/{row.permit}", after.become(who, **held)
             if state.left.replies:
                 yield "is granted, and the reply is lost", after._replace(left=state.left.one_less("replies"))
-        if not granted:
-            yield "is refused", state.become(who, at="waiting" if again and client.at != "trying" else "joining")
+        for after in [] if granted else self._refuse(state, who):
+            yield "is refused", after.become(who, at="waiting" if again and client.at != "trying" else "joining")
+
+    def _refuse(self, state: ShareState, who: int) -> Iterator[ShareState]:
+        """A reader that came while readers hold may have only readers before it: it opens the line for itself."""
+        me = (who, state.clients[who].turn)
+        opens = self.together and self.kinds[who] == "R" and self.broken != "a later reader opens nothing"
+        if opens and me in state.line and self._fits("R", state.holders):
+            yield from self._open(state)
+        else:
+            yield state
+
+    def _ahead(self, state: ShareState, who: int) -> set[str]:
+        """The kinds of those that stand in the line before this client."""
+        me = (who, state.clients[who].turn)
+        return {self.kinds[other] for other, _ in state.line[: state.line.index(me)]} if me in state.line else set()
 
     _trying_again = _trying
 
@@ -212,8 +282,8 @@ class ShareModel:
             yield "is cancelled", state.become(who, at="leaving_line")._replace(left=left)
 
     def _leaving_line(self, state: ShareState, who: int, client: Client) -> Iterator[ShareStep]:
-        rest = state._replace(line=tuple(place for place in state.line if place != (who, client.turn)))
-        for after in [rest] if self.broken == "left in silence" else self._wake_head(rest):
+        rest = self._without(state, who, client.turn)
+        for after in [rest] if self.broken == "left in silence" else self._wake(rest):
             yield "leaves the line", after.become(who, at="done", woken=False)
 
     def _held(self, state: ShareState, who: int, client: Client) -> Iterator[ShareStep]:
@@ -246,7 +316,7 @@ class ShareModel:
         after = state._replace(holders=rest)
         silent = rest == state.holders or (self.broken == "waking only when empty" and rest)
         again = Client("trying", client.rounds - 1, client.turn + 1) if client.rounds > 1 else Client("done", 0)
-        for released in [after] if silent else self._wake_head(after):
+        for released in [after] if silent else self._wake(after, anew=self.kinds[who] == "W"):
             yield "releases", released._replace(clients=(*released.clients[:who], again, *released.clients[who + 1 :]))
 
     def _done(self, _state: ShareState, _who: int, _client: Client) -> Iterator[ShareStep]:

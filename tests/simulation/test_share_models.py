@@ -19,11 +19,30 @@ TABLE = {
         f"every mishap, {kinds}": ShareModel(kinds, mishaps=EVERYTHING, timers=True)
         for kinds in ("RW", "WW", "PP", *amount(("WRR", "RWW", "PPP", "PPW"), short=()))
     },
+    **{
+        f"readers woken {together} at a time, {kinds}": ShareModel(kinds, together=together)
+        for together in (1, 2)
+        for kinds in ("WRR", *amount(("RWRR", "WRRR", "RWWR", "WRRRR", "RWRRW"), short=()))
+    },
+    "readers woken together in two rounds": ShareModel(amount("WRR", short="WR"), rounds=2, together=2),
+    "readers woken together, cancelled": ShareModel(
+        amount("RWRR", short="RWR"), together=2, mishaps=Mishaps(cancellations=1)
+    ),
+    "readers woken together, every mishap": ShareModel(
+        amount("WRR", short="WR"), together=2, mishaps=EVERYTHING, timers=True
+    ),
     "two pauses in two rounds": ShareModel(amount("WRW", short="RW"), rounds=2, mishaps=Mishaps(pauses=2), timers=True),
 }
 TABLE_BROKEN = {
     "no chain of wake-ups": ("P8", ShareModel("WRR", broken="no chain of wake-ups")),
     "waking only when empty": ("P8", ShareModel("PPPP", broken="waking only when empty")),
+    "no chain behind readers that were woken together": (
+        "P8",
+        ShareModel("WRR", together=1, broken="no chain of wake-ups"),
+    ),
+    "out of turn past a writer": ("P8", ShareModel("WWR", together=1, broken="out of turn past a writer")),
+    "numbers are given again": ("P8", ShareModel("RWR", together=1, broken="numbers are given again")),
+    "a later reader opens nothing": ("P8", ShareModel("WRRR", together=2, broken="a later reader opens nothing")),
     "no second try": ("P8", ShareModel("WW", broken="no second try")),
     "left in silence": ("P8", ShareModel("WRR", mishaps=Mishaps(cancellations=1), broken="left in silence")),
     "a token for each reader": ("P", ShareModel("RR", timers=True, broken="a token for each reader")),

@@ -152,6 +152,26 @@ class SharesSuite:
                 assert renewal in {Renewal.REFUSED, Renewal.TAKEN_OVER}
         await backend.release(writer)
 
+    async def test_a_reader_passes_no_writer_although_readers_were_woken_before(self, backend: Any, rival: Any):
+        """What the store noted of readers that it woke is not true of waiters that come in their places."""
+        before, early = claim_of(WRITER), [claim_of(READER) for _ in range(4)]
+        writer, late = claim_of(WRITER), claim_of(READER)
+        await granted(rival, before)
+        async with AsyncExitStack() as line, AsyncExitStack() as leaving:
+            turns = [await (line if n < 2 else leaving).enter_async_context(backend.queue(early[n])) for n in range(4)]
+            await rival.release(before)
+            await served(backend, early[0], turns[0])
+            await leaving.aclose()  # the last two, which were woken, or would be
+            writing, reading = [await line.enter_async_context(backend.queue(claim)) for claim in (writer, late)]
+            assert isinstance(await backend.acquire(late), Held)
+            await served(backend, early[1], turns[1])
+            for reader in early[:2]:
+                await backend.release(reader)
+            await served(backend, writer, writing)
+            await backend.release(writer)
+            await served(backend, late, reading)
+            await backend.release(late)
+
     async def test_tries_at_the_same_moment_get_all_permits_that_are_free(self, backend: Any, rival: Any):
         """None is refused because the one ahead has not got its number yet."""
         for _ in range(_ROUNDS):

@@ -44,6 +44,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import groupby
 from typing import Any
 
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
@@ -90,7 +91,7 @@ __all__ = ["RedisBackend", "from_url"]
 
 OPTIONS = ("prefix", "tokens", "fair", "min_replicas", "retention")
 _BATCH = 200
-"""Leases that one run of a script renews: it keeps the server busy for less than a millisecond."""
+"""Leases that one run of a script renews or looks at: it keeps the server busy for less than a millisecond."""
 
 
 class RedisBackend:
@@ -230,8 +231,11 @@ class RedisBackend:
 
     async def _check_shares(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """Ask whether shares are still held, as `renew` tells it, without renewing them."""
-        outcomes = await self._router.run_all([self._requests.check_share(claim) for claim in claims])
-        renewals = [renewal for outcome in outcomes for renewal in read_renewals(outcome, 1)]
+        of_name = [list(some) for _, some in groupby(claims, key=lambda claim: claim.name)]
+        batches = [some[start : start + _BATCH] for some in of_name for start in range(0, len(some), _BATCH)]
+        outcomes = await self._router.run_all([self._requests.check_shares(batch) for batch in batches])
+        answers = zip(batches, outcomes, strict=True)
+        renewals = [renewal for batch, outcome in answers for renewal in read_renewals(outcome, len(batch))]
         return await with_reasons(claims, renewals, self._revocations.reasons)
 
     async def _renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:

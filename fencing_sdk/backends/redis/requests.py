@@ -25,7 +25,7 @@ from fencing_sdk.backends.redis.scripts import (
     ACQUIRE,
     ACQUIRE_SHARE,
     ACQUIRE_WRITER,
-    CHECK_SHARE,
+    CHECK_SHARES,
     HOLDERS,
     INSPECT,
     JOIN_SHARE_LINE,
@@ -157,11 +157,15 @@ class RedisRequests:
                 arguments += (sign.claim.owner, sign.stored())
         return ScriptCall(STAND, keys, arguments)
 
-    def check_share(self, claim: Claim) -> ScriptCall:
-        """Ask whether a share is still held; the reply is that of `renew`, and client tracking follows the lease."""
-        tag = self._keys.tag(claim.name)
-        keys = (lease_key(tag), share_keys(tag)[0])
-        return ScriptCall(CHECK_SHARE, keys, (claim.owner,), follow=keys[:1], untracked=True)
+    def check_shares(self, claims: Sequence[Claim]) -> ScriptCall:
+        """
+        Ask whether shares of one name are still held.
+
+        The reply is that of `renew`, and client tracking follows the lease.
+        """
+        tag = self._keys.tag(claims[0].name)
+        keys, owners = (lease_key(tag), share_keys(tag)[0]), [claim.owner for claim in claims]
+        return ScriptCall(CHECK_SHARES, keys, owners, follow=keys[:1], untracked=True)
 
     def join_share_line(self, claim: Claim, command: str, channel: str, ticket: str) -> ScriptCall:
         """Join the line of shares; the server then wakes the waiter by *command* with *ticket* on *channel*."""

@@ -49,5 +49,5 @@ end
 if redis.call('EXISTS', lease) == 0 and redis.call('EXISTS', q) == 1 then
   hand_on(lease, last, q, w, ARGV[3], ARGV[4], redis.call('TIME'))
 end
-if redis.call('EXISTS', sq) == 1 then wake_fitting_head(lease, sq, sw, e, h, now) end
+if redis.call('EXISTS', sq) == 1 then wake_fitting_head(lease, sq, sw, e, h, now, true) end
 return 1

@@ -24,9 +24,16 @@ if not has_room(held, e, mode, permits) then
   if not first then return {redis.call('PTTL', lease), in_line} end -- or the last share ends in this very millisecond
   return {math.ceil(tonumber(first) - now), in_line}
 end
+local number, readers_to = math.huge, 0
 if line then
-  local head, _, left = head_of_line(q, w, now)
-  if ARGV[6] == 'fair' and head and head ~= owner then return {left, in_line} end
+  if mode == 'reader' then number, readers_to = number_in_line(q, w, owner) end
+  if number > readers_to and ARGV[6] == 'fair' then
+    local head, _, left = head_of_line(q, w, now)
+    if head and head ~= owner then
+      if number < math.huge then readers_to = open_to_readers(q, w, readers_to) end
+      if number > readers_to then return {left, in_line} end
+    end
+  end
 end
 
 local granted
@@ -54,6 +61,10 @@ else
 end
 if line then
   leave_line(q, w, owner)
-  wake_fitting_head(lease, q, w, e, h, now, true)
+  if mode ~= 'reader' then
+    wake_fitting_head(lease, q, w, e, h, now)
+  elseif number > readers_to - BOUNDARY then
+    open_to_readers(q, w, readers_to)
+  end
 end
 return granted

@@ -7,7 +7,8 @@ local held = redis.pcall('GETEX', lease)
 if type(held) == 'table' and held.err then return held end
 if held and string.sub(held, 1, #owner + 1) == owner .. '\0' then return 0 end
 local behind = redis.call('ZREVRANGE', q, 0, 0, 'WITHSCORES')[2]
-local joined = redis.pcall('ZADD', q, 'NX', string.format('%.0f', (tonumber(behind) or 0) + 1), owner)
+local last = math.max(tonumber(behind or 0), tonumber(redis.call('HGET', w, '') or 0)) -- '': see share.lua
+local joined = redis.pcall('ZADD', q, 'NX', string.format('%.0f', last + 1), owner)
 if type(joined) == 'table' then return joined end
 local sign = string.format('%.0f', milliseconds()) .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4]
 redis.call('HSET', w, owner, sign)

@@ -7,5 +7,5 @@ if not alone then
   drop_ended(e, h, now)
   settle(lease, e, h, now)
 end
-wake_fitting_head(lease, q, w, e, h, now)
+wake_fitting_head(lease, q, w, e, h, now, ARGV[2] == 'writer')
 return 1

@@ -2,7 +2,9 @@
 The waiters of one client for permits, readers and writers, and what wakes them: see `waiters.py` for plain locks.
 
 A share may be granted beside others, so no release can tell alone whom to hand it to. The server wakes the waiter at
-the head of the line of shares (see `waking_line.lua`), which then asks. A waiter tries again once a second, when a
+the head of the line of shares (see `waking_line.lua`), which then asks. If that is a reader, the readers behind it are
+woken by the same message, up to the first other waiter, and each may be granted before the others have asked: see
+`share.lua`. A waiter tries again once a second, when a
 share ends, and on a new connection. A try is also the sign of life that keeps it in the line.
 """
 
@@ -110,8 +112,8 @@ class ShareWaiters:
                 waiter.wake()
 
     def on_push(self, message: list[Reply]) -> None:
-        """Wake the waiter that a message names, or the waiters of a channel that the server has ended."""
-        if (ticket := self._channels.text_for_us(message)) is not None:
+        """Wake the waiters that a message names, or those of a channel that the server has ended."""
+        for ticket in (self._channels.text_for_us(message) or "").split():
             self._table.wake(ticket)
         for waiter in self._channels.cut_off(message):
             waiter.fail(BackendUnavailableError(BACKEND, "queue", _MOVED))

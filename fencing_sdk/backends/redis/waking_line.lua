@@ -1,7 +1,8 @@
 -- A line whose head is woken, and asks: that of shares, and that of a node of a quorum.
 --   q  sorted set: owner -> number of arrival
 --   w  hash: owner -> "MILLISECONDS COMMAND CHANNEL TICKET": its last sign of life, and the message that wakes it.
---      The command of a waiter for a share is followed by its mode and the number of permits: "PUBLISH/permit/4"
+--      The command of a waiter for a share is followed by its mode and the number of permits: "PUBLISH/permit/4".
+--      '' -> a number of arrival, with which share.lua notes something else
 
 -- Postpone the expiry of the line; return whether it may have waiters. A write: client tracking does not follow it.
 local function keep_line(q, w)
@@ -20,7 +21,7 @@ end
 
 local function leave_line(q, w, owner)
   redis.call('ZREM', q, owner)
-  redis.call('HDEL', w, owner)
+  if redis.call('EXISTS', q) == 1 then redis.call('HDEL', w, owner) else redis.call('DEL', w) end
 end
 
 -- Return the owner whose turn it is, the fields of its entry in w, and the milliseconds until it counts as gone.
