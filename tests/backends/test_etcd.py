@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from etcd_server import EtcdCluster
+from patience import wait_until
 
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
@@ -30,8 +31,9 @@ class TestEtcdBackend(BackendSuite):
     notices = True
     lists = revokes = True
     ttl = 0.5
-    expiry_lag = 1.5  # a lease of whole seconds is half a second longer, and etcd looks twice a second
-    patience = 20.0
+    expiry_lag = 4.0
+    """A lease of whole seconds is half a second longer, etcd looks twice a second, and the machine may stand still."""
+    patience = 60.0
 
     @pytest.fixture(autouse=True)
     def server(self, own_etcd: EtcdCluster) -> EtcdCluster:
@@ -41,7 +43,7 @@ class TestEtcdBackend(BackendSuite):
 
     @pytest.fixture
     def url(self, server: EtcdCluster) -> str:
-        return server.url
+        return f"{server.url}?connect_timeout=20"  # a machine may stand still
 
     @pytest.fixture
     def reopen(self, url: str) -> Callable[[], EtcdBackend]:
@@ -72,6 +74,17 @@ class TestEtcdBackend(BackendSuite):
         """Delete the keys of the lock, as an operator does."""
         assert isinstance(backend, EtcdBackend)
         await asyncio.to_thread(self.own_server.delete, backend._keys.line(name)[0].decode())
+
+    async def expire(self, ttl: float) -> None:
+        """Let the ttl pass, and etcd end the leases of that length: it looks for them twice a second."""
+        await self.pass_time(ttl)
+        await asyncio.to_thread(wait_until, lambda: not self._short_keys(ttl), what="the leases end")
+
+    def _short_keys(self, ttl: float) -> list[str]:
+        """The keys on leases that are as short as those for *ttl*, which are rounded up and half a second longer."""
+        lengths = {lease: self.own_server.ask("lease/timetolive", {"ID": lease}) for lease in self.own_server.leases()}
+        short = {lease for lease, told in lengths.items() if int(told.get("grantedTTL", 0)) < ttl + 2}
+        return [key for key, kv in self.own_server.keys().items() if kv.get("lease") in short]
 
     async def purge(self, backend: Backend) -> None:
         """Let etcd forget its history."""

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from campaigns import amount
 from etcd_clock import ClockError, ForeignClock
 from etcd_server import EtcdCluster, EtcdMember, StartEtcd, gone
 from etcd_stage import backend_on, count_of_keys, granted, held_for, keys
 from event_log import CLOCK, ENDED_BY_TIME
 from fault_proxy import FaultProxy
-from stays import Stay, opened, staying
+from stays import SHORT, Stay, opened, staying
 
 from fencing_sdk import LossReason, StaleTokenError
 from fencing_sdk.abc import Claim
@@ -36,15 +37,16 @@ def clock_of(member: EtcdMember) -> Iterator[ForeignClock]:
         member.kill()
 
 
+@pytest.mark.campaign
 async def test_a_leader_whose_wall_clock_is_set_ends_no_grant_before_its_time(etcd_cluster: EtcdCluster):
     """Back and forward, while a lock is held and another was left by its holder. Set back, 3.4 frees that later."""
     url = etcd_cluster.url
     async with opened(url) as (locks, log), opened(url) as (others, _), backend_on(url) as leaving:
         with clock_of(await etcd_cluster.await_leader()) as clock:
-            async with staying(locks.lock("a", ttl=3)) as stay:
-                for wall in (-1.5, HOUR):
+            async with staying(locks.lock("a", ttl=10, heartbeat_interval=0.5)) as stay:
+                for wall in amount((-1.5, HOUR), short=(HOUR,)):
                     left_at = CLOCK.now()
-                    token = await granted(leaving, Claim("left", 2.0))
+                    token = await granted(leaving, Claim("left", 4.0))
                     clock.set(wall=wall)
                     await held_for(0.5, log, others, "a")
                     seen = await leaving.inspect("left")
@@ -52,7 +54,7 @@ async def test_a_leader_whose_wall_clock_is_set_ends_no_grant_before_its_time(et
                     assert seen.token == token
                     async with others.lock("left", wait=20) as lease:
                         assert lease.token > token
-                        assert CLOCK.now() >= left_at + 2.0
+                        assert CLOCK.now() >= left_at + 4.0
                 await stay.end()
     await gone(etcd_cluster, "fencing/")
 
@@ -79,7 +81,7 @@ async def test_an_etcd_whose_clock_runs_a_fifth_fast_hands_on_after_the_work_has
         async with clients[0] as (locks, _), clients[1] as (others, _):
             with clock_of(server.members[0]) as clock:
                 clock.set(rate=1.2)
-                async with staying(locks.lock("a", ttl=4)) as stay:
+                async with staying(locks.lock("a", **SHORT)) as stay:
                     waiting = Stay(others.lock("a", ttl=10))
                     await count_of_keys(server, "a", 2)
                     network.blackhole()
@@ -114,16 +116,19 @@ async def test_a_leader_whose_clock_leaps_ends_grants_early_and_the_guard_refuse
                 await waiting.end()
 
 
+@pytest.mark.campaign
 async def test_followers_whose_clocks_are_off_cost_nothing_also_when_one_of_them_leads(etcd_cluster: EtcdCluster):
     """A new leader counts every lease from its election on: prolonged, never cut."""
     leader = await etcd_cluster.await_leader()
     one, other = (member for member in etcd_cluster.members if member is not leader)
     async with opened(etcd_cluster.url) as (locks, log), opened(etcd_cluster.url) as (others, _):
         with clock_of(one) as ahead, clock_of(other) as behind:
-            async with staying(locks.lock("a", ttl=6)) as stay:
+            async with staying(
+                locks.lock("a", **amount({"ttl": 6.0}, short={"ttl": 20.0, "heartbeat_interval": 0.5}))
+            ) as stay:
                 ahead.set(wall=HOUR, leap=HOUR)
                 behind.set(wall=-HOUR, rate=0.9)
                 await held_for(1, log, others, "a")
                 leader.kill()
-                await held_for(7.5, log, others, "a")
+                await held_for(amount(7.5, short=2.0), log, others, "a")
                 await stay.end()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from campaigns import amount
 from etcd_server import EtcdCluster, gone
 from etcd_stage import backend_on, count_of_keys, granted, in_order, six_in_line
 from event_log import CLOCK, ENDED_BY_TIME
-from stays import Stay, opened, staying
+from stays import SHORT, Stay, eventually, opened, staying
 
 from fencing_sdk import Renewed
 from fencing_sdk.abc import Claim
@@ -15,12 +17,18 @@ from fencing_sdk.abc import Claim
 pytest_plugins = ["etcd_fixtures"]
 
 
+KEPT = amount({"ttl": 8.0}, short={"ttl": 20.0, "heartbeat_interval": 0.5})
+BEYOND = amount(9.0, short=2.0)
+"""Seconds for which a lease is kept: in a campaign longer than the ttl, so that no grant from before is left."""
+
+
+@pytest.mark.campaign
 async def test_a_leader_that_is_killed_costs_no_lease_and_no_exclusion(etcd_cluster: EtcdCluster):
-    async with opened(etcd_cluster.url) as (locks, log), staying(locks.lock("a", ttl=8)) as stay:
+    async with opened(etcd_cluster.url) as (locks, log), staying(locks.lock("a", **KEPT)) as stay:
         leader = await etcd_cluster.await_leader()
         leader.kill()
         killed_at = CLOCK.now()
-        while CLOCK.now() < killed_at + 9:  # longer than the ttl
+        while CLOCK.now() < killed_at + BEYOND:
             renewed = len(log.of(Renewed))
             await log.seen(Renewed, renewed + 1)
             assert await locks.lock("a").try_acquire() is None
@@ -42,7 +50,7 @@ async def test_a_leader_that_is_killed_while_some_wait_loses_no_wake_up_and_no_o
 async def test_without_a_majority_the_work_ends_in_time_and_nobody_else_begins(etcd_cluster: EtcdCluster):
     """Two of three stand still. When they go on, the lock is free for a higher token."""
     async with opened(etcd_cluster.url) as (locks, _), opened(etcd_cluster.url) as (others, _):
-        async with staying(locks.lock("a", ttl=4)) as stay:
+        async with staying(locks.lock("a", **SHORT)) as stay:
             waiting = Stay(others.lock("a", ttl=10))
             await count_of_keys(etcd_cluster, "a", 2)
             for member in etcd_cluster.members[:2]:
@@ -96,6 +104,10 @@ async def test_a_lease_outlives_a_restart_of_every_member_one_after_the_other(et
         await stay.end()
 
 
+async def _watched(cluster: EtcdCluster) -> float:
+    return await asyncio.to_thread(cluster.metric, "etcd_debugging_mvcc_watcher_total")
+
+
 async def test_a_watch_at_a_member_that_lost_its_leader_ends(etcd_cluster: EtcdCluster):
     """It would hear of nothing; so it is told to end, and the waiter asks others."""
     async with backend_on(etcd_cluster.url) as backend:
@@ -105,10 +117,10 @@ async def test_a_watch_at_a_member_that_lost_its_leader_ends(etcd_cluster: EtcdC
         async with place as turn:
             first = backend._gateway._endpoints.in_turn()[0].origin
             others = [member for member in etcd_cluster.members if member.origin != first]
-            await asyncio.sleep(0.3)  # for the watch to be open
+            await eventually(lambda: _watched(etcd_cluster), what="the watch is opened")
             for member in others:
                 member.pause()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 while backend._gateway._endpoints.in_turn()[0].origin == first:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 for member in others:

@@ -129,7 +129,7 @@ async def test_work_goes_on_alone_although_the_deletion_of_an_earlier_place_come
 async def test_a_debt_that_is_being_paid_while_its_owner_comes_back_is_not_paid_with_the_new_grant(
     etcd: EtcdBackend, etcd_server: EtcdCluster
 ):
-    post, claim, kept = Post(etcd), Claim("a", 2.0), Claim("kept", 2.0)
+    post, claim, kept = Post(etcd), Claim("a", 4.0), Claim("kept", 4.0)
     await granted(etcd, kept)
     await granted(etcd, claim)
     post.to_hold_back = math.inf
@@ -152,7 +152,7 @@ async def test_a_place_that_was_left_and_taken_again_is_not_deleted_as_a_debt(
     etcd: EtcdBackend, etcd_server: EtcdCluster
 ):
     """No later waiter is served before it."""
-    post, kept = Post(etcd), Claim("kept", 2.0)
+    post, kept = Post(etcd), Claim("kept", 4.0)
     holder, claim, later = (Claim("a", 60.0) for _ in range(3))
     await granted(etcd, holder)
     async with etcd.queue(claim):

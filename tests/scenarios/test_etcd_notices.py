@@ -156,12 +156,12 @@ async def test_a_silent_network_is_left_for_a_new_stream(
     etcd_server: EtcdCluster, etcd_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ):
     """The client never sees an end of the connection. It takes a member that is silent for too long as gone."""
-    monkeypatch.setattr(losses, "_SILENCE", 0.6)
+    monkeypatch.setattr(losses, "_SILENCE", 2.0)
     url = f"etcd://127.0.0.1:{etcd_proxy.port}"
     async with opened(url) as (locks, _), holding(locks, "a") as (stay,):
         await watched(etcd_server, 1)
         accepted = etcd_proxy.accepted
-        await asyncio.sleep(2)
+        await asyncio.sleep(2.2)
         assert etcd_proxy.accepted == accepted  # it has answered that it is there
         etcd_proxy.half_open()
         await asyncio.to_thread(etcd_server.delete, "fencing/a/")

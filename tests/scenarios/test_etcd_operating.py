@@ -65,7 +65,7 @@ async def test_more_readers_than_fit_into_a_transaction_lose_their_phase(etcd_se
         async with backend.queue(writer) as turn:
             assert [waiting.mode for waiting in await backend.list_waiters("a")] == [WRITER]
             assert await backend.revoke("a", token, "enough")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await turn.wait()
             written = await granted(backend, writer)
         assert written > token
@@ -99,7 +99,7 @@ async def test_a_permit_is_revoked_and_its_number_is_given_again(etcd_server: Et
         tokens = [await granted(backend, permit) for permit in permits[:2]]
         async with backend.queue(permits[2]) as turn:
             assert await backend.revoke("a", tokens[0], "enough")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await turn.wait()
             grant = await backend.acquire(permits[2])
         assert isinstance(grant, Grant)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from campaigns import amount
 from etcd_network import PeerNetwork
 from etcd_server import EtcdCluster, EtcdMember, b64, gone
 from etcd_stage import backend_on, count_of_keys, granted, held_for, in_order, six_in_line
 from event_log import ENDED_BY_TIME
-from stays import Stay, opened, staying
+from stays import SHORT, Stay, opened, staying
 
 from fencing_sdk import StaleTokenError
 from fencing_sdk.abc import Claim
@@ -17,6 +18,10 @@ from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.guards.etcd import EtcdGuard, put
 
 pytest_plugins = ["etcd_fixtures"]
+
+KEPT = amount({"ttl": 6.0}, short={"ttl": 20.0, "heartbeat_interval": 0.5})
+BEYOND = amount(7.5, short=2.0)
+"""Seconds for which a lease is kept: in a campaign longer than the ttl, so that no grant from before is left."""
 
 LEADER_OR_FOLLOWER = pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
 
@@ -44,7 +49,7 @@ async def test_a_holder_at_the_cut_off_member_is_out_before_the_majority_hands_o
     """It knows no other member. Its keep-alives may still be answered there; they prove nothing by themselves."""
     alone, rest = await sides(partitioned_etcd, leads=leads)
     async with opened(url_of(alone)) as (locks, _), opened(url_of(*rest)) as (others, _):
-        async with staying(locks.lock("a", ttl=3)) as stay:
+        async with staying(locks.lock("a", **SHORT)) as stay:
             waiting = Stay(others.lock("a", ttl=10))
             await count_of_keys(partitioned_etcd, "a", 2)
             with network_of(partitioned_etcd).isolated(alone.address):
@@ -57,14 +62,15 @@ async def test_a_holder_at_the_cut_off_member_is_out_before_the_majority_hands_o
     await gone(partitioned_etcd, "fencing/")
 
 
+@pytest.mark.campaign
 @LEADER_OR_FOLLOWER
 async def test_a_holder_that_knows_all_members_goes_on_at_the_majority(partitioned_etcd: EtcdCluster, leads: bool):
     """The member that it asks first is cut off, for longer than the ttl and the lease."""
     alone, rest = await sides(partitioned_etcd, leads=leads)
     async with opened(url_of(alone, *rest)) as (locks, log), opened(url_of(*rest)) as (others, _):
-        async with staying(locks.lock("a", ttl=6)) as stay:
+        async with staying(locks.lock("a", **KEPT)) as stay:
             with network_of(partitioned_etcd).isolated(alone.address):
-                await held_for(7.5, log, others, "a")
+                await held_for(BEYOND, log, others, "a")
             await stay.end()
         async with others.lock("a", wait=20) as lease:
             assert lease.token > stay.token
@@ -103,7 +109,7 @@ async def test_when_no_member_reaches_another_the_work_ends_and_nobody_begins(pa
     """Every member takes requests, the old leader for a while even keep-alives."""
     url = partitioned_etcd.url
     async with opened(url) as (locks, _), opened(url) as (others, _):
-        async with staying(locks.lock("a", ttl=3)) as stay:
+        async with staying(locks.lock("a", **SHORT)) as stay:
             for member in partitioned_etcd.members:
                 network_of(partitioned_etcd).isolate(member.address)
             waiting = Stay(others.lock("a", ttl=10))
@@ -120,17 +126,18 @@ async def test_when_no_member_reaches_another_the_work_ends_and_nobody_begins(pa
     await gone(partitioned_etcd, "fencing/")
 
 
+@pytest.mark.campaign
 async def test_two_members_that_only_a_third_reaches_both_cost_no_lease(partitioned_etcd: EtcdCluster):
     """The follower that lost sight of the leader stands for election in vain; healed, its higher term deposes it."""
     leader, (blind, _) = await sides(partitioned_etcd)
     network = network_of(partitioned_etcd)
     url = url_of(blind, *(member for member in partitioned_etcd.members if member is not blind))
     async with opened(url) as (locks, log), opened(partitioned_etcd.url) as (others, _):
-        async with staying(locks.lock("a", ttl=6)) as stay:
+        async with staying(locks.lock("a", **KEPT)) as stay:
             network.cut(leader.address, blind.address)
-            await held_for(7.5, log, others, "a")
+            await held_for(BEYOND, log, others, "a")
             network.heal()
-            await held_for(2, log, others, "a")
+            await held_for(1, log, others, "a")
             await stay.end()
     await gone(partitioned_etcd, "fencing/")
 

@@ -46,7 +46,7 @@ async def test_a_wall_clock_that_jumps_ends_no_session_and_keeps_none_alive(hour
     leader = await asyncio.to_thread(lambda: clocked_ensemble.leader)
     url, clock = f"{clocked_ensemble.url}{fresh_root()}", member_clocks[leader.member - 1]
     async with opened(url) as (locks, log), operating(url) as operator:
-        async with staying(locks.lock("living", ttl=2)) as stay:
+        async with staying(locks.lock("living", ttl=10, heartbeat_interval=0.5)) as stay:
             gone = from_url(url)
             left_at = CLOCK.now()
             before = await gone.acquire(Claim("gone", 2.0))

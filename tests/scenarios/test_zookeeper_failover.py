@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from event_log import CLOCK
-from stays import PATIENCE, eventually, opened, staying
+from event_log import CLOCK, ENDED_BY_TIME
+from stays import PATIENCE, SHORT, eventually, opened, staying
 from zookeeper_server import fresh_root
 from zookeeper_stage import in_place
 
-from fencing_sdk import LossReason
 from fencing_sdk._values.claim import Claim, Grant, Renewal
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.errors import BackendUnavailableError
@@ -102,14 +101,14 @@ async def _renews(backend, claim) -> bool:
 
 async def test_without_a_majority_the_lease_ends_on_time_and_locks_come_back_with_it(zookeeper_ensemble, url):
     async with opened(url) as (locks, _):
-        async with staying(locks.lock("a", ttl=2)) as stay:
+        async with staying(locks.lock("a", **SHORT)) as stay:
             followers = await asyncio.to_thread(lambda: zookeeper_ensemble.followers)
-            killed_at = CLOCK.now()
             for member in followers:
                 await asyncio.to_thread(member.kill)
+            killed_at = CLOCK.now()
             await stay.over()
-            assert stay.lost in {LossReason.EXPIRED, LossReason.STALLED}
-            assert stay.body_ended_at < killed_at + 2
+            assert stay.lost in ENDED_BY_TIME
+            assert stay.body_ended_at < killed_at + SHORT["ttl"]
         await asyncio.to_thread(zookeeper_ensemble.heal)
         lease = await asyncio.wait_for(locks.lock("a", ttl=10, wait=PATIENCE).acquire(), PATIENCE)
         assert lease.token > stay.token
@@ -136,7 +135,7 @@ async def test_members_die_one_after_the_other_and_fifty_waiters_are_served_in_o
             await asyncio.to_thread(member.kill)
             await asyncio.sleep(0.3)
             await asyncio.to_thread(zookeeper_ensemble.heal)
-        async with asyncio.timeout(2 * PATIENCE):
+        async with asyncio.timeout(6 * PATIENCE):
             await asyncio.gather(*waiters)
     assert sorted(served) == served
     assert [number for _, number in served] == list(range(50))

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from event_log import CLOCK
-from stays import PATIENCE, eventually, opened, staying
+from event_log import CLOCK, ENDED_BY_TIME
+from stays import PATIENCE, SHORT, eventually, opened, staying
 from zookeeper_network import MemberNetwork
 from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
 
-from fencing_sdk import LossReason
 from fencing_sdk._lease import state_of
 from fencing_sdk._values.claim import Claim, Grant, Renewal
 from fencing_sdk.backends.zookeeper import from_url
@@ -50,12 +49,12 @@ async def test_a_leader_on_its_own_keeps_no_lease_alive_until_the_majority_grant
     old = await asyncio.to_thread(lambda: split_ensemble.leader)
     rest = ",".join(member.address for member in split_ensemble.members if member is not old)
     async with opened(f"{old.url}{root}") as (locks, _), opened(f"zk://{rest}{root}") as (others, _):
-        async with staying(locks.lock("a", ttl=3)) as stay:
+        async with staying(locks.lock("a", **SHORT)) as stay:
             member_network.split(old.member)
             second = await asyncio.wait_for(others.lock("a", ttl=LIMIT).acquire(), LIMIT)
             granted_at = CLOCK.now()
             await stay.over()
-            assert stay.lost in {LossReason.EXPIRED, LossReason.STALLED}
+            assert stay.lost in ENDED_BY_TIME
             assert stay.body_ended_at < granted_at
             assert second.token >> 32 > stay.token >> 32, "another leader granted it"
         member_network.heal()
@@ -90,7 +89,7 @@ async def test_who_may_ask_all_members_keeps_its_lease_although_its_follower_is_
     await eventually(lambda: _renews(everywhere, claim), what="a renewal by way of another member")
     assert session.id == everywhere._sessions.of(20.0).id
     assert await everywhere.acquire(claim) == grant
-    assert all(member.role() in {"leader", "follower"} for member in rest)
+    assert all(member.role(patience=PATIENCE) in {"leader", "follower"} for member in rest)
     member_network.heal()
     await eventually(lambda: _renews(away, other), what="a renewal, when the follower is back")
     for backend, held in ((away, other), (everywhere, claim)):

@@ -117,6 +117,6 @@ async def etcd_proxy(etcd_server: EtcdCluster) -> AsyncIterator[FaultProxy]:
 @pytest.fixture
 async def etcd(etcd_server: EtcdCluster) -> AsyncIterator[EtcdBackend]:
     """A backend on the shared server."""
-    backend = from_url(etcd_server.url)
+    backend = from_url(etcd_server.url, connect_timeout=20.0)  # a machine may stand still
     yield backend
     await backend.aclose()

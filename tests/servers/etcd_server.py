@@ -315,8 +315,14 @@ class EtcdCluster:
         self.ask("kv/compaction", {"revision": str(self.revision()), "physical": True})
 
     def leader(self) -> EtcdMember:
-        wait_until(lambda: any(member.leads() for member in self.running), what="there is a leader")
-        return next(member for member in self.running if member.leads())
+        found: list[EtcdMember] = []
+
+        def look() -> bool:
+            found[:] = [member for member in self.running if member.leads()]
+            return bool(found)
+
+        wait_until(look, what="there is a leader")
+        return found[0]
 
     async def await_leader(self) -> EtcdMember:
         """`leader`, while the loop turns."""

@@ -25,7 +25,7 @@ def test_an_error_is_not_taken_for_an_answer(etcd_server: EtcdCluster):
 
 def test_a_cluster_has_one_leader_and_outlives_it(etcd_cluster: EtcdCluster):
     leader = etcd_cluster.leader()
-    assert sum(member.leads() for member in etcd_cluster.members) == 1
+    wait_until(lambda: [member for member in etcd_cluster.members if member.leads()] == [leader], what="it leads alone")
     leader.kill()
     assert etcd_cluster.leader() is not leader
     etcd_cluster.heal()

@@ -9,8 +9,8 @@ pytest_plugins = ["zookeeper_fixtures"]
 
 
 def test_a_server_answers_and_knows_that_it_is_alone(zookeeper_server):
-    assert zookeeper_server.say("ruok") == "imok"
-    assert zookeeper_server.role() == "standalone"
+    assert zookeeper_server.say("ruok", patience=20) == "imok"
+    assert zookeeper_server.role(patience=20) == "standalone"
 
 
 def test_a_killed_server_is_silent_and_comes_back_on_its_port(start_zookeeper):
@@ -19,7 +19,7 @@ def test_a_killed_server_is_silent_and_comes_back_on_its_port(start_zookeeper):
     server.kill()
     assert server.role() == ""
     server.start()
-    assert (server.port, server.role()) == (port, "standalone")
+    assert (server.port, server.role(patience=20)) == (port, "standalone")
     assert server.pid != pid
 
 
@@ -28,7 +28,7 @@ def test_a_paused_server_does_not_answer(start_zookeeper):
     server.pause()
     assert server.say("ruok", patience=0.2) == ""
     server.resume()
-    assert server.say("ruok") == "imok"
+    assert server.say("ruok", patience=20) == "imok"
 
 
 def test_settings_reach_the_server(start_zookeeper):
@@ -37,11 +37,11 @@ def test_settings_reach_the_server(start_zookeeper):
 
 def test_an_ensemble_has_one_leader_and_another_one_when_that_dies(zookeeper_ensemble):
     leader = zookeeper_ensemble.leader
-    assert [member.role() for member in zookeeper_ensemble.followers] == ["follower"] * 2
+    assert [member.role(patience=20) for member in zookeeper_ensemble.followers] == ["follower"] * 2
     leader.kill()
     assert zookeeper_ensemble.leader is not leader
     zookeeper_ensemble.heal()
-    assert leader.role() == "follower"
+    assert leader.role(patience=20) == "follower"
 
 
 def test_elsewhere_a_missing_compiler_is_a_skip_that_says_what_to_install(monkeypatch):

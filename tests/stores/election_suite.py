@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+from stays import eventually
 from store_bench import StoreBench, WaitersBench
 
-from fencing_sdk import Election, ElectionStanding, connect
+from fencing_sdk import Election, ElectionStanding, LockClient, connect
 
 STANDING = Path(__file__).parent.parent / "scenarios" / "workers" / "standing.py"
-TTL = 6.0
+TTL = 4.0
+LONG_TTL = 600.0
+"""Longer than any of these tests: nothing in it waits for the end of a ttl."""
 PATIENCE = 40.0
 
 
@@ -42,9 +44,9 @@ class Candidate:
 
 
 @contextlib.asynccontextmanager
-async def candidate(url: str, *, cleanup: float = 0.0) -> AsyncIterator[Candidate]:
+async def candidate(url: str, *, ttl: float = TTL, cleanup: float = 0.0) -> AsyncIterator[Candidate]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(STANDING), url, "scheduler", str(TTL), str(cleanup), stdout=asyncio.subprocess.PIPE
+        sys.executable, str(STANDING), url, "scheduler", str(ttl), str(cleanup), stdout=asyncio.subprocess.PIPE
     )
     try:
         yield Candidate(process)
@@ -58,19 +60,17 @@ class ElectionSuite:
     """What an election does on every store that processes share."""
 
     async def test_a_leader_that_is_told_to_end_hands_over_when_its_body_has_ended(self, bench: WaitersBench):
-        async with candidate(bench.url, cleanup=0.5) as leader:
+        async with candidate(bench.url, ttl=LONG_TTL, cleanup=0.5) as leader:
             _, token = await leader.moment("leads")
-            async with candidate(bench.url) as other:
+            async with candidate(bench.url, ttl=LONG_TTL) as other:
                 await self._hand_over(bench, leader, token, other)
 
     async def _hand_over(self, bench: WaitersBench, leader: Candidate, token: int, other: Candidate) -> None:
         await bench.waiting("scheduler", 1)
-        told = time.monotonic()
         leader.process.send_signal(signal.SIGTERM)
         ended, _ = await leader.moment("ended")
         began, next_token = await other.moment("leads")
         assert ended <= began
-        assert began - told < TTL / 2, "no rest of a ttl is waited for"
         assert next_token > token
         await leader.says("left")
         assert await leader.process.wait() == 0
@@ -91,18 +91,16 @@ class ElectionSuite:
                 assert holder is not None
                 assert holder.metadata is not None
                 assert holder.metadata.endswith(f":{leader.process.pid}")
-                killed = time.monotonic()
                 leader.process.kill()
                 with anyio.fail_after(PATIENCE):
                     assert await following > holder.token
-                assert time.monotonic() - killed < 2 * TTL
 
 
 class FaultyElectionSuite:
     """What an election does when its store is away: for stores that are servers."""
 
     async def test_an_outage_longer_than_a_ttl_ends_the_term_and_not_the_loop(self, bench: StoreBench):
-        ttl, tokens = 2.0, []
+        ttl, tokens = 3.0, []
         led, ended = asyncio.Event(), asyncio.Event()
 
         async def leads() -> None:
@@ -125,7 +123,8 @@ class FaultyElectionSuite:
                 bench.proxy.blackhole()
                 await ended.wait()
                 assert not election.leading
-                await asyncio.sleep(ttl)
+                async with connect(bench.url) as others:
+                    await eventually(lambda: _vacant(others), what="the grant has ended")
                 assert election.standing in {ElectionStanding.CANDIDATE, ElectionStanding.UNAVAILABLE}
                 bench.proxy.cut()
                 bench.proxy.heal()
@@ -135,6 +134,10 @@ class FaultyElectionSuite:
             leading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await leading
+
+
+async def _vacant(locks: LockClient) -> bool:
+    return await locks.election("scheduler").leader() is None
 
 
 async def _first_token(election: Election) -> int:

@@ -129,12 +129,12 @@ class RevokingSuite:
 
     @pytest.mark.campaign
     async def test_whatever_comes_first_the_successor_is_never_hit(self, bench: WaitersBench):
-        rounds = amount(4000, short=200)
+        rounds = amount(4000, short=100)
         assert await race(bench.url, as_it_is, ["release", "renew"], rounds=rounds) >= rounds / 2
 
     @pytest.mark.campaign
     async def test_a_grant_that_expires_meanwhile_leaves_its_successor_alone(self, bench: WaitersBench):
-        rounds = amount(400, short=20)
+        rounds = amount(400, short=10)
         await race(bench.url, as_it_is, ["expire"], rounds=rounds, ttl=self.short_ttl)
 
     async def test_a_comparison_that_is_not_part_of_the_step_is_caught(self, bench: WaitersBench):

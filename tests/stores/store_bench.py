@@ -87,7 +87,7 @@ async def _counted(ask: Callable[[], Awaitable[int]], count: int) -> None:
     async def reached() -> bool:
         return await ask() == count
 
-    await eventually(reached, what=f"{count} wait")
+    await eventually(reached, what=f"{count} wait", within=5 * PATIENCE)
 
 
 class MemoryBench:
@@ -200,7 +200,8 @@ class EtcdBench:
 
     def __init__(self, cluster: EtcdCluster, proxy: FaultProxy) -> None:
         self.cluster, self.proxy = cluster, proxy
-        self.url, self.by_proxy = cluster.url, f"etcd://{HOST}:{proxy.port}"
+        self.url = f"{cluster.url}?connect_timeout=20"  # a machine may stand still
+        self.by_proxy = f"etcd://{HOST}:{proxy.port}"
         self.pause, self.resume = cluster.members[0].pause, cluster.members[0].resume
 
     def _keys(self, name: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ async def granted(backend: Backend, claim: Claim) -> int:
 
 @asynccontextmanager
 async def backend_on(url: str, **options: Any) -> AsyncIterator[EtcdBackend]:
-    backend = from_url(url, **options)
+    backend = from_url(url, **{"connect_timeout": 20.0} | options)  # a machine may stand still
     try:
         yield backend
     finally:

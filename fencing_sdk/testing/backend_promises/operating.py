@@ -161,7 +161,7 @@ class RevokingPromises(BackendUnderTest):
     async def test_the_holder_loses_its_lease_and_reads_the_reason(self, backend: RevokingBackend) -> None:
         """The work is cancelled, also where another client revokes."""
         async with LockClient(backend) as locks, LockClient(backend) as operator:
-            working = asyncio.create_task(_work(locks, 4 * self.ttl))
+            working = asyncio.create_task(_work(locks, 60.0, self.ttl))
             holder = await self.taken(backend)
             assert await operator.revoke(NAME, token=holder.token, reason=REASON)
             with pytest.raises(LeaseLostError) as lost:
@@ -192,6 +192,6 @@ class RevokingPromises(BackendUnderTest):
         assert await self.granted(backend, Claim("gpu", 60.0, mode=Permit(2))) > max(tokens)
 
 
-async def _work(locks: LockClient, ttl: float) -> None:
-    async with locks.lock(NAME, ttl=ttl):
+async def _work(locks: LockClient, ttl: float, interval: float) -> None:
+    async with locks.lock(NAME, ttl=ttl, heartbeat_interval=interval):
         await asyncio.Event().wait()

@@ -87,7 +87,7 @@ def raises():
 def holds():
     """It works until it is killed, or frozen."""
     try:
-        with locks.lock("a", ttl=3, safety_buffer=1) as lease:
+        with locks.lock("a", ttl=2, safety_buffer=0.6) as lease:
             say("held", int(lease.token))
             wait()
             with contextlib.suppress(LeaseLostError):
@@ -98,7 +98,7 @@ def holds():
 
 def forks():
     """It forks inside a block. The child is no holder, and has a client that works."""
-    with locks.lock("a", ttl=3, safety_buffer=0.5) as lease:
+    with locks.lock("a", ttl=2.5, safety_buffer=0.2, heartbeat_interval=0.3) as lease:
         token = int(lease.token)
         child = os.fork()
         if child == 0:
@@ -109,7 +109,7 @@ def forks():
             locks.close()
             os._exit(0)
         os.waitpid(child, 0)
-        say("parent", lease.wait_lost(4), current_token() == token, lease.held)
+        say("parent", lease.wait_lost(2.8), current_token() == token, lease.held)
 
 
 {"counts": counts, "siblings": siblings, "exits": exits, "raises": raises, "holds": holds, "forks": forks}[
