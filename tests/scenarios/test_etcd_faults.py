@@ -45,7 +45,7 @@ async def test_a_process_that_stood_still_past_its_ttl_finds_its_lease_gone(etcd
 
 async def test_a_waiter_that_stood_still_past_its_ttl_stands_in_line_again(etcd_server: EtcdCluster):
     async with opened(etcd_server.url) as (locks, _), staying(locks.lock("a", ttl=30)) as first:
-        async with waiters(etcd_server.url, "a", ttl=1) as frozen:
+        async with waiters(etcd_server.url, "a", ttl=3) as frozen:
             await count_of_keys(etcd_server, "a", 2)
             frozen.stop()
             await count_of_keys(etcd_server, "a", 1)
@@ -92,7 +92,7 @@ async def test_a_lease_that_is_revoked_takes_its_locks_along_and_the_next_lock_h
 
 async def test_a_renewal_is_refused_when_the_key_is_gone_although_its_lease_lives(etcd: EtcdBackend, etcd_server):
     """A keep-alive alone proves nothing about a lock."""
-    claims = [Claim(f"a/{number}", 10.0) for number in range(130)]
+    claims = [Claim(f"a/{number}", 600.0) for number in range(130)]
     for claim in claims:
         await granted(etcd, claim)
     await asyncio.to_thread(etcd_server.delete, "fencing/a%2F77/")
@@ -201,7 +201,7 @@ async def test_a_thousand_locks_of_one_ttl_cost_a_handful_of_keep_alives(etcd_se
         leases = []
         for start in range(0, 1000, 100):
             several = (
-                locks.lock(f"many/{number}", ttl=60, heartbeat_interval=2) for number in range(start, start + 100)
+                locks.lock(f"many/{number}", ttl=600, heartbeat_interval=2) for number in range(start, start + 100)
             )
             leases += await asyncio.gather(*(lock.acquire() for lock in several))
         begun, before = len(log.of(Renewed)), await asyncio.to_thread(etcd_server.calls, "LeaseKeepAlive")

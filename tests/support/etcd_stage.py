@@ -14,7 +14,7 @@ from typing import Any, Self
 from etcd_server import EtcdCluster
 from event_log import CLOCK, Log
 from patience import until
-from stays import Stay
+from stays import PATIENCE, Stay
 
 from fencing_sdk import LockClient, Renewed
 from fencing_sdk._etcd.gateway import Gateway
@@ -33,7 +33,7 @@ async def keys(cluster: EtcdCluster, name: str = "") -> list[str]:
 
 async def count_of_keys(cluster: EtcdCluster, name: str, count: int) -> None:
     """Wait until so many hold or wait."""
-    stop = asyncio.get_running_loop().time() + 20
+    stop = asyncio.get_running_loop().time() + 5 * PATIENCE
     while len(found := await keys(cluster, name)) != count:
         assert asyncio.get_running_loop().time() < stop, f"{len(found)} keys, and not {count}"
         await asyncio.sleep(0.02)
@@ -106,7 +106,11 @@ class Waiters:
 
     async def told(self, kind: str) -> dict[str, Any]:
         """Wait until it said something of this *kind*."""
-        await until(lambda: any(said["kind"] == kind for said in self.said), what=f"the process says {kind}")
+        await until(
+            lambda: any(said["kind"] == kind for said in self.said),
+            what=f"the process says {kind}",
+            within=5 * PATIENCE,
+        )
         return next(said for said in self.said if said["kind"] == kind)
 
     def stop(self) -> None:
