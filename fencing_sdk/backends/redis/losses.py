@@ -18,7 +18,7 @@ from fencing_sdk._values.futures import retrieve
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.loss_notices import LossNotices
-from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
+from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, pack
 from fencing_sdk.errors import LossReason
 
 Renew = Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal | Revoked]]]
@@ -56,11 +56,10 @@ class RedisLossWatcher:
         held = self._held.get(key)
         return held is not None and held.owner == claim.owner
 
-    def handed(self, key: str, claim: Claim, pipe: Pipe | None) -> None:
-        """Watch a grant that came unasked: read the lease, so that client tracking follows it."""
-        self.granted(key, claim)
+    def follow(self, key: str, pipe: Pipe | None) -> None:
+        """Read a lease that was granted unasked, so that client tracking follows it."""
         if pipe is not None:
-            pipe.call("EXISTS", key).add_done_callback(retrieve)
+            pipe.post(pack(("EXISTS", key)), _drop)
 
     def ended(self, key: str, claim: Claim) -> None:
         """Stop watching a grant that its holder ends."""
@@ -114,6 +113,10 @@ class RedisLossWatcher:
     async def aclose(self) -> None:
         """End the check that is under way."""
         await self._check.aclose()
+
+
+def _drop(reply: Reply) -> None:
+    """Neither the value nor an error matters. Not a future: it would take a turn of the loop."""
 
 
 def changed_keys(keys: object) -> list[str]:

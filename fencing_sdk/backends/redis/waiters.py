@@ -231,8 +231,10 @@ class RedisWaiters:
             self._give_back(waiter)
         elif waiter.direct:
             age = max(0.0, _CLOCK.now() - sent_at / 1000)
-            self._losses.handed(lease_key(waiter.tag), waiter.claim, waiter.open_pipe)
+            lease = lease_key(waiter.tag)
+            self._losses.granted(lease, waiter.claim)
             waiter.tell(Grant(token), age)
+            self._losses.follow(lease, waiter.open_pipe)  # last: the waiter runs before this command is written
         else:
             waiter.wake()
 
