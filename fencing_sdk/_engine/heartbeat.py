@@ -199,22 +199,16 @@ class Heartbeat:
             group.end_expired(now)
         due = [lease for group in groups for lease in group.members.values() if lease.next_beat <= now]
         self._log.beat(now, due)
-        living = [lease for lease in due if lease.held_at(now)]
-        if living:
-            horizon = now + living[0].timing.heartbeat_interval * _WINDOW
+        if due:
+            horizon = now + due[0].timing.heartbeat_interval * _WINDOW
             groups += [group for group, _ in self._schedule.due(horizon)]
-            living = [
-                lease
-                for group in groups
-                for lease in tuple(group.members.values())
-                if lease.next_beat <= horizon and lease.held_at(now)
-            ]
-        for lease in living:
-            lease.expect_beat(math.inf)
+            due = [lease for group in groups for lease in group.members.values() if lease.next_beat <= horizon]
+        for lease in due:
+            lease.next_beat = math.inf
         for group in groups:
             self._close_group(group)
             self._put_back(group)
-        return living
+        return due
 
     def _close_group(self, group: LeaseGroup) -> None:
         """Let no more leases join."""
@@ -234,7 +228,7 @@ class Heartbeat:
         calm: list[LeaseState] = []
         now = self._clock.now()
         for lease in due:
-            if lease.renewable:
+            if lease.deadline < lease.hold_until:  # else a renewal would not move it
                 is_close = lease.deadline - now < lease.timing.heartbeat_interval
                 (close if is_close else calm).append(lease)
         for leases in (close, calm):

@@ -49,7 +49,9 @@ class HeartbeatLog:
         late = [
             (lease, lease.next_beat)
             for lease in due
-            if now - lease.next_beat > _lateness_limit(lease) and lease.held_at(now)
+            if now - lease.next_beat > _LATE_FLOOR  # the limit is no less, and to compute it costs more
+            and now - lease.next_beat > _lateness_limit(lease)
+            and lease.held_at(now)
         ]
         if late:
             earliest = min(when for _, when in late)

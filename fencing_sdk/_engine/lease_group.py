@@ -58,7 +58,8 @@ class LeaseGroup:
 
     def next_look(self) -> float:
         """When the first of them is to be renewed, or ends if its renewal is on its way or would not help."""
-        return min([lease.overdue_since for lease in self.members.values()], default=math.inf)
+        leases = self.members.values()
+        return min([min(lease.next_beat, lease.deadline) for lease in leases], default=math.inf)
 
     def end_expired(self, now: float) -> None:
         """End what has passed its deadline. Each lease that is lost leaves the group."""

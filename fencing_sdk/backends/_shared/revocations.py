@@ -22,7 +22,7 @@ async def with_reasons(
     claims: Sequence[Claim], renewals: Sequence[Renewal], reasons: Reasons
 ) -> Sequence[Renewal | Revoked]:
     """Look for the *reasons* of refused renewals. If the store does not answer, they stay refusals."""
-    ended = [index for index, renewal in enumerate(renewals) if renewal in _ENDED]
+    ended = [n for n, renewal in enumerate(renewals) if renewal is not Renewal.RENEWED and renewal in _ENDED]
     if not ended:
         return renewals
     found = await _asked(reasons, [claims[index] for index in ended])

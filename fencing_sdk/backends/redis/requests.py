@@ -125,9 +125,8 @@ class RedisRequests:
 
     def renew(self, claims: Sequence[Claim]) -> ScriptCall:
         """Renew leases, all in one slot on a cluster, and either all of them shares or none."""
-        arguments: list[Argument] = []
-        for claim in claims:
-            arguments += (claim.owner, milliseconds(claim.ttl))
+        spans = {ttl: milliseconds(ttl) for ttl in {claim.ttl for claim in claims}}  # there are few
+        arguments: list[Argument] = [word for claim in claims for word in (claim.owner, spans[claim.ttl])]
         if claims[0].mode.shared:
             tags = [self._keys.tag(claim.name) for claim in claims]
             keys = [key for tag in tags for key in (lease_key(tag), *share_keys(tag))]
