@@ -115,20 +115,18 @@ class Lock:
     async def _enter(self, terms: Terms) -> Lease:
         lease = await self._acquire(terms)
         try:
-            self._enter_with(lease)
+            self._scopes.append(LeaseScope(lease))
         except BaseException:
             await lease.release()
             raise
         return lease
 
-    def _enter_with(self, lease: Lease) -> None:
-        self._scopes.append(LeaseScope(lease))
-
     async def __aexit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
         task = asyncio.current_task()
-        scope = self._take_scope(task)
+        scopes = self._scopes
+        scope = scopes.pop() if scopes and scopes[-1].task is task else self._take_scope(task)
         lease = scope.state
         if scope.task is not task:
             error = scope.abort()
@@ -168,7 +166,7 @@ async def enter(lock: Lock, *, wait: float | None) -> Lease:
 
 def enter_with(lock: Lock, lease: Lease) -> None:
     """Do what ``async with`` does when it has got its *lease*. For this package alone: the caller leaves *lock*."""
-    lock._enter_with(lease)  # noqa: SLF001  (the one door to it)
+    lock._scopes.append(LeaseScope(lease))  # noqa: SLF001  (the one door to it)
 
 
 def engine_of(lock: Lock) -> Engine:

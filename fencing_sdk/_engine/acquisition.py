@@ -368,24 +368,24 @@ class Acquisition:
 
     def _give_up(self) -> None:
         """Leave the line, and release by claim what the attempts without an answer, or the line, may still get."""
-        handing = self._leave_line()
+        in_line = self._place is not None and not isinstance(self._place, QueuePlace)
+        handing = in_line and isinstance(self._backend, SupportsDirectGrant)  # the line may still grant the lock
+        self._leave_line()
         calls, self._calls = self._calls, []
         if calls or handing:
             self._given_up = True
             self._undone += len(calls)
             self._store_calls.undo(self._claim, calls, self._limit)
 
-    def _leave_line(self) -> bool:
-        """Return whether the line may still grant the lock."""
+    def _leave_line(self) -> None:
         place, self._place = self._place, None
         if place is None:
-            return False
+            return
         self._handed = None
         place.leave()
         if self._news is not None:
             self._store_calls.forget_wakeup(self._news)
             self._news = None
-        return isinstance(self._backend, SupportsDirectGrant) and not isinstance(place, QueuePlace)
 
 
 def _forget_frames(error: BaseException | None) -> None:

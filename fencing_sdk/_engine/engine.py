@@ -149,7 +149,6 @@ class Engine:
                     raise
                 finally:
                     self._waits_no_more(flight)
-                    flight.left()
             grant, now = granted(flight), self._clock.now()
             if grant is None or now >= terms.timing.deadline(sent_at) or not self._may_begin:
                 result = await self._acquire(terms, flight)
@@ -281,8 +280,6 @@ class Engine:
             except BaseException:
                 self._releases.tell_when_done(lease, self._releases.send(lease, flight))
                 raise
-            finally:
-                flight.left()
         if flight is not None and flight.outcome is Posted.RELEASED:
             self._releases.tell_end(lease, confirmed=True)
         else:

@@ -7,8 +7,8 @@ no task and no timer of their own. The rules:
 1. Only two outcomes are used here: a plain grant whose deadline is still ahead, and a confirmed release. With any
    other the caller goes the full way (`Acquisition`, `Releases`), which begins with what has become of the flight.
 2. An answer always lands, however late, and also if its caller was cancelled. What was granted meanwhile is released.
-3. Landing stores the outcome and wakes the caller, and nothing else: it runs inside the driver's callback, where an
-   error would break the connection of all other requests.
+3. Landing stores the outcome, drops the limit and wakes the caller, and nothing else: it runs inside the driver's
+   callback, where an error would break the connection of all other requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ Outcome = Grant | Held | Posted | BackendError
 
 
 class Flight:
-    """One posted request, from before it is sent until its answer has landed."""
+    """
+    One posted request, from before it is sent until its answer has landed.
+
+    It is what the backend calls with the answer. Its limit stays until then, also if its caller does not wait any more,
+    so that a silent connection is closed.
+    """
 
     __slots__ = ("_call", "_timers", "claim", "outcome", "overdue", "sent", "sent_at", "waiter")
 
@@ -46,13 +51,15 @@ class Flight:
         self.sent: Sent | None = None
         self._call: asyncio.Future[Any] | None = None
 
-    def land(self, outcome: Outcome) -> None:
-        """Take the answer, and wake the caller if it still waits. The first answer counts."""
+    def __call__(self, outcome: Outcome) -> None:
+        """Land: take the answer, and wake the caller if it still waits. The first answer counts."""
         if self.outcome is not None:
             return
         self.outcome = outcome
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        if self.waiter is not None:
+            self._timers.drop(self)
+            if not self.waiter.done():
+                self.waiter.set_result(None)
         if self._call is not None:
             _settle(self._call, outcome)
 
@@ -61,6 +68,7 @@ class Flight:
         if self.outcome is not None:
             return
         self.overdue = True
+        self._timers.drop(self)
         if self.sent is not None:
             self.sent.give_up()
         _wake(self.waiter)
@@ -68,13 +76,6 @@ class Flight:
     def interrupt(self) -> None:
         """Wake the caller without an answer: the client drains."""
         _wake(self.waiter)
-
-    def left(self) -> None:
-        """The caller waits no more. Without an answer the limit stays, so that a silent connection is closed."""
-        if self.outcome is None and not self.overdue:
-            self.call().add_done_callback(lambda _: self._timers.drop(self))
-        else:
-            self._timers.drop(self)
 
     def call(self) -> asyncio.Future[Any]:
         """The answer as a future: what the full way knows a call by."""
@@ -111,14 +112,14 @@ class Posts:
     def acquire(self, claim: Claim, sent_at: float, limit: float) -> Flight:
         """Post an acquisition. The caller awaits the flight's waiter, if there is one."""
         flight = Flight(claim, sent_at, self._timers)
-        flight.sent = self._backend.post_acquire(claim, flight.land)
+        flight.sent = self._backend.post_acquire(claim, flight)
         self._follow(flight, limit)
         return flight
 
     def release(self, claim: Claim, sent_at: float, limit: float) -> Flight:
         """Post a release, likewise."""
         flight = Flight(claim, sent_at, self._timers)
-        flight.sent = self._backend.post_release(claim, flight.land)
+        flight.sent = self._backend.post_release(claim, flight)
         self._follow(flight, limit)
         return flight
 

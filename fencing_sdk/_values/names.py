@@ -48,7 +48,7 @@ def check_name(name: object, *, parameter: str = "name") -> str:
     if not name:
         msg = f"{parameter} must not be empty; name what it protects, such as 'invoices/42'"
         raise InvalidNameError(msg)
-    if len(name) > NAME_LIMIT or len(name.encode("utf-8", "surrogatepass")) > NAME_LIMIT:
+    if len(name) > NAME_LIMIT or (not name.isascii() and len(name.encode("utf-8", "surrogatepass")) > NAME_LIMIT):
         msg = f"{parameter} {shown(name)} is longer than {NAME_LIMIT} bytes; use a hash of it"
         raise InvalidNameError(msg)
     if not name.isprintable() and any(unicodedata.category(char) in {"Cc", "Cs"} for char in name):

@@ -85,9 +85,10 @@ class MemoryBackend:
         self._release(claim)
 
     def _release(self, claim: Claim) -> None:
-        self._table.leave(claim)
+        others_wait = self._table.leave(claim)
         self._table.release(claim)
-        self._wake_next(claim.name)
+        if others_wait:
+            self._wake_next(claim.name)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""

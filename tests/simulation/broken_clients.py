@@ -38,7 +38,7 @@ _judge = Acquisition._judge
 _apply = Heartbeat._apply
 _announce = LeaseState._announce
 _begin = Engine._begin
-_land = Flight.land
+_land = Flight.__call__
 _ask = StoreCalls.ask
 
 
@@ -127,7 +127,7 @@ def _never_released() -> Iterable[Change]:
 
     def landed(self, claim, sent_at, _limit):
         flight = Flight(claim, sent_at, self._timers)
-        flight.land(Posted.RELEASED)
+        flight(Posted.RELEASED)
         return flight
 
     yield StoreCalls, "_release", nothing
@@ -151,7 +151,7 @@ def _landed_twice() -> Iterable[Change]:
         before, last[asyncio.get_running_loop()] = last.get(asyncio.get_running_loop()), outcome
         _land(self, before if isinstance(before, Grant) and isinstance(outcome, Held) else outcome)
 
-    yield Flight, "land", land
+    yield Flight, "__call__", land
 
 
 def _late_landing_used() -> Iterable[Change]:

@@ -506,6 +506,7 @@ async def test_the_first_answer_counts_and_a_second_one_harms_nothing():
     manual, timers = Manual(), _timers()
     flight = Posts(manual, timers).acquire(Claim(NAME, TTL), now(), LIMIT)
     manual.answers[0](Grant(34))
+    assert not list(timers), "an answer drops the limit"
     call = flight.call()
     manual.answers[0](Held())
     await flight.waiter
@@ -521,10 +522,17 @@ async def test_at_the_limit_the_request_is_given_up_and_its_answer_still_lands()
     assert now() - begun == pytest.approx(LIMIT)
     assert (flight.outcome, flight.overdue, manual.given_up) == (None, True, 1)
     call = flight.call()
-    flight.left()
     manual.answers[0](Grant(34))
     assert call.result() == Grant(34)
     assert not list(timers)
+
+
+@in_virtual_time
+async def test_a_request_that_is_over_before_its_limit_leaves_no_timer_behind():
+    """The closing of a client ends what is under way."""
+    manual, timers = Manual(), _timers()
+    Posts(manual, timers).acquire(Claim(NAME, TTL), now(), LIMIT).over()
+    assert (manual.given_up, list(timers)) == (1, [])
 
 
 @in_virtual_time
@@ -532,9 +540,8 @@ async def test_an_abandoned_request_keeps_its_limit_until_it_is_answered():
     """So that a connection on which nothing comes is closed, and not left to all others."""
     manual, timers = Manual(), _timers()
     posts = Posts(manual, timers)
-    silent, answered = (posts.acquire(Claim(NAME, TTL), now(), LIMIT) for _ in range(2))
-    silent.left()
-    answered.left()
+    for _ in range(2):
+        posts.acquire(Claim(NAME, TTL), now(), LIMIT)
     manual.answers[1](Held())
     await asyncio.sleep(LIMIT + 0.1)
     assert manual.given_up == 1

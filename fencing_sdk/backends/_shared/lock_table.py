@@ -104,6 +104,8 @@ class LockTable:
     def acquire(self, claim: Claim, now: float) -> Grant | Held:
         """Grant, repeat an earlier grant to the same owner, or refuse."""
         row = self._living(claim.name, now)
+        if row is None and claim.name not in self._lines:
+            return self._grant(claim, now)
         if row is not None and row.owner == claim.owner:
             row.expires = now + claim.ttl
             return Grant(row.token)
@@ -124,7 +126,8 @@ class LockTable:
     def _grant(self, claim: Claim, now: float) -> Grant:
         token = self._draw_token()
         self._add_row(claim.name, TableRow(claim.owner, token, now + claim.ttl, claim.metadata, now), now)
-        self.leave(claim)
+        if claim.name in self._lines:
+            self.leave(claim)
         return Grant(token)
 
     def _draw_token(self) -> int:
@@ -210,13 +213,16 @@ class LockTable:
             waiter = line.setdefault(claim.owner, TableWaiter(now, claim.mode, now, claim.metadata))
             waiter.seen = now
 
-    def leave(self, claim: Claim) -> None:
-        """Take the owner out of the line, if it is there."""
+    def leave(self, claim: Claim) -> bool:
+        """Take the owner out of the line, if it is there; return whether others are."""
         line = self._lines.get(claim.name)
-        if line is not None:
-            line.pop(claim.owner, None)
-            if not line:
-                del self._lines[claim.name]
+        if line is None:
+            return False
+        line.pop(claim.owner, None)
+        if line:
+            return True
+        del self._lines[claim.name]
+        return False
 
     def head(self, name: str, now: float) -> str | None:
         """The owner whose turn it is. Owners ahead of it that gave no sign of life are dropped."""

@@ -200,11 +200,11 @@ class RedisBackend:
 
     def post_acquire(self, claim: Claim, answer: Callable[[Grant | Held | Posted | BackendError], None]) -> Sent | None:
         """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
-        return None if self._posts is None or claim.mode != LOCK else self._posts.acquire(claim, answer)
+        return None if self._posts is None or claim.mode is not LOCK else self._posts.acquire(claim, answer)
 
     def post_release(self, claim: Claim, answer: Callable[[Posted | BackendError], None]) -> Sent | None:
         """See `fencing_sdk.abc.SupportsPosts.post_release`."""
-        return None if self._posts is None or claim.mode != LOCK else self._posts.release(claim, answer)
+        return None if self._posts is None or claim.mode is not LOCK else self._posts.release(claim, answer)
 
     async def _run_acquire(self, call: ScriptCall, claim: Claim) -> Reply:
         """Run the call; release a grant that too few replicas confirm, because another server could grant it again."""
@@ -239,7 +239,7 @@ class RedisBackend:
         return await with_reasons(claims, renewals, self._revocations.reasons)
 
     async def _renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
-        shared = [claim for claim in claims if claim.mode.shared]
+        shared = [claim for claim in claims if claim.mode is not LOCK and claim.mode.shared]
         if shared and len(shared) < len(claims):
             return await self._renew_apart(claims, shared)
         batches = [claims[start : start + self._batch] for start in range(0, len(claims), self._batch)]
