@@ -344,11 +344,11 @@ class ShareModel:
         return tuple(sorted(fences.items()))
 
     def _superseded(self, state: ShareState, who: int, client: Client) -> bool:
-        """Whether a later holder, to which this client's share had to go, has raised its fence."""
+        """Whether a later holder, to which this client's share had to go, has raised the same fence."""
         return any(
             other.at in {"body", "writing"}
             and other.token > client.token
-            and ("W" in pair or (pair == "PP" and other.permit == client.permit))
+            and (pair in {"RW", "WR", "WW"} or (pair == "PP" and other.permit == client.permit))
             for number, other in enumerate(state.clients)
             if number != who
             for pair in [self.kinds[who] + self.kinds[number]]
