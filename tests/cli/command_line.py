@@ -1,17 +1,22 @@
 """The command line as a user starts it, and patience for what it does."""
 
+import getpass
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds: for what hangs. A process takes more than twenty to start beside a few dozen others on two cores."""
+
+
+COMPILED = Path(tempfile.gettempdir()) / f"fencing-sdk-test-pycache-{getpass.getuser()}"
 
 
 def until(happened: Callable[[], object], what: str = "it") -> None:
@@ -43,8 +48,8 @@ class Fencing:
             "XDG_STATE_HOME": str(self.state),
             "NO_COLOR": "1",
             "PYTHONWARNINGS": "error",
-            # Compiled once for all tests, also where nothing may be compiled: a process starts in half the time.
-            "PYTHONPYCACHEPREFIX": str(folder.parent / "pycache"),
+            # Compiled once for all tests and workers, also where nothing may be compiled: it takes longer than they do.
+            "PYTHONPYCACHEPREFIX": str(COMPILED),
             "PYTHONDONTWRITEBYTECODE": "",
         }
         self._started: list[subprocess.Popen[str]] = []
