@@ -13,6 +13,7 @@ from typing import Any
 from fencing_sdk._engine.acquisition import Acquisition, Terms
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.heartbeat import Heartbeat
+from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk._engine.lease_scope import LeaseScope
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.posts import Flight, Posts
@@ -38,6 +39,7 @@ _judge = Acquisition._judge
 _apply = Heartbeat._apply
 _announce = LeaseState._announce
 _begin = Engine._begin
+_end_expired = LeaseGroup.end_expired
 _land = Flight.__call__
 _ask = StoreCalls.ask
 
@@ -182,7 +184,14 @@ def _renewed_for_ever() -> Iterable[Change]:
         kept.append(lease)
         return lease
 
+    def end_expired(self, now):
+        """Without this, a group looks at a lease that is over and never leaves it, again and again."""
+        _end_expired(self, now)
+        for lease in [lease for lease in self.members.values() if lease.released and lease.deadline <= now]:
+            self.remove(lease)
+
     yield Engine, "_begin", begin
+    yield LeaseGroup, "end_expired", end_expired
     yield Heartbeat, "forget", lambda self, owner: self.leases.pop(owner, None)  # and not out of its group
     yield LeaseState, "held_at", lambda self, now: self.lost is None and now < self.deadline
 
