@@ -196,6 +196,30 @@ async def test_a_release_that_was_not_confirmed_is_made_good_with_the_next_keep_
                 await asyncio.sleep(0.1)
 
 
+@pytest.mark.parametrize("left", ["place", "lock"])
+async def test_what_was_left_while_etcd_did_not_answer_is_deleted_at_the_closing(etcd_server: EtcdCluster, left: str):
+    """No keep-alive will make it good any more, and its lease lasts for ten minutes."""
+    port = etcd_server.members[0].port
+    async with backend_on(etcd_server.url) as rival, FaultProxy(port) as network:
+        async with backend_on(f"etcd://127.0.0.1:{network.port}") as backend:
+            claim = Claim("a", 600.0)
+            if left == "place":
+                await granted(rival, Claim("a", 600.0))
+                async with backend.queue(claim):
+                    network.refuse()
+                    network.cut()
+            else:
+                await granted(backend, claim)
+                network.refuse()
+                network.cut()
+                with pytest.raises(BackendUnavailableError):
+                    await backend.release(claim)
+            expected = 2 if left == "place" else 1
+            assert len(await keys(etcd_server, "a")) == expected
+            network.heal()
+        assert len(await keys(etcd_server, "a")) == expected - 1
+
+
 async def test_a_thousand_locks_of_one_ttl_cost_a_handful_of_keep_alives(etcd_server: EtcdCluster):
     async with opened(etcd_server.url) as (locks, log):
         leases = []

@@ -87,7 +87,7 @@ async def _counted(ask: Callable[[], Awaitable[int]], count: int) -> None:
     async def reached() -> bool:
         return await ask() == count
 
-    await eventually(reached, what=f"{count} wait", within=5 * PATIENCE)
+    await eventually(reached, what=f"{count} wait")
 
 
 class MemoryBench:

@@ -51,7 +51,7 @@ from fencing_sdk.backends.etcd.leases import SharedLease, SharedLeases
 from fencing_sdk.backends.etcd.listing import EtcdListing
 from fencing_sdk.backends.etcd.losses import EtcdLossWatcher
 from fencing_sdk.backends.etcd.renewals import EtcdRenewals
-from fencing_sdk.backends.etcd.requests import EtcdRequests, Standing
+from fencing_sdk.backends.etcd.requests import BATCH, EtcdRequests, Standing
 from fencing_sdk.backends.etcd.revoking import EtcdRevocations
 from fencing_sdk.backends.etcd.shares import LEAST_REMAINING, EtcdShares
 from fencing_sdk.backends.etcd.waiters import EtcdWaiter, EtcdWaiters
@@ -326,17 +326,24 @@ class EtcdBackend:
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
         await self._losses.aclose()
-        await self._delete_orphans()
+        await self._delete_the_rest()
         await self._leases.aclose()
         await self._gateway.aclose()
 
-    async def _delete_orphans(self) -> None:
-        """Delete the keys of waiters whose loop was closed: a lease that other locks keep alive would keep them."""
-        now, keys = self._leases.now(), [self._keys.own(claim) for claim in self._waiters.pop_orphans()]
-        for key in keys:
-            self._leases.pending_deletes.add(key, now, may_return=True)
-        with suppress(BackendError):  # the keys stay pending, and a later keep-alive tries again
-            await self._leases.delete_pending("queue", keys)
+    async def _delete_the_rest(self) -> None:
+        """
+        Delete once more what is not confirmed as deleted: no keep-alive of this client will.
+
+        Such are places in a line that were left while etcd was slow, and those of waiters whose loop was closed. As
+        long as the lease of such a key lasts, and that is a whole ttl, the claims behind it would wait.
+        """
+        now = self._leases.now()
+        for claim in self._waiters.pop_orphans():
+            self._leases.pending_deletes.add(self._keys.own(claim), now, may_return=True)
+        keys = self._leases.pending_deletes.never_confirmed()
+        with anyio.move_on_after(_LEAVING), suppress(BackendError):
+            for start in range(0, len(keys), BATCH):
+                await self._leases.delete_pending("queue", keys[start : start + BATCH])
 
 
 def from_url(url: str, **options: object) -> EtcdBackend:

@@ -33,6 +33,8 @@ class _PendingDelete:
     """Delete the key only at this revision: another client may have adopted it since."""
     due: float
     pause: float = _FIRST_PAUSE
+    deleted: bool = False
+    """A deletion was confirmed, and only a request that puts the key again may still arrive."""
 
 
 class PendingDeletes:
@@ -63,9 +65,16 @@ class PendingDeletes:
     def confirmed(self, key: bytes, now: float) -> None:
         """Take note that etcd has confirmed a deletion that was sent at *now* or later."""
         pending = self._pending.get(key)
-        if pending is not None and pending.until <= now:
+        if pending is None:
+            return
+        pending.deleted = True
+        if pending.until <= now:
             del self._pending[key]
             self._cancelled.pop(key, None)
+
+    def never_confirmed(self) -> list[bytes]:
+        """The keys that surely were there, and of which no deletion was confirmed."""
+        return [key for key, pending in self._pending.items() if not pending.deleted and pending.modified is None]
 
     def cancel(self, key: bytes, since: float, revision: int) -> None:
         """Stop deleting *key*, which its owner puts again: what was pending at *since* was deleted up to *revision*."""
