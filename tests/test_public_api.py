@@ -163,10 +163,12 @@ SHOWN["PermitLease"] = SHOWN["Lease"] | {"permit"}
 
 SHOWN_TO_THREADS = {
     "AnyLease": SHOWN["Lease"] - {"release", "renew", "wait_lost"},
+    "SyncElection": SHOWN["Election"],
+    "SyncElectionTerm": SHOWN["ElectionTerm"] | {"over"},
     "SyncHeldLocks": SHOWN["HeldLocks"],
     "SyncLease": SHOWN["Lease"] | {"on_lost"},
     "SyncLock": SHOWN["Lock"],
-    "SyncLockClient": SHOWN["LockClient"] - {"aclose", "diagnose", "elected", "election"} | {"close", "run"},
+    "SyncLockClient": SHOWN["LockClient"] - {"aclose", "diagnose"} | {"close", "run"},
     "SyncMultiLock": SHOWN["MultiLock"],
     "SyncPermitLease": SHOWN["Lease"] | {"on_lost", "permit"},
     "SyncReadWriteLock": SHOWN["ReadWriteLock"],

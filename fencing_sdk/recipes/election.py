@@ -143,16 +143,21 @@ class Election:
             term.stop()
 
     def __aiter__(self) -> AsyncIterator[ElectionTerm]:
-        return Candidacy(self._state, self._lock())
+        return candidacy_of(self)
+
+
+def candidacy_of(election: Election) -> Candidacy:
+    """Return a loop that stands in *election*. For this package alone."""
+    return Candidacy(election._state, election._lock())  # noqa: SLF001  (the one door to it)
 
 
 class Candidacy:
     """One loop that stands in an election."""
 
-    __slots__ = ("_block", "_election", "_lock")
+    __slots__ = ("_block", "_lock", "election")
 
     def __init__(self, election: ElectionState, lock: Lock) -> None:
-        self._election = election
+        self.election = election
         self._lock = lock
         self._block: TermBlock | None = None
 
@@ -165,31 +170,34 @@ class Candidacy:
             resigned = self._block.stopped
             await self._block.check_entered()
             self._block = None
-        election = self._election
-        election.candidacies.add(self)
+        lease = await self.stand(resigned=resigned)
+        if lease is None:
+            raise StopAsyncIteration
+        self._block = TermBlock(self.election, self._lock, lease)
+        return ElectionTerm(self._block)
+
+    async def stand(self, *, resigned: bool) -> Lease | None:
+        """Wait for the lead, behind others if this process *resigned*; return None when the client drains."""
+        self.election.candidacies.add(self)
         try:
             if resigned:
                 await self._pause(_AFTER_RESIGNING)
-            lease = await self._stand()
+            return await self._ride_out()
         finally:
-            election.candidacies.discard(self)
-            election.silent = False
-        if lease is None:
-            raise StopAsyncIteration
-        self._block = TermBlock(election, self._lock, lease)
-        return ElectionTerm(self._block)
+            self.election.candidacies.discard(self)
+            self.election.silent = False
 
-    async def _stand(self) -> Lease | None:
-        """Wait for the lead; return None when the client drains. See the story at the top for what leaves."""
+    async def _ride_out(self) -> Lease | None:
+        """Wait for the lead through outages of the store. See the story at the top for what leaves."""
         pause = _FIRST_PAUSE
-        while not self._election.engine().draining.begun:
+        while not self.election.engine().draining.begun:
             try:
                 return await self._lock.acquire()
             except DrainingError:
                 break
             except (BackendUnavailableError, LeaseLostError) as error:
-                self._election.silent = isinstance(error, BackendUnavailableError)
-                logger.warning("election %s: %s; trying again", shown(self._election.name), error)
+                self.election.silent = isinstance(error, BackendUnavailableError)
+                logger.warning("election %s: %s; trying again", shown(self.election.name), error)
             await self._pause(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LAST_PAUSE)
         return None
@@ -197,7 +205,7 @@ class Candidacy:
     async def _pause(self, seconds: float) -> None:
         """Sleep, but not into the draining of the client."""
         begun = asyncio.Event()
-        forget = self._election.engine().draining.on_begin(begun.set)
+        forget = self.election.engine().draining.on_begin(begun.set)
         try:
             with anyio.move_on_after(seconds):
                 await begun.wait()

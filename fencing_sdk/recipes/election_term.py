@@ -12,13 +12,32 @@ import asyncio
 from collections.abc import Callable
 from contextvars import Context
 from types import TracebackType
+from typing import Protocol
 
 from fencing_sdk._engine.cancellation import PacedScope, paced_scope
 from fencing_sdk._engine.engine import Engine
-from fencing_sdk._lease import Lease, state_of
+from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk._lock import Lock, enter_with
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import LeaseLostError, UsageError, shown
+
+
+class Term(Protocol):
+    """A block under the lead, of a task or of a thread."""
+
+    @property
+    def lease(self) -> AnyLease:
+        """Its lease."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the body was asked to end although the lease is held."""
+        ...
+
+    def stop(self) -> None:
+        """Ask the body to end."""
+        ...
 
 
 class ElectionState:
@@ -31,7 +50,7 @@ class ElectionState:
         self.engine = engine
         self.drain = drain
         """Seconds for which a body may go on when the client drains."""
-        self.terms: dict[TermBlock, None] = {}
+        self.terms: dict[Term, None] = {}
         """The blocks whose lock was not given back."""
         self.candidacies: set[object] = set()
         """Loops that wait for the lead."""
@@ -122,7 +141,7 @@ class TermBlock:
             end = error
         finally:
             self._election.terms.pop(self, None)
-        if end is None or self._is_mine(end):
+        if end is None or is_end_of(self.lease, end):
             return True
         if end is not raised:
             raise end
@@ -177,9 +196,10 @@ class TermBlock:
             return rest
         return None if swallowed else raised
 
-    def _is_mine(self, error: BaseException) -> bool:
-        """Whether *error* says nothing but that this very lease is over."""
-        if isinstance(error, BaseExceptionGroup):
-            return all(map(self._is_mine, error.exceptions))
-        mine = (self.lease.name, state_of(self.lease).number)
-        return isinstance(error, LeaseLostError) and (error.name, error.token) == mine
+
+def is_end_of(lease: AnyLease, error: BaseException) -> bool:
+    """Whether *error* says nothing but that this very lease is over."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_end_of(lease, one) for one in error.exceptions)
+    own = (lease.name, state_of(lease).number)
+    return isinstance(error, LeaseLostError) and (error.name, error.token) == own

@@ -25,12 +25,15 @@ from fencing_sdk.abc import Backend
 from fencing_sdk.events import Observer
 from fencing_sdk.recipes.holding import holding
 from fencing_sdk.sync._client import SyncLockClient
+from fencing_sdk.sync._election import SyncElection, SyncElectionTerm
 from fencing_sdk.sync._lease import SyncLease, SyncPermitLease
 from fencing_sdk.sync._lock import SyncLock, SyncReadWriteLock, SyncSemaphore
 from fencing_sdk.sync._multilock import SyncHeldLocks, SyncMultiLock
 
 __all__ = [
     "AnyLease",
+    "SyncElection",
+    "SyncElectionTerm",
     "SyncHeldLocks",
     "SyncLease",
     "SyncLock",

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from fencing_sdk._arguments import LockOptions
+from fencing_sdk._arguments import ElectionOptions, LockOptions
 from fencing_sdk._client import LockClient
 from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._values import process
@@ -21,6 +21,7 @@ from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.recipes.drain_signals import check_signals
 from fencing_sdk.recipes.jobs import Ran, Skipped
 from fencing_sdk.sync._drain_signals import SyncDrainOnSignals
+from fencing_sdk.sync._election import SyncElection, as_leader
 from fencing_sdk.sync._interrupt import InterruptingLock
 from fencing_sdk.sync._lock import SyncLock, SyncReadWriteLock, SyncSemaphore
 from fencing_sdk.sync._loop_thread import InThread, LoopThread
@@ -148,6 +149,53 @@ class SyncLockClient:
                 return self._bridge().call_around(lambda here: job(_as_task(function, here))(*args, **kwargs))
 
             return once
+
+        return decorate
+
+    def election(self, name: str, **options: Unpack[ElectionOptions]) -> SyncElection:
+        """
+        Describe an election: ``for term in election:``, and in it ``with term as lease:``.
+
+        One process of all that stand leads, for as long as it holds the lock *name*. A body that outlasts the lead is
+        not stopped, so it asks ``term.over``, and reads ``lease.token`` for each write.
+
+        Args:
+            name: What is led, such as ``"scheduler"``. Nothing else should lock this name.
+
+            **options: As for `LockClient.election`, but without ``drain``: a body ends by itself.
+
+        Raises:
+            ConfigurationError: an option cannot work.
+        """
+        if "drain" in options:
+            msg = "election() of fencing_sdk.sync takes no drain: a body is not stopped; let it ask term.over"
+            raise ConfigurationError(msg)
+        return SyncElection(self._bridge, self._client.election(name, **options))
+
+    def elected(
+        self, name: str, **options: Unpack[ElectionOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+        """
+        Decorate a plain function: a call waits for the lead, and runs the function as the leader.
+
+        When the lead is lost meanwhile, the function is called again with the same arguments in the next term. The call
+        returns what the function returns, or None when the client drains.
+
+        Args:
+            name: What is led, with placeholders for the call's arguments, as for `locked`.
+
+            **options: As for `election`.
+
+        Raises:
+            ConfigurationError: as `locked`, or as `election`.
+        """
+        check_name(name)
+        self.election("checked-when-decorated", **options)
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+            _check_plain(function, "elected")
+            template = NameTemplate(name, function)
+            return as_leader(function, lambda args, kwargs: self.election(template.fill(args, kwargs), **options))
 
         return decorate
 

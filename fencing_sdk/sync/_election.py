@@ -1,0 +1,205 @@
+"""
+An election for threads: the loop that stands is that of the client, and the body runs in the thread that asked.
+
+    for term in locks.election("scheduler"):
+        with term as lease:
+            while not term.over:            # lost, resigned, or the client drains
+                plan(lease.token)
+
+A thread cannot be cancelled. So a term that is over goes on until its body ends, and its lock is given back after that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from fencing_sdk._lease import Lease
+from fencing_sdk._values.claim import Holder
+from fencing_sdk.errors import LeaseLostError, UsageError, shown
+from fencing_sdk.recipes.election import Election, ElectionStanding, candidacy_of
+from fencing_sdk.recipes.election_term import ElectionState, is_end_of
+from fencing_sdk.sync._lease import SyncLease, enter, leave
+from fencing_sdk.sync._loop_thread import LoopThread
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SyncElectionTerm:
+    """
+    The lead of this process, for as long as its lease is held: ``with term as lease``, at once and once.
+
+    A `LeaseLostError` that says that this lease is over ends the block without an error, and the loop goes on.
+    Everything else that the body raises leaves as it is.
+    """
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: SyncTermBlock) -> None:
+        self._block = block
+
+    def __repr__(self) -> str:
+        return f"<SyncElectionTerm of {self.lease!r}>"
+
+    @property
+    def lease(self) -> SyncLease:
+        """The lease of the term."""
+        return self._block.lease
+
+    @property
+    def over(self) -> bool:
+        """Whether the body is to end: the lead was lost, the election resigned, or the client drains."""
+        return self._block.over
+
+    def __enter__(self) -> SyncLease:
+        self._block.enter()
+        return self.lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return self._block.leave(raised)
+
+
+class SyncTermBlock:
+    """What a `SyncElectionTerm` does, and how the loop and the election end it."""
+
+    __slots__ = ("_election", "entered", "lease", "stopped")
+
+    def __init__(self, election: ElectionState, lease: SyncLease) -> None:
+        self._election = election
+        self.lease = lease
+        """The lease of the term."""
+        self.entered = False
+        self.stopped = False
+        """Whether the election resigned."""
+        election.terms[self] = None
+
+    @property
+    def over(self) -> bool:
+        """See `SyncElectionTerm.over`."""
+        return self.stopped or not self.lease.held or self._election.engine().draining.begun
+
+    def stop(self) -> None:
+        """Ask the body to end. The lease is held, and renewed, until it has."""
+        self.stopped = True
+
+    def enter(self) -> None:
+        """
+        Begin the block.
+
+        Raises:
+            UsageError: it has begun before.
+        """
+        if self.entered:
+            msg = f"a term of election {shown(self._election.name)} is entered once"
+            raise UsageError(msg)
+        self.entered = True
+        enter(self.lease)
+
+    def leave(self, raised: BaseException | None) -> bool:
+        """End the block and give the lock back; return whether *raised* was nothing but the end of the term."""
+        try:
+            leave(self.lease, raised)
+        except LeaseLostError as error:
+            if not is_end_of(self.lease, error):
+                raise
+        finally:
+            self._election.terms.pop(self, None)
+        return raised is not None and is_end_of(self.lease, raised)
+
+    def forfeit(self) -> None:
+        """Give back a term that was not entered: the loop was left, or went on without it."""
+        if not self.entered:
+            self._election.terms.pop(self, None)
+            self.lease.release()
+
+
+class SyncElection:
+    """
+    An election for threads, described. Nothing is sent until ``for`` stands in it. Made by `SyncLockClient.election`.
+
+    The loop ends in order when the client drains. It raises what is no outage, as an `Election` for tasks.
+    """
+
+    __slots__ = ("_bridge", "_election")
+
+    def __init__(self, bridge: Callable[[], LoopThread], election: Election) -> None:
+        self._bridge = bridge
+        self._election = election
+
+    @property
+    def name(self) -> str:
+        """What is led, without the client's namespace."""
+        return self._election.name
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process leads at this moment, by the clock."""
+        return self._election.leading
+
+    @property
+    def standing(self) -> ElectionStanding:
+        """How this process stands, for health endpoints."""
+        return self._election.standing
+
+    def __repr__(self) -> str:
+        return f"<SyncElection {shown(self.name)} {self.standing.value}>"
+
+    def leader(self) -> Holder | None:
+        """Tell who leads, here or elsewhere, or None. Errors are those of `Election.leader`."""
+        return self._bridge().call(self._election.leader)
+
+    def resign(self) -> None:
+        """
+        End the term of this process, if it leads: `SyncElectionTerm.over` is true from now on.
+
+        The lock is given back when the body has ended, and the loop stands again, behind those who wait. To leave the
+        election, ``break`` out of the loop.
+
+        Raises:
+            UsageError: the client is not open.
+        """
+        self._election.resign()
+
+    def __iter__(self) -> Iterator[SyncElectionTerm]:
+        bridge, candidacy = self._bridge(), candidacy_of(self._election)
+        resigned = False
+        while (handle := bridge.call(functools.partial(candidacy.stand, resigned=resigned), undo=_release)) is not None:
+            block = SyncTermBlock(candidacy.election, SyncLease(handle, bridge))
+            try:
+                yield SyncElectionTerm(block)
+            finally:
+                block.forfeit()
+            if not block.entered:
+                msg = (
+                    f"a term of election {shown(self.name)} was not entered; "
+                    "write 'with term as lease:' as the first line of the loop"
+                )
+                raise UsageError(msg)
+            resigned = block.stopped
+
+
+def as_leader(
+    function: Callable[P, R], election_of: Callable[[tuple[object, ...], dict[str, object]], SyncElection]
+) -> Callable[P, R | None]:
+    """Run *function* as the leader of the election that the arguments of each call name."""
+
+    @functools.wraps(function)
+    def elected(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        for term in election_of(args, kwargs):
+            with term as lease:
+                value = function(*args, **kwargs)
+                lease.check()  # a function that ended too late was not covered: another term
+                return value
+        return None
+
+    return elected
+
+
+async def _release(handle: Lease | None) -> None:
+    if handle is not None:
+        await handle.release()
