@@ -175,7 +175,8 @@ class Pair:
     def join_or_leave(self, asked: Claim) -> tuple[object, object]:
         if asked.owner in self.seen:
             del self.seen[asked.owner]
-            return self.table.leave(asked), self.rows.leave(asked)
+            self.table.leave(asked)
+            return None, self.rows.leave(asked)
         self.seen[asked.owner] = self.clock.now()
         return self.table.join(asked, self.clock.now()), self.rows.join(asked, self.addresses[asked.owner])
 
