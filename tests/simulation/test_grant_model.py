@@ -9,7 +9,7 @@ LIMIT = 400_000
 SCOPES = {
     "with loss": GrantBounds(time=amount(4, short=2)),
     "with renewals": GrantBounds(time=amount(4, short=2), renewals=True),
-    "without loss": GrantBounds(time=amount(4, short=2), messages=3, loss=False),
+    "without loss": GrantBounds(time=amount(3, short=2), messages=3, loss=False),
 }
 SURE, LOSSY = GrantBounds(loss=False, messages=3), GrantBounds()
 BROKEN = {
