@@ -86,7 +86,8 @@ class QuorumSuite(BackendSuite):
                 await asyncio.to_thread(node.start)
 
     async def restart(self, backend: Backend, reopen: Reopen) -> Backend:
-        """Restart the nodes too, by force."""
+        """Restart the nodes too, by force, when all of them have what was granted: a majority is enough for a grant."""
+        await until(lambda: len({_holds(node) for node in self.up}) == 1, what="all nodes have the same holds")
         for node in self.up:
             await asyncio.to_thread(node.kill)
         for node in self.up:
@@ -98,6 +99,11 @@ class QuorumSuite(BackendSuite):
         assert isinstance(backend, RedisQuorumBackend)
         for node in self.up:
             await node.command("DEL", backend._requests.hold(name))
+
+
+def _holds(node: RedisServer) -> frozenset[object]:
+    """The keys of the locks that are held on *node*."""
+    return frozenset(node.ask("KEYS", "*}:h"))
 
 
 def _ends_within(node: RedisServer, seconds: float) -> bool:
