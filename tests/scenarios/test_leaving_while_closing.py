@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,16 @@ from redis_server import RedisServer
 from zookeeper_server import fresh_root
 
 from fencing_sdk import Lease, LockClient, LossReason, connect
+from fencing_sdk._engine import engine, releases, store_calls
+from fencing_sdk.backends import etcd
+from fencing_sdk.backends.zookeeper import clean_up
 
 pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 TTL = 30.0
 SLOW = 0.05
 """Seconds that a message takes in each direction."""
-SOON = 1.5
+SOON = 2.5
 """Seconds in which a free lock is granted; a waiter that left a line without a word blocks it for 3 at least."""
 
 
@@ -100,14 +103,31 @@ async def _sqlite(_: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Road]
         yield Road(url, url, slow)
 
 
-SERVERS = {"redis": _redis, "postgresql": _postgresql, "etcd": _etcd, "zookeeper": _zookeeper, "kahuna": _kahuna}
+INSTALLED = {"redis": _redis, "postgresql": _postgresql, "etcd": _etcd, "zookeeper": _zookeeper}
+SERVERS = {**INSTALLED, "kahuna": _kahuna}
 STORES = {**SERVERS, "sqlite": _sqlite}
 
-on_servers = pytest.mark.parametrize("road", SERVERS, indirect=True)
+
+def _named(names: Iterable[str]) -> list[object]:
+    """The parameters of a test, those that ask for an installed server marked."""
+    return [pytest.param(name, marks=[pytest.mark.server] if name in INSTALLED else []) for name in names]
+
+
+on_servers = pytest.mark.parametrize("road", _named(SERVERS), indirect=True)
 """For what a file has not: a connection that breaks."""
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up nothing that a slow machine would still do: the limits of a closing are for a store that is gone."""
+    monkeypatch.setattr(engine, "_CALL_LIMIT", 20.0)
+    monkeypatch.setattr(releases, "_LIMIT", 15.0)
+    monkeypatch.setattr(store_calls, "_LEAVING", 15.0)
+    monkeypatch.setattr(etcd, "_LEAVING", 15.0)
+    monkeypatch.setattr(clean_up, "_LAST_DELETIONS", 15.0)
+
+
+@pytest.fixture(params=_named(STORES))
 async def road(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Road]:
     async with STORES[request.param](request, tmp_path) as road:
         yield road
