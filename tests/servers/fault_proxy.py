@@ -310,6 +310,7 @@ class Link:
 
     def _server_made(self, transport: asyncio.Transport) -> None:
         self.server = self.up.target = transport
+        self._proxy._links.add(self)  # its client may be gone already, and both be forgotten
         self.up.drain()
 
     def _from_server(self, data: bytes) -> None:

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 import redis
-from fault_proxy import FaultProxy
+from fault_proxy import FaultProxy, Link
 from patience import until
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -232,3 +232,15 @@ async def test_tls_passes_unread(start_redis, certificates):
             proxy.cut()
             with pytest.raises(redis.ConnectionError):
                 await driver.ping()
+
+
+async def test_a_connection_that_is_made_for_a_client_that_is_gone_is_closed(redis_server):
+    """The client leaves while its other half is made, and a black hole swallows the word of it."""
+    async with FaultProxy(redis_server.port) as proxy:
+        proxy.blackhole()
+        link = Link(proxy)
+        link._client_lost()
+        assert link not in proxy._links
+        await link._connect()
+        assert link.server is not None
+    assert link.server is None
