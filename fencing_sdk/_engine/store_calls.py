@@ -33,6 +33,8 @@ _LEAVING = 2.0
 """Seconds that leaving a line may take, which is as long as a release may hold up the closing of the client."""
 _LAST_TRIES = 2
 """How often a release is tried in a client that closes: on the open connection, and on another one if that broke."""
+_BEFORE_THE_LAST = 0.1
+"""Seconds between the two: a driver tells that its connection broke a moment after the request on it has failed."""
 _FIRST_RETRY = 0.02
 _LAST_RETRY = 1.0
 
@@ -211,7 +213,10 @@ class StoreCalls:
                     return False
             else:
                 return True
-            await self.sleep_until_closing(pause * random.uniform(0.5, 1.0))
+            if self.closing:
+                await asyncio.sleep(_BEFORE_THE_LAST)
+            else:
+                await self.sleep_until_closing(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, _LAST_RETRY)
 
     async def _send_release(self, claim: Claim, flight: Flight | None) -> None:

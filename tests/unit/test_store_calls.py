@@ -376,20 +376,20 @@ async def test_closing_stops_the_repetition_of_a_release():
         await asyncio.sleep(0.001)
         await store_calls.aclose(5.0)
         assert returned.result() is False
-        assert now() < 0.1
+        assert now() < 0.2
         assert len(store.releases) <= 3
 
 
 @in_virtual_time
 async def test_a_release_that_fails_in_a_client_that_closes_is_tried_once_more():
-    """The connection may have broken under it, and the next one be well."""
+    """The connection may have broken under it, which its driver tells a moment later, and the next one be well."""
     async with office(UNAVAILABLE) as (errands, store):
         store.delay = 0.5
         returned = errands.give_back(Claim("a", 3600), LIMIT)
         await asyncio.sleep(0.1)
         await errands.aclose(5.0)
         assert returned.result() is True
-        assert store.releases == [0.0, 0.5]
+        assert store.releases == [0.0, pytest.approx(0.5 + 0.1)]
 
 
 @in_virtual_time
