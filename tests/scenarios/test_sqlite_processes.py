@@ -244,7 +244,8 @@ async def test_killed_waiters_do_not_hold_up_the_line(backend, start):
     await waiters[0].kill()
     await waiters[1].kill()
     await backend.release(claim)
-    assert await waiters[2].says("granted") == ["2"], "woken at once by the release, not by a timer"
+    (tries,) = await waiters[2].says("granted")
+    assert int(tries) <= 2, "woken at once by the release, not by a timer"  # one if it tried only after the release
     await waiters[2].go_on()
     await waiters[2].ended()
 
