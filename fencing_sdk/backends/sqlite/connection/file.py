@@ -12,6 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -92,14 +93,17 @@ class LockFile:
 
         The write lock is waited for as long as *patience* says, `PATIENCE` by default.
         """
-        self._patiently(lambda: self._connection.execute(self._durable if durable else _NORMAL), patience)
-        self._patiently(lambda: self._connection.execute("BEGIN IMMEDIATE"), patience)
+        self._patiently(partial(self._begin, self._durable if durable else _NORMAL), patience)
         try:
             yield self.now()
             self._connection.execute("COMMIT")
         except BaseException:
             self._connection.rollback()
             raise
+
+    def _begin(self, synchronous: str) -> sqlite3.Cursor:
+        self._connection.execute(synchronous)
+        return self._connection.execute("BEGIN IMMEDIATE")
 
     def execute(self, statement: str, **values: object) -> sqlite3.Cursor:
         """Run one statement; values travel as parameters, never as text."""
