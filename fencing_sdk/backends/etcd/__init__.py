@@ -51,7 +51,7 @@ from fencing_sdk.backends.etcd.leases import SharedLease, SharedLeases
 from fencing_sdk.backends.etcd.listing import EtcdListing
 from fencing_sdk.backends.etcd.losses import EtcdLossWatcher
 from fencing_sdk.backends.etcd.renewals import EtcdRenewals
-from fencing_sdk.backends.etcd.requests import BATCH, EtcdRequests, Standing
+from fencing_sdk.backends.etcd.requests import EtcdRequests, Standing
 from fencing_sdk.backends.etcd.revoking import EtcdRevocations
 from fencing_sdk.backends.etcd.shares import LEAST_REMAINING, EtcdShares
 from fencing_sdk.backends.etcd.waiters import EtcdWaiter, EtcdWaiters
@@ -340,10 +340,8 @@ class EtcdBackend:
         now = self._leases.now()
         for claim in self._waiters.pop_orphans():
             self._leases.pending_deletes.add(self._keys.own(claim), now, may_return=True)
-        keys = self._leases.pending_deletes.never_confirmed()
         with anyio.move_on_after(_LEAVING), suppress(BackendError):
-            for start in range(0, len(keys), BATCH):
-                await self._leases.delete_pending("queue", keys[start : start + BATCH])
+            await self._leases.delete_pending("queue", self._leases.pending_deletes.never_confirmed())
 
 
 def from_url(url: str, **options: object) -> EtcdBackend:

@@ -221,6 +221,10 @@ class SharedLeases:
         Raises:
             BackendError: it is not confirmed.
         """
+        for start in range(0, len(keys), BATCH):
+            await self._delete_together(operation, keys[start : start + BATCH])
+
+    async def _delete_together(self, operation: str, keys: Sequence[bytes]) -> None:
         for _ in range(_TRIES):
             now, pending = self.now(), [key for key in keys if key in self.pending_deletes]
             if not pending:
@@ -254,8 +258,7 @@ class SharedLeases:
         """After a failure, the keys stay pending, and a later keep-alive tries again."""
         plain = [key for key, modified in due.items() if modified is None]
         try:
-            for start in range(0, len(plain), BATCH):
-                await self.delete_pending("release", plain[start : start + BATCH])
+            await self.delete_pending("release", plain)
             for key, modified in due.items():
                 if modified is not None:
                     await self._requests.delete_unchanged("release", key, modified)

@@ -73,7 +73,7 @@ class PendingDeletes:
             self._cancelled.pop(key, None)
 
     def never_confirmed(self) -> list[bytes]:
-        """The keys that surely were there, and of which no deletion was confirmed."""
+        """The keys of which no deletion was confirmed, apart from those that may be another client's by now."""
         return [key for key, pending in self._pending.items() if not pending.deleted and pending.modified is None]
 
     def cancel(self, key: bytes, since: float, revision: int) -> None:
