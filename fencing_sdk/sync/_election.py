@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Holder
 from fencing_sdk.errors import LeaseLostError, UsageError, shown
 from fencing_sdk.recipes.election import Election, ElectionStanding, candidacy_of
 from fencing_sdk.recipes.election_term import ElectionState, is_end_of
-from fencing_sdk.sync._lease import SyncLease, enter, leave
+from fencing_sdk.sync._lease import SyncLease, enter, give_back, leave
 from fencing_sdk.sync._loop_thread import LoopThread
 
 P = ParamSpec("P")
@@ -168,7 +167,9 @@ class SyncElection:
     def __iter__(self) -> Iterator[SyncElectionTerm]:
         bridge, candidacy = self._bridge(), candidacy_of(self._election)
         resigned = False
-        while (handle := bridge.call(functools.partial(candidacy.stand, resigned=resigned), undo=_release)) is not None:
+        while (
+            handle := bridge.call(functools.partial(candidacy.stand, resigned=resigned), undo=give_back)
+        ) is not None:
             block = SyncTermBlock(candidacy.election, SyncLease(handle, bridge))
             try:
                 yield SyncElectionTerm(block)
@@ -198,8 +199,3 @@ def as_leader(
         return None
 
     return elected
-
-
-async def _release(handle: Lease | None) -> None:
-    if handle is not None:
-        await handle.release()

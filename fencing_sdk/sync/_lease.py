@@ -139,6 +139,12 @@ def leave(lease: SyncLease, raised: BaseException | None) -> None:
     lease._leave(raised)  # noqa: SLF001  (the one door to it)
 
 
+async def give_back(handle: Lease | None) -> None:
+    """Undo an acquisition whose thread was interrupted. For this package alone."""
+    if handle is not None:
+        await handle.release()
+
+
 def bridge_of(lease: SyncLease) -> LoopThread:
     """Return what keeps *lease*. For this package alone."""
     return lease._bridge  # noqa: SLF001  (another door to it)

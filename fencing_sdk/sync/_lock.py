@@ -17,7 +17,7 @@ from fencing_sdk._values.timing import Seconds, patience
 from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.recipes.rwlock import ReadWriteLock
 from fencing_sdk.recipes.semaphore import Semaphore
-from fencing_sdk.sync._lease import SyncLease, SyncPermitLease, bridge_of, enter, is_inside, leave
+from fencing_sdk.sync._lease import SyncLease, SyncPermitLease, bridge_of, enter, give_back, is_inside, leave
 from fencing_sdk.sync._loop_thread import LoopThread
 
 Bridge = Callable[[], LoopThread]
@@ -73,7 +73,7 @@ class SyncLock:
         Raises:
             FencingError: as `Lock.try_acquire`.
         """
-        handle = self._bridge().call(self._lock.try_acquire, undo=_release)
+        handle = self._bridge().call(self._lock.try_acquire, undo=give_back)
         return None if handle is None else _lease(handle, self._bridge())
 
     def locked(self) -> bool:
@@ -103,7 +103,7 @@ class SyncLock:
 
     def _take(self, acquire: Callable[[], Awaitable[Lease]]) -> SyncLease:
         bridge = self._bridge()
-        return _lease(bridge.call(acquire, undo=_release), bridge)
+        return _lease(bridge.call(acquire, undo=give_back), bridge)
 
     def _check_not_held(self, terms: Terms) -> None:
         if not may_wait_for_itself(terms):
@@ -194,11 +194,6 @@ class SyncReadWriteLock:
     def holders(self) -> Sequence[Holder]:
         """Tell who holds it: readers, or one writer. An answer may be outdated when it arrives."""
         return self._bridge().call(self._lock.holders)
-
-
-async def _release(handle: Lease | None) -> None:
-    if handle is not None:
-        await handle.release()
 
 
 def _lease(handle: Lease, bridge: LoopThread) -> SyncLease:
