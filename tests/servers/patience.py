@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], *, what: str, within: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], *, what: str = "it is so", within: float = 60.0) -> None:
     """Ask for *condition* again and again until it holds; AssertionError when it does not within *within* seconds."""
     limit = time.monotonic() + within
     while not condition():

@@ -7,10 +7,10 @@ The signal is one that does nothing by default. `tests/scenarios/test_sync_proce
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import wait_until
 from stays import PATIENCE
 
 from fencing_sdk import ConfigurationError, DrainingError, LeaseLostError, LossReason, UsageError
@@ -31,13 +31,6 @@ def send():
     os.kill(os.getpid(), SIGNAL)
 
 
-def until(holds):
-    limit = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < limit
-        time.sleep(0.001)
-
-
 def test_a_worker_loop_ends_in_order(locks):
     worked = 0
     with locks.draining_on(SIGNAL, within=PATIENCE):
@@ -46,7 +39,7 @@ def test_a_worker_loop_ends_in_order(locks):
                 worked += 1
                 if worked == 3:
                     send()
-                    until(lambda: locks.draining)
+                    wait_until(lambda: locks.draining, within=PATIENCE)
                 lease.check()
     assert worked == 3
 
@@ -57,12 +50,12 @@ def test_a_wait_is_broken_and_the_block_ends_after_the_bodies_of_other_threads(l
     def work():
         with locks.lock("a") as lease:
             held.set()
-            until(lambda: locks.draining)
+            wait_until(lambda: locks.draining, within=PATIENCE)
             lease.check()
             ended.append("body")
 
     def tell():
-        until(lambda: locks.waiters("a"))
+        wait_until(lambda: locks.waiters("a"), within=PATIENCE)
         send()
 
     with ThreadPoolExecutor(2) as pool:
@@ -80,7 +73,7 @@ def test_the_second_signal_ends_the_leases_and_the_third_does_what_it_did_before
     with locks.draining_on(SIGNAL, within=PATIENCE):
         with pytest.raises(LeaseLostError) as loss, locks.lock("a") as lease:
             send()
-            until(lambda: locks.draining)
+            wait_until(lambda: locks.draining, within=PATIENCE)
             assert lease.held
             assert signal.getsignal(SIGNAL) != before
             send()
@@ -96,7 +89,7 @@ def test_a_handler_that_the_program_has_set_is_called_too(locks):
     try:
         with locks.draining_on(SIGNAL, within=PATIENCE):
             send()
-            until(lambda: locks.draining)
+            wait_until(lambda: locks.draining, within=PATIENCE)
         assert told == [SIGNAL]
     finally:
         signal.signal(SIGNAL, before)

@@ -1,9 +1,9 @@
 """An election for threads: terms one after the other, what ends one, and who is told."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import wait_until
 from stays import PATIENCE
 
 from fencing_sdk import ConfigurationError, ElectionStanding, LossReason, UsageError, current_token
@@ -20,13 +20,6 @@ def store():
 def locks(store):
     with connect(store) as client:
         yield client
-
-
-def until(holds):
-    limit = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < limit
-        time.sleep(0.001)
 
 
 def take_away(locks, store):
@@ -89,15 +82,15 @@ def test_one_thread_leads_at_a_time_and_one_that_resigns_is_followed_by_another(
         for term in election:
             with term as lease:
                 led.append((name, lease.token))
-                until(lambda term=term: term.over or len(led) > 1)
+                wait_until(lambda term=term: term.over or len(led) > 1, within=PATIENCE)
                 assert lease.held, "the lock is given back when the body has ended"
             return
 
     with ThreadPoolExecutor(2) as pool:
         leader = pool.submit(stand, mine, "one")
-        until(lambda: led)
+        wait_until(lambda: led, within=PATIENCE)
         other = pool.submit(stand, locks.election("a"), "two")
-        until(lambda: len(locks.waiters("a")) == 1)
+        wait_until(lambda: len(locks.waiters("a")) == 1, within=PATIENCE)
         assert led == [("one", 1)]
         mine.resign()
         leader.result(PATIENCE)
@@ -112,14 +105,14 @@ def test_a_drain_ends_the_loop_of_a_leader_and_of_a_candidate_in_order(locks):
         for term in locks.election("a"):
             with term:
                 ended.append("leads")
-                until(lambda term=term: term.over)
+                wait_until(lambda term=term: term.over, within=PATIENCE)
         ended.append(name)
 
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(stand, "leader")]
-        until(lambda: ended)
+        wait_until(lambda: ended, within=PATIENCE)
         futures.append(pool.submit(stand, "candidate"))
-        until(lambda: len(locks.waiters("a")) == 1)
+        wait_until(lambda: len(locks.waiters("a")) == 1, within=PATIENCE)
         assert locks.drain(within=PATIENCE)
         for future in futures:
             future.result(PATIENCE)
@@ -149,10 +142,10 @@ def test_a_term_is_entered_once(locks):
 def test_a_candidate_whose_client_closes_is_told_and_leaves_the_line(locks, store):
     with connect(store) as other, other.lock("a"), ThreadPoolExecutor(1) as pool:
         candidate = pool.submit(lambda: next(iter(locks.election("a"))))
-        until(lambda: len(other.waiters("a")) == 1)
+        wait_until(lambda: len(other.waiters("a")) == 1, within=PATIENCE)
         locks.close()
         assert isinstance(candidate.exception(PATIENCE), UsageError)
-        until(lambda: not other.waiters("a"))
+        wait_until(lambda: not other.waiters("a"), within=PATIENCE)
 
 
 def test_an_elected_function_runs_as_the_leader_and_again_after_a_loss(locks, store):
@@ -164,7 +157,7 @@ def test_an_elected_function_runs_as_the_leader_and_again_after_a_loss(locks, st
         runs.append(current_token())
         if len(runs) == 1:
             take_away(locks, store)
-            until(lambda: locks.inspect("a") is None)
+            wait_until(lambda: locks.inspect("a") is None, within=PATIENCE)
         return current_token()
 
     assert plan.__doc__ == "Make a plan."
