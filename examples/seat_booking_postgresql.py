@@ -70,7 +70,7 @@ def charge_and_book(engine, guard: SqlGuard, who: str, token: int) -> None:
 
 
 def say(line: str) -> None:
-    print(line, flush=True)
+    print(f"{line}\n", end="", flush=True)  # in one piece: two threads have something to say
 
 
 # The bank, which also sees to it that the story happens.

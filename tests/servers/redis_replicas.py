@@ -36,7 +36,7 @@ class Replicated:
                 self.links.append(link)
                 self.replicas.append(replica)
                 await asyncio.to_thread(stack.enter_context, replica)
-            await until(lambda: all(map(is_following, self.replicas)), what="the replicas follow the master")
+            await until(self._all_follow, what="the replicas follow the master")
             self._stack = stack.pop_all()
         return self
 
@@ -44,6 +44,11 @@ class Replicated:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+
+    def _all_follow(self) -> bool:
+        """Whether each replica follows, and the master knows it: a replica says so before the master does."""
+        known = sum("state=online" in line for line in info(self.master, "replication").values())
+        return known == len(self.replicas) and all(map(is_following, self.replicas))
 
     async def synced(self) -> None:
         """Wait until every replica has what the master has now."""
