@@ -16,7 +16,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 FIRE = Path(__file__).parent
@@ -31,6 +31,7 @@ from zookeeper_clock import WallClock  # noqa: E402
 
 PROCESSES = 3
 HOURS = 3600
+LONGER = 10
 
 
 class Clock:
@@ -65,24 +66,39 @@ class QuorumFire:
         self._busy: set[int] = set()
         self._forgotten = asyncio.Lock()
 
-    async def run(self, clients: str, seconds: float) -> Judgement:
+    async def run(
+        self, clients: str, seconds: float, *, enough: Callable[[Judgement], bool] = lambda _: True
+    ) -> Judgement:
+        """
+        Harm the nodes for *seconds* while clients work, and on until *enough* has happened.
+
+        A busy machine grants less in the same time, so a run that has not seen enough takes up to `LONGER` times as long.
+        """
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self.quorum)
             await self.quorum.found()
             self.proxies = [await stack.enter_async_context(FaultProxy(node.port)) for node in self.quorum.nodes]
             url = Quorum.url_at([proxy.port for proxy in self.proxies])
-            async with self._workers(clients, url, seconds) as workers:
+            async with self._workers(clients, url) as workers:
                 await self._harm(seconds)
+                for _ in range(LONGER - 1):
+                    if not enough(self._judged()):
+                        await self._harm(seconds)
+                for worker in workers:
+                    worker.stdin.close()
                 await asyncio.gather(*(worker.wait() for worker in workers))
+        return self._judged()
+
+    def _judged(self) -> Judgement:
         return judge(read(sorted(self.folder.glob("worker-*.jsonl"))))
 
     @contextlib.asynccontextmanager
-    async def _workers(self, kind: str, url: str, seconds: float) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    async def _workers(self, kind: str, url: str) -> AsyncIterator[list[asyncio.subprocess.Process]]:
         workers = []
         for number in range(PROCESSES):
             log, seed = self.folder / f"worker-{number}.jsonl", self.random.randrange(2**32)
-            command = [sys.executable, str(FIRE / "quorum_worker.py"), kind, url, str(seconds), str(log), str(seed)]
-            workers.append(await asyncio.create_subprocess_exec(*command))
+            command = [sys.executable, str(FIRE / "quorum_worker.py"), kind, url, str(log), str(seed)]
+            workers.append(await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE))
         try:
             yield workers
         finally:
@@ -97,7 +113,7 @@ class QuorumFire:
         if self.clocks:
             kinds.append(self._set_clock)
         running: set[asyncio.Task[None]] = set()
-        until = asyncio.get_running_loop().time() + seconds - 1
+        until = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < until:
             await asyncio.sleep(self.random.uniform(0.05, 0.4))
             most = self.quorum.majority if self.random.random() < 0.1 else self.quorum.majority - 1

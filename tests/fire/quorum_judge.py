@@ -46,7 +46,7 @@ class Judgement:
 
 
 def read(paths: Iterable[Path]) -> list[Used]:
-    """Read the grants; the last line of a process that was killed may be cut off."""
+    """Read the grants; the last line of a process that is at work, or was killed, may be cut off."""
     lines = (line for path in paths for line in path.read_text().splitlines())
     return [Used(**json.loads(line)) for line in lines if line.endswith("}")]
 

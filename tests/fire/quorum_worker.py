@@ -1,7 +1,8 @@
 """
 A process of clients that take, renew, release and abandon locks of a quorum, and write down each grant they have used.
 
-``python quorum_worker.py CLIENT URL SECONDS LOG SEED``, where CLIENT is ``fenced``, or ``published`` for the control.
+``python quorum_worker.py CLIENT URL LOG SEED``, where CLIENT is ``fenced``, or ``published`` for the control. It works
+until its standard input is closed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Published:
 
     def __init__(self, url: str) -> None:
         hosts = url.partition("://")[2].split(",")
-        self._nodes = [Redis.from_url(f"redis://{host}", socket_timeout=LIMIT / 4) for host in hosts]
+        self._nodes = [Redis.from_url(f"redis://{host}", socket_timeout=LIMIT) for host in hosts]
         self._majority = len(hosts) // 2 + 1
 
     async def _ask(self, script: str, claim: Claim) -> list[int]:
@@ -93,9 +94,9 @@ class Published:
             await node.aclose()
 
 
-async def use(client: Client, chance: random.Random, until: float, log: TextIO) -> None:
+async def use(client: Client, chance: random.Random, told_to_end: asyncio.Task[str], log: TextIO) -> None:
     """Use one lock after the other."""
-    while time.monotonic() < until:
+    while not told_to_end.done():
         claim = Claim(chance.choice(LOCKS), chance.choice((0.25, 0.5)), owner=uuid.uuid4().hex)
         asked = time.monotonic()
         try:
@@ -142,15 +143,15 @@ async def hold(client: Client, claim: Claim, deadline: float, chance: random.Ran
     return min(time.monotonic(), deadline)
 
 
-async def main(kind: str, url: str, seconds: float, log: Path, seed: int) -> None:
+async def main(kind: str, url: str, log: Path, seed: int) -> None:
     chance = random.Random(seed)
     client: Client = Fenced(url) if kind == "fenced" else Published(url)
-    until = time.monotonic() + seconds
-    with log.open("w") as file:
-        tasks = [use(client, random.Random(chance.random()), until, file) for _ in range(TASKS)]
+    told_to_end = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+    with log.open("w", buffering=1) as file:
+        tasks = [use(client, random.Random(chance.random()), told_to_end, file) for _ in range(TASKS)]
         await asyncio.gather(*tasks)
     await client.aclose()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])))
