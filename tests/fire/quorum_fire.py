@@ -72,7 +72,7 @@ class QuorumFire:
         """
         Harm the nodes for *seconds* while clients work, and on until *enough* has happened.
 
-        A busy machine grants less in the same time, so a run that has not seen enough takes up to `LONGER` times as long.
+        A busy machine grants less in the same time: a run that has not seen enough takes up to `LONGER` times as long.
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self.quorum)
