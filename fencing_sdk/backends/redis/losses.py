@@ -111,7 +111,9 @@ class RedisLossWatcher:
         self._notices.tell(claim, reason, detail)
 
     async def aclose(self) -> None:
-        """End the check that is under way."""
+        """End the check that is under way, and watch no lease any more: a message may come while connections close."""
+        self._held.clear()
+        self._changed.clear()
         await self._check.aclose()
 
 

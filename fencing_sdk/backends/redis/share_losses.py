@@ -95,5 +95,7 @@ class ShareLossWatcher:
             self._notices.tell(claim, reason, detail)
 
     async def aclose(self) -> None:
-        """End the look that is under way."""
+        """End the look that is under way, and watch no share any more: a message may come while connections close."""
+        self._held.clear()
+        self._changed.clear()
         await self._look.aclose()
