@@ -91,6 +91,36 @@ async def test_an_operator_needs_a_few_permissions_more(start_redis):
     assert {entry[entry.index("object") + 1] for entry in refused} <= {"client|setinfo", "client"}
 
 
+VIEWING = ["scan", "eval", "evalsha", "time", "getex", "pttl", "hget", "hvals", "zcard", "zrangebyscore"]
+
+
+async def test_a_listing_never_leaves_out_what_the_user_may_not_read(start_redis):
+    """Without one of the permissions it is refused, and the error tells of the permission."""
+    server = start_redis(user=[rule(VIEWING)])
+    async with opened(server.url) as (locks, _), opened(url_of(server)) as (viewer, _):
+        held = [await locks.lock("a", **LONG).acquire(), await locks.semaphore("b", permits=1, **LONG).acquire()]
+        waiting = [Stay(locks.lock("a", **LONG)), Stay(locks.semaphore("b", permits=1, **LONG))]
+        await eventually(lambda: _waiting(server, 1), what="one stands in line")
+        await eventually(lambda: _waiting(server, 1, "b", "sq"), what="one stands in the other line")
+
+        async def look() -> None:
+            assert {(holder.name, holder.waiters) async for holder in viewer.held()} == {("a", 1), ("b", 1)}
+            assert [len(await viewer.holders(name)) for name in "ab"] == [1, 1]
+            assert [len(await viewer.waiters(name)) for name in "ab"] == [1, 1]
+
+        await look()
+        for word in VIEWING:
+            await server.command("SCRIPT", "FLUSH")
+            await server.command("ACL", "SETUSER", "app", f"-{word}")
+            with pytest.raises(BackendRefusedError, match=f"may not (run '{word}'|use a command or a key)"):
+                await look()
+            await server.command("ACL", "SETUSER", "app", f"+{word}")
+        for each in waiting:
+            await each.abandon()
+        for lease in held:
+            await lease.release()
+
+
 async def test_these_permissions_are_enough_and_all_of_them_are_used(start_redis):
     server = start_redis(user=[rule(NEEDED + WELCOME)])
     await server.command("CONFIG", "RESETSTAT")
@@ -311,8 +341,8 @@ async def test_scripts_may_be_forgotten_between_any_two_calls(redis_server):
     await nothing_left(redis_server)
 
 
-async def _waiting(server, number, name="a") -> bool:
-    return await server.command("ZCARD", key(name, "q")) == number
+async def _waiting(server, number, name="a", part="q") -> bool:
+    return await server.command("ZCARD", key(name, part)) == number
 
 
 async def test_scripts_that_are_forgotten_all_the_time_cost_nothing(redis_server):

@@ -42,11 +42,18 @@ class ReplyError(Exception):
     Only the code is shown: the text of some errors repeats the command, which may have owner ids.
     """
 
+    denied: str
+    """The name of the command that the user may not run, such as ``scan``; empty if the server does not tell it."""
+
     def __init__(self, text: str) -> None:
         if text.startswith("@user_script: "):  # Redis 6.2 puts the place in the script first
             text = text.split(" ", 2)[-1].removeprefix("-")
             text = text if text.partition(" ")[0].isupper() else f"ERR {text}"
+        if text.startswith(_DENIED_IN_SCRIPT):
+            text = f"NOPERM {text}"
         self.words = text.split(" ", 3)[:3]  # enough for MOVED, and no owner id
+        denied = _DENIED.search(text) if self.code == "NOPERM" else None
+        self.denied = "" if denied is None else denied[1]
         super().__init__(self.code)
 
     @property
@@ -56,6 +63,9 @@ class ReplyError(Exception):
 
 
 _CODE = re.compile("[A-Z]{1,32}")
+_DENIED = re.compile(r" run the '([a-z|]{1,40})' command")
+_DENIED_IN_SCRIPT = "ERR The user executing the script can't "
+"""How a script reports that one of its commands, or a key, is forbidden to the user."""
 _CLOCK = BootClock()
 _MORE = object()
 pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
