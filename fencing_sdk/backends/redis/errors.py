@@ -26,7 +26,7 @@ CODES: dict[str, Verdict] = {
     # Another try may help.
     "LOADING": (BackendUnavailableError, "the server is loading its data"),
     "BUSY": (BackendUnavailableError, "the server is busy with a script"),
-    "READONLY": (BackendUnavailableError, "the server is a replica and grants no locks; the next call looks for a master"),
+    "READONLY": (BackendUnavailableError, "a replica grants no locks; the next call looks for the master again"),
     "MASTERDOWN": (BackendUnavailableError, "the server is a replica whose master is down"),
     "CLUSTERDOWN": (BackendUnavailableError, "the cluster does not serve all slots"),
     "TRYAGAIN": (BackendUnavailableError, "the slot is moving"),
@@ -36,7 +36,7 @@ CODES: dict[str, Verdict] = {
     # Another try cannot help.
     "NOAUTH": (BackendRefusedError, "the server requires a password"),
     "WRONGPASS": (BackendRefusedError, "wrong user or password"),
-    "NOPERM": (BackendRefusedError, "the user may not use a command or a key; see the page of the backend for its rules"),
+    "NOPERM": (BackendRefusedError, "the user may not use a command or a key; see the rules on the backend's page"),
     "WRONGTYPE": (BackendRefusedError, "a key of the lock holds something else; set another prefix"),
     "TOKENRANGE": (BackendRefusedError, "the next token would not fit into 53 bits; is the server's clock right?"),
     "ERR": (BackendRefusedError, "the server is older than Redis 6.2, or a key of the lock holds something else"),
@@ -70,7 +70,7 @@ def translated(operation: str, error: Exception) -> BackendError:
         return BackendUnavailableError(BACKEND, operation, str(error))
     kind, hint = _verdict(error)
     if isinstance(error, ReplyError) and error.denied:
-        hint = f"the user may not run '{error.denied}'; see the page of the backend for its rules"
+        hint = f"the user may not run '{error.denied}'; see the rules on the backend's page"
     cause = error.code if isinstance(error, ReplyError) else type(error).__name__
     return kind(BACKEND, operation, f"{hint} ({cause})")
 
