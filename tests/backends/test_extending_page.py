@@ -1,13 +1,16 @@
 """The backend on the page about backends passes the suite, whichever plugin runs the tests."""
 
+import asyncio
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fencing_sdk.backends
+from fencing_sdk.abc import Claim, Held
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "extending.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -35,6 +38,31 @@ def test_the_page_passes_its_own_suite(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 200, "two backends, over a hundred tests each"
     assert "skipped" not in done.stdout
+
+
+async def test_a_waiter_that_leaves_while_its_call_is_on_its_way_stays_out_of_the_line():
+    """It would be the head of the line for ever, or until its signs of life are missed: the store's clock decides."""
+    page: dict[str, Any] = {"__name__": "extending"}
+    exec(CODE, page)
+    kv = page["WatchedKv"]()
+    backend, claim = page["QueueingKvBackend"](kv), Claim("invoices/42", 60.0)
+    await backend.acquire(Claim(claim.name, 60.0))
+    reads, read = [], kv.get
+
+    async def get(key: str) -> object:
+        reads.append(key)
+        if len(reads) == 2:  # the first is of the waiter that joins, the second of its call
+            await left.wait()
+        return await read(key)
+
+    left = asyncio.Event()
+    kv.get = get
+    async with backend.queue(claim):
+        call = asyncio.create_task(backend.acquire(claim))
+        await asyncio.sleep(0)
+    left.set()
+    assert isinstance(await call, Held)
+    assert kv.rows[claim.name][0].line == ()
 
 
 def test_the_true_cost_is_true():
