@@ -81,6 +81,7 @@ async def examine(
         if reachable:
             await test.run()
             findings += test.findings
+        if test.tokens:  # else the self-test has told why no lock can be taken
             findings += await time_renewals(backend, name, over, times)
     measured = _measurements(_CLOCK.now() - begun, pauses, times, test)
     findings += _judged(measured, times, Timing.build(ttl=ttl, drift=drift))
@@ -98,7 +99,7 @@ async def _reach(backend: Backend) -> list[Finding]:
         mend = "correct the URL, the login or the role; another try does not help"
         return [error("store.reachable", str(failure), "no lock can be taken", mend)]
     except BackendError as failure:
-        mend = "start the store, or correct the URL; look for a firewall between here and there"
+        mend = "start the store, or name one that takes writes; look for a firewall between here and there"
         return [error("store.reachable", str(failure), "no lock can be taken", mend)]
     except TimeoutError:
         what = f"the store accepts connections, and does not answer within {_OPEN_LIMIT:g} s"
