@@ -30,7 +30,7 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk.cli._looking import at_a_terminal, look, mode_of, readable, span
 from fencing_sdk.cli._output import check_output
 from fencing_sdk.cli._screen import draw_screen
-from fencing_sdk.errors import BackendError, ConfigurationError
+from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
 
 _MOST = 1000
 """Holders that one look asks for at most."""
@@ -83,7 +83,7 @@ async def _watch(locks: LockClient, screen: Screen) -> int:
     console, over = Console(), asyncio.Event()
     with _keys(over), Live(console=console, screen=True, auto_refresh=False) as live:
         while not over.is_set():
-            live.update(screen.of(await glance(locks, screen.pattern), console.height), refresh=True)
+            live.update(screen.of(await _patiently(locks, screen.pattern), console.height), refresh=True)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(screen.every):
                     await over.wait()
@@ -109,17 +109,28 @@ def _keys(over: asyncio.Event) -> Iterator[None]:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
+async def _patiently(locks: LockClient, pattern: str) -> Glance:
+    """Look once. A store that does not answer is shown, and asked again at the next look; one that refuses is not."""
+    try:
+        return await glance(locks, pattern)
+    except BackendUnavailableError as error:
+        return Glance([], more=False, calls=1, took=0.0, problem=str(error))
+
+
 async def glance(locks: LockClient, pattern: str) -> Glance:
-    """Look once. A store that does not answer is shown, and asked again at the next look."""
+    """
+    Look once.
+
+    Raises:
+        BackendError: the store did not answer, or refused.
+        UnsupportedError: it cannot list.
+    """
     clock, holders, more = BootClock(), list[Holder](), False
     began = clock.now()
-    try:
-        async for holder in locks.held(pattern):
-            if more := len(holders) == _MOST:
-                break
-            holders.append(holder)
-    except BackendError as error:
-        return Glance([], more=False, calls=1, took=clock.now() - began, problem=str(error))
+    async for holder in locks.held(pattern):
+        if more := len(holders) == _MOST:
+            break
+        holders.append(holder)
     return Glance(holders, more, calls=len(holders) // PAGE + 1, took=clock.now() - began)
 
 

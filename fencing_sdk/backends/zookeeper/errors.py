@@ -15,7 +15,10 @@ from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavail
 __all__ = ["BACKEND", "our_errors", "translated"]
 
 CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
-    (driver.NoAuthError, (BackendRefusedError, "the user may not do this below the root; see its ACL")),
+    (
+        driver.NoAuthError,
+        (BackendRefusedError, "the login has no right to do this below the root; see 'acl' and its login"),
+    ),
     (driver.AuthFailedError, (BackendRefusedError, "the server refuses the login")),
     (driver.SessionClosedRequireSaslError, (BackendRefusedError, "the server wants a login by SASL that it knows")),
     (driver.SASLException, (BackendRefusedError, "the login by SASL failed")),
