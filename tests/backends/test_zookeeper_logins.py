@@ -128,7 +128,7 @@ async def test_a_login_by_sasl_owns_its_nodes(sasl_address):
     root = fresh_root()
     ours, theirs = by_sasl(sasl_address, root), by_sasl(sasl_address, root, "other", "hunter3")
     assert isinstance(await ours.acquire(Claim("a", 20.0)), Grant)
-    with pytest.raises(BackendRefusedError, match="may not do this below the root"):
+    with pytest.raises(BackendRefusedError, match="has no right to do this below the root"):
         await theirs.acquire(Claim("b", 20.0))
 
     def look() -> list[str]:
