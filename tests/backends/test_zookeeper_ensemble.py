@@ -29,7 +29,7 @@ WAITING = {"expire", "freed", "pass_time", "break_store", "_granted_again", "_re
 
 class TestZooKeeperEnsemble(ZooKeeperPromises, BackendSuite):
     make = staticmethod(from_url)
-    ttl = 3.0
+    ttl = 6.0
     """A connection that owes an answer for a twelfth of it is left, so that a busy machine must not need as long."""
 
     @pytest.fixture(autouse=True)
