@@ -36,6 +36,8 @@ _MOST = 1000
 """Holders that one look asks for at most."""
 _BAR = 14
 """Columns of the bar that shows the time left."""
+_WIDE = 64
+"""Columns below which the names need the place of the bars."""
 _OFTEN = 0.2
 """The least seconds between two looks."""
 
@@ -74,7 +76,7 @@ def watch(pattern: str, *, url: str | None, every: float, svg: Path | None) -> i
 
 
 async def _draw(locks: LockClient, screen: Screen, svg: Path) -> int:
-    shown = screen.of(await glance(locks, screen.pattern), height=24)
+    shown = screen.of(await glance(locks, screen.pattern), width=80, height=24)
     draw_screen(svg, f"fencing top {readable(screen.pattern)}", lambda console: console.print(shown))
     return 0
 
@@ -83,7 +85,7 @@ async def _watch(locks: LockClient, screen: Screen) -> int:
     console, over = Console(), asyncio.Event()
     with _keys(over), Live(console=console, screen=True, auto_refresh=False) as live:
         while not over.is_set():
-            live.update(screen.of(await _patiently(locks, screen.pattern), console.height), refresh=True)
+            live.update(screen.of(await _patiently(locks, screen.pattern), *console.size), refresh=True)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(screen.every):
                     await over.wait()
@@ -145,7 +147,7 @@ class Screen:
         self._tokens: dict[tuple[str, int | None], int] = {}
         self._longest: dict[str, float] = {}  # the most time left that a look has shown: a full bar
 
-    def of(self, seen: Glance, height: int) -> Group:
+    def of(self, seen: Glance, width: int, height: int) -> Group:
         """Two lines of totals; then the locks that most wait for, and those with the least time left."""
         if not seen.problem:
             self._note(seen)
@@ -153,7 +155,7 @@ class Screen:
         room = max(height - 5, 1)
         more = len(rows) - room
         end = Text(f"... and {more} more" if more > 0 else "", style="dim")
-        return Group(self._totals(seen), Text(), self._table(rows[:room]), end)
+        return Group(self._totals(seen), Text(), self._table(rows[:room], bars=width >= _WIDE), end)
 
     def _note(self, seen: Glance) -> None:
         tokens = {(holder.name, holder.permit): holder.token for holder in seen.holders}
@@ -168,7 +170,7 @@ class Screen:
     def _totals(self, seen: Glance) -> Text:
         waiting = sum({holder.name: holder.waiters or 0 for holder in seen.holders}.values())
         rate = self._changes / (max(self._looks - 1, 1) * self.every) * 60
-        text = Text(overflow="fold")
+        text = Text(no_wrap=not seen.problem, overflow="fold" if seen.problem else "ellipsis")
         text.append(f"{len(seen.holders)}{'+' if seen.more else ''} held", style="bold")
         text.append(f"   {waiting} waiting   {rate:.1f} seen to change hands a minute\n")
         if seen.problem:
@@ -176,17 +178,18 @@ class Screen:
         text.append(f"store {seen.took * 1000:.1f} ms a look   {seen.calls / self.every:.1f} calls/s   ", style="dim")
         return text.append(f"{readable(self.pattern)}   every {self.every:g} s   q quits", style="dim")
 
-    def _table(self, rows: list[Holder]) -> Table:
+    def _table(self, rows: list[Holder], *, bars: bool) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
         table.add_column("NAME", no_wrap=True, overflow="ellipsis", ratio=3)
         table.add_column("HOLDER", no_wrap=True)
         for heading in ("HELD", "WAIT", "LEFT"):
             table.add_column(heading, no_wrap=True, justify="right")
-        table.add_column("", width=_BAR)
+        if bars:
+            table.add_column("", width=_BAR)
         for row in rows:
             name = readable(row.name) + ("" if row.mode.word == "lock" else f" ({mode_of(row)})")
             waiting = "-" if row.waiters is None else str(row.waiters)
             longest = max(self._longest.get(row.name, 0.0), row.remaining, 0.001)
-            bar = ProgressBar(total=longest, completed=max(row.remaining, 0.0), width=_BAR)
-            table.add_row(Text(name), row.holder, span(row.held_for), waiting, span(row.remaining), bar)
+            bar = [ProgressBar(total=longest, completed=max(row.remaining, 0.0), width=_BAR)] if bars else []
+            table.add_row(Text(name), row.holder, span(row.held_for), waiting, span(row.remaining), *bar)
         return table

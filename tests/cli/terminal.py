@@ -1,11 +1,13 @@
 """A terminal with a keyboard, for commands that behave differently there."""
 
+import codecs
 import os
 import pty
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 
@@ -25,6 +27,7 @@ class Terminal:
 
     def __init__(self, fencing: Fencing, *arguments: str) -> None:
         self.seen = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a piece may end in the middle of a character
         self._keyboard, screen = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-c", LEAD, *arguments],
@@ -36,6 +39,10 @@ class Terminal:
         )
         os.close(screen)
 
+    def resize(self, columns: int, lines: int) -> None:
+        """As a person drags the window: the kernel tells the process by SIGWINCH."""
+        termios.tcsetwinsize(self._keyboard, (lines, columns))
+
     def type(self, text: str) -> None:
         os.write(self._keyboard, text.encode())
 
@@ -44,7 +51,7 @@ class Terminal:
         while text not in self.seen:
             ready, _, _ = select.select([self._keyboard], [], [], max(0.0, end - time.monotonic()))
             assert ready, f"waited in vain for {text!r} in {self.seen!r}"
-            self.seen += os.read(self._keyboard, 4096).decode()
+            self.seen += self._decoder.decode(os.read(self._keyboard, 4096))
 
     def forget(self) -> None:
         """Look from now on only at what comes."""
@@ -54,7 +61,7 @@ class Terminal:
         """What was written until the end."""
         while select.select([self._keyboard], [], [], 0.2)[0]:
             try:
-                self.seen += os.read(self._keyboard, 4096).decode()
+                self.seen += self._decoder.decode(os.read(self._keyboard, 4096))
             except OSError:  # the other end is closed
                 break
         return self.seen

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from command_line import Fencing
-from terminal import Open, at_a_terminal
+from terminal import Open, Terminal, at_a_terminal
 
 from fencing_sdk import LeaseLostError, LockClient, connect
 
@@ -179,12 +179,46 @@ def test_top_shows_what_is_held_until_q_is_pressed(at_a_terminal: Open, fencing:
     holder = fencing.start("run", "nightly/1", "--", "sleep", "60")
     terminal = at_a_terminal("top", "--every", "300ms")
     terminal.shows("nightly/1")
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.seen)
-    assert "calls/s" in plain
+    assert "calls/s" in plain(terminal.seen)
     terminal.type("q")
     assert terminal.ends() == 0
     assert "\x1b[?1049l" in terminal.rest(), "the screen from before is shown again"
     holder.terminate()
+
+
+async def test_top_fits_the_terminal_whose_size_changes(at_a_terminal: Open, locks: LockClient):
+    held = [await locks.lock(f"tenants/{number:02}/" + "x" * 60, ttl=60).acquire() for number in range(30)]
+    terminal = at_a_terminal("top", "--every", "300ms")
+    for columns, lines in ((80, 24), (50, 12), (100, 30)):
+        terminal.resize(columns, lines)
+        expected = (columns, lines, lines - 5, f"... and {30 - (lines - 5)} more")
+        screens = []
+        while expected not in screens:  # the first ones may have been drawn before, or meanwhile
+            assert len(screens) < 50, screens
+            rows = await asyncio.to_thread(next_screen, terminal)
+            named = sum(row.startswith("tenants/") for row in rows)
+            screens.append((max(map(len, rows), default=0), len(rows), named, rows[-1].rstrip() if rows else ""))
+    terminal.type("q")
+    assert await asyncio.to_thread(terminal.ends) == 0
+    for lease in held:
+        await lease.release()
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+HOME = "\x1b[H"
+
+
+def next_screen(terminal: Terminal) -> list[str]:
+    """The rows of the next screen that is drawn as a whole."""
+    terminal.shows(HOME)
+    terminal.seen = terminal.seen.partition(HOME)[2]
+    terminal.shows(HOME)
+    drawn, _, rest = terminal.seen.partition(HOME)
+    terminal.seen = HOME + rest
+    return plain(drawn).splitlines()
 
 
 def test_top_tells_that_the_store_is_down_and_ends(at_a_terminal: Open):
