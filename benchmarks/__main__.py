@@ -29,6 +29,7 @@ NAMES = (
     "distance",
     "outages",
     "drain",
+    "shares",
     "sync",
 )
 _PAGE = "--page="
