@@ -21,6 +21,7 @@ from local_ports import HOST, free_port
 from redis.credentials import CredentialProvider
 from redis_links import PATIENCE, Ears, ask, client_info, dialer, dialled, until_nobody_is_connected
 from redis_server import RedisServer, version_of
+from serving import serving
 
 import fencing_sdk.backends.redis.connection.dial as dial_module
 from fencing_sdk import connect
@@ -255,9 +256,11 @@ async def test_a_server_without_tls_is_told_by_its_address(redis_server):
 
 @contextlib.asynccontextmanager
 async def hanging_up() -> AsyncIterator[int]:
-    server = await asyncio.start_server(lambda _, writer: writer.close(), HOST, 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with serving(hang_up) as port:
+        yield port
 
 
 @pytest.mark.parametrize(
@@ -353,11 +356,10 @@ async def scripted(*answers: bytes, then_close: bool = False) -> AsyncIterator[s
         writer.close()
         gone.set()
 
-    server = await asyncio.start_server(serve, HOST, 0)
-    yield f"redis://{HOST}:{server.sockets[0].getsockname()[1]}"
-    server.close()
-    async with asyncio.timeout(PATIENCE):
-        await gone.wait()  # the client has hung up, whatever became of the dial
+    async with serving(serve) as port:
+        yield f"redis://{HOST}:{port}"
+        async with asyncio.timeout(PATIENCE):
+            await gone.wait()  # the client has hung up, whatever became of the dial
 
 
 def hello(**fields: str) -> bytes:

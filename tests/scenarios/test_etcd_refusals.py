@@ -8,6 +8,7 @@ import traceback
 import pytest
 from etcd_server import EtcdCluster, EtcdError, StartEtcd, b64
 from etcd_stage import backend_on, granted
+from serving import serving
 from stays import opened, staying
 from throwaway_certificates import Certificates
 
@@ -143,16 +144,15 @@ async def test_an_etcd_whose_space_is_used_up_keeps_and_frees_what_is_held_and_g
             await granted(backend, wanted)
 
 
-async def test_what_is_no_etcd_is_refused(etcd_server: EtcdCluster, unused_tcp_port: int):
+async def test_what_is_no_etcd_is_refused(etcd_server: EtcdCluster):
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\nConnection: close\r\n\r\nNot Found")
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", unused_tcp_port)
-    async with server:
-        assert "is this an etcd" in str(await refused(f"etcd://127.0.0.1:{unused_tcp_port}"))
-        url = f"etcd://127.0.0.1:{unused_tcp_port},{etcd_server.hosts}"
+    async with serving(answer) as port:
+        assert "is this an etcd" in str(await refused(f"etcd://127.0.0.1:{port}"))
+        url = f"etcd://127.0.0.1:{port},{etcd_server.hosts}"
         async with backend_on(url) as backend:
             await granted(backend, Claim("a", 10.0))

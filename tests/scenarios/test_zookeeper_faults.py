@@ -258,13 +258,13 @@ async def test_a_folder_that_the_server_removed_is_made_again_and_tokens_grow(zo
     async with opened(zookeeper_url) as (locks, _), operating(zookeeper_url) as operator:
         tokens, numbers = [], []
         for _ in range(2):
-            for _ in range(3):
+            for _ in range(3):  # the folder may go after each of them: it is empty in between
                 async with locks.lock("a", ttl=20) as lease:
                     tokens.append(lease.token)
                     numbers.append((await operator.line("a"))[0][-10:])
             await eventually(lambda: _no_folder(operator), what="the folder is removed")
         assert tokens == sorted(set(tokens))
-        assert numbers == ["0000000000", "0000000001", "0000000002"] * 2
+        assert numbers[0] == numbers[3] == "0000000000"
 
 
 async def _no_folder(operator) -> bool:

@@ -83,6 +83,8 @@ class Relay:
         self._server.close()
         for writer in self._links:
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, requests = await asyncio.open_connection("127.0.0.1", self._target)
