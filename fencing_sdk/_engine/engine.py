@@ -22,7 +22,7 @@ from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.parking import Parking
 from fencing_sdk._engine.posts import Flight, granted
 from fencing_sdk._engine.releases import Releases
-from fencing_sdk._engine.reports import AcquisitionReport, LeaseReport
+from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._lease import Lease, PermitLease
 from fencing_sdk._values import process
@@ -135,10 +135,9 @@ class Engine:
         if posts is None or terms.fences or terms.mode is not LOCK:
             result = await self._acquire(terms)
         else:
-            claim = terms.claim()
+            claim, sent_at = terms.claim(), self._clock.now()
             if self._report.observed:
-                AcquisitionReport(self._observers, self._clock, terms.name).began(claim)
-            sent_at = self._clock.now()
+                self._report.acquiring(terms.name, claim, sent_at)
             flight = posts.acquire(claim, sent_at, terms.limit(sent_at, sent_at))
             if flight.waiter is not None:
                 self.draining.waiting[flight] = None

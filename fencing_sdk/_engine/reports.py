@@ -59,8 +59,7 @@ class AcquisitionReport:
     def began(self, claim: Claim) -> None:
         """Tell that an acquisition with the owner id of *claim* begins."""
         self._claim, self.began_at = claim, self._clock.now()
-        if self._observers:
-            self._observers.emit(Acquiring(name=self._name, at=self.began_at, holder=claim.holder))
+        _tell_beginning(self._observers, self._name, claim, self.began_at)
 
     def goes_on(self, claim: Claim, began_at: float) -> None:
         """The acquisition with the owner id of *claim*, whose beginning was told, goes on here."""
@@ -87,6 +86,12 @@ class AcquisitionReport:
             )
 
 
+def _tell_beginning(observers: Observers, name: str, claim: Claim, at: float) -> None:
+    observers.measure("acquiring", name)
+    if observers.others:
+        observers.emit_to_others(Acquiring(name=name, at=at, holder=claim.holder))
+
+
 class LeaseReport:
     """Reports on the leases of one client. False without observers: then nothing needs to be computed for one."""
 
@@ -101,11 +106,16 @@ class LeaseReport:
     def __bool__(self) -> bool:
         return bool(self._observers)
 
+    def acquiring(self, name: str, claim: Claim, at: float) -> None:
+        """Tell that the acquisition with the owner id of *claim* begins: its first request is about to be sent."""
+        _tell_beginning(self._observers, name, claim, at)
+
     def acquired(self, lease: LeaseState, waited: float) -> None:
         """Tell that *lease* is held, *waited* seconds after its acquisition began."""
-        if self:
+        self._observers.measure("acquired", lease.name, waited)
+        if self._observers.others:
             mode = lease.claim.mode
-            self._observers.emit(
+            self._observers.emit_to_others(
                 Acquired(
                     name=lease.name,
                     at=self._clock.now(),
@@ -122,9 +132,10 @@ class LeaseReport:
 
     def renewed(self, lease: LeaseState, spare: float) -> None:
         """Tell that the deadline was moved when *spare* seconds were left."""
-        if self:
+        self._observers.measure("renewed", lease.name, spare)
+        if self._observers.others:
             now, token, deadline = self._clock.now(), lease.number, lease.deadline
-            self._observers.emit(
+            self._observers.emit_to_others(
                 Renewed(name=lease.name, at=now, holder=lease.holder, token=token, spare=spare, deadline=deadline)
             )
 
@@ -175,14 +186,16 @@ class LeaseReport:
 
     def released(self, lease: LeaseState, *, confirmed: bool, kept_for: float) -> None:
         """Tell the end of *lease*."""
-        if self:
-            self._observers.emit(
+        held_for = lease.held_for
+        self._observers.measure("released", lease.name, held_for)
+        if self._observers.others:
+            self._observers.emit_to_others(
                 Released(
                     name=lease.name,
                     at=self._clock.now(),
                     holder=lease.holder,
                     token=lease.number,
-                    held_for=lease.held_for,
+                    held_for=held_for,
                     confirmed=confirmed,
                     kept_for=kept_for,
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
@@ -32,20 +33,67 @@ def stale_rejected(error: StaleTokenError, *, name: str, at: float, holder: str 
     )
 
 
+class Meter(ABC):
+    """
+    An observer that only counts and measures. What comes with every lease is told to it by these methods.
+
+    To make an event, and the digest of the owner id in it, costs more than to count it. Every other event comes by a
+    call, as to any observer; to a meter inside another observer all of them do.
+    """
+
+    @abstractmethod
+    def __call__(self, event: Event) -> None:
+        """Count *event*, of any kind."""
+
+    @abstractmethod
+    def acquiring(self, name: str) -> None:
+        """An acquisition begins."""
+
+    @abstractmethod
+    def acquired(self, name: str, waited: float) -> None:
+        """A lease is held, so many seconds after its acquisition began."""
+
+    @abstractmethod
+    def renewed(self, name: str, spare: float) -> None:
+        """A renewal was confirmed when so many seconds were left of the deadline."""
+
+    @abstractmethod
+    def released(self, name: str, held_for: float) -> None:
+        """A lease ended, so many seconds after its grant."""
+
+
 class Observers:
     """Hands events to every observer and keeps their failures away from locking."""
 
-    __slots__ = ("_observers",)
+    __slots__ = ("_meters", "_observers", "others")
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = _checked(observers)
+        self._meters = tuple(observer for observer in self._observers if isinstance(observer, Meter))
+        self.others = tuple(observer for observer in self._observers if not isinstance(observer, Meter))
+        """Those that are no `Meter`."""
 
     def __bool__(self) -> bool:
         return bool(self._observers)
 
     def emit(self, event: Event) -> None:
         """Tell every observer; one that raises is logged and passed over."""
-        for observer in self._observers:
+        self._emit(event, self._observers)
+
+    def emit_to_others(self, event: Event) -> None:
+        """Tell the observers that are no `Meter`; `measure` tells the meters the same."""
+        self._emit(event, self.others)
+
+    def measure(self, what: str, name: str, *seconds: float) -> None:
+        """Call the method *what* of every `Meter`; one that raises is logged and passed over."""
+        for meter in self._meters:
+            try:
+                getattr(meter, what)(name, *seconds)
+            except (Exception, asyncio.CancelledError):
+                logger.exception("observer %s failed on %s", shown(meter), what)
+
+    def _emit(self, event: Event, observers: tuple[Observer, ...]) -> None:
+        for observer in observers:
             try:
                 observer(event)
             except (Exception, asyncio.CancelledError):  # no await here: it looked at a cancelled task, we are not one

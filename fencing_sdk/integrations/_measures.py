@@ -12,9 +12,11 @@ Every instrument is kept by `lock`, the template of a name: a name of each call 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
 from fencing_sdk._values.names import FilledName
+from fencing_sdk._values.observers import Meter
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import (
     Acquired,
@@ -68,9 +70,9 @@ def check_label(label: object) -> Label:
     return label
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Series:
-    """The instruments of one lock label, ready to be moved."""
+    """The instruments of one lock label, ready to be moved, and its two gauges, which are numbers to be read."""
 
     wait: Callable[[float], object]
     hold: Callable[[float], object]
@@ -81,43 +83,90 @@ class Series:
     renewals_failed: Callable[[], object]
     renewals_late: Callable[[], object]
     jobs: Callable[[str], object]
-    held: Callable[[int], object]
-    waiting: Callable[[int], object]
+    held: int = 0
+    waiting: int = 0
+    tell: Callable[[int, int], object] | None = None
+    """Is told by how much ``waiting`` and ``held`` have changed, where the library cannot read them."""
+    lock: Lock = field(default_factory=Lock)
+    """Is held while a gauge changes: clients of several threads may share an observer."""
 
 
-class MetricsObserver:
+class MetricsObserver(Meter):
     """An observer that moves the `Series` of each lock; *make* makes those of a label that was not seen before."""
 
     def __init__(self, make: Callable[[str], Series], label: Label | None) -> None:
         self._make = make
         self._label = check_label(label)
-        self._series: dict[str, Series] = {}
+        self.made: dict[str, Series] = {}
+        """By the label."""
+        self._last: tuple[str, Series] | None = None
+        """A lease is told of three times in a row, with one object as its name."""
+
+    def acquiring(self, name: str) -> None:
+        """An acquisition goes on."""
+        series = self._series(name)
+        with series.lock:
+            series.waiting += 1
+        if series.tell is not None:
+            series.tell(1, 0)
+
+    def acquired(self, name: str, waited: float) -> None:
+        """It came to a lease."""
+        series = self._series(name)
+        with series.lock:
+            series.waiting -= 1
+            series.held += 1
+        if series.tell is not None:
+            series.tell(-1, 1)
+        series.wait(waited)
+
+    def renewed(self, name: str, spare: float) -> None:
+        """The lease goes on."""
+        self._series(name).spare(spare)
+
+    def released(self, name: str, held_for: float) -> None:
+        """The lease ended."""
+        series = self._series(name)
+        with series.lock:
+            series.held -= 1
+        if series.tell is not None:
+            series.tell(0, -1)
+        series.hold(held_for)
 
     def __call__(self, event: Event) -> None:
         """Count *event*; this is what makes it an observer."""
-        label = self._label(event.name)
-        series = self._series.get(label)
+        match event:
+            case Acquiring():
+                self.acquiring(event.name)
+            case Acquired():
+                self.acquired(event.name, event.waited)
+            case Renewed():
+                self.renewed(event.name, event.spare)
+            case Released():
+                self.released(event.name, event.held_for)
+            case _:
+                _count(self._series(event.name), event)
+
+    def _series(self, name: str) -> Series:
+        last = self._last
+        if last is not None and name is last[0]:
+            return last[1]
+        label = self._label(name)
+        series = self.made.get(label)
         if series is None:
-            series = self._series[label] = self._make(label)
-        _move(series, event)
+            series = self.made[label] = self._make(label)
+        self._last = name, series
+        return series
 
 
-def _move(series: Series, event: Event) -> None:  # noqa: C901  (a case for each event)
-    """Move the instruments that *event* concerns. Those that come with every acquisition stand first."""
+def _count(series: Series, event: Event) -> None:
+    """Move the instruments of what is rare."""
     match event:
-        case Acquiring():
-            series.waiting(1)
-        case Acquired():
-            series.waiting(-1)
-            series.held(1)
-            series.wait(event.waited)
-        case Released():
-            series.held(-1)
-            series.hold(event.held_for)
-        case Renewed():
-            series.spare(event.spare)
         case NotAcquired():
-            series.waiting(-1)
+            with series.lock:
+                series.waiting -= 1
+            if series.tell is not None:
+                series.tell(-1, 0)
             series.not_acquired(event.reason)
         case Lost():
             series.lost(event.reason)

@@ -139,7 +139,8 @@ class OpenTelemetryMetrics(MetricsObserver):
         self._spare = self._histogram("spare")
         counter, gauge = self._meter.create_observable_counter, self._meter.create_observable_up_down_counter
         self._tallies = {what: _Tally(counter, what, word) for what, word in _COUNTED.items()}
-        self._tallies |= {what: _Tally(gauge, what) for what in ("held", "waiting")}
+        for what in ("held", "waiting"):
+            gauge(f"fencing.{what}", [partial(self._read, what)], "1", HELP[what])
 
     def _histogram(self, what: str) -> Histogram:
         return self._meter.create_histogram(
@@ -159,9 +160,11 @@ class OpenTelemetryMetrics(MetricsObserver):
             renewals_failed=partial(tallies["renewals_failed"].add, lock, ""),
             renewals_late=partial(tallies["renewals_late"].add, lock, ""),
             jobs=partial(tallies["jobs"].add, lock),
-            held=partial(tallies["held"].add, lock, ""),
-            waiting=partial(tallies["waiting"].add, lock, ""),
         )
+
+    def _read(self, what: str, _options: CallbackOptions) -> Iterable[Observation]:
+        for lock, series in self.made.copy().items():
+            yield Observation(getattr(series, what), {"lock": lock})
 
 
 _COUNTED = {
@@ -176,16 +179,16 @@ _COUNTED = {
 
 
 class _Tally:
-    """One counter or gauge: a number for each lock and detail, read when the SDK collects."""
+    """One counter: a number for each lock and detail, read when the SDK collects."""
 
     def __init__(self, create: Callable[..., object], what: str, word: str = "") -> None:
         self._word = word
         self._numbers: dict[tuple[str, str], int] = {}
         create(f"fencing.{what}", [self._read], "1", HELP[what])
 
-    def add(self, lock: str, detail: str, by: int = 1) -> None:
+    def add(self, lock: str, detail: str) -> None:
         key = lock, detail
-        self._numbers[key] = self._numbers.get(key, 0) + by
+        self._numbers[key] = self._numbers.get(key, 0) + 1
 
     def _read(self, _options: CallbackOptions) -> Iterable[Observation]:
         for (lock, detail), number in self._numbers.copy().items():

@@ -6,6 +6,7 @@ Metrics for Prometheus, by prometheus_client: in one process, or in several with
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Literal
 
@@ -46,7 +47,7 @@ class PrometheusMetrics(MetricsObserver):
         self._held, self._waiting = _gauge(registry, "held"), _gauge(registry, "waiting")
 
     def _of(self, lock: str) -> Series:
-        return Series(
+        series = Series(
             wait=self._wait.labels(lock).observe,
             hold=self._hold.labels(lock).observe,
             spare=self._spare.labels(lock).observe,
@@ -56,9 +57,24 @@ class PrometheusMetrics(MetricsObserver):
             renewals_failed=self._failed.labels(lock).inc,
             renewals_late=self._late.labels(lock).inc,
             jobs=lambda outcome: self._jobs.labels(lock, outcome).inc(),
-            held=self._held.labels(lock).inc,
-            waiting=self._waiting.labels(lock).inc,
         )
+        held, waiting = self._held.labels(lock), self._waiting.labels(lock)
+        if _in_files():
+            series.tell = partial(_add, waiting, held)
+        else:
+            held.set_function(lambda: series.held)
+            waiting.set_function(lambda: series.waiting)
+        return series
+
+
+def _add(waiting: Gauge, held: Gauge, more_waiting: int, more_held: int) -> None:
+    waiting.inc(more_waiting)
+    held.inc(more_held)
+
+
+def _in_files() -> bool:
+    """Whether the metrics of several processes are added up, by files: a gauge must then be written when it changes."""
+    return "PROMETHEUS_MULTIPROC_DIR" in os.environ or "prometheus_multiproc_dir" in os.environ
 
 
 def _histogram(registry: CollectorRegistry, what: str, name: str) -> Histogram:

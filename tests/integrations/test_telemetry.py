@@ -3,8 +3,11 @@
 import asyncio
 import json
 import logging
+import os
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from fencing_sdk import (
     connect,
     current_lease,
 )
+from fencing_sdk._engine import reports
 from fencing_sdk._values.names import FilledName
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations._measures import Label, MetricsObserver
@@ -76,6 +80,7 @@ def opentelemetry(label: Label | None = None) -> tuple[MetricsObserver, Callable
     return OpenTelemetryMetrics(meter_provider=provider, label=label), numbers
 
 
+Given = Callable[[MetricsObserver], Callable[[Event], None]]
 Library = Callable[..., tuple[MetricsObserver, Callable[[], Numbers]]]
 LIBRARIES = pytest.mark.parametrize("library", [prometheus, opentelemetry])
 
@@ -103,10 +108,22 @@ async def a_story(*observers: Callable[[Event], None]) -> None:
     assert not lease.held
 
 
+def itself(observer: MetricsObserver) -> Callable[[Event], None]:
+    return observer
+
+
+def inside_another(observer: MetricsObserver) -> Callable[[Event], None]:
+    """It is then told of everything by events."""
+    return observer.__call__
+
+
 @LIBRARIES
-async def test_every_event_of_a_story_is_counted_under_its_template(library: Library) -> None:
+@pytest.mark.parametrize("given", [itself, inside_another])
+async def test_every_event_of_a_story_is_counted_under_its_template(library: Library, given: Given) -> None:
     observer, numbers = library()
-    await a_story(observer)
+    seen: list[str] = []
+    await a_story(given(observer), lambda event: seen.append(event.kind))
+    assert (seen.count("acquiring"), seen.count("acquired"), seen.count("released")) == (6, 4, 4)
     assert {key: number for key, number in numbers().items() if number} == {
         ("wait", "report/{report_id}", ""): 2,
         ("wait", "nightly/{day}", ""): 1,
@@ -134,6 +151,65 @@ async def test_the_gauges_tell_what_is_held_and_what_waits_now(library: Library)
         await asyncio.wait([waiter])
         assert (numbers()["held", "a", ""], numbers()["waiting", "a", ""]) == (1, 0)
     assert (numbers()["held", "a", ""], numbers()["waiting", "a", ""]) == (0, 0)
+
+
+@LIBRARIES
+async def test_no_event_is_made_for_metrics_of_what_goes_well(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(**_fields: object) -> None:
+        raise AssertionError("an event was made")
+
+    for kind in ("Acquiring", "Acquired", "Renewed", "Released"):
+        monkeypatch.setattr(reports, kind, made)
+    observer, numbers = library(str)
+    async with connect("memory://", observers=[observer]) as locks, locks.lock("a") as lease:
+        await lease.renew()
+    found = {key[0]: number for key, number in numbers().items() if number}
+    assert found == {"wait": 1, "hold": 1, "spare": 1}
+
+
+@LIBRARIES
+async def test_a_label_that_fails_is_logged_and_no_lock_fails(
+    library: Library, caplog: pytest.LogCaptureFixture
+) -> None:
+    def label(name: str) -> str:
+        raise LookupError(name)
+
+    observer, _ = library(label)
+    async with connect("memory://", observers=[observer]) as locks, locks.lock("a"):
+        pass
+    failed = [record.getMessage().rsplit(" ", 1)[1] for record in caplog.records if "failed on" in record.getMessage()]
+    assert failed == ["acquiring", "acquired", "released"]
+
+
+SEVERAL_PROCESSES = """
+import asyncio
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from fencing_sdk import connect
+from fencing_sdk.integrations.prometheus import PrometheusMetrics
+
+async def main():
+    async with connect("memory://", observers=[PrometheusMetrics(label=str)]) as locks, locks.lock("a"):
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)
+        print(generate_latest(registry).decode())
+
+asyncio.run(main())
+"""
+
+
+def test_gauges_of_several_processes_are_written_to_their_files(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SEVERAL_PROCESSES],
+        env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert 'fencing_held{lock="a"} 1.0' in told
+    assert 'fencing_waiting{lock="a"} 0.0' in told
 
 
 @LIBRARIES
