@@ -1,11 +1,13 @@
 """Nothing is shipped untested: every backend and every guard has its suite, and says aloud what it lacks."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
 
 import fencing_sdk
+from fencing_sdk.abc import SupportsListing, SupportsLossNotice, SupportsRevoking
 from fencing_sdk.backends import BUILTIN
 from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest
 
@@ -99,6 +101,41 @@ def test_every_backend_has_a_url_and_a_page():
     assert set(subjects("backends")) == reached == set(LACKS)
     for backend in subjects("backends"):
         assert (PACKAGE.parent / "docs" / "backends" / f"{backend.replace('.', '-')}.md").exists()
+
+
+OPERATING = {
+    "memory": "memory",
+    "SQLite": "sqlite",
+    "PostgreSQL": "postgresql",
+    "Redis, with Sentinel, on a cluster": "redis",
+    "etcd": "etcd",
+    "ZooKeeper": "zookeeper",
+    "a quorum of Redis masters": "redis.quorum",
+    "Kahuna": "kahuna",
+}
+"""The stores as docs/operations.md names them."""
+
+
+def test_the_page_for_operators_says_of_every_store_what_its_backend_can_do():
+    page = (PACKAGE.parent / "docs" / "operations.md").read_text()
+    table = page.split("## What each store can do")[1].split("\n\n")[1].splitlines()[2:]
+    rows = {row.split("|")[1].strip(): row.split("|")[2].strip() for row in table}
+    assert rows.keys() == OPERATING.keys()
+    assert set(OPERATING.values()) == set(LACKS)
+    for store, told in rows.items():
+        backend = backend_class(OPERATING[store])
+        revokes, lists = issubclass(backend, SupportsRevoking), issubclass(backend, SupportsListing)
+        assert revokes == lists == (told != "cannot list or revoke"), store
+        if revokes:
+            assert told.startswith("at once" if issubclass(backend, SupportsLossNotice) else "at its next"), store
+
+
+def backend_class(name: str) -> type:
+    """The class of a backend, by the module that has it."""
+    module = importlib.import_module(f"fencing_sdk.backends.{name}")
+    own = [found for found in vars(module).values() if isinstance(found, type) and found.__module__ == module.__name__]
+    (backend,) = (found for found in own if found.__name__.endswith("Backend") and not found.__name__.startswith("_"))
+    return backend
 
 
 SCENARIOS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 from postgresql_server import PostgresqlServer
@@ -30,7 +30,7 @@ def own_postgresql() -> Iterator[PostgresqlServer]:
 class TestPostgresqlBackend(BackendSuite):
     queues = True
     shares = True
-    lists = revokes = True
+    lists = revokes = notices = True
 
     @pytest.fixture(autouse=True)
     def server(self, own_postgresql: PostgresqlServer) -> PostgresqlServer:
@@ -67,6 +67,11 @@ class TestPostgresqlBackend(BackendSuite):
         await asyncio.to_thread(self.own_server.kill)
         await asyncio.to_thread(self.own_server.start)
         return await super().restart(backend, reopen)
+
+    async def revoke(self, backend: Backend, name: str) -> None:
+        async with aclosing(from_url(self.own_server.url)) as operator:
+            if (holder := await operator.inspect(name)) is not None:
+                assert await operator.revoke(name, holder.token, "an operator")
 
     async def purge(self, backend: Backend) -> None:
         """Delete every row that is not held, however short ago that was."""

@@ -191,6 +191,9 @@ class Deaf(Telling):
     async def release(self, claim):
         await MemoryBackend.release(self, claim)
 
+    async def revoke(self, name, token, reason):
+        return False
+
 
 class Failing(Telling):
     async def renew(self, claims):

@@ -10,6 +10,7 @@ come, first served, woken by NOTIFY. One connection for the requests, and one th
     __init__.py         the backend, as the client calls it
     requests.py         the requests to the server, and how its answers are read
     waiters.py          the waiters of one client, and what wakes them
+    losses.py           notices a grant that was taken away
     operating.py        what operators ask: the listing, and what is taken away
     fenced_acquire.py   a grant and the fences of the same database, in one transaction
     sweep.py            deletes rows that are not needed any more
@@ -35,7 +36,7 @@ from typing import Any
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.database_identity import database_identity
 from fencing_sdk._values.findings import Finding
-from fencing_sdk.abc import Guard, TransactionalGuard, Turn
+from fencing_sdk.abc import Guard, LossNotice, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.revocations import with_reasons
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
@@ -44,6 +45,7 @@ from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlC
 from fencing_sdk.backends.postgresql.diagnosis import PostgresqlDiagnosis
 from fencing_sdk.backends.postgresql.errors import translating
 from fencing_sdk.backends.postgresql.fenced_acquire import FencedAcquire
+from fencing_sdk.backends.postgresql.losses import PostgresqlLossWatcher
 from fencing_sdk.backends.postgresql.operating import OperatorCalls
 from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS, address_from_url, read_options, with_options
 from fencing_sdk.backends.postgresql.requests import (
@@ -58,7 +60,7 @@ from fencing_sdk.backends.postgresql.requests import (
 )
 from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA, schema_sql
 from fencing_sdk.backends.postgresql.sweep import Sweep
-from fencing_sdk.backends.postgresql.waiters import PostgresqlWaiters
+from fencing_sdk.backends.postgresql.waiters import PostgresqlWaiter, PostgresqlWaiters
 
 __all__ = ["PostgresqlBackend", "from_url", "schema_sql"]
 
@@ -122,6 +124,7 @@ class PostgresqlBackend:
         self._fenced_connection = PostgresqlConnection(self._dialer)
         self._waiters = PostgresqlWaiters(self._connection, self._dialer, self._requests)
         self._operators = OperatorCalls(self._connection, self._requests)
+        self._losses = PostgresqlLossWatcher(self._connection, self._operators, checked.schema)
         self._sweep = Sweep(self._connection, self._requests.sweep, checked.retention)
         # An argument of the driver may lead to another database than the URL says.
         self._database_identity = None if driver else database_identity(url)
@@ -154,10 +157,7 @@ class PostgresqlBackend:
         with translating("acquire"):
             row = await ask(arguments)
             outcome = read_outcome(row, None if waiter is None else self._waiters.poll)
-        self._sweep.start_if_due()
-        if waiter is not None:
-            waiter.served = isinstance(outcome, Grant)
-        return outcome
+        return self._answered(claim, waiter, outcome)
 
     async def _acquire_share(self, claim: Claim) -> Grant | Held:
         waiter = self._waiters.find(claim)
@@ -166,9 +166,15 @@ class PostgresqlBackend:
         with translating("acquire"):
             row = await self._connection.ask(self._requests.acquire_share, arguments)
             outcome = read_share(row, None if waiter is None else self._waiters.poll)
+        return self._answered(claim, waiter, outcome)
+
+    def _answered(self, claim: Claim, waiter: PostgresqlWaiter | None, outcome: Grant | Held) -> Grant | Held:
         self._sweep.start_if_due()
+        granted = isinstance(outcome, Grant)
         if waiter is not None:
-            waiter.served = isinstance(outcome, Grant)
+            waiter.served = granted
+        if granted:
+            self._losses.granted(claim)
         return outcome
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
@@ -192,6 +198,8 @@ class PostgresqlBackend:
                 renewed = [Renewal.UNKNOWN] * len(batch)
             for index, renewal in zip(batch, renewed, strict=True):
                 outcomes[index] = renewal
+                if renewal is not Renewal.RENEWED and renewal is not Renewal.UNKNOWN:
+                    self._losses.ended(claims[index])
         if failures and len(failures) == len(batches):
             with translating("renew"):
                 raise failures[0]
@@ -214,6 +222,7 @@ class PostgresqlBackend:
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
+        self._losses.ended(claim)
         with translating("release"):
             arguments = (claim.name, claim.owner)
             statement = self._requests.release if claim.mode == LOCK else self._requests.release_share
@@ -239,6 +248,10 @@ class PostgresqlBackend:
         """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
         return await self._operators.revoke(name, token, reason)
 
+    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
+        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
+        return self._losses.on_loss(notice)
+
     async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
         """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
         return await PostgresqlDiagnosis(self._dialer, self._options).run()
@@ -251,6 +264,7 @@ class PostgresqlBackend:
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
+        await self._losses.aclose()
         await self._sweep.aclose()
         await self._waiters.aclose()
         await self._fenced_connection.aclose()

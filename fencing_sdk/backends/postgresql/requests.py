@@ -56,7 +56,7 @@ class PostgresqlRequests:
 
         self.list = f"SELECT * FROM {functions}.fencing_list_v1($1, $2, $3)"  # noqa: S608
         self.line = f"SELECT {functions}.fencing_line_v1($1)"
-        self.revoke = f"SELECT {functions}.fencing_revoke_v1($1, $2, $3)"
+        self.revoke = f"SELECT {functions}.fencing_revoke_v2($1, $2, $3)"
         self.reasons = f"SELECT {functions}.fencing_reasons_v1($1, $2)"
 
     def acquire_arguments(self, claim: Claim, channel: str | None, ticket: str | None) -> Arguments:

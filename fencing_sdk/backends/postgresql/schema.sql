@@ -740,9 +740,10 @@ BEGIN
     );
 END $fencing$;
 
--- End every grant of a name that has this token, leave the reason for its holder, and wake the head of the line. The
--- token of the row stays, so the next one is higher.
-CREATE OR REPLACE FUNCTION :"schema".fencing_revoke_v1(p_name text, p_token bigint, p_reason text) RETURNS boolean
+-- End every grant of a name that has this token, leave the reason for its holder, wake the head of the line, and
+-- tell the clients that hold locks: a digest of the name, on the channel of the schema. The token of the row stays, so
+-- the next one is higher.
+CREATE OR REPLACE FUNCTION :"schema".fencing_revoke_v2(p_name text, p_token bigint, p_reason text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
 DECLARE
@@ -774,8 +775,17 @@ BEGIN
         PERFORM fencing_share_settle_v1(p_name);
     END IF;
     PERFORM fencing_share_wake_v1(p_name, false);
+    PERFORM pg_notify(
+        'fencing_revoked_' || left(encode(sha256(convert_to((current_schemas(false))[2], 'UTF8')), 'hex'), 32),
+        encode(sha256(convert_to(p_name, 'UTF8')), 'hex')
+    );
     RETURN true;
 END $fencing$;
+
+CREATE OR REPLACE FUNCTION :"schema".fencing_revoke_v1(p_name text, p_token bigint, p_reason text) RETURNS boolean
+LANGUAGE sql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+    SELECT fencing_revoke_v2(p_name, p_token, p_reason)
+$fencing$;
 
 -- What an operator wrote about grants that a renewal found gone: one text or NULL for each claim, in order.
 CREATE OR REPLACE FUNCTION :"schema".fencing_reasons_v1(p_names text[], p_owners text[]) RETURNS text[]

@@ -59,8 +59,16 @@ class DriverConnection(Protocol):
         """Call *callback* with each notification on a channel."""
         ...
 
+    async def remove_listener(self, channel: str, callback: Callable[[object, int, str, str], None]) -> None:
+        """Call *callback* no more. The server is told with the last one of the channel."""
+        ...
+
     def add_termination_listener(self, callback: Callable[[object], None]) -> None:
         """Call *callback* when the connection ends."""
+        ...
+
+    def get_server_pid(self) -> int:
+        """Return the process id that the server has told at the beginning."""
         ...
 
     def is_closed(self) -> bool:

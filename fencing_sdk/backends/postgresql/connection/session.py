@@ -85,9 +85,26 @@ class PostgresqlSession:
         """Prepare every statement anew, because the tables or functions have changed."""
         self._prepared.clear()
 
-    async def listen(self, channel: str, on_notify: Callable[[str], None]) -> None:
-        """Call *on_notify* with the payload of every message on *channel*."""
-        await self._connection.add_listener(channel, lambda _, __, ___, payload: on_notify(payload))
+    async def talks_to_server(self) -> bool:
+        """
+        Whether no proxy is between: a proxy that pools tells a process id of its own when a connection opens.
+
+        Raises:
+            Exception: the driver's error.
+        """
+        if self.pooled:
+            return False
+        row = await self.ask("SELECT pg_catalog.pg_backend_pid()", ())
+        return row is not None and bool(row[0] == self._connection.get_server_pid())
+
+    async def listen(self, channel: str, on_notify: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        """Call *on_notify* with the payload of every message on *channel*, until the returned call is made."""
+
+        def on_message(_: object, __: int, ___: str, payload: str) -> None:
+            on_notify(payload)
+
+        await self._connection.add_listener(channel, on_message)
+        return lambda: self._connection.remove_listener(channel, on_message)
 
     def on_end(self, call: Callable[[], None]) -> None:
         """Call back when the connection ends."""
