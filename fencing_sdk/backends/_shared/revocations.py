@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
@@ -12,6 +13,9 @@ __all__ = ["reason_for", "with_reasons"]
 
 _LIMIT = 1.0
 """Seconds after which a holder is told of its loss without a reason."""
+_TRIES = 3
+_PAUSE = 0.05
+"""Seconds between two of them."""
 _ENDED = {Renewal.REFUSED, Renewal.TAKEN_OVER}
 
 Reasons = Callable[[Sequence[Claim]], Awaitable[Sequence[str | None]]]
@@ -40,10 +44,10 @@ async def reason_for(claim: Claim, reasons: Reasons) -> str:
 
 
 async def _asked(reasons: Reasons, claims: Sequence[Claim]) -> Sequence[str | None]:
-    found: Sequence[str | None] = [None] * len(claims)
     with anyio.move_on_after(_LIMIT):
-        try:
-            found = await reasons(claims)
-        except Exception:  # noqa: BLE001  (the loss is known; that there is no reason to tell changes nothing)
-            return found
-    return found
+        for _ in range(_TRIES):
+            # The loss is known; that there is no reason to tell changes nothing.
+            with contextlib.suppress(Exception):
+                return await reasons(claims)
+            await anyio.sleep(_PAUSE)  # the connection may have broken under the question
+    return [None] * len(claims)

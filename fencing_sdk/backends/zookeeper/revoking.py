@@ -58,6 +58,7 @@ class ZooKeeperRevocations:
 
     async def reasons(self, session: ZooKeeperSession, claims: Sequence[Claim]) -> list[str | None]:
         """For claims whose grants have ended: why they were taken away; None where no operator did it."""
+        await session.ready()
         folders = await self._recipe.read_all(session, [self._recipe.paths.folder(claim.name) for claim in claims])
         return [
             None if folder is None else read_notes(folder[0]).get(mark_of(claim.owner))
