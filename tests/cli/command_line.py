@@ -44,7 +44,10 @@ class Fencing:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state = folder / "state"
-        self.environment = {key: value for key, value in os.environ.items() if not key.startswith("FENCING_")} | {
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("FENCING_")}
+        for size in ("COLUMNS", "LINES"):  # readline exports them to the workers of a parallel run
+            inherited.pop(size, None)
+        self.environment = inherited | {
             "XDG_STATE_HOME": str(self.state),
             "NO_COLOR": "1",
             "PYTHONWARNINGS": "error",
