@@ -15,6 +15,7 @@ from stays import LONG, PATIENCE, Stay, opened, staying
 
 from fencing_sdk import BackendRefusedError, LockClient, LossReason, connect
 from fencing_sdk.backends.postgresql import losses
+from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
 
 pytest_plugins = ["postgresql_fixtures"]
 
@@ -26,8 +27,9 @@ ODD = 'Ü "b", c'
 
 @pytest.fixture(autouse=True)
 def a_short_moment(monkeypatch):
-    """A hold is long after a moment that costs the tests less."""
+    """A hold is long, and a connection is tried again, after a moment that costs the tests less."""
     monkeypatch.setattr(losses, "_MOMENT", 0.05)
+    monkeypatch.setattr(losses, "_LAST_PAUSE", 0.2)
 
 
 def watcher(locks: LockClient) -> losses.PostgresqlLossWatcher:
@@ -105,6 +107,24 @@ async def test_what_was_revoked_while_the_connection_was_broken_is_told_when_it_
         await kept.end()
 
 
+async def test_a_connection_that_ends_as_it_begins_to_listen_is_followed_by_another(postgresql_server, monkeypatch):
+    listen, dropped = PostgresqlSession.listen, []
+
+    async def listen_and_end_once(session, *arguments):
+        stop = await listen(session, *arguments)
+        if not dropped:
+            dropped.append(session)
+            session.drop()
+        return stop
+
+    monkeypatch.setattr(PostgresqlSession, "listen", listen_and_end_once)
+    async with opened(postgresql_server.url) as (locks, _), connect(postgresql_server.url) as operator:
+        async with staying(locks.lock("a", **FAR)) as stay:
+            await until(lambda: dropped)
+            assert await operator.revoke("a", token=stay.token, reason="hangs")
+            await told(stay)
+
+
 async def test_a_client_of_the_version_before_is_heard(postgresql_server):
     async with holding(postgresql_server.url, "a") as (_, (stay,)):
         assert await postgresql_server.value("SELECT fencing.fencing_revoke_v1('a', $1, 'hangs')", stay.token)
@@ -117,10 +137,10 @@ async def test_a_message_proves_nothing(postgresql_server):
     async with holding(server.url, "a", "b") as (_, (kept, stay)):
         await server.execute(
             "INSERT INTO fencing.fencing_revoked (name, owner, until, reason) "
-            "SELECT name, owner, expires_at, 'earlier' FROM fencing.fencing_lock"
+            "SELECT name, owner, expires_at, 'earlier' FROM fencing.fencing_lock WHERE name = 'a'"
         )
         channel = losses.revocation_channel("fencing")
-        for payload in ("", "x" * 7999, losses.name_digest("a"), losses.name_digest("b")):
+        for payload in ("", "x" * 7999, losses.name_digest("a")):
             await server.fetch("SELECT pg_notify($1, $2)", channel, payload)
         assert await server.value("SELECT fencing.fencing_revoke_v1('b', $1, 'hangs')", stay.token)
         await told(stay)  # messages arrive in order, so those before were looked at

@@ -123,13 +123,15 @@ class PostgresqlLossWatcher:
         return any(key in self._held for key in before)
 
     async def _listen(self, session: PostgresqlSession) -> None:
-        if await session.talks_to_server():
-            self._stop_listening = await session.listen(self._channel, self._on_notify)
-            self._due.update(dict.fromkeys(self._held))
-        self._session = session
         if self._followed is not session:
             self._followed = session
             session.on_end(lambda: self._on_end(session))
+        stop: Callable[[], Awaitable[None]] | None = None
+        if await session.talks_to_server():
+            stop = await session.listen(self._channel, self._on_notify)
+            self._due.update(dict.fromkeys(self._held))
+        if not session.closed:  # or its end was told already
+            self._session, self._stop_listening = session, stop
 
     async def _stop_when_idle(self) -> None:
         await asyncio.sleep(_IDLE)
