@@ -1,5 +1,9 @@
 """An election for threads: terms one after the other, what ends one, and who is told."""
 
+import asyncio
+import contextlib
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,6 +12,7 @@ from stays import PATIENCE
 
 from fencing_sdk import ConfigurationError, ElectionStanding, LossReason, UsageError, current_token
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.recipes.election import Candidacy
 from fencing_sdk.sync import connect
 
 
@@ -176,3 +181,25 @@ def test_what_cannot_work_is_refused_at_once(locks):
 
         @locks.elected("a")
         async def plan() -> None: ...
+
+
+def test_a_lead_that_was_won_when_its_candidate_was_interrupted_is_given_back(locks, monkeypatch):
+    """The thread is interrupted in its sleep at the very moment at which the loop has the lease."""
+    stand, won = Candidacy.stand, []
+
+    async def slowly(candidacy, *, resigned):
+        won.append(await stand(candidacy, resigned=resigned))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(PATIENCE)
+        return won[0]
+
+    monkeypatch.setattr(Candidacy, "stand", slowly)
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(locks.election("a")))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(won) == 1
+    assert locks.inspect("a") is None
