@@ -18,10 +18,14 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from campaigns import amount
 from event_log import CLOCK
+from patience import wait_until
 from stays import PATIENCE
 
 from fencing_sdk import AcquireTimeoutError, LeaseLostError, LockHeldError, LossReason, NoLeaseError
+from fencing_sdk.abc import SupportsListing
+from fencing_sdk.backends import from_url
 from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token
 
 WORKER = Path(__file__).parents[1] / "scenarios" / "workers" / "sync_worker.py"
@@ -73,6 +77,36 @@ class SyncSuite:
                 current_token()
         assert tokens == sorted(set(tokens))
         assert len(tokens) == 6 * 4
+
+    @pytest.mark.campaign
+    async def test_many_threads_are_served_in_the_order_of_the_line(self, bench: SyncBench):
+        """Where the store shows its line; in any order where it does not."""
+        await asyncio.to_thread(self._stand_in_line, bench.url, amount(1000, short=30))
+
+    def _stand_in_line(self, url: str, number: int) -> None:
+        served: list[str] = []
+        line: list[str] = []
+
+        def work() -> None:
+            with locks.lock("a", ttl=60) as lease:
+                served.append(lease.holder)
+
+        def all_stand_in_line() -> bool:
+            line[:] = [waiter.holder for waiter in locks.waiters("a")]
+            return len(line) == number
+
+        with connect(url) as locks:
+            holder = locks.lock("a", ttl=300).acquire()
+            workers = [threading.Thread(target=work) for _ in range(number)]
+            for worker in workers:
+                worker.start()
+            if isinstance(from_url(url), SupportsListing):
+                wait_until(all_stand_in_line, what="all threads stand in line", within=LIMIT)
+            holder.release()
+            for worker in workers:
+                worker.join(LIMIT)
+        assert len(set(served)) == number
+        assert not line or served == line
 
     async def test_a_lease_is_kept_while_its_thread_computes_for_longer_than_its_ttl(self, bench: SyncBench):
         await asyncio.to_thread(self._compute, bench.url)
