@@ -147,9 +147,10 @@ _set_name, _set_ttl, _set_owner, _set_metadata, _set_mode = (vars(Claim)[part.na
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The store's yes."""
+    """The store's yes: the claim holds the lock."""
 
     token: int
+    """Higher than the token of every earlier grant of this name. A repeated acquisition gets its own token again."""
     ttl: float | None = None
     """Seconds the store really grants, where that differs from what was asked for."""
     restarted: bool = True

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fencing_sdk.backends
-from fencing_sdk.abc import Claim, Held
+from fencing_sdk.abc import Claim, Held, Renewal
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "extending.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -63,6 +63,33 @@ async def test_a_waiter_that_leaves_while_its_call_is_on_its_way_stays_out_of_th
     left.set()
     assert isinstance(await call, Held)
     assert kv.rows[claim.name][0].line == ()
+
+
+@pytest.mark.parametrize(
+    ("store", "backend", "call"), [("Kv", "KvBackend", "get"), ("WatchedKv", "QueueingKvBackend", "put_many")]
+)
+async def test_a_renewal_without_an_answer_takes_no_other_one_along(store: str, backend: str, call: str):
+    """The suite cannot make one key fail, so it would not see it."""
+    page: dict[str, Any] = {"__name__": "extending"}
+    exec(CODE, page)
+    kv = page[store]()
+    backend_of_page, claims = page[backend](kv), [Claim(name, 60.0) for name in "abc"]
+    for claim in claims:
+        await backend_of_page.acquire(claim)
+    made, asked = getattr(kv, call), []
+
+    async def breaks(what: object, *arguments: object) -> object:
+        asked.append(what)
+        if len(asked) == 2:
+            raise ConnectionError
+        if call == "put_many":  # another write was faster for all but the first
+            what = dict(list(what.items())[:1])
+        return await made(what, *arguments)
+
+    setattr(kv, call, breaks)
+    outcomes = await backend_of_page.renew(claims)
+    known = [Renewal.RENEWED, Renewal.UNKNOWN]
+    assert outcomes == [*known, Renewal.RENEWED if call == "get" else Renewal.UNKNOWN]
 
 
 def test_the_true_cost_is_true():
