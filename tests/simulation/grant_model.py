@@ -2,9 +2,8 @@
 The direct grant as a state machine, small enough to be looked at in every state it can reach.
 
 A release hands the lock to the first waiter in the line, with a token, in a message that nobody asked for. Waiters give
-signs of life, give up, hold, renew, read their token and leave; signs, messages and releases wait for as long as they
-like, overtake each other and get lost; a grant expires by the clock. A client that is frozen takes no step, which it
-may do in every state. One step is one of these; the search is breadth-first, so a counter-example is a shortest one.
+signs of life, give up, hold, renew, read their token and leave. A client that is frozen takes no step, which it may do
+in every state. The search is breadth-first, so a counter-example is a shortest one.
 
 One tick is the unit of time. A sign names the tick at which it was sent, and the message repeats that: the grant counts
 from there. What `docs/decisions/0014-a-release-hands-the-lock-on.md` calls not safe is broken here on purpose.
@@ -16,21 +15,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from message_model import GrantRow, MessageBounds, MessageModel, Step
+
 SUSPECT = 1
 """Ticks after its last sign of life at which a waiter is woken, and not handed the lock."""
 LINE_TTL = 2
 """Ticks after its last sign of life at which a waiter is no longer in the line."""
 
 
-@dataclass(frozen=True)
-class GrantBounds:
-    """How far the search goes."""
-
-    ttl: int = 2
-    time: int = 4
-    attempts: int = 1
-    messages: int = 2
-    loss: bool = True
+@dataclass(frozen=True, kw_only=True)
+class GrantBounds(MessageBounds):
     renewals: bool = False
 
 
@@ -54,15 +48,6 @@ class Place(NamedTuple):
     seen: int
 
 
-class GrantRow(NamedTuple):
-    """What the store knows: whose grant it is, its token, and when it ends."""
-
-    who: int
-    attempt: int
-    token: int
-    expires: int
-
-
 class GrantState(NamedTuple):
     now: int = 0
     row: GrantRow | None = None
@@ -74,57 +59,31 @@ class GrantState(NamedTuple):
     messages: frozenset[tuple[object, ...]] = frozenset()
 
 
-GrantStep = tuple[str, "GrantState | str"]
-"""What happens, and the state it leads to; or the promise that it breaks."""
-
-
-class GrantModel:
+class GrantModel(MessageModel):
     """The protocol, or a broken variant of it."""
 
-    def __init__(self, bounds: GrantBounds, broken: str = "") -> None:
-        self.bounds = bounds
-        self.broken = broken
-        self.start = GrantState()
+    start = GrantState()
 
-    def steps(self, state: GrantState) -> Iterator[GrantStep]:
+    def steps(self, state: GrantState) -> Iterator[Step]:
         """Everything that can happen in *state*."""
-        if state.now < self.bounds.time:
-            over = state.row is not None and state.row.expires <= state.now + 1
-            yield "a tick", state._replace(now=state.now + 1, row=None if over else state.row)
-        for who, client in enumerate(state.clients):
-            for what, after in getattr(self, f"_{client.at}")(state, who, client):
-                yield f"c{who} {what}", after
-        for message in sorted(state.messages, key=repr):
-            rest = state._replace(messages=state.messages - {message})
-            if self.bounds.loss:
-                yield f"{message} is lost", rest
-            for what, after in getattr(self, f"_on_{message[0]}")(rest, *message[1:]):
-                yield f"{message}: {what}", after
+        yield from super().steps(state)
         if state.told is not None:
             yield "the grant is made that was told", self._grant(state._replace(told=None), state.told, state.counter)
-        yield from self._left_behind(state)
-
-    def _become(self, state: GrantState, who: int, client: GrantClient, *messages: tuple[object, ...]) -> GrantState:
-        clients = tuple(client if other == who else old for other, old in enumerate(state.clients))
-        return state._replace(clients=clients, messages=state.messages | set(messages))
-
-    def _room(self, state: GrantState) -> bool:
-        return len(state.messages) < self.bounds.messages
 
     # What clients do.
 
-    def _idle(self, state: GrantState, who: int, client: GrantClient) -> Iterator[GrantStep]:
+    def _idle(self, state: GrantState, who: int, client: GrantClient) -> Iterator[Step]:
         if client.attempt < self.bounds.attempts and self._room(state):
             waiting = GrantClient("waiting", client.attempt, signed=state.now)
             yield "joins the line", self._become(state, who, waiting, ("sign", who, client.attempt, state.now))
 
-    def _waiting(self, state: GrantState, who: int, client: GrantClient) -> Iterator[GrantStep]:
+    def _waiting(self, state: GrantState, who: int, client: GrantClient) -> Iterator[Step]:
         if client.signed < state.now and self._room(state):
             again = client._replace(signed=state.now)
             yield "gives a sign of life", self._become(state, who, again, ("sign", who, client.attempt, state.now))
         yield from self._leave(state, who, client, "gives up")
 
-    def _holding(self, state: GrantState, who: int, client: GrantClient) -> Iterator[GrantStep]:
+    def _holding(self, state: GrantState, who: int, client: GrantClient) -> Iterator[Step]:
         fresh, row = state.now < client.deadline, state.row
         if fresh and (row is None or (row.who, row.attempt) != (who, client.attempt)):
             yield "reads its token", "P1: a token is read that the store does not stand for"
@@ -133,7 +92,7 @@ class GrantModel:
             yield "renews", self._become(state, who, renewing, ("renew", who, client.attempt, state.now))
         yield from self._leave(state, who, client, "leaves")
 
-    def _leave(self, state: GrantState, who: int, client: GrantClient, how: str) -> Iterator[GrantStep]:
+    def _leave(self, state: GrantState, who: int, client: GrantClient, how: str) -> Iterator[Step]:
         """A waiter that gives up may have been granted the lock, and releases its claim."""
         silent = client.at == "waiting" and self.broken == "a waiter gives up without a release"
         if silent or self._room(state):
@@ -142,7 +101,7 @@ class GrantModel:
 
     # What the store does.
 
-    def _on_sign(self, state: GrantState, who: int, attempt: int, sign: int) -> Iterator[GrantStep]:
+    def _on_sign(self, state: GrantState, who: int, attempt: int, sign: int) -> Iterator[Step]:
         row = state.row
         if row is None or (row.who, row.attempt) != (who, attempt):
             others = tuple(place for place in state.line if (place.who, place.attempt) != (who, attempt))
@@ -156,7 +115,7 @@ class GrantModel:
         handed = ("handed", who, attempt, row.token, sign)
         yield "repeated", state._replace(row=row, messages=state.messages | {handed})
 
-    def _on_release(self, state: GrantState, who: int, attempt: int) -> Iterator[GrantStep]:
+    def _on_release(self, state: GrantState, who: int, attempt: int) -> Iterator[Step]:
         line = tuple(place for place in state.line if (place.who, place.attempt) != (who, attempt))
         row = state.row
         if row is not None and (row.who, row.attempt) == (who, attempt):
@@ -185,7 +144,7 @@ class GrantModel:
         ttl = self.bounds.ttl - (self.broken == "an offer is shorter than the ttl")
         return state._replace(row=GrantRow(place.who, place.attempt, token, state.now + ttl))
 
-    def _on_renew(self, state: GrantState, who: int, attempt: int, sent: int) -> Iterator[GrantStep]:
+    def _on_renew(self, state: GrantState, who: int, attempt: int, sent: int) -> Iterator[Step]:
         row = state.row
         if row is None or (row.who, row.attempt) != (who, attempt):
             yield "refused", state
@@ -195,7 +154,7 @@ class GrantModel:
 
     # What clients hear.
 
-    def _on_handed(self, state: GrantState, who: int, attempt: int, token: int, sign: int) -> Iterator[GrantStep]:
+    def _on_handed(self, state: GrantState, who: int, attempt: int, token: int, sign: int) -> Iterator[Step]:
         client = state.clients[who]
         mine = client.attempt == attempt and client.at != "idle"
         if mine and client.at == "waiting":
@@ -217,7 +176,7 @@ class GrantModel:
             return state.now
         return client.signed if self.broken == "a grant counts from the latest sign" else sign
 
-    def _on_renewed(self, state: GrantState, who: int, attempt: int, sent: int) -> Iterator[GrantStep]:
+    def _on_renewed(self, state: GrantState, who: int, attempt: int, sent: int) -> Iterator[Step]:
         client = state.clients[who]
         if client.at == "holding" and client.attempt == attempt and state.now < client.deadline:
             deadline = max(client.deadline, sent + self.bounds.ttl)
@@ -225,16 +184,6 @@ class GrantModel:
         else:
             yield "heard by no holder", state
 
-    def _left_behind(self, state: GrantState) -> Iterator[GrantStep]:
-        """Where nothing gets lost: once nothing is on its way, no grant is left to a client that wants nothing."""
-        if self.bounds.loss or state.messages:
-            return
-        row = state.row
-        if row is not None and (row.who, row.attempt) != _claim_of(state, row.who):
-            yield "everything has arrived", "P5: a grant is left behind by a client that wants nothing"
-
-
-def _claim_of(state: GrantState, who: int) -> tuple[int, int]:
-    """The claim with which a client waits or holds; none that any store knows while it is idle."""
-    client = state.clients[who]
-    return (who, client.attempt) if client.at != "idle" else (who, -1)
+    def _wants(self, state: GrantState, row: GrantRow) -> bool:
+        client = state.clients[row.who]
+        return client.at != "idle" and client.attempt == row.attempt

@@ -1,10 +1,9 @@
 """
 The lease protocol as a state machine, small enough to be looked at in every state it can reach.
 
-Clients acquire, renew, read the token, write under it, release and give up; messages wait for as long
-as they like, overtake each other and get lost; a grant expires by the clock; a guard refuses stale tokens and is raised
-at acquisition. One step is one of these. The search is breadth-first, so a counter-example is a
-shortest one. The bounds are few ticks of time, few attempts and few messages on their way at once.
+Clients acquire, renew, read the token, write under it, release and give up; a guard refuses stale tokens and is raised
+at acquisition. The search is breadth-first, so a counter-example is a shortest one. The bounds are few ticks of time,
+few attempts and few messages on their way at once.
 
 One tick is the unit of time. A client's deadline counts from the tick before its request left; with a ttl of
 `ttl` ticks it may read its token while fewer than `ttl` have passed.
@@ -16,20 +15,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from message_model import GrantRow, Message, MessageBounds, MessageModel, Step
 
-@dataclass(frozen=True)
-class Bounds:
-    """How far the search goes."""
 
-    ttl: int = 2
-    time: int = 4
+@dataclass(frozen=True, kw_only=True)
+class LeaseBounds(MessageBounds):
     attempts: int = 2
-    messages: int = 2
-    loss: bool = True
     writes: bool = True
 
 
-class Client(NamedTuple):
+class LeaseClient(NamedTuple):
     """``at``: idle, asking, raising, holding, ready (the token is read), giving_up."""
 
     at: str = "idle"
@@ -40,93 +35,51 @@ class Client(NamedTuple):
     renewing: bool = False
 
 
-class Row(NamedTuple):
-    """What the store knows: whose grant it is, its token, and when it ends."""
-
-    who: int
-    attempt: int
-    token: int
-    expires: int
-
-
-class State(NamedTuple):
+class LeaseState(NamedTuple):
     now: int = 0
-    row: Row | None = None
+    row: GrantRow | None = None
     counter: int = 0
-    clients: tuple[Client, ...] = (Client(), Client())
+    clients: tuple[LeaseClient, ...] = (LeaseClient(), LeaseClient())
     messages: frozenset[tuple[object, ...]] = frozenset()
     fence: int = 0
     entered: int = 0
     """The highest token with which a client entered after raising the fence."""
 
 
-Step = tuple[str, "State | str"]
-"""What happens, and the state it leads to; or the promise that it breaks."""
-
-
-class Model:
+class LeaseModel(MessageModel):
     """The protocol, or a broken variant of it."""
 
-    def __init__(self, bounds: Bounds, broken: str = "") -> None:
-        self.bounds = bounds
-        self.broken = broken
-        self.start = State()
-
-    def steps(self, state: State) -> Iterator[Step]:
-        """Everything that can happen in *state*."""
-        if state.now < self.bounds.time:
-            yield "a tick", self._expire(state._replace(now=state.now + 1))
-        for who, client in enumerate(state.clients):
-            for what, after in getattr(self, f"_{client.at}")(state, who, client):
-                yield f"c{who} {what}", after
-        for message in sorted(state.messages, key=repr):
-            rest = state._replace(messages=state.messages - {message})
-            if self.bounds.loss:
-                yield f"{message} is lost", rest
-            for what, after in getattr(self, f"_on_{message[0]}")(rest, *message[1:]):
-                yield f"{message}: {what}", after
-        yield from self._left_behind(state)
-
-    def _expire(self, state: State) -> State:
-        over = state.row is not None and state.row.expires <= state.now
-        return state._replace(row=None) if over else state
-
-    def _become(self, state: State, who: int, client: Client, *messages: tuple[object, ...]) -> State:
-        clients = tuple(client if other == who else old for other, old in enumerate(state.clients))
-        return state._replace(clients=clients, messages=state.messages | set(messages))
-
-    def _room(self, state: State) -> bool:
-        return len(state.messages) < self.bounds.messages
+    start = LeaseState()
 
     # What clients do.
 
-    def _idle(self, state: State, who: int, client: Client) -> Iterator[Step]:
+    def _idle(self, state: LeaseState, who: int, client: LeaseClient) -> Iterator[Step]:
         if client.attempt < self.bounds.attempts and self._room(state):
-            asking = Client("asking", client.attempt, sent=state.now)
+            asking = LeaseClient("asking", client.attempt, sent=state.now)
             yield "asks", self._become(state, who, asking, ("acquire", who, self._id(client.attempt)))
 
     def _id(self, attempt: int) -> int:
         return 0 if self.broken == "one owner for all attempts" else attempt
 
-    def _asking(self, state: State, who: int, client: Client) -> Iterator[Step]:
+    def _asking(self, state: LeaseState, who: int, client: LeaseClient) -> Iterator[Step]:
         if not self._room(state):
             return
         again = self.broken not in {"given up once", "never given up"}
-        after = Client("giving_up" if again else "idle", client.attempt + (not again))
+        after = LeaseClient("giving_up" if again else "idle", client.attempt + (not again))
         release = () if self.broken == "never given up" else (("release", who, self._id(client.attempt)),)
         yield "gives up", self._become(state, who, after, *release)
 
-    def _giving_up(self, state: State, who: int, client: Client) -> Iterator[Step]:
+    def _giving_up(self, state: LeaseState, who: int, client: LeaseClient) -> Iterator[Step]:
         """Release again as soon as the request is not on its way any more."""
         pending = ("acquire", who, self._id(client.attempt)) in state.messages
         if not pending and self._room(state):
-            after = Client("idle", client.attempt + 1)
+            after = LeaseClient("idle", client.attempt + 1)
             yield "releases again", self._become(state, who, after, ("release", who, self._id(client.attempt)))
 
-    def _raising(self, state: State, who: int, client: Client) -> Iterator[Step]:
+    def _raising(self, state: LeaseState, who: int, client: LeaseClient) -> Iterator[Step]:
         yield from self._leave(state, who, client)
 
-    def _holding(self, state: State, who: int, client: Client) -> Iterator[Step]:
+    def _holding(self, state: LeaseState, who: int, client: LeaseClient) -> Iterator[Step]:
         fresh = state.now < client.deadline
         if not client.renewing and fresh and self._room(state):
             renewing = client._replace(renewing=True, sent=state.now)
@@ -139,19 +92,19 @@ class Model:
                 yield "reads its token", self._become(state, who, client._replace(at="ready"))
         yield from self._leave(state, who, client)
 
-    def _ready(self, state: State, who: int, client: Client) -> Iterator[Step]:
+    def _ready(self, state: LeaseState, who: int, client: LeaseClient) -> Iterator[Step]:
         if self._room(state):
             write = (("write", who, client.token),) if self.bounds.writes else ()
             yield "sends its write, however late", self._become(state, who, client._replace(at="holding"), *write)
 
-    def _leave(self, state: State, who: int, client: Client) -> Iterator[Step]:
+    def _leave(self, state: LeaseState, who: int, client: LeaseClient) -> Iterator[Step]:
         if self._room(state):
             release = ("release", who, self._id(client.attempt))
-            yield "leaves", self._become(state, who, Client("idle", client.attempt + 1), release)
+            yield "leaves", self._become(state, who, LeaseClient("idle", client.attempt + 1), release)
 
     # What the store and the guard do.
 
-    def _on_acquire(self, state: State, who: int, attempt: int) -> Iterator[Step]:
+    def _on_acquire(self, state: LeaseState, who: int, attempt: int) -> Iterator[Step]:
         row = state.row
         if row is not None and (row.who, row.attempt) == (who, attempt):
             renewed = row._replace(expires=state.now + self.bounds.ttl)
@@ -163,25 +116,25 @@ class Model:
             if token <= state.counter:
                 yield "granted", "P4: a later grant has no higher token"
                 return
-            row = Row(who, attempt, token, state.now + self.bounds.ttl)
+            row = GrantRow(who, attempt, token, state.now + self.bounds.ttl)
             granted = state._replace(row=row, counter=token)
             yield "granted", self._answer(granted, ("grant", who, attempt, token))
 
-    def _answer(self, state: State, message: tuple[object, ...]) -> State:
+    def _answer(self, state: LeaseState, message: Message) -> LeaseState:
         """An answer goes where its request was, so it needs no room."""
         return state._replace(messages=state.messages | {message})
 
-    def _on_renew(self, state: State, who: int, attempt: int, sent: int) -> Iterator[Step]:
+    def _on_renew(self, state: LeaseState, who: int, attempt: int, sent: int) -> Iterator[Step]:
         row = state.row
         if row is None and self.broken == "renewal creates":
-            row = Row(who, attempt, state.clients[who].token, 0)
+            row = GrantRow(who, attempt, state.clients[who].token, 0)
         if row is not None and (row.who, row.attempt) == (who, attempt):
             after = state._replace(row=row._replace(expires=state.now + self.bounds.ttl))
             yield "renewed", self._answer(after, ("renewed", who, attempt, sent))
         else:
             yield "refused", self._answer(state, ("refused", who, attempt))
 
-    def _on_release(self, state: State, who: int, attempt: int) -> Iterator[Step]:
+    def _on_release(self, state: LeaseState, who: int, attempt: int) -> Iterator[Step]:
         row = state.row
         if row is None:
             yield "nothing to release", state
@@ -192,7 +145,7 @@ class Model:
         else:
             yield "not its own", state
 
-    def _on_write(self, state: State, _who: int, token: int) -> Iterator[Step]:
+    def _on_write(self, state: LeaseState, _who: int, token: int) -> Iterator[Step]:
         if token >= state.fence or self.broken == "no guard":
             if token < state.fence:
                 yield "accepted", "P3: a stale write is accepted"
@@ -203,7 +156,7 @@ class Model:
         else:
             yield "refused", state
 
-    def _on_raise(self, state: State, who: int, attempt: int, token: int) -> Iterator[Step]:
+    def _on_raise(self, state: LeaseState, who: int, attempt: int, token: int) -> Iterator[Step]:
         if token >= state.fence:
             raised = state if self.broken == "fence not raised" else state._replace(fence=token)
             yield "raised", self._answer(raised, ("raised", who, attempt))
@@ -212,11 +165,11 @@ class Model:
 
     # What clients hear.
 
-    def _mine(self, state: State, who: int, attempt: int) -> Client | None:
+    def _mine(self, state: LeaseState, who: int, attempt: int) -> LeaseClient | None:
         client = state.clients[who]
         return client if self._id(client.attempt) == attempt and client.at not in {"idle", "giving_up"} else None
 
-    def _on_grant(self, state: State, who: int, attempt: int, token: int) -> Iterator[Step]:
+    def _on_grant(self, state: LeaseState, who: int, attempt: int, token: int) -> Iterator[Step]:
         client = self._mine(state, who, attempt)
         if client is None or client.at != "asking":
             yield "no client waits", state
@@ -224,12 +177,12 @@ class Model:
         counts_from = state.now if self.broken == "validity from the reply" else client.sent
         deadline = counts_from + self.bounds.ttl
         if state.now >= deadline:
-            yield "too late", self._become(state, who, Client("giving_up", client.attempt))
+            yield "too late", self._become(state, who, LeaseClient("giving_up", client.attempt))
         else:
             raising = client._replace(at="raising", deadline=deadline, token=token)
             yield "taken", self._become(state, who, raising, ("raise", who, attempt, token))
 
-    def _on_raised(self, state: State, who: int, attempt: int) -> Iterator[Step]:
+    def _on_raised(self, state: LeaseState, who: int, attempt: int) -> Iterator[Step]:
         client = self._mine(state, who, attempt)
         if client is None or client.at != "raising":
             yield "no client waits", state
@@ -237,7 +190,7 @@ class Model:
             entered = state._replace(entered=max(state.entered, client.token))
             yield "entered", self._become(entered, who, client._replace(at="holding"))
 
-    def _on_renewed(self, state: State, who: int, attempt: int, sent: int) -> Iterator[Step]:
+    def _on_renewed(self, state: LeaseState, who: int, attempt: int, sent: int) -> Iterator[Step]:
         client = self._mine(state, who, attempt)
         if client is None or not client.renewing:
             yield "no client waits", state
@@ -248,17 +201,12 @@ class Model:
             deadline = max(deadline, counts_from + self.bounds.ttl)
         yield "heard", self._become(state, who, client._replace(renewing=False, deadline=deadline))
 
-    def _on_refused(self, state: State, who: int, attempt: int) -> Iterator[Step]:
+    def _on_refused(self, state: LeaseState, who: int, attempt: int) -> Iterator[Step]:
         client = self._mine(state, who, attempt)
         if client is None:
             yield "no client waits", state
         else:
-            yield "lost", self._become(state, who, Client("idle", client.attempt + 1))
+            yield "lost", self._become(state, who, LeaseClient("idle", client.attempt + 1))
 
-    def _left_behind(self, state: State) -> Iterator[Step]:
-        """Where nothing gets lost: once nothing is on its way, an idle client's grant is gone."""
-        row = state.row
-        if self.bounds.loss or state.messages or row is None:
-            return
-        if state.clients[row.who].at == "idle":
-            yield "everything has arrived", "P5: a grant is left behind by a client that wants nothing"
+    def _wants(self, state: LeaseState, row: GrantRow) -> bool:
+        return state.clients[row.who].at != "idle"
