@@ -173,8 +173,12 @@ async def _watch(state: LeaseState, callback: LossCallback) -> None:
 
 def _tell(state: LeaseState, callback: LossCallback) -> None:
     reason = state.lost_reason
-    if reason is not None:  # a thread, as the heartbeat of all other leases must not wait for a callback
+    if reason is None:
+        return
+    try:  # a thread, as the heartbeat of all other leases must not wait for a callback
         threading.Thread(target=_call, args=(callback, reason), name="fencing-on-lost", daemon=True).start()
+    except RuntimeError:  # Python 3.12 starts no thread while the interpreter ends
+        _call(callback, reason)
 
 
 def _call(callback: LossCallback, reason: LossReason) -> None:

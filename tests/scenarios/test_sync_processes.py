@@ -90,6 +90,41 @@ print("done")
     assert said == ["done"]
 
 
+def test_what_a_script_holds_after_it_has_forked_is_free_when_it_ends(tmp_path, url):
+    """Python 3.12 starts no thread while the interpreter ends, and SQLite's was ended by the fork."""
+    run(
+        tmp_path,
+        f"""
+import os
+from fencing_sdk.sync import connect
+
+locks = connect({url!r})
+lease = locks.lock("a", ttl=300).acquire()
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert lease.held
+""",
+    )
+    with connect(url) as locks:
+        assert locks.inspect("a") is None
+
+
+def test_a_callback_is_told_of_the_end_of_the_interpreter(tmp_path, url):
+    said = run(
+        tmp_path,
+        f"""
+from fencing_sdk.sync import connect
+
+locks = connect({url!r})
+lease = locks.lock("a", ttl=300).acquire()
+lease.on_lost(lambda reason: print(reason, flush=True))
+""",
+    )
+    assert said == ["closed"]
+
+
 def test_a_signal_that_unwinds_the_script_frees_its_lock(tmp_path, url):
     script = tmp_path / "script.py"
     script.write_text(

@@ -472,6 +472,7 @@ def test_a_lock_that_was_granted_when_its_caller_was_interrupted_is_given_back(l
 
     async def slowly(**options):
         granted.append(await acquire(**options))
+        await asyncio.sleep(0.1)  # a signal that comes right before a thread sleeps does not wake it
         signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(PATIENCE)

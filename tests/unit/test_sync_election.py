@@ -189,6 +189,7 @@ def test_a_lead_that_was_won_when_its_candidate_was_interrupted_is_given_back(lo
 
     async def slowly(candidacy, *, resigned):
         won.append(await stand(candidacy, resigned=resigned))
+        await asyncio.sleep(0.1)  # a signal that comes right before a thread sleeps does not wake it
         signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(PATIENCE)

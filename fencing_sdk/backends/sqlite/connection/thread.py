@@ -111,6 +111,20 @@ class SqlThread:
         life.end()
         return life.closed
 
+    @property
+    def started(self) -> bool:
+        """Whether it has a thread now."""
+        return self._life is not None
+
+    def start_again(self) -> None:
+        """
+        Have a thread again after a fork, and do not wait for work: the work may be to give locks back at the exit.
+
+        Python 3.12 starts no thread while the interpreter ends.
+        """
+        with suppress(RuntimeError):  # it ends
+            self._life = self._life or self._start()
+
     def ended_before_fork(self) -> bool:
         """Close the connection and wait until the thread is gone; False when it does not end."""
         life, self._life = self._life, None
@@ -170,6 +184,7 @@ class _Forks:
         self.gate = threading.RLock()
         """Held during a fork, so that no thread starts meanwhile, and for a moment by every call."""
         self._threads: weakref.WeakSet[SqlThread] = weakref.WeakSet()
+        self._ended: list[SqlThread] = []
         self._stuck = False
         self._unsafe = False
 
@@ -184,13 +199,18 @@ class _Forks:
 
     def before(self) -> None:
         self.gate.acquire()
-        stuck = [thread for thread in tuple(self._threads) if not thread.ended_before_fork()]
+        self._ended = [thread for thread in tuple(self._threads) if thread.started]
+        stuck = [thread for thread in self._ended if not thread.ended_before_fork()]
         self._stuck = bool(stuck)
 
     def after_in_parent(self) -> None:
+        for thread in self._ended:
+            thread.start_again()
+        self._ended = []
         self.gate.release()
 
     def after_in_child(self) -> None:
+        self._ended = []
         self._unsafe = self._unsafe or self._stuck
         self.gate.release()
 

@@ -241,7 +241,10 @@ class KazooDriver:
             finally:
                 done()
 
-        threading.Thread(target=stop, name="fencing-zookeeper-end", daemon=True).start()
+        try:
+            threading.Thread(target=stop, name="fencing-zookeeper-end", daemon=True).start()
+        except RuntimeError:  # Python 3.12 starts no thread while the interpreter ends
+            stop()
 
     def break_off(self) -> None:
         """Do not wait for the server's goodbye."""
