@@ -8,10 +8,12 @@ the loop of the test, in which the proxies before the servers run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +25,14 @@ from event_log import CLOCK
 from patience import wait_until
 from stays import PATIENCE
 
-from fencing_sdk import AcquireTimeoutError, LeaseLostError, LockHeldError, LossReason, NoLeaseError
+from fencing_sdk import (
+    AcquireTimeoutError,
+    BackendUnavailableError,
+    LeaseLostError,
+    LockHeldError,
+    LossReason,
+    NoLeaseError,
+)
 from fencing_sdk.abc import SupportsListing
 from fencing_sdk.backends import from_url
 from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token
@@ -92,7 +101,9 @@ class SyncSuite:
                 served.append(lease.holder)
 
         def all_stand_in_line() -> bool:
-            line[:] = [waiter.holder for waiter in locks.waiters("a")]
+            time.sleep(number / 1000)  # to show a long line is work for the store
+            with contextlib.suppress(BackendUnavailableError):
+                line[:] = [waiter.holder for waiter in locks.waiters("a")]
             return len(line) == number
 
         with connect(url) as locks:
@@ -101,10 +112,10 @@ class SyncSuite:
             for worker in workers:
                 worker.start()
             if isinstance(from_url(url), SupportsListing):
-                wait_until(all_stand_in_line, what="all threads stand in line", within=LIMIT)
+                wait_until(all_stand_in_line, what="all threads stand in line", within=6 * LIMIT)
             holder.release()
             for worker in workers:
-                worker.join(LIMIT)
+                worker.join(6 * LIMIT)
         assert len(set(served)) == number
         assert not line or served == line
 
