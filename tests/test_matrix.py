@@ -167,6 +167,7 @@ SCENARIOS = {
         "kahuna": "it has no line",
     },
     "SyncSuite": {},
+    "SyncRevokingSuite": {"kahuna": "it cannot take a lock away", "redisquorum": "it cannot take a lock away"},
     "SyncProcessesSuite": {"memory": "it lives in one process"},
 }
 """The suites of tests/stores, and the backends that do not run them, each with the reason."""

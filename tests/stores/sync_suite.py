@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Protocol
 
 import pytest
@@ -119,12 +120,13 @@ class SyncSuite:
         assert len(set(served)) == number
         assert not line or served == line
 
+    @pytest.mark.campaign
     async def test_a_lease_is_kept_while_its_thread_computes_for_longer_than_its_ttl(self, bench: SyncBench):
         await asyncio.to_thread(self._compute, bench.url)
 
     def _compute(self, url: str) -> None:
         with connect(url) as locks, locks.lock("a", ttl=2.5, safety_buffer=0.2, heartbeat_interval=0.3) as lease:
-            until = CLOCK.now() + 2.8
+            until = CLOCK.now() + amount(7.6, short=2.8)
             while CLOCK.now() < until:
                 sum(range(10_000))
             assert lease.held
@@ -176,6 +178,28 @@ class SyncSuite:
         with locks.lock("a", ttl=300, wait=PATIENCE) as again:
             assert again.held
         locks.close()
+
+
+class SyncRevokingSuite:
+    """What the thread of a holder is told when an operator takes its lock away."""
+
+    async def test_a_lease_that_the_store_ends_is_told_with_the_reason(self, bench: SyncBench):
+        await asyncio.to_thread(self._revoke, bench.url)
+
+    def _revoke(self, url: str) -> None:
+        told: SimpleQueue[LossReason] = SimpleQueue()
+        with connect(url) as locks:
+            lock = locks.lock("a", ttl=60, heartbeat_interval=0.5)
+            with pytest.raises(LeaseLostError) as loss, lock as lease:
+                lease.on_lost(told.put)
+                assert locks.revoke("a", token=lease.token, reason="deploy")
+                assert told.get(timeout=PATIENCE) is LossReason.REVOKED
+                assert not lease.held
+                with pytest.raises(LeaseLostError):
+                    current_token()
+            assert (loss.value.reason, loss.value.detail) == (LossReason.REVOKED, "deploy")
+            with locks.lock("a", wait=PATIENCE) as again:
+                assert again.token > lease._state.number
 
 
 class SyncProcessesSuite:
