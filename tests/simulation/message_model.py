@@ -71,7 +71,7 @@ class MessageModel:
         return state._replace(clients=clients, messages=state.messages | set(messages))
 
     def _room(self, state: Any) -> bool:
-        return len(state.messages) < self.bounds.messages
+        return bool(len(state.messages) < self.bounds.messages)
 
     def _left_behind(self, state: Any) -> Iterator[Step]:
         """Where nothing gets lost: once nothing is on its way, no grant is left to a client that wants nothing."""
