@@ -11,7 +11,7 @@ from fault_proxy import FaultProxy
 from kazoo.client import KazooClient
 from patience import wait_until
 from stays import PATIENCE, eventually, opened, staying
-from zookeeper_server import fresh_root
+from zookeeper_server import CLEARING, fresh_root
 from zookeeper_stage import in_place, kill_session, operating
 
 from fencing_sdk import LossReason, Renewed
@@ -253,9 +253,10 @@ async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(way, zook
         await backend.aclose()
 
 
-async def test_a_folder_that_the_server_removed_is_made_again_and_tokens_grow(zookeeper_url):
+async def test_a_folder_that_the_server_removed_is_made_again_and_tokens_grow(start_zookeeper):
     """Containers without children are removed; numbers start again at 0 then, and tokens do not."""
-    async with opened(zookeeper_url) as (locks, _), operating(zookeeper_url) as operator:
+    url = start_zookeeper(jvm=[CLEARING]).url
+    async with opened(url) as (locks, _), operating(url) as operator:
         tokens, numbers = [], []
         for _ in range(2):
             for _ in range(3):  # the folder may go after each of them: it is empty in between
@@ -288,11 +289,11 @@ async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted
     from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent
 
     backend = from_url(zookeeper_url)
+    backend._losses.watch_soon = lambda _: None  # no notice, so that the renewal has to find out
     claim = Claim("a", 60.0)
     await backend.acquire(claim)
     async with operating(zookeeper_url) as operator:
         await operator.keep_folder("a")
-        backend._losses._on_event = lambda *_: None  # no notice, so that the renewal has to find out
         (node,) = await operator.line("a")
         await operator.delete("a", node)
         session = await operator.session()
