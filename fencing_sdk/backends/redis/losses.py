@@ -40,6 +40,7 @@ class RedisLossWatcher:
         self._renew = renew
         self._held: dict[str, Claim] = {}  # by the key of the lease
         self._changed: dict[str, None] = {}  # keys that are to be checked
+        self._former: dict[str, tuple[str, Claim]] = {}  # by owner: grants of keys that have gone to another one here
         self._notices = LossNotices() if notices is None else notices
         self._check = BackgroundTask()
 
@@ -48,8 +49,12 @@ class RedisLossWatcher:
         return self._notices.on_loss(notice)
 
     def granted(self, key: str, claim: Claim) -> None:
-        """Watch a new grant."""
+        """Watch a new grant. An earlier one of this backend object that was not released has ended: check that too."""
+        former = self._held.get(key)
         self._held[key] = claim
+        if former is not None and former.owner != claim.owner:
+            self._former[former.owner] = key, former
+            self._check.start(self._check_changed)
 
     def holds(self, key: str, claim: Claim) -> bool:
         """Whether *claim* was granted, and has not ended."""
@@ -66,6 +71,8 @@ class RedisLossWatcher:
         held = self._held.get(key)
         if held is not None and held.owner == claim.owner:
             del self._held[key]
+        elif self._former:
+            self._former.pop(claim.owner, None)
 
     def on_connect(self, pipe: Pipe) -> None:
         """Ask the server to report what other clients change of what tracked calls read, and check every lease."""
@@ -91,8 +98,10 @@ class RedisLossWatcher:
 
     async def _check_changed(self) -> None:
         try:
-            while self._changed:
+            while self._changed or self._former:
+                former = list(self._former)
                 held = [(key, self._held[key]) for key in self._changed if key in self._held]
+                held += self._former.values()
                 self._changed.clear()
                 renewals = await self._renew([claim for _, claim in held])
                 for (key, claim), renewal in zip(held, renewals, strict=True):
@@ -100,20 +109,25 @@ class RedisLossWatcher:
                         self._lost(key, claim, LossReason.REVOKED, renewal.reason)
                     elif renewal in LOSS_REASONS:
                         self._lost(key, claim, LOSS_REASONS[renewal])
+                for owner in former:
+                    self._former.pop(owner, None)
         except Exception:  # noqa: BLE001  (a failed request proves no loss; the heartbeat asks again)
             self._changed.clear()
+            self._former.clear()
 
     def _lost(self, key: str, claim: Claim, reason: LossReason, detail: str = "") -> None:
         held = self._held.get(key)
-        if held is None or held.owner != claim.owner:
+        if held is not None and held.owner == claim.owner:
+            del self._held[key]
+        elif self._former.pop(claim.owner, None) is None:
             return  # the holder has released it meanwhile
-        del self._held[key]
         self._notices.tell(claim, reason, detail)
 
     async def aclose(self) -> None:
         """End the check that is under way, and watch no lease any more: a message may come while connections close."""
         self._held.clear()
         self._changed.clear()
+        self._former.clear()
         await self._check.aclose()
 
 

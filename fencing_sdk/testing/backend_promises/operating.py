@@ -181,6 +181,20 @@ class RevokingPromises(BackendUnderTest):
             assert lease.token > token
             await lease.release()
 
+    @needs("revokes", "queues", "notices")
+    async def test_the_holder_is_told_although_its_own_client_gets_the_lock_next(
+        self, backend: RevokingBackend
+    ) -> None:
+        """Two tasks of one process may hold and wait."""
+        async with LockClient(backend) as locks:
+            lease = await locks.lock(NAME, ttl=3600).acquire()
+            waiting = asyncio.create_task(locks.lock(NAME, ttl=3600).acquire())
+            await asyncio.sleep(0.1)
+            assert await locks.revoke(NAME, token=lease.token, reason=REASON)
+            following = await asyncio.wait_for(waiting, self.patience)
+            assert await asyncio.wait_for(lease.wait_lost(), self.patience) is LossReason.REVOKED
+            await following.release()
+
     @needs("revokes", "shares")
     async def test_one_permit_is_revoked_and_the_others_stay(self, backend: RevokingBackend) -> None:
         """A permit has a token of its own."""
