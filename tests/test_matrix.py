@@ -155,7 +155,6 @@ SCENARIOS = {
     "RevokingSuite": {
         "memory": "it lives in one process, and no call of another one comes in between",
         "kahuna": "it cannot take a lock away",
-        "redisquorum": "it cannot take a lock away",
     },
     "SharesSuite": {
         "memory": "it lives in one process, and its shares are those of BackendSuite",
@@ -167,7 +166,7 @@ SCENARIOS = {
         "kahuna": "it has no line",
     },
     "SyncSuite": {},
-    "SyncRevokingSuite": {"kahuna": "it cannot take a lock away", "redisquorum": "it cannot take a lock away"},
+    "SyncRevokingSuite": {"kahuna": "it cannot take a lock away"},
     "SyncProcessesSuite": {"memory": "it lives in one process"},
 }
 """The suites of tests/stores, and the backends that do not run them, each with the reason."""

@@ -36,6 +36,7 @@ def five_nodes(redis_binary: str) -> Iterator[Quorum]:
 class QuorumSuite(BackendSuite):
     queues = True
     notices = True
+    lists = revokes = True
     expiry_lag = 1.5
     """The holds of a grant end one after the other, as they began, and a try in between is undone first."""
     stopped = 0

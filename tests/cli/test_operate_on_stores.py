@@ -5,7 +5,7 @@ import json
 
 import pytest
 from command_line import Fencing
-from on_stores import OnEtcd, OnPostgresql, OnRedis, OnZooKeeper
+from on_stores import OnEtcd, OnPostgresql, OnRedis, OnRedisQuorum, OnZooKeeper
 from store_bench import StoreBench
 from terminal import Open, at_a_terminal
 
@@ -60,6 +60,9 @@ class OperatorSuite:
 
 
 class TestRedis(OnRedis, OperatorSuite): ...
+
+
+class TestRedisQuorum(OnRedisQuorum, OperatorSuite): ...
 
 
 class TestPostgresql(OnPostgresql, OperatorSuite): ...

@@ -1,6 +1,6 @@
 """Every store that can take a lock away does it as `RevokingSuite` says."""
 
-from on_stores import OnEtcd, OnPostgresql, OnRedis, OnSqlite, OnZooKeeper
+from on_stores import OnEtcd, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
 from revoking_suite import RevokingSuite
 
 pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
@@ -13,6 +13,9 @@ class TestPostgresql(OnPostgresql, RevokingSuite): ...
 
 
 class TestRedis(OnRedis, RevokingSuite): ...
+
+
+class TestRedisQuorum(OnRedisQuorum, RevokingSuite): ...
 
 
 class TestEtcd(OnEtcd, RevokingSuite):

@@ -21,6 +21,7 @@ from fencing_sdk._values.names import check_name
 from fencing_sdk.errors import ConfigurationError
 
 DEFAULT_PREFIX = "fencing"
+LEASE = ":l"
 _ESCAPED = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
 _GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]"})
 """What has a meaning in the pattern of SCAN."""
@@ -54,14 +55,14 @@ class RedisKeys:
             return f"{{{self._prefix}:{name}}}"
         return f"{{{self._prefix}:{name.translate(_ESCAPED)}}}"
 
-    def leases(self, prefix: str) -> str:
+    def leases(self, prefix: str, *, ending: str = LEASE) -> str:
         """The pattern of SCAN for the leases of all locks whose name begins with *prefix*."""
-        return f"{{{self._prefix}:{prefix.translate(_ESCAPED)}".translate(_GLOB) + "*}:l"
+        return f"{{{self._prefix}:{prefix.translate(_ESCAPED)}".translate(_GLOB) + "*}" + ending
 
-    def name(self, lease: bytes) -> str | None:
+    def name(self, lease: bytes, *, ending: str = LEASE) -> str | None:
         """The lock of a key that `leases` has found; None for a key of another program."""
         try:
-            tag = lease[:-2].decode()
+            tag = lease.decode().removesuffix(ending)
         except UnicodeDecodeError:
             return None
         escaped = tag.removeprefix(f"{{{self._prefix}:").removesuffix("}")
@@ -75,7 +76,7 @@ class RedisKeys:
 
 def lease_key(tag: str) -> str:
     """The key of the lease: the holder, its token and its metadata."""
-    return f"{tag}:l"
+    return f"{tag}{LEASE}"
 
 
 def token_key(tag: str) -> str:

@@ -29,7 +29,7 @@ from fencing_sdk.backends._shared.lock_table import age_of
 from fencing_sdk.backends.redis.answers import read_holders
 from fencing_sdk.backends.redis.connection.node import RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
-from fencing_sdk.backends.redis.connection.router import RedisRouter
+from fencing_sdk.backends.redis.connection.router import Masters, RedisRouter
 from fencing_sdk.backends.redis.keys import RedisKeys
 from fencing_sdk.backends.redis.requests import RedisRequests
 from fencing_sdk.errors import ConfigurationError
@@ -41,7 +41,7 @@ _STRETCH = 100
 _BEGIN = b"0"
 
 
-class _Position(NamedTuple):
+class ListingCursor(NamedTuple):
     """Where a listing goes on."""
 
     layout: str = ""
@@ -50,10 +50,17 @@ class _Position(NamedTuple):
     cursor: bytes = _BEGIN
 
     def written(self) -> str:
+        """As it stands in a page."""
         return f"{self.layout}.{self.server}.{self.connection}.{self.cursor.decode()}"
 
     @classmethod
-    def read(cls, cursor: str | None) -> _Position:
+    def read(cls, cursor: str | None) -> ListingCursor:
+        """
+        Read the cursor of a page; None is the begin.
+
+        Raises:
+            ConfigurationError: it is none.
+        """
         if cursor is None:
             return cls()
         layout, *numbers = cursor.split(".")
@@ -61,6 +68,43 @@ class _Position(NamedTuple):
             return cls(layout, int(numbers[0]), int(numbers[1]), numbers[2].encode())
         msg = "cursor must be one that a page of this listing had"
         raise ConfigurationError(msg)
+
+    @property
+    def begins_a_server(self) -> bool:
+        """Whether nothing of its server was listed yet."""
+        return self.cursor == _BEGIN
+
+
+class KeyWalk:
+    """Walks over the keys of several servers with SCAN, one server after the other."""
+
+    def __init__(self) -> None:
+        self._connections: WeakKeyDictionary[Pipe, int] = WeakKeyDictionary()
+
+    async def page(self, at: ListingCursor, among: Masters, pattern: str, count: int) -> tuple[list[bytes], str | None]:
+        """
+        Look at *count* keys or so: return those that *pattern* matches, and where the next page begins.
+
+        If the layout is another one than that of the page before, the walk begins again.
+        """
+        layout, servers = among.layout, among.nodes
+        if at.layout != layout:
+            at = ListingCursor(layout)
+        if at.server >= len(servers):
+            return [], None  # nothing has moved since the first page
+        server = servers[at.server]
+        connection = self._number(await server.pipe())
+        scanned = at.cursor if at.connection == connection else _BEGIN
+        scanned, found = await _scan(server, scanned, pattern, count)
+        if scanned != _BEGIN:
+            return found, ListingCursor(layout, at.server, connection, scanned).written()
+        return found, ListingCursor(layout, at.server + 1).written() if layout else None
+
+    def _number(self, pipe: Pipe) -> int:
+        """Tell connections apart, also those of other processes: a cursor may come from one."""
+        if pipe not in self._connections:
+            self._connections[pipe] = random.getrandbits(63)
+        return self._connections[pipe]
 
 
 class RedisListing:
@@ -71,32 +115,16 @@ class RedisListing:
         self._requests = requests
         self._router = router
         self._batch = min(batch, _LOOKED_AT)
-        self._connections: WeakKeyDictionary[Pipe, int] = WeakKeyDictionary()
+        self._walk = KeyWalk()
 
     async def page(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """See `fencing_sdk.abc.SupportsListing.list_held`."""
-        at = _Position.read(cursor)
-        masters = await self._router.masters(anew=at.cursor == _BEGIN)
-        if at.layout != masters.layout:
-            at = _Position(masters.layout)
-        if at.server >= len(masters.nodes):
-            return Listing([], None)  # nothing has moved since the first page
-        node = masters.nodes[at.server]
-        connection = self._number(await node.pipe())
-        scanned = at.cursor if at.connection == connection else _BEGIN
-        scanned, found = await _scan(node, scanned, self._keys.leases(prefix), limit)
-        holders = await self._describe([name for key in found if (name := self._keys.name(key)) is not None])
-        if scanned != _BEGIN:
-            return Listing(holders, _Position(at.layout, at.server, connection, scanned).written())
-        if not masters.layout:
-            return Listing(holders, None)
-        return Listing(holders, _Position(at.layout, at.server + 1).written())
-
-    def _number(self, pipe: Pipe) -> int:
-        """Tell connections apart, also those of other processes: a cursor may come from one."""
-        if pipe not in self._connections:
-            self._connections[pipe] = random.getrandbits(63)
-        return self._connections[pipe]
+        at = ListingCursor.read(cursor)
+        masters = await self._router.masters(anew=at.begins_a_server)
+        found, after = await self._walk.page(at, masters, self._keys.leases(prefix), limit)
+        return Listing(
+            await self._describe([name for key in found if (name := self._keys.name(key)) is not None]), after
+        )
 
     async def _describe(self, names: Sequence[str]) -> list[Holder]:
         """Look at leases: what has ended since they were found is left out, and so is what is no lease."""

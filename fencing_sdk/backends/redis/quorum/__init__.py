@@ -13,6 +13,9 @@ refuse to vote. Exclusion is by time, as with every lease. docs/backends/redis-q
     attempt.py      one attempt to acquire a lock
     renewals.py     the leases of the client, renewed and healed
     waiters.py      the waiters of the client, and what wakes them
+    revoking.py     takes grants away, and tells their holders why
+    listing.py      lists what is held, and who waits
+    poll.py         one question to all nodes, and what a majority shows
     founding.py     founding, and re-admission of a node that has lost its memory
     nodes.py        which nodes vote together
     node.py         one node: whether it votes, and what it still has to be told
@@ -29,12 +32,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, holder_of
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting, holder_of
 from fencing_sdk._values.clock import wall_micros
 from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
+from fencing_sdk.backends._shared.revocations import with_reasons
 from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis
@@ -44,12 +48,14 @@ from fencing_sdk.backends.redis.quorum.attempt import QuorumAttempt
 from fencing_sdk.backends.redis.quorum.ballot import Ballot
 from fencing_sdk.backends.redis.quorum.errors import translating
 from fencing_sdk.backends.redis.quorum.founding import prepare
-from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
+from fencing_sdk.backends.redis.quorum.listing import QuorumListing
+from fencing_sdk.backends.redis.quorum.node import QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
 from fencing_sdk.backends.redis.quorum.options import QuorumTopology, topology_from_clients, topology_from_url
-from fencing_sdk.backends.redis.quorum.poll import Poll
+from fencing_sdk.backends.redis.quorum.poll import find_hold
 from fencing_sdk.backends.redis.quorum.renewals import QuorumHolds, QuorumRenewals
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
+from fencing_sdk.backends.redis.quorum.revoking import QuorumRevocations
 from fencing_sdk.backends.redis.quorum.waiters import QuorumWaiter, QuorumWaiters, pause_after_split
 
 __all__ = ["RedisQuorumBackend", "from_url"]
@@ -83,6 +89,8 @@ class RedisQuorumBackend:
         self._renewals = QuorumRenewals(self._nodes, self._requests, self._holds, self._next_number)
         self._waiters = QuorumWaiters(self._nodes, self._requests, keys)
         self._losses = RedisLossWatcher(partial(self._renew, look=True))
+        self._revocations = QuorumRevocations(self._nodes, self._requests)
+        self._listing = QuorumListing(self._nodes, self._requests)
         self._last_number = 0
 
     def _next_number(self) -> int:
@@ -141,14 +149,15 @@ class RedisQuorumBackend:
             return Held(left)
         return Held(LINE_POLL if left is None else min(left, LINE_POLL))
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
         with translating("renew"):
             return await self._renew(claims)
 
-    async def _renew(self, claims: Sequence[Claim], *, look: bool = False) -> Sequence[Renewal]:
+    async def _renew(self, claims: Sequence[Claim], *, look: bool = False) -> Sequence[Renewal | Revoked]:
         voters = self._nodes.voters() or await self._nodes.quorum()
-        return await self._renewals.renew(claims, voters, look=look)
+        renewals = await self._renewals.renew(claims, voters, look=look)
+        return await with_reasons(claims, renewals, self._revocations.reasons)
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
@@ -162,16 +171,28 @@ class RedisQuorumBackend:
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        request = NodeRequest(self._requests.inspect(name))
         with translating("inspect"):
-            voters = self._nodes.voters() or await self._nodes.quorum()
-            poll = Poll(len(self._nodes), len(voters.nodes))
-            for node in voters.nodes:
-                node.send(request, poll.answer)
-            seen = await poll.result()
+            seen, _ = await find_hold(self._nodes, self._requests, name)
         if seen is None:
             return None
         return Holder(name, seen.token, holder_of(seen.owner), seen.left, seen.metadata)
+
+    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        with translating("list"):
+            return await self._listing.page(prefix, cursor, limit)
+
+    async def list_waiters(self, name: str) -> Sequence[Waiting]:
+        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
+        with translating("list"):
+            return await self._listing.waiters(name)
+
+    async def revoke(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+        with translating("revoke"):
+            revoked = await self._revocations.revoke(name, token, reason)
+        self._losses.changed(self._requests.hold(name))
+        return revoked
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""

@@ -44,18 +44,22 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 
 MOST_OWED = 10_000
 
+_UNTRACKED = pack(("CLIENT", "CACHING", "NO"))
+
 _CLOCK = BootClock()
 
 
 class NodeRequest:
     """A call of a script, packed once for all nodes that get it."""
 
-    __slots__ = ("_call", "by_hash", "followed")
+    __slots__ = ("_call", "by_hash", "followed", "untracked")
 
     def __init__(self, call: ScriptCall) -> None:
         self._call = call
         self.followed = bool(call.follow)
         """Whether a command stands behind it that lets client tracking follow a key."""
+        self.untracked = call.untracked
+        """Whether client tracking must not follow what it reads."""
         self.by_hash = self._packed(call.by_hash())
 
     def by_text(self) -> bytes:
@@ -128,6 +132,11 @@ class QuorumNode:
     def epoch(self) -> str | None:
         """The epoch in which the node votes; None if it does not vote."""
         return self.knowledge.epoch if self._remembers and self.knowledge and self.open_pipe else None
+
+    @property
+    def server(self) -> RedisNode:
+        """Its server, for a question that goes on from one answer to the next."""
+        return self._node
 
     @property
     def forgetful(self) -> bool:
@@ -214,6 +223,8 @@ class QuorumNode:
             else:
                 answer(self.number, reply)
 
+        if request.untracked:  # it counts for the next command alone
+            pipe.post(_UNTRACKED, _drop)
         return pipe.post(packed, take, followed=request.followed)
 
     def _failed(self, pipe: Pipe, request: NodeRequest, answer: Answer, error: Exception) -> None:
@@ -292,6 +303,10 @@ class QuorumNode:
         self.asked = self._opening = None
         self._try_at = 0.0
         await self._node.aclose()
+
+
+def _drop(reply: Reply) -> None:
+    """If the server does not permit it, it follows some keys that this client ignores."""
 
 
 def _load_scripts(_node: RedisNode, pipe: Pipe) -> None:

@@ -8,6 +8,7 @@ The requests to one node as calls of scripts, and how the answers are read. No I
     {fencing:}:c0 to c1023  the counters; the name of a lock decides which one numbers its holds
     {fencing:NAME}:h        the hold (see hold.lua), with the ttl of the lease
     {fencing:NAME}:hq, :hw  the line of the waiters (see waking_line.lua)
+    {fencing:NAME}:hx:OWNER why its grant was revoked (see revoke.lua)
 
 The counters never expire, so there is a fixed number of them, and the tokens of one lock have gaps.
 """
@@ -25,8 +26,9 @@ from fencing_sdk.backends.redis.keys import RedisKeys
 from fencing_sdk.backends.redis.quorum.ballot import Refusal
 from fencing_sdk.backends.redis.quorum.tally import QuorumHold
 from fencing_sdk.backends.redis.requests import milliseconds, stored
-from fencing_sdk.backends.redis.scripts import WAKING_LINE, Argument, RedisScript, ScriptCall
+from fencing_sdk.backends.redis.scripts import WAITING, WAKING_LINE, Argument, RedisScript, ScriptCall
 
+_HOLD = ":h"
 COUNTERS = 1024
 """Fixed for ever: another number would assign other counters to locks, and tokens could fall."""
 
@@ -39,6 +41,9 @@ RELEASE = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/release")
 JOIN = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/place", "quorum/join")
 LEAVE = RedisScript(*WAKING_LINE, "quorum/leave")
 INSPECT = RedisScript("inspect")
+REVOKE = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/revoke")
+NOTED = RedisScript("quorum/noted")
+LISTED = RedisScript("quorum/listed")
 LOOK = RedisScript("quorum/look")
 FOUND = RedisScript("quorum/found")
 SEAL = RedisScript("quorum/seal")
@@ -65,6 +70,8 @@ class SeenHold(NamedTuple):
     token: int
     left: float
     metadata: str | None
+    attempt: int = 0
+    """The attempt that has made it: near the microseconds of its client's clock."""
 
 
 class LinePlace(NamedTuple):
@@ -89,7 +96,7 @@ class QuorumRequests:
 
     def hold(self, name: str) -> str:
         """The key of the hold of lock *name*."""
-        return f"{self._keys.tag(name)}:h"
+        return f"{self._keys.tag(name)}{_HOLD}"
 
     def _counter(self, name: str) -> str:
         return self._counters[zlib.crc32(name.encode()) % COUNTERS]
@@ -125,7 +132,7 @@ class QuorumRequests:
         """Give leases a new hold on a node that has lost theirs."""
         keys, arguments = [self._epoch], list[Argument]((epoch, hint))
         for hold, claim in leases:
-            keys += (self._counter(claim.name), self.hold(claim.name))
+            keys += (self._counter(claim.name), self.hold(claim.name), self._note(claim.name, claim.owner))
             arguments += (claim.owner, hold.token, hint, milliseconds(claim.ttl), stored(claim.metadata))
         return ScriptCall(HEAL, keys, arguments)
 
@@ -144,6 +151,35 @@ class QuorumRequests:
     def inspect(self, name: str) -> ScriptCall:
         """Ask who has the hold on one node."""
         return ScriptCall(INSPECT, (self.hold(name),), ())
+
+    def revoke(self, name: str, seen: SeenHold, revocation: str, reason: str, patience: float) -> ScriptCall:
+        """Take the hold of a grant that was *seen* away on one node; note by which revocation and why, for a while."""
+        keys = (*self._with_line(name), self._note(name, seen.owner))
+        return ScriptCall(REVOKE, keys, (seen.owner, seen.token, revocation, reason, milliseconds(patience)))
+
+    def noted(self, claims: Sequence[Claim]) -> ScriptCall:
+        """Ask one node for the reasons for which the grants of claims were revoked."""
+        return ScriptCall(NOTED, [self._note(claim.name, claim.owner) for claim in claims], ())
+
+    def _note(self, name: str, owner: str) -> str:
+        return f"{self.hold(name)}x:{owner}"
+
+    def listed(self, names: Sequence[str]) -> ScriptCall:
+        """Ask one node for its holds of locks, and how many wait for each."""
+        keys = [key for name in names for key in self._with_line(name)[:2]]
+        return ScriptCall(LISTED, keys, (), untracked=True)
+
+    def waiting(self, name: str, after: bytes, most: int) -> ScriptCall:
+        """Ask one node for the waiters that came after one."""
+        return ScriptCall(WAITING, self._with_line(name)[1:], (after, most), untracked=True)
+
+    def holds(self, prefix: str) -> str:
+        """The pattern of SCAN for the holds of all locks whose name begins with *prefix*."""
+        return self._keys.leases(prefix, ending=_HOLD)
+
+    def name(self, hold: bytes) -> str | None:
+        """The lock of a key that `holds` has found; None for a key of another program."""
+        return self._keys.name(hold, ending=_HOLD)
 
     def look(self) -> ScriptCall:
         """Ask what the node knows about its quorum."""
@@ -205,9 +241,9 @@ def read_hold(reply: Reply) -> SeenHold | None:
     if not isinstance(reply, list):
         return None
     hold, left = reply
-    owner, _, token, _, metadata = (hold if isinstance(hold, bytes) else b"").decode().split("\0", 4)
+    owner, _, token, attempt, metadata = (hold if isinstance(hold, bytes) else b"").decode().split("\0", 4)
     remaining = left / 1000 if isinstance(left, int) and left >= 0 else 0.0
-    return SeenHold(owner, read_token(token.encode()), remaining, metadata[1:] if metadata else None)
+    return SeenHold(owner, read_token(token.encode()), remaining, metadata[1:] if metadata else None, int(attempt))
 
 
 def read_knowledge(reply: Reply) -> Knowledge:

@@ -1,0 +1,172 @@
+"""
+Lists what is held on a quorum, and who waits.
+
+What a majority holds is on at least one of any nodes that are no minority: on one of two of three nodes. So a listing
+walks over the keys of so many nodes, as that of a single server does, and asks all nodes who holds what it has found.
+
+1. If one of these nodes goes, and another takes its place, the listing begins again.
+2. A lock is told at the first of these nodes that has it. But a node that was away may have got it after it was
+   walked over. So a node counts as the first only if the attempt by which it has the lock is older than the listing,
+   by the clocks of the clients. The cursor has the time at which the listing began.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from fencing_sdk._values.claim import LOCK, Holder, Listing, Waiting, holder_of
+from fencing_sdk._values.clock import wall_micros
+from fencing_sdk.backends._shared.lock_table import age_of
+from fencing_sdk.backends.redis.connection.pipe import PipeError, Reply
+from fencing_sdk.backends.redis.connection.router import Masters
+from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
+from fencing_sdk.backends.redis.listing import KeyWalk, ListingCursor
+from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
+from fencing_sdk.backends.redis.quorum.poll import ask_nodes, shown_by_majority
+from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, SeenHold, read_hold
+
+__all__ = ["QuorumListing"]
+
+_LOOKED_AT = 50
+"""Locks that one run of a script describes."""
+_AHEAD = 2_000
+"""Microseconds by which the number of an attempt may be ahead of its client's clock."""
+_STRETCH = 100
+"""Waiters that one run of a script returns."""
+
+
+class _SeenLock(NamedTuple):
+    """One lock on one node."""
+
+    hold: SeenHold | None
+    waiters: int
+
+
+class _Place(NamedTuple):
+    """The place of a waiter in the line of one node."""
+
+    score: bytes
+    owner: str
+    alive: bool
+    """Whether it has given a sign of life; a waiter that has gone without leaving does not."""
+
+
+class QuorumListing:
+    """Lists for one backend."""
+
+    def __init__(self, nodes: QuorumNodes, requests: QuorumRequests) -> None:
+        self._nodes = nodes
+        self._requests = requests
+        self._walk = KeyWalk()
+
+    async def page(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        at = ListingCursor.read(cursor)
+        for _ in range(len(self._nodes) - 1):
+            with suppress(PipeError, UnreachableError):  # the node has gone; it does not vote any more
+                return await self._page(prefix, at, limit)
+        return await self._page(prefix, at, limit)
+
+    async def _page(self, prefix: str, at: ListingCursor, limit: int) -> Listing:
+        voters = self._nodes.voters() or await self._nodes.quorum()
+        chosen = voters.nodes[: len(self._nodes) - self._nodes.majority + 1]
+        numbers, _, began = at.layout.partition("@")
+        if numbers != (layout := "-".join(str(node.number) for node in chosen)) or not began.isdigit():
+            at = ListingCursor(f"{layout}@{wall_micros() + _AHEAD}")
+            began = at.layout.partition("@")[2]
+        walked = Masters([node.server for node in chosen], at.layout)
+        found, after = await self._walk.page(at, walked, self._requests.holds(prefix), limit)
+        names = [name for key in found if (name := self._requests.name(key)) is not None]
+        earlier = {node.number for node in chosen[: at.server]}
+        holders: list[Holder] = []
+        for start in range(0, len(names), _LOOKED_AT):
+            holders += await self._describe(names[start : start + _LOOKED_AT], earlier, int(began))
+        return Listing(holders, after)
+
+    async def _describe(self, names: Sequence[str], earlier: Collection[int], began: int) -> list[Holder]:
+        """Look at locks: what no majority holds is left out, and what was told at *earlier* nodes."""
+
+        def read(reply: Reply) -> list[_SeenLock]:
+            return _read_listed(reply, len(names))
+
+        answers = await ask_nodes(self._nodes, self._requests.listed(names), read, lambda _: False)
+        holders = []
+        for index, name in enumerate(names):
+            lock = {node: seen[index] for node, seen in answers.items()}
+            shown = shown_by_majority([seen.hold for seen in lock.values()], self._nodes.majority)
+            if shown is not None and not any(_was_there(lock.get(node), shown, began) for node in earlier):
+                holders.append(_told(name, shown, max(seen.waiters for seen in lock.values())))
+        return holders
+
+    async def waiters(self, name: str) -> list[Waiting]:
+        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
+        waiters: list[Waiting] = []
+        after: bytes | None = b"-inf"
+        while after is not None:
+            call = self._requests.waiting(name, after, _STRETCH)
+            answers = await ask_nodes(self._nodes, call, _read_line, lambda _: True)
+            lines = list(answers.values())
+            full = [line[-1].score for line in lines if len(line) == _STRETCH]
+            after = min(full, key=float, default=None)
+            last = math.inf if after is None else float(after)
+            waiters += [Waiting(holder_of(owner)) for owner in _in_most(lines, last)]
+        return waiters
+
+
+def _was_there(seen: _SeenLock | None, shown: SeenHold, began: int) -> bool:
+    """Whether a node had a hold of this grant when the listing began."""
+    hold = None if seen is None else seen.hold
+    return hold is not None and (hold.owner, hold.token) == (shown.owner, shown.token) and hold.attempt < began
+
+
+def _told(name: str, hold: SeenHold, waiters: int) -> Holder:
+    age = age_of(hold.token, LOCK, wall_micros())
+    holder = holder_of(hold.owner)
+    return Holder(name, hold.token, holder, hold.left, hold.metadata, held_for=age, waiters=waiters)
+
+
+def _in_most(lines: Sequence[Sequence[_Place]], last: float) -> list[str]:
+    """Those who stand in most of the lines up to a *last* score, in their order. The others come and go."""
+    counts = Counter(place.owner for line in lines for place in line if place.alive)
+    scores = {place.owner: float(place.score) for line in lines for place in line}
+    found = [owner for owner, count in counts.items() if 2 * count > len(lines) and scores[owner] <= last]
+    return sorted(found, key=scores.__getitem__)
+
+
+def _read_listed(reply: Reply, count: int) -> list[_SeenLock]:
+    """
+    Read what one node says of *count* locks.
+
+    Raises:
+        ValueError: it is no such answer.
+    """
+    if not isinstance(reply, list) or len(reply) != count:
+        msg = "not the holds of so many locks"
+        raise ValueError(msg)
+    return [_read_seen(lock) for lock in reply]
+
+
+def _read_seen(lock: Reply) -> _SeenLock:
+    match lock:
+        case [hold, left, int(waiters)]:
+            with suppress(ValueError):  # the key holds something else
+                return _SeenLock(read_hold([hold, left]), waiters)
+    return _SeenLock(None, 0)
+
+
+def _read_line(reply: Reply) -> list[_Place]:
+    """
+    Read a stretch of the line of one node.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(reply, list):
+        msg = "not a line"
+        raise TypeError(msg)
+    words = [word if isinstance(word, bytes) else b"" for word in reply]
+    return [_Place(words[at], words[at + 1].decode(), bool(words[at + 2])) for at in range(0, len(words) - 2, 3)]
