@@ -142,22 +142,20 @@ class _Round:
         if self._tally.complete or self._tally.ended:
             _settle(self._decided)
 
-    async def result(self, left: float) -> bool:
+    async def result(self, patience: float) -> bool:
         """
-        Wait until the grant has ended, while every note stands; return whether this revocation was the first.
+        Wait until the grant has ended, and return whether this revocation was the first.
 
         Args:
-            left: Seconds for which a note stands at least.
+            patience: Seconds for which the notes stand. An answer that comes later proves nothing.
 
         Raises:
             Exception: too few nodes have answered.
         """
-        await asyncio.wait((self._decided,), timeout=left)
+        await asyncio.wait((self._decided,), timeout=patience)
         if not self._tally.ended:
             raise most_telling(self._errors)
-        await asyncio.wait(
-            (self._complete,), timeout=SILENCE
-        )  # operators agree who was the first if all nodes are heard
+        await asyncio.wait((self._complete,), timeout=SILENCE)  # operators who hear all nodes agree on the first
         return self._tally.is_the_first
 
 
