@@ -18,6 +18,7 @@ import pytest
 
 from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Permit, Renewal, Waiting
 from fencing_sdk.backends._shared.lock_table import LockTable
+from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, LossReason
@@ -953,6 +954,18 @@ class WakesNoWaiterOfARevokedLock(Sound):
             return await super().revoke(name, token, reason)
         finally:
             del self._wake_next
+
+
+@caught_by("test_the_holder_is_told_although_its_own_client_gets_the_lock_next")
+class ForgetsTheHolderForTheNextOne(Sound):
+    async def revoke(self, name, token, reason):
+        kept = self._loss_notices
+        if await self.list_waiters(name):
+            self._loss_notices = LossNotices()
+        try:
+            return await super().revoke(name, token, reason)
+        finally:
+            self._loss_notices = kept
 
 
 @caught_by("test_one_permit_is_revoked_and_the_others_stay")

@@ -17,11 +17,10 @@ Until a majority has deleted it, the holder may go on: `revoke` raises an error 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.claim import Claim, new_owner
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Reply
 from fencing_sdk.backends.redis.quorum.ballot import majority_of
@@ -105,10 +104,10 @@ class QuorumRevocations:
         shown, holding = await find_hold(self._nodes, self._requests, name)
         if shown is None or shown.token != token:
             return False
-        revocation = secrets.token_hex(8)
+        revocation = new_owner()
         patience = shown.left + _PATIENCE
         request = NodeRequest(self._requests.revoke(name, shown, revocation, reason, patience))
-        told = _Round(RevocationTally(len(self._nodes), holding, revocation))
+        told = _RevocationRound(RevocationTally(len(self._nodes), holding, revocation))
         for node in self._nodes:
             node.tell(("revoke", name, token), request, shown.left, told.answer)
         return await told.result(patience)
@@ -120,7 +119,7 @@ class QuorumRevocations:
         return [next((reason for reason in told if reason), None) for told in zip(*answers.values(), strict=True)]
 
 
-class _Round:
+class _RevocationRound:
     """A revocation that is on its way to every node."""
 
     def __init__(self, tally: RevocationTally) -> None:
