@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
 from fencing_sdk._values.futures import cancel_and_wait, retrieve
 
 T = TypeVar("T")
-Q = TypeVar("Q")
+Q = TypeVar("Q", bound=Hashable)
 
 __all__ = ["SharedBatches", "SharedCall"]
 
@@ -58,10 +58,10 @@ class SharedCall(Generic[T]):
 
 class SharedBatches(Generic[Q, T]):
     """
-    Questions that are asked in the same turn of the event loop, as one call.
+    Questions that are asked in the same turn of the event loop, as one call. Equal ones are asked once.
 
     Args:
-        ask: Answers a batch of questions, in order.
+        ask: Answers a batch of different questions, in order.
 
         limit: The most questions of one batch.
 
@@ -75,25 +75,25 @@ class SharedBatches(Generic[Q, T]):
         self._limit = limit
         self._one_by_one = one_by_one
         self._sending: asyncio.Task[Sequence[T]] | None = None
-        self._questions: list[Q] = []
+        self._questions: dict[Q, int] = {}
+        """Of the batch that is open, with their places."""
         self._call: SharedCall[Sequence[T]] | None = None
         """The batch that is open: it has not been sent, and is not full."""
 
     async def ask(self, question: Q) -> T:
         """Ask together with all others that ask now."""
         if self._call is None or len(self._questions) >= self._limit or not self._call.can_join(0.0):
-            questions: list[Q] = []
+            questions: dict[Q, int] = {}
             before = self._sending
             self._questions, self._call = questions, SharedCall(lambda: self._send(questions, before), 0.0)
             self._sending = self._call.task if self._one_by_one else None
-        self._questions.append(question)
-        place, call = len(self._questions) - 1, self._call
+        place, call = self._questions.setdefault(question, len(self._questions)), self._call
         return (await call.join())[place]
 
-    async def _send(self, questions: list[Q], before: asyncio.Task[Sequence[T]] | None) -> Sequence[T]:
+    async def _send(self, questions: dict[Q, int], before: asyncio.Task[Sequence[T]] | None) -> Sequence[T]:
         await asyncio.sleep(0)
         if before is not None and before.get_loop() is asyncio.get_running_loop():
             await asyncio.wait((before,))
         if self._questions is questions:
             self._call = None
-        return await self._ask(questions)
+        return await self._ask(list(questions))

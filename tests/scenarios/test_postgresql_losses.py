@@ -184,7 +184,8 @@ async def test_a_client_that_was_told_of_a_pooling_proxy_does_not_listen(postgre
 async def test_a_schema_of_the_version_before_is_completed_and_keeps_its_locks(postgresql_server: PostgresqlServer):
     server = postgresql_server
     async with holding(server.url, "a") as (_, (stay,)):
-        await server.execute("DROP FUNCTION fencing.fencing_revoke_v1; DROP FUNCTION fencing.fencing_revoke_v2")
+        for function in ("fencing_revoke_v1", "fencing_revoke_v2", "fencing_readers_acquire_v1"):
+            await server.execute(f"DROP FUNCTION fencing.{function}")
         with pytest.raises(BackendRefusedError, match="fencing init"):
             async with connect(server.url, create=False):
                 pass

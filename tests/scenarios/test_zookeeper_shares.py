@@ -13,7 +13,7 @@ from stays import eventually
 from zookeeper_stage import Answers, operating
 
 from fencing_sdk.abc import READER, WRITER, Mode, Renewal, Revoked
-from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
+from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url, requests
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
 
 pytest_plugins = ["zookeeper_fixtures"]
@@ -105,23 +105,26 @@ async def test_an_operator_ends_the_readers_of_a_phase_or_a_writer(
 
 
 async def test_readers_of_one_client_share_a_watch_and_their_looks(
-    backend: ZooKeeperBackend, monkeypatch: pytest.MonkeyPatch
+    backend: ZooKeeperBackend, rival: ZooKeeperBackend, monkeypatch: pytest.MonkeyPatch
 ):
     writer, claims, asked = claim_of(WRITER), [claim_of(READER) for _ in range(30)], []
     await granted(backend, writer)
-    for name in ("watch", "look_at_all", "begin_phase"):
-        call = getattr(backend._recipe, name)
-        monkeypatch.setattr(
-            backend._recipe, name, lambda *args, _call=call, _name=name: asked.append(_name) or _call(*args)
-        )
+    for owner, name in ((backend._recipe, "watch"), (backend._recipe, "begin_phase"), (requests, "children")):
+        call = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, _call=call, _name=name: asked.append(_name) or _call(*args))
     async with AsyncExitStack() as line:
         turns = [await line.enter_async_context(backend.queue(claim)) for claim in claims]
-        assert asked == ["watch"]
+        assert asked.count("watch") == 1
+        asked.clear()
         await backend.release(writer)
         grants = await asyncio.gather(*(served(backend, *each) for each in zip(claims, turns, strict=True)))
     assert len({grant.token for grant in grants}) == 1
     assert asked.count("begin_phase") == 1
-    assert asked.count("look_at_all") < 6
+    assert asked.count("children") < 6  # each answer names all of them
+    asked.clear()
+    assert list(await backend.renew(claims)) == [Renewal.RENEWED] * len(claims)
+    assert list(await rival.renew(claims)) == [Renewal.RENEWED] * len(claims)
+    assert asked.count("children") <= 2
     assert not backend._wait_queue._readers
 
 

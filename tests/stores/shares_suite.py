@@ -172,6 +172,81 @@ class SharesSuite:
             await served(backend, late, reading)
             await backend.release(late)
 
+    async def test_readers_that_try_at_the_same_moment_pass_no_writer(self, backend: Any, rival: Any):
+        before, writer = claim_of(WRITER), claim_of(WRITER)
+        early, late = ([claim_of(READER, ttl=ttl) for ttl in (30.0, 60.0, 90.0)] for _ in range(2))
+        await granted(rival, before)
+        async with AsyncExitStack() as line:
+            turns = {}
+            for claim in (*early, writer, *late):
+                turns[claim] = await line.enter_async_context(backend.queue(claim))
+            for outcome in await asyncio.gather(*map(backend.acquire, (*early, *late))):
+                assert isinstance(outcome, Held)
+            await rival.release(before)
+            entering = [asyncio.create_task(served(backend, claim, turns[claim])) for claim in early]
+            for _ in range(2):  # together with those that are let in, and after them
+                for outcome in await asyncio.gather(*map(backend.acquire, late)):
+                    assert isinstance(outcome, Held)
+                entered = await asyncio.gather(*entering)
+            assert [shown.token for shown in await rival.holders(NAME)] == [entered[0].token] * 3
+            for claim in early:
+                await backend.release(claim)
+            assert entered[0].token < (await served(backend, writer, turns[writer])).token
+            await backend.release(writer)
+            followed = await asyncio.gather(*(served(backend, claim, turns[claim]) for claim in late))
+            assert len({grant.token for grant in followed}) == 1
+            assert list(await backend.renew(late)) == [Renewal.RENEWED] * 3
+            for claim in late:
+                await backend.release(claim)
+
+    async def test_readers_that_try_at_the_same_moment_wait_for_a_permit(self, backend: Any, rival: Any):
+        permit, readers = claim_of(Permit(of=2)), [claim_of(READER) for _ in range(3)]
+        await granted(rival, permit)
+        async with AsyncExitStack() as line:
+            turns = [await line.enter_async_context(backend.queue(claim)) for claim in readers]
+            for outcome in await asyncio.gather(*map(backend.acquire, readers)):
+                assert isinstance(outcome, Held)
+            await rival.release(permit)
+            await asyncio.gather(*(served(backend, *each) for each in zip(readers, turns, strict=True)))
+        for claim in readers:
+            await backend.release(claim)
+
+    @pytest.mark.parametrize("steps", range(1, 13))
+    async def test_readers_that_give_up_while_they_are_let_in_keep_nothing(self, steps: int, backend: Any, rival: Any):
+        """However far their tries have come: the others are let in, and the writer after them."""
+        writer, claims = claim_of(WRITER), [claim_of(READER) for _ in range(8)]
+        await granted(rival, writer)
+
+        async def read(claim: Claim) -> Grant:
+            async with backend.queue(claim) as turn:
+                joined.release()
+                await let_in.wait()
+                try:
+                    return await served(backend, claim, turn)
+                except asyncio.CancelledError:
+                    await backend.release(claim)
+                    raise
+
+        joined, let_in = asyncio.Semaphore(0), asyncio.Event()
+        reading = [asyncio.create_task(read(claim)) for claim in claims]
+        for _ in claims:
+            await joined.acquire()
+        await rival.release(writer)
+        let_in.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        for task in reading[::2]:
+            task.cancel()
+        outcomes = await asyncio.gather(*reading, return_exceptions=True)
+        stayed = {claim for claim, outcome in zip(claims, outcomes, strict=True) if isinstance(outcome, Grant)}
+        assert stayed >= set(claims[1::2])
+        assert {shown.holder for shown in await rival.holders(NAME)} == {claim.holder for claim in stayed}
+        for claim in stayed:
+            await backend.release(claim)
+        last = claim_of(WRITER)
+        await granted(rival, last)
+        await rival.release(last)
+
     async def test_tries_at_the_same_moment_get_all_permits_that_are_free(self, backend: Any, rival: Any):
         """None is refused because the one ahead has not got its number yet."""
         for _ in range(_ROUNDS):

@@ -251,6 +251,8 @@ async def test_what_is_asked_in_one_turn_of_the_loop_is_one_call():
     assert await batches.ask(8) == 80
     assert asked[2] == [5, 6]
     assert asked[3][-1] == 8
+    assert await asyncio.gather(*map(batches.ask, (1, 2, 1, 1, 2, 3))) == [10, 20, 10, 10, 20, 30]
+    assert asked[4:] == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize("ttl", [0.05, 15.0, MAX_TTL])

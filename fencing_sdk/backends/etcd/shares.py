@@ -49,6 +49,8 @@ __all__ = ["LEAST_REMAINING", "EtcdShares", "SeenLine", "lowest_free"]
 
 _LOOKS = 40
 """Claims in one look: etcd allows 128 operations, and a claim may need three."""
+_PHASES = 120
+"""Readers that begin a phase together. Each is one of the operations."""
 _LEASES_AT_ONCE = 8
 _TRIES = 30
 """Times that a permit is tried for while others come and go. Each failure is the arrival of another claim."""
@@ -94,6 +96,7 @@ class EtcdShares:
         self._requests = requests
         self._keys = requests.keys
         self._looks: SharedBatches[Claim, _Seen] = SharedBatches(self._look_at, _LOOKS)
+        self._phases: SharedBatches[tuple[Claim, Entry], Standing] = SharedBatches(self._begin_phases, _PHASES)
         self._rivals: SharedBatches[str, tuple[list[Entry], int]] = SharedBatches(self._rivals_of, BATCH)
 
     # Without waiting
@@ -200,7 +203,7 @@ class EtcdShares:
         if mode == READER:
             if seen.ahead:
                 return Standing(own, None)
-            return await self._begin_phase(claim, own) if seen.phase is None else _granted(own, phase=seen.phase)
+            return await self._phases.ask((claim, own)) if seen.phase is None else _granted(own, phase=seen.phase)
         if granted:
             return _granted(own)
         if seen.ahead and permit is None:
@@ -240,23 +243,38 @@ class EtcdShares:
             found = {name: _in_line(entries(answer)) for name, answer in zip(ranges, answers, strict=True)}
             return [(found[name], revision) for name in names]
 
-    async def _begin_phase(self, claim: Claim, own: Entry) -> Standing:
-        """Put the phase, unless another reader has."""
-        phase = self._keys.phase(claim.name)
+    async def _begin_phases(self, readers: Sequence[tuple[Claim, Entry]]) -> list[Standing]:
+        """Readers that are woken together begin the phase of a name together."""
+        names = dict.fromkeys(claim.name for claim, _ in readers)
+        owns = [[own for claim, own in readers if claim.name == name] for name in names]
+        begun = await asyncio.gather(*map(self._begin_phase, names, owns))
+        standings = dict(zip(names, map(iter, begun), strict=True))
+        return [next(standings[claim.name]) for claim, _ in readers]
+
+    async def _begin_phase(self, name: str, owns: Sequence[Entry]) -> list[Standing]:
+        """Put the phase, unless another reader has. All of these keys are granted, except those that have gone."""
+        phase = self._keys.phase(name)
         fields, _ = await self._put(
-            compare=[compared(own.key, "CREATE", "EQUAL", own.created), compared(phase, "CREATE", "EQUAL", 0)],
+            compare=[
+                *(compared(own.key, "CREATE", "EQUAL", own.created) for own in owns),
+                compared(phase, "CREATE", "EQUAL", 0),
+            ],
             success=[put(phase, b"")],
-            failure=[ranged(own.key), ranged(phase)],
+            failure=[*(ranged(own.key) for own in owns), ranged(phase)],
         )
         with ErrorTranslation(unreadable, "acquire"):
             if fields.get("succeeded") is True:
-                return _granted(own, phase=number(fields["header"], "revision"))
-            own_part, phase_part = responses(fields, 2)
-            still = first_entry(own_part)
+                return [_granted(own, phase=number(fields["header"], "revision")) for own in owns]
+            *own_parts, phase_part = responses(fields, len(owns) + 1)
+            found = [first_entry(part) for part in own_parts]
             begun = first_entry(phase_part)
-        if still is None or still.created != own.created or begun is None:
-            return Standing(still, None)
-        return _granted(still, phase=begun.created)
+        there = [still for still, own in zip(found, owns, strict=True) if still and still.created == own.created]
+        if begun is None and len(there) < len(owns):  # a key that has gone stopped the others, too
+            standings = await self._begin_phase(name, there) if there else []
+        else:
+            standings = [_granted(still, phase=begun.created) if begun else Standing(still, None) for still in there]
+        of_key = {still.key: standing for still, standing in zip(there, standings, strict=True)}
+        return [of_key.get(own.key) or Standing(still, None) for still, own in zip(found, owns, strict=True)]
 
     async def _write_grant(self, claim: Claim, own: Entry, value: bytes, lease: int) -> Standing:
         """Write the own key again, if it is unchanged: a writer's token, or the number of a permit."""

@@ -10,6 +10,7 @@ come, first served, woken by NOTIFY. One connection for the requests, and one th
     __init__.py         the backend, as the client calls it
     requests.py         the requests to the server, and how its answers are read
     waiters.py          the waiters of one client, and what wakes them
+    readers.py          readers that try at the same moment, in one statement
     losses.py           notices a grant that was taken away
     operating.py        what operators ask: the listing, and what is taken away
     fenced_acquire.py   a grant and the fences of the same database, in one transaction
@@ -33,7 +34,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.database_identity import database_identity
 from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import Guard, LossNotice, TransactionalGuard, Turn
@@ -48,6 +49,7 @@ from fencing_sdk.backends.postgresql.fenced_acquire import FencedAcquire
 from fencing_sdk.backends.postgresql.losses import PostgresqlLossWatcher
 from fencing_sdk.backends.postgresql.operating import OperatorCalls
 from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS, address_from_url, read_options, with_options
+from fencing_sdk.backends.postgresql.readers import WaitingReaders
 from fencing_sdk.backends.postgresql.requests import (
     ROW_PATIENCE_MS,
     Arguments,
@@ -123,6 +125,7 @@ class PostgresqlBackend:
         self._connection = PostgresqlConnection(self._dialer)
         self._fenced_connection = PostgresqlConnection(self._dialer)
         self._waiters = PostgresqlWaiters(self._connection, self._dialer, self._requests)
+        self._readers = WaitingReaders(self._connection, self._requests, self._waiters)
         self._operators = OperatorCalls(self._connection, self._requests)
         self._losses = PostgresqlLossWatcher(self._connection, self._operators, checked.schema)
         self._sweep = Sweep(self._connection, self._requests.sweep, checked.retention)
@@ -164,6 +167,12 @@ class PostgresqlBackend:
         channel, ticket = (None, None) if waiter is None else (waiter.channel, waiter.ticket)
         arguments = (*self._requests.acquire_arguments(claim, channel, ticket), *mode_arguments(claim.mode))
         with translating("acquire"):
+            if (
+                waiter is not None
+                and claim.mode == READER
+                and (tried := await self._readers.acquire(claim)) is not None
+            ):
+                return self._answered(claim, waiter, tried)
             row = await self._connection.ask(self._requests.acquire_share, arguments)
             outcome = read_share(row, None if waiter is None else self._waiters.poll)
         return self._answered(claim, waiter, outcome)

@@ -28,6 +28,7 @@ ROW_PATIENCE_MS = 100
 
 _RENEWALS = {"1": Renewal.RENEWED, "0": Renewal.REFUSED, "x": Renewal.TAKEN_OVER}
 _MOST_MICROS = 2**53
+_NO_PLACE = -1
 
 Arguments = tuple[object, ...]
 
@@ -48,6 +49,7 @@ class PostgresqlRequests:
 
         share = f"{functions}.fencing_share"
         self.acquire_share = f"SELECT * FROM {share}_acquire_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"  # noqa: S608
+        self.acquire_readers = f"SELECT * FROM {functions}.fencing_readers_acquire_v1($1, $2, $3, $4, $5)"  # noqa: S608
         self.renew_shares = f"SELECT {share}_renew_v1($1, $2, $3, $4)"
         self.release_share = f"SELECT {share}_release_v1($1, $2)"
         self.join_for_share = f"SELECT {share}_join_v1($1, $2, $3, $4, $5, $6)"
@@ -69,6 +71,16 @@ class PostgresqlRequests:
         if not (storable(claim.name) and (claim.metadata is None or storable(claim.metadata))):
             raise BackendRefusedError(BACKEND, "acquire", "a name or metadata has a NUL or a lone surrogate; escape it")
         return (claim.name, claim.owner, _micros(claim), claim.metadata, self._hybrid, channel, ticket)
+
+    def readers_arguments(self, name: str, claims: Sequence[Claim]) -> Arguments:
+        """Return the arguments of `acquire_readers`, for claims of which each has a place in the line."""
+        return (
+            name,
+            [claim.owner for claim in claims],
+            [str(_micros(claim)) for claim in claims],
+            [claim.metadata for claim in claims],
+            self._hybrid,
+        )
 
     def renew_arguments(self, claims: Sequence[Claim], patience_ms: int) -> Arguments:
         """Return the arguments of `renew`, for claims whose names are `storable_names`."""
@@ -137,6 +149,20 @@ def read_share(row: DriverRow | None, poll: float | None) -> Grant | Held:
         return Grant(outcome.token, permit=permit)
     msg = "not the number of a permit"
     raise UnreadableRowError(msg)
+
+
+def read_readers(row: DriverRow | None, count: int, poll: float) -> list[Grant | Held | None]:
+    """
+    Read the answer to `PostgresqlRequests.acquire_readers`: None for each reader that has to ask alone.
+
+    Raises:
+        UnreadableRowError: the row is no such answer, so which readers were granted is unknown.
+    """
+    tokens, seconds_left = columns(row, 2)
+    if not isinstance(tokens, list) or len(tokens) != count:
+        msg = f"not {count} tokens"
+        raise UnreadableRowError(msg)
+    return [None if token == _NO_PLACE else read_outcome((token, seconds_left), poll) for token in tokens]
 
 
 def read_renewals(row: DriverRow | None, count: int) -> list[Renewal]:

@@ -384,10 +384,10 @@ BEGIN
     );
 END $fencing$;
 
--- Notify the waiter at the head of the line, if there is room for it. If it is a reader, readers among the first sixteen
--- waiters are notified with it: their requests follow each other without a pause. After a grant that is the sixteenth
--- alone, because those before it were notified by earlier ones.
-CREATE OR REPLACE FUNCTION :"schema".fencing_share_wake_v1(p_name text, p_granted boolean) RETURNS boolean
+-- Notify the waiter at the head of the line, if there is room for it. If it is a reader, so are all readers among the
+-- first 64 waiters that have none of another kind ahead. After the grants of p_entered readers the line is so much
+-- shorter: those that were not among the first 64 before are notified, and the head once more.
+CREATE OR REPLACE FUNCTION :"schema".fencing_share_wake_v2(p_name text, p_entered integer) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
 DECLARE
     v_head record;
@@ -400,9 +400,11 @@ BEGIN
     PERFORM pg_notify(v_head.channel, v_head.word);
     IF v_head.mode = 'reader' THEN
         PERFORM pg_notify(w.channel, w.word) FROM (
-            SELECT * FROM fencing_waiter WHERE name = p_name ORDER BY number
-             OFFSET CASE WHEN p_granted THEN 15 ELSE 1 END LIMIT CASE WHEN p_granted THEN 1 ELSE 15 END
-        ) w WHERE w.mode = 'reader';
+            SELECT f.channel, f.word, row_number() OVER line AS place,
+                   bool_and(f.mode IS NOT DISTINCT FROM 'reader') OVER line AS open
+              FROM (SELECT * FROM fencing_waiter WHERE name = p_name ORDER BY number LIMIT 64) f
+            WINDOW line AS (ORDER BY f.number)
+        ) w WHERE w.open AND w.place > greatest(1, 64 - coalesce(p_entered, 64));
     END IF;
     RETURN true;
 END $fencing$;
@@ -420,7 +422,7 @@ BEGIN
      WHERE l.name = p_name AND l.owner = '';
 END $fencing$;
 
--- As fencing_acquire_v1, for a share.
+-- As fencing_acquire_v1, for a share. A reader waits for those ahead of it that are no readers.
 CREATE OR REPLACE FUNCTION :"schema".fencing_share_acquire_v1(
     p_name text, p_owner text, p_micros bigint, p_metadata text, p_hybrid boolean, p_channel text, p_word text,
     p_mode text, p_permits integer,
@@ -429,31 +431,48 @@ CREATE OR REPLACE FUNCTION :"schema".fencing_share_acquire_v1(
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
 DECLARE
+    v_commit text := current_setting('synchronous_commit');
     v_ttl interval := p_micros * interval '1 microsecond';
+    v_reader boolean := p_mode = 'reader';
     v_now timestamptz;
     v_row record;
     v_held record;
-    v_head record;
+    v_ahead timestamptz;
+    v_line boolean;
     v_shared boolean;
 BEGIN
-    PERFORM fencing_check_v1();
+    IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('transaction_read_only') = 'on'
+    THEN PERFORM fencing_check_v1(); END IF;
 
-    -- A waiter with another waiter ahead of it ends here: without locking the row, and without waiting for disk.
+    -- While a waiter has to wait, most calls end here: without locking the row, and without waiting for disk.
     IF p_channel IS NOT NULL THEN
         v_now := clock_timestamp();
-        PERFORM FROM fencing_waiter w
-          WHERE w.name = p_name AND w.seen BETWEEN v_now - interval '3 seconds' AND v_now + interval '3 seconds'
-            AND w.number < (SELECT m.number FROM fencing_waiter m WHERE m.name = p_name AND m.owner = p_owner) LIMIT 1;
-        IF FOUND THEN
+        SELECT l.owner, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name;
+        IF v_row.owner <> '' AND v_row.expires_at > v_now THEN
+            seconds_left := extract(epoch FROM v_row.expires_at - v_now);
+        ELSE
+            PERFORM FROM fencing_waiter w
+              WHERE w.name = p_name AND w.seen BETWEEN v_now - interval '3 seconds' AND v_now + interval '3 seconds'
+                AND w.number < (SELECT m.number FROM fencing_waiter m WHERE m.name = p_name AND m.owner = p_owner)
+                AND NOT (v_reader AND w.mode IS NOT DISTINCT FROM 'reader') LIMIT 1;
+            IF FOUND THEN seconds_left := 3; END IF;
+        END IF;
+        IF seconds_left IS NOT NULL THEN
             PERFORM set_config('synchronous_commit', 'off', true);
             UPDATE fencing_waiter w SET seen = v_now WHERE w.name = p_name AND w.owner = p_owner;
-            seconds_left := 3;
-            RETURN;
+            IF FOUND THEN RETURN; END IF;
+            PERFORM set_config('synchronous_commit', v_commit, true);
+            seconds_left := NULL;
         END IF;
     END IF;
 
-    PERFORM fencing_durable_v1(current_setting('synchronous_commit'));
-    SELECT r.owner, r.token, r.expires_at INTO v_row FROM fencing_row_v1(p_name) r;
+    IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+        PERFORM fencing_durable_v1(current_setting('synchronous_commit'));
+    END IF;
+    SELECT l.owner, l.token, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
+    IF NOT FOUND OR v_row.token < 0 THEN
+        SELECT r.owner, r.token, r.expires_at INTO v_row FROM fencing_row_v1(p_name) r;
+    END IF;
     v_now := clock_timestamp();
     v_shared := v_row.owner = '' AND v_row.expires_at > v_now;
     IF v_shared THEN
@@ -477,20 +496,29 @@ BEGIN
         RETURN;
     END IF;
     SELECT count(*) AS number, min(s.expires_at) AS first, max(s.token) AS token,
-           coalesce(bool_and(s.mode = p_mode), true) AND (p_mode = 'reader' OR count(*) < p_permits) AS room
+           coalesce(bool_and(s.mode = p_mode), true) AND (v_reader OR count(*) < p_permits) AS room
       INTO v_held FROM fencing_share s WHERE s.name = p_name;
     IF NOT v_held.room THEN
         seconds_left := extract(epoch FROM v_held.first - v_now);
         RETURN;
     END IF;
-    SELECT h.owner, h.seconds_left INTO v_head FROM fencing_head_v1(p_name) h;
-    IF v_head.owner <> p_owner THEN
-        seconds_left := v_head.seconds_left;
-        RETURN;
+    v_line := EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name);
+    IF v_line THEN
+        SELECT w.seen INTO v_ahead FROM fencing_waiter w
+         WHERE w.name = p_name AND w.owner <> p_owner
+           AND w.seen > v_now - interval '3 seconds' AND w.seen <= v_now + interval '3 seconds'
+           AND w.number < coalesce(
+               (SELECT m.number FROM fencing_waiter m WHERE m.name = p_name AND m.owner = p_owner), 9223372036854775807)
+           AND NOT (v_reader AND w.mode IS NOT DISTINCT FROM 'reader')
+         ORDER BY w.number LIMIT 1;
+        IF FOUND THEN
+            seconds_left := 3 + extract(epoch FROM v_ahead - v_now);
+            RETURN;
+        END IF;
+        DELETE FROM fencing_waiter w WHERE w.name = p_name AND w.owner = p_owner;
     END IF;
-    DELETE FROM fencing_waiter w WHERE w.name = p_name AND w.owner = p_owner;
 
-    IF p_mode = 'reader' AND v_held.number > 0 THEN
+    IF v_reader AND v_held.number > 0 THEN
         granted := v_held.token;
     ELSE
         granted := v_row.token + 1;
@@ -501,9 +529,14 @@ BEGIN
             RAISE EXCEPTION 'the next token would not fit into 53 bits' USING ERRCODE = 'FS001';
         END IF;
     END IF;
-    IF p_permits IS NOT NULL THEN
-        SELECT min(n) INTO STRICT permit FROM generate_series(0, p_permits - 1) n
-         WHERE NOT EXISTS (SELECT FROM fencing_share s WHERE s.name = p_name AND s.permit = n);
+    IF p_permits IS NOT NULL THEN             -- the lowest number that none has: the first that is not at its place
+        permit := v_held.number;
+        IF permit > 0 THEN
+            SELECT coalesce(min(t.place), v_held.number) INTO permit FROM (
+                SELECT s.permit, row_number() OVER (ORDER BY s.permit) - 1 AS place FROM fencing_share s
+                 WHERE s.name = p_name
+            ) t WHERE t.permit <> t.place;
+        END IF;
     END IF;
     INSERT INTO fencing_share (name, owner, token, expires_at, metadata, mode, permits, permit)
         VALUES (p_name, p_owner, granted, v_now + v_ttl, p_metadata, p_mode, p_permits, permit);
@@ -511,9 +544,7 @@ BEGIN
        SET owner = '', token = greatest(l.token, granted), metadata = NULL,
            expires_at = CASE WHEN v_shared THEN greatest(l.expires_at, v_now + v_ttl) ELSE v_now + v_ttl END
      WHERE l.name = p_name;
-    IF EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name) THEN
-        PERFORM fencing_share_wake_v1(p_name, true);
-    END IF;
+    IF v_line THEN PERFORM fencing_share_wake_v2(p_name, 1); END IF;
 END $fencing$;
 
 -- As fencing_renew_v1, for shares: the characters mean the same.
@@ -570,17 +601,25 @@ END $fencing$;
 CREATE OR REPLACE FUNCTION :"schema".fencing_share_release_v1(p_name text, p_owner text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+DECLARE
+    v_owner text;
 BEGIN
-    PERFORM fencing_check_v1();
-    PERFORM 1 FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
-    UPDATE fencing_lock l SET owner = NULL, metadata = NULL, expires_at = clock_timestamp()
-     WHERE l.name = p_name AND l.owner = p_owner;
-    IF NOT FOUND THEN
+    IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('transaction_read_only') = 'on'
+    THEN PERFORM fencing_check_v1(); END IF;
+    SELECT l.owner INTO v_owner FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
+    IF v_owner = p_owner THEN
+        UPDATE fencing_lock l SET owner = NULL, metadata = NULL, expires_at = clock_timestamp() WHERE l.name = p_name;
+    ELSE
         DELETE FROM fencing_share s WHERE s.name = p_name AND s.owner = p_owner;
         IF NOT FOUND THEN RETURN false; END IF;
-        PERFORM fencing_share_settle_v1(p_name);
+        IF EXISTS (SELECT FROM fencing_share s WHERE s.name = p_name) THEN
+            PERFORM fencing_share_settle_v1(p_name);
+        ELSE
+            UPDATE fencing_lock l SET owner = NULL, expires_at = clock_timestamp()
+             WHERE l.name = p_name AND l.owner = '';
+        END IF;
     END IF;
-    IF EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name) AND fencing_share_wake_v1(p_name, false) THEN
+    IF EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name) AND fencing_share_wake_v2(p_name, NULL) THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     RETURN true;
@@ -619,7 +658,7 @@ BEGIN
     PERFORM 1 FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
     DELETE FROM fencing_waiter w WHERE w.name = p_name AND w.owner = p_owner;
     IF NOT FOUND THEN RETURN false; END IF;
-    PERFORM fencing_share_wake_v1(p_name, false);
+    PERFORM fencing_share_wake_v2(p_name, NULL);
     RETURN true;
 END $fencing$;
 
@@ -774,7 +813,7 @@ BEGIN
         IF NOT FOUND THEN RETURN false; END IF;
         PERFORM fencing_share_settle_v1(p_name);
     END IF;
-    PERFORM fencing_share_wake_v1(p_name, false);
+    PERFORM fencing_share_wake_v2(p_name, NULL);
     PERFORM pg_notify(
         'fencing_revoked_' || left(encode(sha256(convert_to((current_schemas(false))[2], 'UTF8')), 'hex'), 32),
         encode(sha256(convert_to(p_name, 'UTF8')), 'hex')
@@ -852,4 +891,100 @@ BEGIN
         END IF;
     END IF;
     RETURN :"schema".fencing_release_v1(p_name, p_owner);
+END $fencing$;
+
+-- As fencing_share_acquire_v1, for readers that have places in the line of one name, all together. Return the token of
+-- each that is granted, NULL for each that has to wait, and -1 for each that has no place: that one asks alone.
+CREATE OR REPLACE FUNCTION :"schema".fencing_readers_acquire_v1(
+    p_name text, p_owners text[], p_micros text[], p_metadata text[], p_hybrid boolean,
+    OUT granted bigint[], OUT seconds_left double precision
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+DECLARE
+    v_now timestamptz;
+    v_row record;
+    v_held record;
+    v_before bigint;                          -- the place of the first waiter that is no reader
+    v_entered text[];
+    v_waiting text[];
+    v_token bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('transaction_read_only') = 'on'
+    THEN PERFORM fencing_check_v1(); END IF;
+    IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+        PERFORM fencing_durable_v1(current_setting('synchronous_commit'));
+    END IF;
+    <<entering>>
+    BEGIN
+        -- While they have to wait, most calls end here: without locking the row.
+        v_now := clock_timestamp();
+        SELECT l.owner, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name;
+        seconds_left := extract(epoch FROM v_row.expires_at - v_now);
+        EXIT entering WHEN v_row.owner <> '' AND seconds_left > 0;
+        seconds_left := 3;
+        SELECT min(w.number) INTO v_before FROM fencing_waiter w
+         WHERE w.name = p_name AND w.mode IS DISTINCT FROM 'reader'
+           AND w.seen BETWEEN v_now - interval '3 seconds' AND v_now + interval '3 seconds';
+        EXIT entering WHEN NOT EXISTS (
+            SELECT FROM fencing_waiter w
+             WHERE w.name = p_name AND w.owner = ANY (p_owners) AND (v_before IS NULL OR w.number < v_before)
+        );
+
+        SELECT l.owner, l.token, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
+        IF NOT FOUND OR v_row.token < 0 THEN
+            SELECT r.owner, r.token, r.expires_at INTO v_row FROM fencing_row_v1(p_name) r;
+        END IF;
+        v_now := clock_timestamp();
+        seconds_left := extract(epoch FROM v_row.expires_at - v_now);
+        EXIT entering WHEN v_row.owner <> '' AND seconds_left > 0;
+        DELETE FROM fencing_share s
+         WHERE s.name = p_name AND (s.expires_at <= v_now OR (v_row.owner = '' AND seconds_left > 0) IS NOT TRUE);
+        SELECT min(s.expires_at) AS first, max(s.token) AS token, coalesce(bool_and(s.mode = 'reader'), true) AS room
+          INTO v_held FROM fencing_share s WHERE s.name = p_name;
+        seconds_left := extract(epoch FROM v_held.first - v_now);
+        EXIT entering WHEN NOT v_held.room;
+        seconds_left := 3;
+        SELECT min(w.number) INTO v_before FROM fencing_waiter w
+         WHERE w.name = p_name AND w.mode IS DISTINCT FROM 'reader'
+           AND w.seen BETWEEN v_now - interval '3 seconds' AND v_now + interval '3 seconds';
+        WITH entered AS (
+            DELETE FROM fencing_waiter w
+             WHERE w.name = p_name AND w.owner = ANY (p_owners) AND w.mode = 'reader'
+               AND (v_before IS NULL OR w.number < v_before)
+            RETURNING w.owner
+        ) SELECT array_agg(e.owner) INTO v_entered FROM entered e;
+        EXIT entering WHEN v_entered IS NULL;
+
+        v_token := v_held.token;
+        IF v_token IS NULL THEN
+            v_token := v_row.token + 1;
+            IF p_hybrid THEN
+                v_token := greatest(v_token, (extract(epoch FROM v_now) * 1000000)::bigint);
+            END IF;
+            IF v_token >= 9007199254740992 THEN
+                RAISE EXCEPTION 'the next token would not fit into 53 bits' USING ERRCODE = 'FS001';
+            END IF;
+        END IF;
+        INSERT INTO fencing_share (name, owner, token, expires_at, metadata, mode)
+            SELECT p_name, c.owner, v_token, v_now + c.micros::bigint * interval '1 microsecond', c.metadata, 'reader'
+              FROM unnest(p_owners, p_micros, p_metadata) AS c (owner, micros, metadata)
+             WHERE c.owner = ANY (v_entered);
+        UPDATE fencing_lock l SET owner = '', token = greatest(l.token, v_token), metadata = NULL, expires_at = last.at
+          FROM (SELECT max(s.expires_at) AS at FROM fencing_share s WHERE s.name = p_name) last WHERE l.name = p_name;
+        IF EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name) THEN
+            PERFORM fencing_share_wake_v2(p_name, cardinality(v_entered));
+        END IF;
+    END entering;
+
+    IF v_entered IS NULL THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
+    WITH waiting AS (
+        UPDATE fencing_waiter w SET seen = v_now WHERE w.name = p_name AND w.owner = ANY (p_owners) RETURNING w.owner
+    ) SELECT array_agg(w.owner) INTO v_waiting FROM waiting w;
+    granted := (
+        SELECT array_agg(
+            CASE WHEN c.owner = ANY (v_entered) THEN v_token WHEN c.owner = ANY (v_waiting) THEN NULL ELSE -1 END
+            ORDER BY c.place)
+          FROM unnest(p_owners) WITH ORDINALITY AS c (owner, place)
+    );
 END $fencing$;

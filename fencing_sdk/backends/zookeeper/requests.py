@@ -141,9 +141,9 @@ class Recipe:
         return in_line(await session.call(children(self.paths.folder(name), call)))
 
     async def look_at_all(self, session: ZooKeeperSession, names: Sequence[str]) -> list[list[LineNode]]:
-        """Many lines at once."""
+        """Many lines at once, and one for names that stand there more than once: those of readers and permits."""
         synced = session.call(sync(self.paths.root))
-        listed = {name: session.call(children(self.paths.folder(name))) for name in names}
+        listed = {name: session.call(children(self.paths.folder(name))) for name in dict.fromkeys(names)}
         await synced
         lines: dict[str, list[LineNode]] = {}
         for name, asked in listed.items():
