@@ -164,6 +164,10 @@ class Candidacy:
     def __aiter__(self) -> Candidacy:
         return self
 
+    def __del__(self) -> None:
+        if self._block is not None:
+            self._block.left_behind()
+
     async def __anext__(self) -> ElectionTerm:
         resigned = False
         if self._block is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context
 from types import TracebackType
 from typing import Protocol
@@ -97,7 +98,7 @@ class ElectionTerm:
 class TermBlock:
     """What an `ElectionTerm` does, and how the loop and the election end it."""
 
-    __slots__ = ("_election", "_forfeiting", "_forget", "_lock", "_scope", "_timer", "lease", "stopped")
+    __slots__ = ("_election", "_forfeiting", "_forget", "_lock", "_loop", "_scope", "_timer", "lease", "stopped")
 
     def __init__(self, election: ElectionState, lock: Lock, lease: Lease) -> None:
         self._election = election
@@ -108,7 +109,8 @@ class TermBlock:
         """Whether the body was asked to end although the lease is held."""
         self._scope: PacedScope | None = None
         self._forget: Callable[[], object] = lambda: None
-        self._timer = asyncio.get_running_loop().call_later(lease.ttl, self._forfeit, context=Context())
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(lease.ttl, self._forfeit, context=Context())
         election.terms[self] = None
 
     def enter(self) -> None:
@@ -119,7 +121,7 @@ class TermBlock:
             UsageError: it has begun before, or its lease was given back.
         """
         if self._scope is not None or self not in self._election.terms:
-            msg = f"a term of election {shown(self._election.name)} is entered once, and within one ttl"
+            msg = f"a term of election {shown(self._election.name)} is entered once, and in its loop"
             raise UsageError(msg)
         draining = self._election.engine().draining
         self._timer.cancel()
@@ -170,6 +172,12 @@ class TermBlock:
             )
             raise UsageError(msg)
 
+    def left_behind(self) -> None:
+        """Give back a term that is not entered in this turn of the event loop: its loop was left. From any thread."""
+        if self._scope is None and self in self._election.terms:
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._forfeit, context=Context())
+
     def _on_drain(self) -> None:
         if self._election.drain > 0:
             loop = asyncio.get_running_loop()
@@ -179,9 +187,12 @@ class TermBlock:
 
     def _forfeit(self) -> None:
         """Give back a term that is not entered: the loop was left, or does something else first."""
+        if self._scope is not None or self not in self._election.terms:
+            return
+        self._timer.cancel()
         logger.warning("a term of election %s was not entered; its lock is given back", shown(self._election.name))
         self._election.terms.pop(self, None)
-        self._forfeiting = asyncio.get_running_loop().create_task(self.lease.release(), context=Context())
+        self._forfeiting = self._loop.create_task(self.lease.release(), context=Context())
 
     def _close_scope(self, raised: BaseException | None) -> BaseException | None:
         """Close the inner scope and return what is still on its way out; a cancellation from outside is."""

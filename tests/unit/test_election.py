@@ -328,15 +328,65 @@ async def test_a_term_that_is_never_entered_is_an_error_and_given_back():
         assert await two.store.inspect("scheduler") is None
 
 
+async def _leave_by_break(election) -> None:
+    async for _ in election:
+        break
+
+
+async def _leave_by_return(election) -> None:
+    async for _ in election:
+        return
+
+
+async def _leave_by_an_error(election) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async for _ in election:
+            raise ZeroDivisionError
+
+
+async def _leave_by_a_cancellation(election) -> None:
+    with anyio.move_on_after(1.0):
+        async for _ in election:
+            await asyncio.sleep(10)
+
+
+@pytest.mark.parametrize("leave", [_leave_by_break, _leave_by_return, _leave_by_an_error, _leave_by_a_cancellation])
 @in_virtual_time
-async def test_a_term_that_was_left_behind_is_given_back_after_a_ttl(caplog):
+async def test_a_term_that_is_not_entered_when_its_loop_is_left_is_given_back_at_once(leave, caplog):
+    async with TwoProcesses() as two:
+        election = two.election()
+        before = now()
+        await leave(election)
+        assert await two.next_leader() <= (1.0 if leave is _leave_by_a_cancellation else 0.0)
+        assert now() - before < TTL
+        assert not election.leading
+        assert election.standing is ElectionStanding.IDLE
+        assert "not entered" in caplog.text
+
+
+@in_virtual_time
+async def test_a_term_is_entered_right_after_its_loop_or_not_at_all():
     async with TwoProcesses() as two:
         async for term in two.election():  # noqa: B007  (used below)
             break
-        waiting = asyncio.create_task(two.next_leader())
-        assert await waiting == TTL
+        async with term as lease:
+            await asyncio.sleep(2 * TTL)
+            lease.check()
+        async for term in two.election():  # noqa: B007  (used below)
+            break
+        await asyncio.sleep(0.1)
+        with pytest.raises(UsageError, match="in its loop"):
+            await term.__aenter__()
+
+
+@in_virtual_time
+async def test_a_term_whose_loop_is_kept_is_given_back_after_a_ttl(caplog):
+    async with TwoProcesses() as two:
+        loop = aiter(two.election())
+        term = await anext(loop)
+        assert await asyncio.create_task(two.next_leader()) == TTL
         assert "not entered" in caplog.text
-        with pytest.raises(UsageError, match="within one ttl"):
+        with pytest.raises(UsageError, match="in its loop"):
             await term.__aenter__()
 
 
