@@ -88,12 +88,12 @@ def check_clock(clock: object) -> Clock:
     return cast("Clock", clock)
 
 
-def check_watch_stalls(watch_stalls: object) -> bool:
-    """Return the switch, which is no number and no text."""
-    if not isinstance(watch_stalls, bool):
-        msg = f"watch_stalls must be True or False, got {shown(watch_stalls)}"
+def check_flag(flag: object, parameter: str) -> bool:
+    """Return a switch, which is no number and no text."""
+    if not isinstance(flag, bool):
+        msg = f"{parameter} must be True or False, got {shown(flag)}"
         raise ConfigurationError(msg)
-    return watch_stalls
+    return flag
 
 
 def check_backoff(backoff: object) -> Backoff:

@@ -22,8 +22,8 @@ from fencing_sdk._arguments import (
     check_backoff,
     check_clock,
     check_fences,
+    check_flag,
     check_metadata,
-    check_watch_stalls,
 )
 from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
 from fencing_sdk._engine.engine import Engine
@@ -94,7 +94,7 @@ class LockClient(SharingClient, OperatingClient):
         self._observers = Observers(observers)
         self._drift = check_drift(drift)
         self._clock = check_clock(clock)
-        self._watch_stalls = check_watch_stalls(watch_stalls)
+        self._watch_stalls = check_flag(watch_stalls, "watch_stalls")
         self._drain = None if drain is None else seconds(drain, "drain")
         self._engine: Engine | None = None
 

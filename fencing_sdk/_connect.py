@@ -30,15 +30,16 @@ def connect(
     **options: object,
 ) -> LockClient:
     """
-    Make a client for the store at *url*. No I/O happens here, so it is fine at import time.
+    Make a client for the store at *url*. Nothing is sent to the store here, so it is fine at import time.
 
-    When the environment variable ``FENCING_RECORD`` names a file, every event is appended to it.
+    When the environment variable ``FENCING_RECORD`` names a file, it is opened here, and every event is appended to it.
 
     Args:
         url: ``"memory://"``, ``"sqlite:///locks.db"``, a backend object, or None for the value of
             the environment variable ``FENCING_URL``.
 
-        namespace: A prefix for every lock name.
+        namespace: A prefix for every lock name, followed by a colon. Lock ``b:c`` in namespace ``a`` is lock ``c`` in
+            namespace ``a:b``.
 
         observers: Callables that receive every event.
 
@@ -54,7 +55,8 @@ def connect(
         **options: Options of the backend, as they may also stand in the URL's query.
 
     Raises:
-        ConfigurationError: there is no such backend, its driver is missing, or an option is unknown.
+        ConfigurationError: there is no such backend, its driver is missing, an option is unknown, or the file of
+            ``FENCING_RECORD`` cannot be opened.
     """
     if url is None:
         url = os.environ.get(ENV_URL)
@@ -70,7 +72,7 @@ def connect(
             raise ConfigurationError(msg)
         backend = url
     if record := os.environ.get(ENV_RECORD):
-        observers = (Observers(observers).emit, Recorder(record))
+        observers = (Observers(observers).emit, _recorder(record))
     return LockClient(
         backend,
         namespace=namespace,
@@ -80,3 +82,11 @@ def connect(
         watch_stalls=watch_stalls,
         drain=drain,
     )
+
+
+def _recorder(path: str) -> Recorder:
+    try:
+        return Recorder(path)
+    except ConfigurationError as error:
+        msg = f"{ENV_RECORD} in the environment: {error}"
+        raise ConfigurationError(msg) from error

@@ -183,7 +183,7 @@ _LOSS_TEXT = {
     LossReason.TAKEN_OVER: "another holder has the lock now",
     LossReason.REVOKED: "it was taken away by an operator",
     LossReason.STALLED: "the process was paused past the lease's deadline",
-    LossReason.CLOSED: "it was given back or its client was closed",
+    LossReason.CLOSED: "it was given back, its client was closed, or this process is a fork",
     LossReason.DRAINED: "its client was drained, and the body had not ended within the bound",
 }
 

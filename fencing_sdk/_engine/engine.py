@@ -95,6 +95,9 @@ class Engine:
         Raises:
             UsageError: another event loop or none, a client that is closed or still opens, or a failed heartbeat.
         """
+        if self._generation != process.generation():
+            msg = "this client was opened before a fork, and is the parent's; enter it again here with 'async with'"
+            raise UsageError(msg)
         if running_loop() is not self._loop:
             msg = "this client was opened in another event loop; open one client for each loop"
             raise UsageError(msg)
@@ -245,7 +248,8 @@ class Engine:
 
     def status(self, leads: Sequence[str]) -> Status:
         """Tell how the client stands, without asking the store."""
-        usable = self._beating is not None and not self._beating.done() and not self._closing.begun
+        here = self._generation == process.generation()
+        usable = here and self._beating is not None and not self._beating.done() and not self._closing.begun
         return self._heartbeat.status(leads, usable=usable, draining=self.draining.begun)
 
     async def ask(self, operation: str, call: Callable[[], Awaitable[_T]]) -> _T:

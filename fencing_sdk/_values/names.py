@@ -10,6 +10,11 @@ from fencing_sdk.errors import ConfigurationError, InvalidNameError, shown
 
 NAME_LIMIT = 512
 """Bytes of UTF-8. Every store takes keys of this size after escaping."""
+_EMPTY_HINTS = {
+    "name": "; name what it protects, such as 'invoices/42'",
+    "resource": "; name what the guard protects, such as 'invoices/42'",
+    "pattern": "; '*' matches every name",
+}
 
 
 class FilledName(str):
@@ -46,7 +51,8 @@ def check_name(name: object, *, parameter: str = "name") -> str:
     if type(name) is not FilledName:
         name = str.__str__(name)  # the text itself: a member of an enum may print as something else
     if not name:
-        msg = f"{parameter} must not be empty; name what it protects, such as 'invoices/42'"
+        hint = _EMPTY_HINTS.get(parameter, "")
+        msg = f"{parameter} must not be empty{hint}"
         raise InvalidNameError(msg)
     if len(name) > NAME_LIMIT or (not name.isascii() and len(name.encode("utf-8", "surrogatepass")) > NAME_LIMIT):
         msg = f"{parameter} {shown(name)} is longer than {NAME_LIMIT} bytes; use a hash of it"

@@ -149,7 +149,7 @@ def take_options(url: str, options: dict[str, object], known: tuple[str, ...]) -
     stated = f"known are {', '.join(known) or 'none'}"
     for key in options:
         if key not in known:
-            msg = f"unknown option {shown(key)}; {stated}"
+            msg = f"unknown option {shown(key)} of this backend; {stated}"
             raise ConfigurationError(msg)
     merged = dict(options)
     for key, value in _query(url):

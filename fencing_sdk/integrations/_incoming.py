@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Generic, TypeVar
 
+from fencing_sdk._arguments import check_flag
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import FilledName, check_name
 from fencing_sdk._values.wire import ACCEPTED_HEADERS, TEXT_LIMIT, parse_token, read_token
@@ -196,10 +197,11 @@ class Checkpoint(Generic[R]):
         stale_status: int,
     ) -> None:
         self.guard = None if guard is None else check_guard(guard, named)
+        _check_naming(named)
         self._named = named
         self._read = read
         self._methods = _check_methods(methods)
-        self._required = required
+        self._required = check_flag(required, "required")
         self.stale_status = check_stale_status(stale_status)
 
     def question(self, request: R, method: str) -> tuple[str, Token] | None:
@@ -286,6 +288,12 @@ def check_guard(guard: object, resource: object) -> Guard:
         msg = "resource is missing: name what the guard protects, such as resource='seats/{seat}'"
         raise ConfigurationError(msg)
     return guard
+
+
+def _check_naming(named: object) -> None:
+    if named is not None and not callable(named):
+        msg = f"resource must be a template such as 'seats/{{seat}}' or a callable, got {shown(named)}"
+        raise ConfigurationError(msg)
 
 
 def _check_methods(methods: Iterable[object]) -> frozenset[str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from ipaddress import IPv6Address
 from typing import NamedTuple, Protocol
 
+from fencing_sdk._arguments import check_flag
 from fencing_sdk._current import current_token
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.wire import ACCEPTED_HEADERS, HEADER, OLD_HEADER, format_token, parse_token
@@ -96,7 +97,7 @@ class Outgoing:
     def __init__(self, origins: Iterable[str], *, name: str | None, required: bool) -> None:
         self._origins = _check_origins(origins)
         self._name = None if name is None else check_name(name)
-        self._required = required
+        self._required = check_flag(required, "required")
 
     def allows(self, origin: tuple[str, str, int]) -> bool:
         """Whether tokens may go to *origin*: an `Origin`, or its three parts in lower case."""

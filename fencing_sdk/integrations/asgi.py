@@ -18,7 +18,7 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.wire import ACCEPTED_HEADERS
 from fencing_sdk.abc import Guard
-from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, presented
 from fencing_sdk.integrations._problem import MAPPED, Problem, problem_of
 
@@ -132,7 +132,12 @@ def lifespan(*clients: LockClient) -> Callable[[object], AbstractAsyncContextMan
     Keep lock clients open while the application runs: ``Starlette(lifespan=lifespan(locks))``.
 
     For clients, not for locks: what a server does with the tasks of its lifespan is its own affair.
+
+    Raises:
+        ConfigurationError: one of *clients* is no client.
     """
+    for client in clients:
+        check_client(client)
 
     @asynccontextmanager
     async def opened(_app: object) -> AsyncIterator[None]:
@@ -142,6 +147,13 @@ def lifespan(*clients: LockClient) -> Callable[[object], AbstractAsyncContextMan
             yield
 
     return opened
+
+
+def check_client(client: object) -> None:
+    """Refuse what is no client for tasks."""
+    if not isinstance(client, LockClient):
+        msg = f"a client of fencing_sdk.connect is needed here, got {shown(client)}"
+        raise ConfigurationError(msg)
 
 
 def _naming(

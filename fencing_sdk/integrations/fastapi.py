@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeAlias, Unpack
 from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.params import Depends as Dependency
 
-from fencing_sdk._arguments import LockOptions
+from fencing_sdk._arguments import LockOptions, check_flag
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Token
@@ -39,7 +39,7 @@ from fencing_sdk.integrations._problem import (
     problem_of,
     refusals,
 )
-from fencing_sdk.integrations.asgi import lifespan
+from fencing_sdk.integrations.asgi import check_client, lifespan
 
 __all__ = ["Fenced", "Leased", "Presented", "answer_problems", "lifespan"]
 
@@ -81,6 +81,7 @@ def Fenced(guard: Guard, *, resource: Naming, required: bool = True) -> Dependen
         ConfigurationError: an argument cannot work. For the answers, see `answer_problems`.
     """
     check_guard(guard, resource)
+    check_flag(required, "required")
     named = _naming(resource, "resource")
 
     async def fenced(token: _Carried, resource: str = Depends(named)) -> Token | None:
@@ -99,7 +100,11 @@ def Presented(*, required: bool = True) -> Dependency:  # noqa: N802
 
     Check it where the handler writes: ``await guard.admit(session, resource, token)``, first in
     the transaction. The `StaleTokenError` may leave the handler: `answer_problems` answers it.
+
+    Raises:
+        ConfigurationError: *required* is no bool.
     """
+    check_flag(required, "required")
 
     async def presented_token(token: _Carried) -> Token | None:
         return demanded(token, required=required)
@@ -128,6 +133,7 @@ def Leased(locks: LockClient, name: Naming, **options: Unpack[LockOptions]) -> D
     Raises:
         ConfigurationError: an argument cannot work. For the answers, see `answer_problems`.
     """
+    check_client(locks)
     locks.lock("checked-when-declared", **options)
     named = _naming(name, "name")
 

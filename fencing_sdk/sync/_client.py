@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from fencing_sdk._arguments import ElectionOptions, LockOptions
+from fencing_sdk._arguments import ElectionOptions, LockOptions, check_flag
 from fencing_sdk._client import LockClient
 from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._values import process
@@ -91,7 +91,7 @@ class SyncLockClient:
         Raises:
             ConfigurationError: an argument is out of range, or the times do not fit together.
         """
-        kind = InterruptingLock if interrupt else SyncLock
+        kind = InterruptingLock if check_flag(interrupt, "interrupt") else SyncLock
         return kind(self._bridge, self._client.lock(name, **options))
 
     def locked(
@@ -296,10 +296,18 @@ class SyncLockClient:
         works there.
 
         Raises:
+            ConfigurationError: *function* is no ``async def`` function.
             UsageError: the client was closed meanwhile.
             Exception: what *function* raises.
         """
-        return self._bridge().call(functools.partial(function, *args, **kwargs))
+        _check_runs(function, runs=callable(function))
+
+        async def called() -> R:
+            running = function(*args, **kwargs)
+            _check_runs(function, runs=inspect.isawaitable(running))
+            return await running
+
+        return self._bridge().call(called)
 
     def _bridge(self) -> LoopThread:
         """The bridge of this process."""
@@ -316,6 +324,14 @@ def _as_task(function: Callable[P, R], in_thread: InThread | None) -> Callable[P
         return await in_thread(functools.partial(function, *args, **kwargs))
 
     return task
+
+
+def _check_runs(function: object, *, runs: bool) -> None:
+    if not runs:
+        if inspect.iscoroutine(function):
+            function.close()  # or Python warns that it was never awaited
+        msg = f"run() calls an 'async def' function with the arguments that follow it, got {shown(function)}"
+        raise ConfigurationError(msg)
 
 
 def _check_client(client: object) -> LockClient:

@@ -4,6 +4,7 @@ Every parameter against every kind of nonsense.
 Refused when built, by its name and with the way out; nothing is sent to the store.
 """
 
+import asyncio
 import datetime as dt
 import enum
 import math
@@ -19,7 +20,7 @@ import pytest
 import tenacity
 from virtual_time import in_virtual_time
 
-from fencing_sdk import ConfigurationError, LockClient, connect
+from fencing_sdk import ConfigurationError, LockClient, connect, sync
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import BUILTIN, from_url
@@ -27,6 +28,7 @@ from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS as LIBPQ_OPTIONS
 from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
 from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.integrations import aiohttp, asgi, fastapi, wsgi
 
 HUGE = "x" * 1_000_000
 NAN, INF = math.nan, math.inf
@@ -395,6 +397,64 @@ def test_connecting_checks_what_the_client_checks(parameter, value):
 def test_connecting_checks_the_observers_also_where_a_recorder_joins_them(observers, monkeypatch, tmp_path):
     monkeypatch.setenv("FENCING_RECORD", str(tmp_path / "run.jsonl"))
     refuse(lambda: connect("memory://", observers=observers), "observers")
+
+
+def test_a_recording_that_cannot_be_made_names_the_variable_that_asks_for_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("FENCING_RECORD", str(tmp_path / "missing" / "run.jsonl"))
+    with pytest.raises(ConfigurationError, match="FENCING_RECORD in the environment: cannot record to"):
+        connect("memory://")
+
+
+@pytest.mark.parametrize("flag", ["yes", 1, None])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda flag: sync.connect("memory://").lock("a", interrupt=flag),
+        lambda flag: aiohttp.guard_middleware(MemoryGuard(), resource="a/{b}", required=flag),
+        lambda flag: aiohttp.fencing_middleware(["http://a"], required=flag),
+        lambda flag: asgi.FencingMiddleware(print, MemoryGuard(), resource="a/{b}", required=flag),
+        lambda flag: fastapi.Fenced(MemoryGuard(), resource="a/{b}", required=flag),
+        lambda flag: fastapi.Presented(required=flag),
+    ],
+)
+def test_a_switch_is_true_or_false(build, flag):
+    with pytest.raises(ConfigurationError, match=r"(interrupt|required) must be True or False"):
+        build(flag)
+
+
+@pytest.mark.parametrize("guard", [None, MemoryGuard()], ids=["no guard", "a guard"])
+@pytest.mark.parametrize("resource", [5, b"a/{b}", ["a/{b}"]], ids=label)
+@pytest.mark.parametrize(
+    "build",
+    [
+        aiohttp.guard_middleware,
+        lambda guard, **options: asgi.FencingMiddleware(print, guard, **options),
+        lambda guard, **options: wsgi.GuardedApplication(print, guard, locks=sync.connect("memory://"), **options),
+    ],
+    ids=["aiohttp", "asgi", "wsgi"],
+)
+def test_a_middleware_is_told_how_resources_are_named(build, guard, resource):
+    with pytest.raises(ConfigurationError, match=r"resource must be a template such as 'seats/{seat}' or a callable"):
+        build(guard, resource=resource)
+
+
+@pytest.mark.parametrize("client", [5, None, "memory://", sync.connect("memory://")], ids=label)
+@pytest.mark.parametrize(
+    "build", [asgi.lifespan, lambda client: fastapi.Leased(client, "a")], ids=["lifespan", "Leased"]
+)
+def test_what_is_no_client_for_tasks_is_refused(build, client):
+    with pytest.raises(ConfigurationError, match=r"a client of fencing_sdk\.connect is needed here"):
+        build(client)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: (5,), lambda: (lambda: 5,), lambda: (len, "abc"), lambda: (asyncio.sleep(0),)], ids=range(4)
+)
+def test_a_thread_has_async_functions_run_and_nothing_else(call):
+    with sync.connect("memory://") as locks:
+        with pytest.raises(ConfigurationError, match=re.escape("run() calls an 'async def' function")):
+            locks.run(*call())
+        assert locks.run(lambda: asyncio.sleep(0, "a function that returns a coroutine")) is not None
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=label)

@@ -149,7 +149,7 @@ def test_what_a_reader_of_the_message_learns():
         "lease on 'seats/42' (token 34) is over: another holder has the lock now",
         "lease on 'seats/42' (token 34) is over: it was taken away by an operator",
         "lease on 'seats/42' (token 34) is over: the process was paused past the lease's deadline",
-        "lease on 'seats/42' (token 34) is over: it was given back or its client was closed",
+        "lease on 'seats/42' (token 34) is over: it was given back, its client was closed, or this process is a fork",
         "lease on 'seats/42' (token 34) is over: its client was drained, and the body had not ended within the bound",
         "lease on 'seats/42' (token 34) is over: its deadline passed: max_hold=5 is over",
         "token 33 for 'seats/42' refused: the resource has seen 34; the lock has gone to a later holder",
