@@ -299,9 +299,9 @@ def test_the_options_of_the_caller_are_not_changed():
 
 
 def test_an_unknown_option_of_the_call_is_named_with_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"^unknown option 'tokns'; known are tokens, region$"):
+    with pytest.raises(ConfigurationError, match=r"^unknown option 'tokns' of this backend; known are tokens, region$"):
         take_options("x://h", {"tokns": "counter"}, ("tokens", "region"))
-    with pytest.raises(ConfigurationError, match=r"^unknown option 'ttl'; known are none$"):
+    with pytest.raises(ConfigurationError, match=r"^unknown option 'ttl' of this backend; known are none$"):
         take_options("x://h", {"ttl": 5}, ())
 
 
