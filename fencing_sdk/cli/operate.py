@@ -5,12 +5,15 @@
     break: not broken                  1, the grant is over, or the question was answered by no
     bad usage                          2
     store unavailable                  69
+    interrupted by Ctrl-C              130, and nothing was taken away
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -203,7 +206,21 @@ def _confirmed(output: Output, victim: Holder, line: Sequence[Waiting] | None, r
     )
     output.print(following)
     try:
-        answer = output.input(Text("Take it away? [y/N] "))
+        with _interruptible():
+            answer = output.input(Text("Take it away? [y/N] "))
     except EOFError:
         return False
+    except KeyboardInterrupt:
+        say("nothing was done")
+        raise
     return answer.strip().lower() in {"y", "yes"}
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the question at once: asyncio's own handler waits until the event loop has its turn again."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -175,6 +175,19 @@ async def test_break_asks_at_a_terminal_and_no_is_the_default(at_a_terminal: Ope
         await lease.renew()
 
 
+async def test_break_that_is_interrupted_at_the_question_ends_at_once_and_takes_nothing_away(
+    at_a_terminal: Open, locks: LockClient
+):
+    lease = await locks.lock("report/7").acquire()
+    terminal = at_a_terminal("break", "report/7", "--reason", "it hangs")
+    await asyncio.to_thread(terminal.shows, "Take it away? [y/N]")
+    terminal.type("\x03")
+    assert await asyncio.to_thread(terminal.ends) == 130
+    assert "nothing was done" in terminal.rest()
+    await lease.renew()
+    await lease.release()
+
+
 def test_top_shows_what_is_held_until_q_is_pressed(at_a_terminal: Open, fencing: Fencing):
     holder = fencing.start("run", "nightly/1", "--", "sleep", "60")
     terminal = at_a_terminal("top", "--every", "300ms")
