@@ -153,7 +153,7 @@ def doctor(
     cannot be used, 3 a warning, 2 wrong usage.
 
     Args:
-        url: Where locks are kept. Default: $FENCING_URL.
+        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
 
         over: How long to measure. The longer, the rarer the pauses that are seen.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, aclosing
 from enum import IntEnum, unique
@@ -24,6 +23,7 @@ from fencing_sdk.backends import from_url
 from fencing_sdk.cli._output import check_output
 from fencing_sdk.cli._screen import draw_screen
 from fencing_sdk.cli._streams import Output, write_out
+from fencing_sdk.cli.run import default_url
 from fencing_sdk.diagnosis import Advice, Diagnosis, Finding, Measurements, Severity
 from fencing_sdk.errors import ConfigurationError
 
@@ -42,15 +42,16 @@ class Health(IntEnum):
 
 def run_doctor(url: str | None, *, over: float, ttl: float, as_json: bool, svg: Path | None) -> Health:
     """
-    Diagnose the store at *url*, print what was found, and return the exit code.
+    Diagnose the store at *url* or the default one, print what was found, and return the exit code.
 
     Raises:
         ConfigurationError: an argument cannot work.
     """
-    url = url or os.environ.get(ENV_URL)
-    if not url:
-        msg = f"--url is missing, and {ENV_URL} is not set; write: fencing doctor --url redis://host"
-        raise ConfigurationError(msg)
+    try:
+        url = url or default_url()
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+        msg = f"no folder for the locks ({error}); give --url, or set {ENV_URL} or XDG_STATE_HOME"
+        raise ConfigurationError(msg) from error
     if svg is not None:
         check_output(svg)
     diagnosis = asyncio.run(_diagnose(url, over, ttl))

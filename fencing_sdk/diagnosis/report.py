@@ -94,20 +94,20 @@ def advise(measured: Measurements) -> Advice:
 
     The safety buffer takes three of the longest pauses, and the interval four of the slowest renewals.
     """
-    pause, renewal = measured.longest_pause, measured.renewal_max or 0.0
+    pause, renewal = measured.longest_pause, measured.renewal_max or 0.0  # 0.0: the store was not reached
     for_pauses, for_renewals = _FIFTH * _PAUSES_IN_BUFFER * pause, _FIFTH * _RENEWALS_IN_INTERVAL * renewal
     ttl = min(MAX_TTL, float(-(-max(DEFAULT_TTL, for_pauses, for_renewals) // 1)))
     timing = Timing.build(ttl=ttl)
+    numbers = timing.ttl, timing.safety_buffer, timing.heartbeat_interval
+    of_pauses = f"15 x the longest pause ({pause:.3f} s) = {for_pauses:.2f} s,\n"
+    largest = f"the largest of {DEFAULT_TTL:g} s (the default),\n{of_pauses}"
+    if measured.renewal_max is None:
+        ground = f"{largest}and no renewal was measured"
+        return Advice(*numbers, (ground, "ttl / 5", "(ttl - safety_buffer) / 4"))
     return Advice(
-        timing.ttl,
-        timing.safety_buffer,
-        timing.heartbeat_interval,
+        *numbers,
         (
-            (
-                f"the largest of {DEFAULT_TTL:g} s (the default),\n"
-                f"15 x the longest pause ({pause:.3f} s) = {for_pauses:.2f} s,\n"
-                f"20 x the slowest renewal ({renewal:.3f} s) = {for_renewals:.2f} s"
-            ),
+            f"{largest}20 x the slowest renewal ({renewal:.3f} s) = {for_renewals:.2f} s",
             f"ttl / 5, which is {_times(timing.safety_buffer, pause)} the longest pause",
             f"(ttl - safety_buffer) / 4, which is {_times(timing.heartbeat_interval, renewal)} the slowest renewal",
         ),

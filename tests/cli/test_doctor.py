@@ -40,9 +40,19 @@ def test_an_error_has_exit_code_1_and_a_warning_3(fencing: Fencing, tmp_path):
     assert "store.reachable" in down.stdout
     assert "Traceback" not in down.stdout
     assert "hunter2" not in down.stdout
+    assert "no renewal was measured" in down.stdout
+    assert "slowest renewal" not in down.stdout
     warned = fencing("doctor", "--for", "100ms", "--url", "memory://?tokens=counter")
     assert warned.returncode == 3 or not quiet(warned.stdout)
     assert "memory.tokens" in warned.stdout
+
+
+def test_without_a_url_the_store_is_the_one_in_which_run_and_ls_keep_locks(fencing: Fencing):
+    fencing("run", "nightly/1", "--", "true")
+    done = fencing("doctor", "--for", "100ms")
+    assert done.stderr == ""
+    assert done.returncode == 0 or not quiet(done.stdout)
+    assert "sqlite://" in done.stdout
 
 
 def test_json_has_everything(fencing: Fencing, url: str):
@@ -85,7 +95,6 @@ def test_the_screen_is_drawn_without_anything_from_elsewhere(fencing: Fencing, u
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--url is missing"),
         (("--url", "memory://", "--for", "1 fortnight"), "--for"),
         (("--url", "memory://", "--ttl", "1ms"), "ttl"),
         (("--url", "memory://", "--svg", "none/doctor.svg"), "cannot write"),

@@ -9,6 +9,7 @@ import pytest
 from diagnosing import ERROR, NOTE, WARNING, by_check, diagnosed, found
 
 from fencing_sdk.backends.sqlite import diagnosis
+from fencing_sdk.diagnosis import Severity
 
 
 @pytest.fixture(autouse=True)
@@ -84,9 +85,12 @@ async def test_a_file_that_is_no_database_is_found(tmp_path: Path):
     assert (await found(url_of(tmp_path)))["store.reachable"].severity == ERROR
 
 
-def test_a_file_that_may_not_be_written_and_an_old_sqlite_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("version", "severity"), [((3, 23, 9), ERROR), ((3, 24, 0), NOTE), ((3, 34, 9), NOTE)])
+def test_a_file_that_may_not_be_written_and_an_old_sqlite_are_found(
+    version: tuple[int, int, int], severity: Severity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "locks.db").touch()
     monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != tmp_path / "locks.db")  # root may write all
-    monkeypatch.setattr(diagnosis.sqlite3, "sqlite_version_info", (3, 31, 1))
+    monkeypatch.setattr(diagnosis.sqlite3, "sqlite_version_info", version)
     judged = diagnosis.judge_file(tmp_path / "locks.db", durable=True, hybrid=True)
-    assert {finding.check: finding.severity for finding in judged} == {"sqlite.file": ERROR, "sqlite.version": ERROR}
+    assert {finding.check: finding.severity for finding in judged} == {"sqlite.file": ERROR, "sqlite.version": severity}

@@ -35,7 +35,7 @@ def _told(facts: RedisFacts) -> Iterator[Finding]:
     if not facts.info or not facts.settings:
         missing = "INFO" if not facts.info else "CONFIG GET"
         what = f"{facts.address}: this user may not use {missing}"
-        mend = f"ACL SETUSER {facts.user or 'doctor'} +info +config|get, or compare the settings with the page of Redis"
+        mend = f"ACL SETUSER {facts.user or 'USER'} +info +config|get, or compare the settings with the page of Redis"
         yield note("redis.settings", what, "its settings were not checked", mend)
 
 

@@ -16,7 +16,8 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "gluste
 _PERHAPS_NETWORK = ("fuse", "virtiofs")
 _VOLATILE = {"tmpfs", "ramfs"}
 _LEAST_FREE = 16 * 2**20
-_OLDEST = (3, 35)
+_OLDEST = (3, 24)
+_OLDEST_FOR_GUARDS = (3, 35)
 
 
 def judge_file(path: Path, *, durable: bool, hybrid: bool, mounts: Path = MOUNTS) -> list[Finding]:
@@ -31,9 +32,11 @@ def judge_file(path: Path, *, durable: bool, hybrid: bool, mounts: Path = MOUNTS
 
 
 def _version() -> Iterator[Finding]:
+    what, mend = f"SQLite {sqlite3.sqlite_version}", "install a Python with a newer SQLite"
     if sqlite3.sqlite_version_info < _OLDEST:
-        what = f"SQLite {sqlite3.sqlite_version}"
-        yield error("sqlite.version", what, "before 3.35 there is no RETURNING", "install a Python with a newer SQLite")
+        yield error("sqlite.version", what, "locks need 3.24", mend)
+    elif sqlite3.sqlite_version_info < _OLDEST_FOR_GUARDS:
+        yield note("sqlite.version", what, "locks work, and SqlGuard on SQLite needs 3.35", mend)
 
 
 def _access(path: Path) -> Iterator[Finding]:
