@@ -884,6 +884,16 @@ class ListsWithoutMetadata(Sound):
         return replace(page, holders=[replace(holder, metadata=None) for holder in page.holders])
 
 
+@caught_by(
+    "test_inspect_tells_the_age_of_a_grant_as_the_listing_does",
+    "test_holders_tells_the_age_of_every_share_as_the_listing_does",
+)
+class InspectForgetsWhenTheGrantWas(Sound):
+    async def inspect(self, name):
+        holder = await super().inspect(name)
+        return holder and replace(holder, held_for=None)
+
+
 @caught_by("test_the_prefix_chooses_and_its_characters_mean_themselves")
 class TakesThePrefixForAPattern(Sound):
     async def list_held(self, prefix, cursor, limit):

@@ -105,7 +105,7 @@ async def test_a_listing_never_leaves_out_what_the_user_may_not_read(start_redis
 
         async def look() -> None:
             assert {(holder.name, holder.waiters) async for holder in viewer.held()} == {("a", 1), ("b", 1)}
-            assert [len(await viewer.holders(name)) for name in "ab"] == [1, 1]
+            assert [[holder.waiters for holder in await viewer.holders(name)] for name in "ab"] == [[1], [1]]
             assert [len(await viewer.waiters(name)) for name in "ab"] == [1, 1]
 
         await look()
@@ -119,6 +119,20 @@ async def test_a_listing_never_leaves_out_what_the_user_may_not_read(start_redis
             await each.abandon()
         for lease in held:
             await lease.release()
+
+
+@pytest.mark.parametrize("denied", ["zcard", "hvals"])
+async def test_holders_are_told_to_a_user_who_may_not_count_the_waiters(denied, start_redis):
+    """The number of the waiters is unknown then."""
+    server = start_redis(user=[rule([word for word in VIEWING if word != denied])])
+    async with opened(server.url) as (locks, _), opened(url_of(server)) as (viewer, _):
+        async with staying(locks.lock("a", **LONG)) as stay:
+            waiting = Stay(locks.lock("a", **LONG))
+            await eventually(lambda: _waiting(server, 1), what="one stands in line")
+            (holder,) = await viewer.holders("a")
+            assert (holder.token, holder.waiters) == (stay.token, None)
+            assert holder.held_for is not None
+            await waiting.abandon()
 
 
 async def test_these_permissions_are_enough_and_all_of_them_are_used(start_redis):

@@ -179,13 +179,13 @@ def test_a_sign_of_life_keeps_what_a_grant_needs_apart_from_what_a_name_may_have
 def test_metadata_comes_back_as_it_was(metadata):
     claim = Claim("a", 1.0, metadata=metadata)
     stored = calls().acquire(claim).arguments[2]
-    found = read_holder("a", [f"{claim.owner}\0{7}\0{stored}".encode(), 1500])
+    found = read_holder("a", [f"{claim.owner}\0{7}\0{stored}".encode(), 1500, b"0"])
     assert (found.name, found.token, found.holder, found.remaining) == ("a", 7, claim.holder, 1.5)
     assert found.metadata == metadata
 
 
 def test_a_lease_without_a_ttl_lasts_for_ever():
-    assert read_holder("a", [b"o\x007\0", -1]).remaining == math.inf
+    assert read_holder("a", [b"o\x007\0", -1, b"0"]).remaining == math.inf
 
 
 def test_nobody_holds_a_free_lock():
@@ -195,5 +195,5 @@ def test_nobody_holds_a_free_lock():
 @pytest.mark.parametrize("lease", [b"", b"mine", b"o\0x\0", b"o\x007", b"\xff\x007\0", b"o\0\0"])
 def test_what_is_no_lease_is_told_as_such(lease):
     with pytest.raises(ReplyError) as caught:
-        read_holder("a", [lease, 1000])
+        read_holder("a", [lease, 1000, b"0"])
     assert caught.value.code == "WRONGTYPE"

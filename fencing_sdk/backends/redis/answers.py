@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
-from fencing_sdk._values.claim import READER, TOKEN_LIMIT, Grant, Holder, Permit, Renewal, holder_of
+from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, Grant, Holder, Permit, Renewal, holder_of
+from fencing_sdk.backends._shared.lock_table import age_of
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Reply, ReplyError
 
@@ -87,16 +89,18 @@ def read_holder(name: str, reply: Reply) -> Holder | None:
     """Read the holder of lock *name*; None if it is free."""
     if not isinstance(reply, list):
         return None
-    lease, left = reply
-    remaining = _seconds(left)
+    lease, left, micros = reply
+    remaining, now = _seconds(left), _micros(micros)
     try:
         owner, number, metadata = (lease if isinstance(lease, bytes) else b"").decode().split("\0", 2)
+        token = read_token(number.encode())
         return Holder(
             name,
-            read_token(number.encode()),
+            token,
             holder_of(owner),
             math.inf if remaining is None else remaining,
             metadata[1:] if metadata else None,
+            held_for=age_of(token, LOCK, now),
         )
     except ValueError:
         msg = "WRONGTYPE this is no lease"  # the server's code for a key that is no string
@@ -120,26 +124,38 @@ def read_share(reply: Reply) -> Grant | None:
 
 
 def read_holders(name: str, reply: Reply) -> list[Holder]:
-    """Read all who hold *name*, by their permits, or else by their tokens."""
+    """Read all who hold *name*, by their permits, or else by their tokens, and how many wait."""
     if not isinstance(reply, list):
         return []
-    lease, left, *shares = reply
-    only = read_holder(name, [lease, left])
-    if only is None or only.holder != NO_HOLDER:
-        return [] if only is None else [only]
-    found = [_read_share_of(name, *shares[place : place + 3]) for place in range(0, len(shares), 3)]
-    return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
+    lease, left, counted, micros, *shares = reply
+    waiters = counted if isinstance(counted, int) and counted >= 0 else None
+    found = [] if (only := read_holder(name, [lease, left, micros])) is None else [only]
+    if only is not None and only.holder == NO_HOLDER:
+        now = _micros(micros)
+        found = [_read_share_of(name, now, *shares[place : place + 3]) for place in range(0, len(shares), 3)]
+    ordered = sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
+    return [replace(holder, waiters=waiters) for holder in ordered]
 
 
-def _read_share_of(name: str, owner: Reply, left: Reply, entry: Reply) -> Holder:
+def _micros(time: Reply) -> int:
+    """Read the server's time, from which hybrid tokens come."""
+    if not isinstance(time, bytes):
+        msg = "not a time"
+        raise TypeError(msg)
+    return int(time)
+
+
+def _read_share_of(name: str, now: int, owner: Reply, left: Reply, entry: Reply) -> Holder:
     remaining = _seconds(left) or 0.0
     try:
-        token, permit, permits, metadata = (entry if isinstance(entry, bytes) else b"").decode().split(" ", 3)
+        words = (entry if isinstance(entry, bytes) else b"").decode().split(" ", 3)
+        token, permit, permits, metadata = read_token(words[0].encode()), *words[1:]
         number = int(permit)
         mode = READER if number < 0 else Permit(of=int(permits))
         holder = holder_of((owner if isinstance(owner, bytes) else b"").decode())
         text = metadata[1:] if metadata else None
-        return Holder(name, read_token(token.encode()), holder, remaining, text, mode, None if number < 0 else number)
+        age = age_of(token, mode, now)
+        return Holder(name, token, holder, remaining, text, mode, None if number < 0 else number, held_for=age)
     except ValueError:
         msg = "WRONGTYPE this is no share"
         raise ReplyError(msg) from None

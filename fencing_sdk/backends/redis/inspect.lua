@@ -1,6 +1,8 @@
--- Return the lease, and the ms until it ends. Client tracking does not follow the key, because GETEX counts as a write.
+-- Return the lease, the ms until it ends, and the server's time. Client tracking does not follow the key, because GETEX
+-- counts as a write.
 --   KEYS  lease
---   ->    {lease, ms left} | nil
+--   ->    {lease, ms left, server's time in microseconds} | nil
 local held = redis.pcall('GETEX', KEYS[1])
 if type(held) == 'table' or not held then return held end
-return {held, redis.call('PTTL', KEYS[1])}
+local time = redis.call('TIME')
+return {held, redis.call('PTTL', KEYS[1]), time[1] .. string.format('%06d', time[2])}

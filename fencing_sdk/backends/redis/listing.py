@@ -20,12 +20,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from fencing_sdk._values.claim import LOCK, READER, WRITER, Holder, Listing, Mode, Permit, Waiting, holder_of
-from fencing_sdk.backends._shared.lock_table import age_of
 from fencing_sdk.backends.redis.answers import read_holders
 from fencing_sdk.backends.redis.connection.node import RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
@@ -169,17 +167,10 @@ async def _scan(node: RedisNode, cursor: bytes, pattern: str, count: int) -> tup
 
 def _read_listed(name: str, lock: Reply) -> list[Holder]:
     """Read what the script says about one lock; nothing if its lease holds something else."""
-    match lock:
-        case [lease, left, int() as waiters, micros, *shares]:
-            try:
-                found = read_holders(name, [lease, left, *shares])
-            except ReplyError:
-                return []
-            now = int(_text(micros))
-            return [
-                replace(holder, held_for=age_of(holder.token, holder.mode, now), waiters=waiters) for holder in found
-            ]
-    return []
+    try:
+        return read_holders(name, lock)
+    except ReplyError:
+        return []
 
 
 def _read_waiter(owner: Reply, sign: Reply, *, shares: bool) -> list[Waiting]:

@@ -178,9 +178,8 @@ class RedisRequests:
         return ScriptCall(LEAVE_SHARE_LINE, self._share_keys(claim), (claim.owner,), untracked=True)
 
     def holders(self, name: str) -> ScriptCall:
-        """Ask for all who hold a name."""
-        tag = self._keys.tag(name)
-        return ScriptCall(HOLDERS, (lease_key(tag), *share_keys(tag)), (), untracked=True)
+        """Ask for all who hold a name, and how many wait for it."""
+        return ScriptCall(HOLDERS, self._described(name), (), untracked=True)
 
     def inspect(self, name: str) -> ScriptCall:
         """Ask who holds a lock."""
@@ -188,11 +187,11 @@ class RedisRequests:
 
     def listed(self, names: Sequence[str]) -> ScriptCall:
         """Ask for the holders of locks, all in one slot on a cluster, and how many wait for each."""
-        tags = [self._keys.tag(name) for name in names]
-        keys = [
-            key for tag in tags for key in (lease_key(tag), *line_keys(tag), *share_line_keys(tag), *share_keys(tag))
-        ]
-        return ScriptCall(LISTED, keys, (), untracked=True)
+        return ScriptCall(LISTED, [key for name in names for key in self._described(name)], (), untracked=True)
+
+    def _described(self, name: str) -> tuple[str, ...]:
+        tag = self._keys.tag(name)
+        return (lease_key(tag), *line_keys(tag), *share_line_keys(tag), *share_keys(tag))
 
     def waiting(self, name: str, after: str, most: int, *, shares: bool) -> ScriptCall:
         """Ask for the waiters that came after one, in one of the two lines of a lock."""

@@ -15,6 +15,7 @@ A line is made of functions for the scripts that use it. A script has them behin
 to define them costs time too.
 
     line_time.lua                                        when a waiter has left
+    line_count.lua                                       how many wait
     line.lua                                             the line of plain locks, which hands the lock on
     waking_line.lua                                      the lines of shares, and of a quorum: they wake their head
 """
@@ -84,12 +85,12 @@ RELEASE_SHARE = RedisScript("share_release", *_SHARES, "share_release_beside")
 CHECK_SHARES = RedisScript(*_SHARES, "share_check")
 JOIN_SHARE_LINE = RedisScript(*WAKING_LINE, "share_join")
 LEAVE_SHARE_LINE = RedisScript(*_SHARES, "share_leave")
-HOLDERS = RedisScript(*_SHARES, "share_holders")
+HOLDERS = RedisScript(*_SHARES, "line_count", "share_holders")
 
 # Operators and the holders that they end. Nothing of it runs while locks are acquired, renewed and released.
 REVOKE = RedisScript("grant", "line_time", "line", "waking_line", "share", "revoke")
 REVOKED = RedisScript("revoked")
-LISTED = RedisScript(*_SHARES, "listed")
+LISTED = RedisScript(*_SHARES, "line_count", "listed")
 WAITING = RedisScript("line_time", "waiting")
 
 PRELOADED = (RELEASE, STAND, JOIN_SHARE_LINE, LEAVE_SHARE_LINE, RELEASE_SHARE)

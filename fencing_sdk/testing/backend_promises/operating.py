@@ -10,7 +10,7 @@ import pytest
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._values.claim import READER, Claim, Holder, Permit, Renewal, Revoked, Waiting
-from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking
+from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking, SupportsShares
 from fencing_sdk.errors import LeaseLostError, LossReason
 from fencing_sdk.testing._powers import needs
 from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen
@@ -20,6 +20,10 @@ REASON = "deploy 42 hangs"
 
 class ListingBackend(Backend, SupportsListing, Protocol):
     """What ``lists`` declares."""
+
+
+class SharesAreListed(ListingBackend, SupportsShares, Protocol):
+    """What ``lists`` and ``shares`` declare."""
 
 
 class RevokingBackend(Backend, SupportsRevoking, Protocol):
@@ -57,6 +61,27 @@ class ListingPromises(BackendUnderTest):
         assert (found.name, found.token, found.holder, found.metadata) == ("a/1", token, held.holder, "host 7")
         assert 0 < found.remaining <= held.ttl + 1
         assert found.held_for is None or 0 <= found.held_for < 60
+
+    @needs("lists")
+    async def test_inspect_tells_the_age_of_a_grant_as_the_listing_does(self, backend: ListingBackend) -> None:
+        """Both know it, or neither does: an operator sees a lock in the listing, and looks closer."""
+        await self.granted(backend, self.claim())
+        (listed,) = await self.listed(backend)
+        shown = await backend.inspect(NAME)
+        assert shown is not None
+        assert _same_age(listed, shown)
+
+    @needs("lists", "shares")
+    async def test_holders_tells_the_age_of_every_share_as_the_listing_does(self, backend: SharesAreListed) -> None:
+        """A permit alone and beside others, readers, and what inspect tells of them."""
+        for name, mode, count in (("one", Permit(3), 1), ("two", Permit(3), 2), ("readers", READER, 2)):
+            for _ in range(count):
+                await self.granted(backend, Claim(name, 60.0, mode=mode))
+            listed = {holder.holder: holder for holder in await self.listed(backend, name)}
+            shown, found = await backend.inspect(name), await backend.holders(name)
+            assert shown is not None
+            assert len(found) == len(listed) == count
+            assert all(_same_age(listed[holder.holder], holder) for holder in (shown, *found))
 
     @needs("lists")
     async def test_the_prefix_chooses_and_its_characters_mean_themselves(self, backend: ListingBackend) -> None:
@@ -204,6 +229,13 @@ class RevokingPromises(BackendUnderTest):
         assert await self.renewed(backend, claims[1]) is Renewal.RENEWED
         assert await self.renewed(backend, claims[0]) is not Renewal.RENEWED
         assert await self.granted(backend, Claim("gpu", 60.0, mode=Permit(2))) > max(tokens)
+
+
+def _same_age(listed: Holder, shown: Holder) -> bool:
+    """Whether two answers tell the same of the moment of a grant. Seconds may be between them."""
+    if listed.held_for is None or shown.held_for is None:
+        return listed.held_for is shown.held_for
+    return abs(listed.held_for - shown.held_for) < 60
 
 
 async def _work(locks: LockClient, ttl: float, interval: float) -> None:

@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting, holder_of
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import wall_micros
 from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import LossNotice, Turn
@@ -48,7 +48,7 @@ from fencing_sdk.backends.redis.quorum.attempt import QuorumAttempt
 from fencing_sdk.backends.redis.quorum.ballot import Ballot
 from fencing_sdk.backends.redis.quorum.errors import translating
 from fencing_sdk.backends.redis.quorum.founding import prepare
-from fencing_sdk.backends.redis.quorum.listing import QuorumListing
+from fencing_sdk.backends.redis.quorum.listing import QuorumListing, holder_told
 from fencing_sdk.backends.redis.quorum.node import QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
 from fencing_sdk.backends.redis.quorum.options import QuorumTopology, topology_from_clients, topology_from_url
@@ -173,9 +173,7 @@ class RedisQuorumBackend:
         """See `fencing_sdk.abc.Backend.inspect`."""
         with translating("inspect"):
             seen, _ = await find_hold(self._nodes, self._requests, name)
-        if seen is None:
-            return None
-        return Holder(name, seen.token, holder_of(seen.owner), seen.left, seen.metadata)
+        return None if seen is None else holder_told(name, seen)
 
     async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """See `fencing_sdk.abc.SupportsListing.list_held`."""

@@ -29,7 +29,7 @@ from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
 from fencing_sdk.backends.redis.quorum.poll import ask_nodes, shown_by_majority
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, SeenHold, read_hold
 
-__all__ = ["QuorumListing"]
+__all__ = ["QuorumListing", "holder_told"]
 
 _LOOKED_AT = 50
 """Locks that one run of a script describes."""
@@ -99,7 +99,7 @@ class QuorumListing:
             lock = {node: seen[index] for node, seen in answers.items()}
             shown = shown_by_majority([seen.hold for seen in lock.values()], self._nodes.majority)
             if shown is not None and not any(_was_there(lock.get(node), shown, began) for node in earlier):
-                holders.append(_told(name, shown, max(seen.waiters for seen in lock.values())))
+                holders.append(holder_told(name, shown, max(seen.waiters for seen in lock.values())))
         return holders
 
     async def waiters(self, name: str) -> list[Waiting]:
@@ -123,7 +123,8 @@ def _was_there(seen: _SeenLock | None, shown: SeenHold, began: int) -> bool:
     return hold is not None and (hold.owner, hold.token) == (shown.owner, shown.token) and hold.attempt < began
 
 
-def _told(name: str, hold: SeenHold, waiters: int) -> Holder:
+def holder_told(name: str, hold: SeenHold, waiters: int | None = None) -> Holder:
+    """Describe who has a hold: its token tells since when, by the clock of this client."""
     age = age_of(hold.token, LOCK, wall_micros())
     holder = holder_of(hold.owner)
     return Holder(name, hold.token, holder, hold.left, hold.metadata, held_for=age, waiters=waiters)
