@@ -594,6 +594,15 @@ async def test_a_guard_of_a_url_closes_its_connections(redis_server):
     await until(lambda: "user=default" not in redis_server.ask("CLIENT", "LIST"), what="they are closed")
 
 
+async def test_a_guard_that_was_closed_opens_connections_again_and_closes_those_too(redis_server):
+    guard = RedisGuard(redis_server.url)
+    for token in (NEW, NEW + 1):
+        await asyncio.gather(*(guard.set("a", token, "x", 1) for _ in range(5)))
+        assert redis_server.ask("CLIENT", "LIST").count("cmd=") > 1
+        await guard.aclose()
+        await until(lambda: "user=default" not in redis_server.ask("CLIENT", "LIST"), what="they are closed")
+
+
 async def test_a_url_may_be_a_socket_and_valkeys(redis_server):
     for url in (f"unix://{redis_server.socket_path}", redis_server.url.replace("redis", "valkey")):
         async with RedisGuard(url) as guard:

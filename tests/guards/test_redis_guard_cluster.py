@@ -313,3 +313,16 @@ async def test_commands_for_several_resources_need_one_slot(redis_cluster):
             await guard.execute_all(dict.fromkeys(ACCOUNTS, 33), ("SET", guard.key("accounts/1", "value"), "x"))
         assert [await guard.highest(name) for name in ACCOUNTS] == [None] * 4
         assert await guard.execute_all({"accounts/1": 33}, ("SET", guard.key("accounts/1", "value"), "x"))
+
+
+async def test_a_guard_of_a_url_that_was_closed_opens_connections_again_and_closes_those_too(redis_cluster):
+    def connected() -> bool:
+        return any("user=default" in node.ask("CLIENT", "LIST") for node in redis_cluster.masters)
+
+    await until(lambda: not connected(), what="the connections of earlier tests are closed")
+    guard = RedisGuard(cluster_url(redis_cluster))
+    for token in (OLD, NEW):
+        await asyncio.gather(*(guard.raise_to(name, token) for name in "abcdef"))
+        assert connected()
+        await guard.aclose()
+        await until(lambda: not connected(), what="they are closed")

@@ -55,6 +55,17 @@ def test_the_list_is_complete():
     }
 
 
+@pytest.mark.parametrize("guard", SERVED, indirect=True)
+async def test_a_guard_that_was_closed_opens_again_and_is_closed_again(guard):
+    """One behaviour for all guards with connections of their own: no connection is left behind."""
+    for token in (34, 35):
+        async with guard:
+            await guard.raise_to("a", token)
+    await guard.raise_to("a", 36)
+    await guard.aclose()
+    await guard.aclose()
+
+
 def test_every_guard_says_whether_it_takes_several_resources_in_one_step(guard):
     assert callable(guard.admit_all)
 

@@ -58,7 +58,7 @@ class RedisGuard:
     Args:
         client_or_url: Your own client of ``redis.asyncio`` or ``valkey.asyncio``, also of a cluster
             or of ``sentinel.master_for(...)``; you close it yourself. Or a URL such as
-            ``redis://localhost`` or ``redis+cluster://localhost``: then close the guard.
+            ``redis://localhost`` or ``redis+cluster://localhost``: then close the guard, after its last call.
 
         prefix: The beginning of the keys of fences.
 
@@ -224,7 +224,11 @@ class RedisGuard:
         return None if stored is None else fence_from(stored, key)
 
     async def aclose(self) -> None:
-        """Close the connections that the guard has opened for a URL. A client of yours stays open."""
+        """
+        Close the connections that the guard has opened for a URL. A client of yours stays open.
+
+        The next call opens new connections, as with the other guards: then close the guard again.
+        """
         await self._connection.aclose()
 
     async def __aenter__(self) -> Self:
