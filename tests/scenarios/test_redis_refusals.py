@@ -112,8 +112,10 @@ async def test_a_listing_never_leaves_out_what_the_user_may_not_read(start_redis
         for word in VIEWING:
             await server.command("SCRIPT", "FLUSH")
             await server.command("ACL", "SETUSER", "app", f"-{word}")
-            with pytest.raises(BackendRefusedError, match=f"may not (run '{word}'|use a command or a key)"):
+            await server.command("ACL", "LOG", "RESET")
+            with pytest.raises(BackendRefusedError, match=f"may not (run '{word}'|use a command or a key; ACL LOG)"):
                 await look()
+            assert word in {entry[entry.index("object") + 1] for entry in await server.command("ACL", "LOG")}
             await server.command("ACL", "SETUSER", "app", f"+{word}")
         for each in waiting:
             await each.abandon()
@@ -157,6 +159,13 @@ async def test_without_permission_for_messages_waiters_poll(commands, start_redi
             await waiter.begun()
             await waiter.end()
     assert await keys(server) == set()
+
+
+async def test_a_command_that_is_denied_while_connecting_is_named(start_redis):
+    server = start_redis(user=[rule(NEEDED + WELCOME)])
+    with pytest.raises(BackendRefusedError, match=r"the user may not run 'client\|setname'"):
+        async with opened(f"{url_of(server)}?client_name=mine"):
+            pytest.fail("it opened")
 
 
 async def test_a_wrong_password_is_refused_at_once_and_shown_nowhere(start_redis, caplog):

@@ -180,6 +180,21 @@ async def test_a_refused_subscription_raises_and_the_next_one_is_confirmed(far):
     assert await answer(after) == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("NOPERM ACL failure in script: User app has no permissions to run the 'zcard' command", "zcard"),
+        ("NOPERM User app has no permissions to run the 'client|setname' command", "client|setname"),
+        ("NOPERM ACL failure in script: User app has no permissions to access the '{a}:l' key", ""),
+        ("NOPERM User app has no permissions to run the 'x y\x1b[2J' command", ""),
+        ("ERR User app has no permissions to run the 'zcard' command", ""),
+        ("ERR The user executing the script can't run this command or subcommand", ""),
+    ],
+)
+def test_a_denied_command_is_named_if_the_server_tells_a_plain_word(said, named):
+    assert ReplyError(said).denied == named
+
+
 async def test_an_unsubscription_that_nobody_asked_for_is_heard(far):
     far.pipe.subscribe("SUBSCRIBE", "c")
     await far.says(SUBSCRIBED + b">3\r\n$12\r\nsunsubscribe\r\n$1\r\nc\r\n:0\r\n")

@@ -18,10 +18,11 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict
 from fencing_sdk.backends.redis.connection.dial import BACKEND
 from fencing_sdk.backends.redis.connection.node import UnconfirmedError
-from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError
+from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError, denied_command
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
+_RULES = "see the rules on the backend's page"
 CODES: dict[str, Verdict] = {
     # Another try may help.
     "LOADING": (BackendUnavailableError, "the server is loading its data"),
@@ -36,7 +37,7 @@ CODES: dict[str, Verdict] = {
     # Another try cannot help.
     "NOAUTH": (BackendRefusedError, "the server requires a password"),
     "WRONGPASS": (BackendRefusedError, "wrong user or password"),
-    "NOPERM": (BackendRefusedError, "the user may not use a command or a key; see the rules on the backend's page"),
+    "NOPERM": (BackendRefusedError, f"the user may not use a command or a key; ACL LOG names it; {_RULES}"),
     "WRONGTYPE": (BackendRefusedError, "a key of the lock holds something else; set another prefix"),
     "TOKENRANGE": (BackendRefusedError, "the next token would not fit into 53 bits; is the server's clock right?"),
     "ERR": (BackendRefusedError, "the server is older than Redis 6.2, or a key of the lock holds something else"),
@@ -69,8 +70,11 @@ def translated(operation: str, error: Exception) -> BackendError:
     if isinstance(error, UnreachableError):
         return BackendUnavailableError(BACKEND, operation, str(error))
     kind, hint = _verdict(error)
-    if isinstance(error, ReplyError) and error.denied:
-        hint = f"the user may not run '{error.denied}'; see the rules on the backend's page"
+    denied = error.denied if isinstance(error, ReplyError) else ""
+    if isinstance(error, driver.NoPermissionError):  # of the login
+        denied = denied_command(str(error))
+    if denied:
+        hint = f"the user may not run '{denied}'; {_RULES}"
     cause = error.code if isinstance(error, ReplyError) else type(error).__name__
     return kind(BACKEND, operation, f"{hint} ({cause})")
 

@@ -43,7 +43,8 @@ class ReplyError(Exception):
     """
 
     denied: str
-    """The name of the command that the user may not run, such as ``scan``; empty if the server does not tell it."""
+    """The name of the command that the user may not run, such as ``scan``; empty if the server does not tell it: one
+    before Redis 7.2 does not name a command of a script."""
 
     def __init__(self, text: str) -> None:
         if text.startswith("@user_script: "):  # Redis 6.2 puts the place in the script first
@@ -52,8 +53,7 @@ class ReplyError(Exception):
         if text.startswith(_DENIED_IN_SCRIPT):
             text = f"NOPERM {text}"
         self.words = text.split(" ", 3)[:3]  # enough for MOVED, and no owner id
-        denied = _DENIED.search(text) if self.code == "NOPERM" else None
-        self.denied = "" if denied is None else denied[1]
+        self.denied = denied_command(text) if self.code == "NOPERM" else ""
         super().__init__(self.code)
 
     @property
@@ -66,6 +66,14 @@ _CODE = re.compile("[A-Z]{1,32}")
 _DENIED = re.compile(r" run the '([a-z|]{1,40})' command")
 _DENIED_IN_SCRIPT = "ERR The user executing the script can't "
 """How a script reports that one of its commands, or a key, is forbidden to the user."""
+
+
+def denied_command(text: str) -> str:
+    """The command that the user may not run, by the *text* of the server; empty if it tells none, or no plain word."""
+    found = _DENIED.search(text)
+    return "" if found is None else found[1]
+
+
 _CLOCK = BootClock()
 _MORE = object()
 pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
