@@ -185,7 +185,9 @@ async def test_a_server_that_is_silent_costs_the_connect_timeout(road):
     place = dialer(f"{url}&socket_connect_timeout=0.2")
     server.pause()
     try:
-        with pytest.raises(UnreachableError, match=r"no connection to .* \(no answer within 0\.2 s\)"):
+        with pytest.raises(
+            UnreachableError, match=r"no connection to .* \(no answer within 0\.2 s(; does it speak TLS\?)?\)"
+        ):
             await place.dial(Ears())
     finally:
         server.resume()
@@ -252,6 +254,22 @@ async def test_a_server_that_hangs_up_is_told_with_the_reason():
 async def test_a_server_without_tls_is_told_by_its_address(redis_server):
     said = await complaint(f"rediss://app:{SECRET}@{HOST}:{redis_server.port}?socket_connect_timeout=1")
     assert f"no connection to {HOST}:{redis_server.port} (" in said
+    assert "no answer within 1 s; does it speak TLS?" in said
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"220 mail ready\r\n"]
+)
+async def test_what_is_no_redis_is_told_by_its_address(answer):
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        await reader.read()
+        writer.close()
+
+    async with serving(speak) as port:
+        said = await complaint(f"redis://app:{SECRET}@{HOST}:{port}")
+    assert f"no connection to {HOST}:{port} (what answers there does not speak the protocol of Redis)" in said
 
 
 @contextlib.asynccontextmanager

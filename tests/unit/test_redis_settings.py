@@ -428,3 +428,9 @@ def test_slots_are_those_of_redis():
     assert slot_of(b"123456789") == 0x31C3  # the check value of the cluster's specification
     assert slot_of(b"{}a") != slot_of(b"{}b")
     assert 0 <= slot_of(b"") < SLOTS
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a%0Ab", "caf%C3%A9", "%7F"])
+def test_a_client_name_that_every_server_refuses_is_refused_at_once(name):
+    with pytest.raises(ConfigurationError, match="client_name must have no spaces"):
+        topology_from_url(f"redis://localhost?client_name={name}")

@@ -23,7 +23,7 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from fencing_sdk.backends._known_driver import KnownDriver
@@ -172,7 +172,10 @@ async def _logged_in(server: ServerSettings) -> AsyncIterator[Any]:
             await _log_in(connection)
             yield connection
     except (TimeoutError, RedisTimeoutError) as error:
-        raise UnreachableError.at(server.address, f"no answer within {patience:g} s") from error
+        hint = "; does it speak TLS?" if isinstance(connection, SSLConnection) else ""
+        raise UnreachableError.at(server.address, f"no answer within {patience:g} s{hint}") from error
+    except InvalidResponse as error:
+        raise UnreachableError.at(server.address, "what answers there does not speak the protocol of Redis") from error
     except RedisConnectionError as error:
         if type(error) is not RedisConnectionError:  # a subclass: the server refused the login
             raise

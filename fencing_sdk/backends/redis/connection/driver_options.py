@@ -18,6 +18,14 @@ def _text(name: str, value: object) -> object:
     raise ConfigurationError(msg)
 
 
+def _client_name(name: str, value: object) -> object:
+    text = _text(name, value)
+    if all("!" <= letter <= "~" for letter in str(text)):
+        return text
+    msg = f"{name} must have no spaces, and no letters beyond ASCII: the server would refuse it"
+    raise ConfigurationError(msg)
+
+
 def _seconds(name: str, value: object) -> object:
     try:
         seconds = float(value)  # type: ignore[arg-type]
@@ -57,7 +65,7 @@ _READERS: Mapping[str, Reader] = {
     "db": _database,
     "username": _text,
     "password": _text,
-    "client_name": _text,
+    "client_name": _client_name,
     "socket_connect_timeout": _seconds,
     "socket_timeout": _seconds,
     "socket_keepalive": _switch,
