@@ -498,7 +498,9 @@ async def test_a_recording_that_the_environment_asks_for_is_private(recording):
 
 def test_a_recording_that_cannot_be_written_is_an_error_when_connecting(monkeypatch, tmp_path):
     monkeypatch.setenv("FENCING_RECORD", str(tmp_path / "missing" / "run.jsonl"))
-    with pytest.raises(ConfigurationError, match=r"^cannot record to .*No such file or directory$"):
+    with pytest.raises(
+        ConfigurationError, match=r"^FENCING_RECORD in the env.*: cannot record to .*No such file or dir"
+    ):
         connect("memory://")
 
 

@@ -399,12 +399,6 @@ def test_connecting_checks_the_observers_also_where_a_recorder_joins_them(observ
     refuse(lambda: connect("memory://", observers=observers), "observers")
 
 
-def test_a_recording_that_cannot_be_made_names_the_variable_that_asks_for_it(monkeypatch, tmp_path):
-    monkeypatch.setenv("FENCING_RECORD", str(tmp_path / "missing" / "run.jsonl"))
-    with pytest.raises(ConfigurationError, match="FENCING_RECORD in the environment: cannot record to"):
-        connect("memory://")
-
-
 @pytest.mark.parametrize("flag", ["yes", 1, None])
 @pytest.mark.parametrize(
     "build",
