@@ -49,7 +49,8 @@ def _patience(_hint: object, tokens: Sequence[Token]) -> float | None:
     return None if tokens[0].value == "forever" else parse_duration(tokens[0].value, also=", or: forever")
 
 
-_Duration = Annotated[float, Parameter(converter=_duration)]
+# With a leading hyphen, so that the message to `--ttl -3s` is about the value, and not that there is none.
+_Duration = Annotated[float, Parameter(converter=_duration, allow_leading_hyphen=True)]
 
 
 @app.command(usage="Usage: fencing run LOCK [OPTIONS] -- COMMAND [ARGUMENT ...]")
@@ -59,7 +60,7 @@ def run(
     *command: str,
     url: str | None = None,
     ttl: _Duration = 15.0,
-    wait: Annotated[float | None, Parameter(converter=_patience)] = 0.0,
+    wait: Annotated[float | None, Parameter(converter=_patience, allow_leading_hyphen=True)] = 0.0,
     max_hold: _Duration | None = None,
     at_least: _Duration = 0.0,
     on_loss: OnLoss = "term",
@@ -104,8 +105,9 @@ def run(
     Raises:
         ConfigurationError: an argument cannot work.
     """
-    if not command:
-        msg = "no command to run; write: fencing run LOCK -- COMMAND"
+    if not command or not command[0]:
+        problem = "the name of the command is empty" if command else "no command to run"
+        msg = f"{problem}; write: fencing run LOCK -- COMMAND"
         raise ConfigurationError(msg)
     if at_least:
         check_at_least_for(at_least)
@@ -141,7 +143,7 @@ def init(*, url: str | None = None, sql: Annotated[bool, Parameter(negative="")]
 def doctor(
     *,
     url: str | None = None,
-    over: Annotated[float, Parameter(name="--for", converter=_duration)] = 5.0,
+    over: Annotated[float, Parameter(name="--for", converter=_duration, allow_leading_hyphen=True)] = 5.0,
     ttl: _Duration = 15.0,
     json: Annotated[bool, Parameter(negative="")] = False,
     svg: Path | None = None,

@@ -18,6 +18,10 @@ from fencing_sdk.cli.run import default_url
     [
         (["run"], "LOCK requires an argument"),
         (["run", "job"], "no command to run; write: fencing run LOCK -- COMMAND"),
+        (["run", "job", "--", ""], "the name of the command is empty; write: fencing run LOCK -- COMMAND"),
+        (["run", "job", "--ttl", "-3s", "--", "true"], "--ttl: expected a duration such as 90s, 5m or 1h"),
+        (["run", "job", "--wait", "-3s", "--", "true"], "or: forever, not '-3s'"),
+        (["doctor", "--for", "-3s"], "--for: expected a duration such as 90s, 5m or 1h"),
         (["run", "", "--", "true"], "name must not be empty"),
         (["run", "a\nb", "--", "true"], "control character"),
         (["run", "job", "--ttl", "0", "--", "true"], "ttl must be at least 0.05 s, got 0"),
