@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 from fencing_sdk._values.observers import keep_off_console
@@ -12,6 +13,13 @@ _USAGE = 2
 
 def main() -> int:
     """Run ``fencing`` with the arguments of this process; return its exit code."""
+    try:
+        return _run()
+    except KeyboardInterrupt:  # while modules are imported, or outside of what a command catches
+        return 128 + signal.SIGINT
+
+
+def _run() -> int:
     try:
         app = importlib.import_module("fencing_sdk.cli._app")
     except ModuleNotFoundError as error:

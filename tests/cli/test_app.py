@@ -129,3 +129,20 @@ def test_nothing_is_coloured_where_nobody_looks_at_a_terminal(
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert (run_app(["run", "--help"]), run_app(["run", "job"])) == (0, 2)
     assert "\x1b" not in "".join(capsys.readouterr())
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "fencing_sdk.cli._app":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from fencing_sdk.cli import main
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_during_the_imports_leaves_no_traceback():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, "ls"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
