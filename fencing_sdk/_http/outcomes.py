@@ -48,7 +48,8 @@ def request_failed(error: aiohttp.ClientError | OSError) -> RequestFailedError:
         detail = "its certificate is not trusted; name its authority with ca=/path/to/ca.pem"
         return RequestFailedError(RequestOutcome.REJECTED, detail)
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return RequestFailedError(RequestOutcome.UNSENT, f"no connection ({type(error).__name__})")
+        where = f" to {error.host}:{error.port}" if isinstance(error, aiohttp.ClientConnectorError) else ""
+        return RequestFailedError(RequestOutcome.UNSENT, f"no connection{where} ({type(error).__name__})")
     return RequestFailedError(RequestOutcome.UNKNOWN, f"the answer was lost ({type(error).__name__})")
 
 
