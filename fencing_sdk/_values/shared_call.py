@@ -12,7 +12,7 @@ from fencing_sdk._values.futures import cancel_and_wait, retrieve
 T = TypeVar("T")
 Q = TypeVar("Q", bound=Hashable)
 
-__all__ = ["SharedBatches", "SharedCall"]
+__all__ = ["SharedBatches", "SharedCall", "ask_by_name"]
 
 
 class SharedCall(Generic[T]):
@@ -97,3 +97,15 @@ class SharedBatches(Generic[Q, T]):
         if self._questions is questions:
             self._call = None
         return await self._ask(list(questions))
+
+
+async def ask_by_name(
+    questions: Sequence[Q], name_of: Callable[[Q], str], ask: Callable[[str, list[Q]], Awaitable[Sequence[T]]]
+) -> list[T]:
+    """Ask about the *questions* of each name together, and about all names at once; answer in the order given."""
+    groups: dict[str, list[Q]] = {}
+    for question in questions:
+        groups.setdefault(name_of(question), []).append(question)
+    answered = await asyncio.gather(*(ask(name, group) for name, group in groups.items()))
+    answers = dict(zip(groups, map(iter, answered), strict=True))
+    return [next(answers[name_of(question)]) for question in questions]

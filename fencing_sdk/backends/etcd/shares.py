@@ -39,7 +39,7 @@ from fencing_sdk._etcd.json_codec import (
     txn,
 )
 from fencing_sdk._values.claim import READER, WRITER, Claim, Holder, Permit
-from fencing_sdk._values.shared_call import SharedBatches
+from fencing_sdk._values.shared_call import SharedBatches, ask_by_name
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends.etcd.errors import unreadable
 from fencing_sdk.backends.etcd.keys import KeyFacts, holder_of_key, value_of
@@ -245,11 +245,11 @@ class EtcdShares:
 
     async def _begin_phases(self, readers: Sequence[tuple[Claim, Entry]]) -> list[Standing]:
         """Readers that are woken together begin the phase of a name together."""
-        names = dict.fromkeys(claim.name for claim, _ in readers)
-        owns = [[own for claim, own in readers if claim.name == name] for name in names]
-        begun = await asyncio.gather(*map(self._begin_phase, names, owns))
-        standings = dict(zip(names, map(iter, begun), strict=True))
-        return [next(standings[claim.name]) for claim, _ in readers]
+        return await ask_by_name(
+            readers,
+            lambda reader: reader[0].name,
+            lambda name, group: self._begin_phase(name, [own for _, own in group]),
+        )
 
     async def _begin_phase(self, name: str, owns: Sequence[Entry]) -> list[Standing]:
         """Put the phase, unless another reader has. All of these keys are granted, except those that have gone."""

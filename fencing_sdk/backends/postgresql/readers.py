@@ -7,11 +7,10 @@ One that has lost its place in the line asks alone, which gives it another.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from fencing_sdk._values.claim import Claim, Grant, Held
-from fencing_sdk._values.shared_call import SharedBatches
+from fencing_sdk._values.shared_call import SharedBatches, ask_by_name
 from fencing_sdk.backends.postgresql.connection.driver import DriverRow
 from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
@@ -63,15 +62,9 @@ class WaitingReaders:
         return outcome
 
     async def _try_all(self, claims: Sequence[Claim]) -> list[Tried]:
-        names = dict.fromkeys(claim.name for claim in claims)
-        tried: dict[Claim, Tried] = {}
-        for outcomes in await asyncio.gather(
-            *(self._try_name(name, [claim for claim in claims if claim.name == name]) for name in names)
-        ):
-            tried |= outcomes
-        return [tried.get(claim) for claim in claims]
+        return await ask_by_name(claims, lambda claim: claim.name, self._try_name)
 
-    async def _try_name(self, name: str, claims: Sequence[Claim]) -> dict[Claim, Tried]:
+    async def _try_name(self, name: str, claims: list[Claim]) -> list[Tried]:
         asked: list[Claim] = []
 
         async def ask(session: PostgresqlSession) -> DriverRow | None:
@@ -81,9 +74,11 @@ class WaitingReaders:
             return await session.ask(self._requests.acquire_readers, arguments) if asked else None
 
         if len(claims) == 1:
-            return {}
+            return [None]
         try:
             row = await self._connection.run(ask)
-            return dict(zip(asked, read_readers(row, len(asked), self._waiters.poll), strict=True)) if asked else {}
+            found = read_readers(row, len(asked), self._waiters.poll) if asked else []
         except Exception as error:  # noqa: BLE001  (each reader raises it, and those of other names do not)
-            return dict.fromkeys(claims, error)
+            return [error] * len(claims)
+        outcomes: dict[Claim, Tried] = dict(zip(asked, found, strict=True))
+        return [outcomes.get(claim) for claim in claims]

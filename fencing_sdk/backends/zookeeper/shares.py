@@ -18,14 +18,13 @@ keeps its turn while its node is there, and the transaction by which it is grant
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from weakref import WeakKeyDictionary
 
 from fencing_sdk._values.claim import LOCK, READER, WRITER, Mode, Permit
-from fencing_sdk._values.shared_call import SharedBatches
+from fencing_sdk._values.shared_call import SharedBatches, ask_by_name
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.nodes import READER_NODE, LineNode
@@ -83,7 +82,14 @@ class ShareGrants:
 
     def _phases_of(self, session: ZooKeeperSession) -> SharedBatches[OwnNode, int]:
         if (batches := self._phases.get(session)) is None:
-            batches = SharedBatches(lambda readers: self._join_phases(session, readers), _READERS, one_by_one=True)
+
+            async def join(name: str, readers: list[OwnNode]) -> list[int]:
+                """One of the readers that are granted at the same moment begins the phase, and all have its token."""
+                return [await self._join_phase(session, name, readers)] * len(readers)
+
+            batches = SharedBatches(
+                lambda readers: ask_by_name(readers, lambda reader: reader.claim.name, join), _READERS, one_by_one=True
+            )
             self._phases[session] = batches
         return batches
 
@@ -107,14 +113,6 @@ class ShareGrants:
             own_node.permit = permit
         else:
             own_node.permit = node.permit
-
-    async def _join_phases(self, session: ZooKeeperSession, readers: Sequence[OwnNode]) -> list[int]:
-        """The tokens of readers that are granted at the same moment: one of those of a name begins the phase."""
-        names = list(dict.fromkeys(reader.claim.name for reader in readers))
-        of_name = {name: [reader for reader in readers if reader.claim.name == name] for name in names}
-        tokens = await asyncio.gather(*(self._join_phase(session, name, of_name[name]) for name in names))
-        found = dict(zip(names, tokens, strict=True))
-        return [found[reader.claim.name] for reader in readers]
 
     async def _join_phase(self, session: ZooKeeperSession, name: str, readers: Sequence[OwnNode]) -> int:
         for reader in readers:
