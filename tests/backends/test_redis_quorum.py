@@ -76,7 +76,8 @@ class QuorumSuite(BackendSuite):
 
     @asynccontextmanager
     async def break_store(self, backend: Backend) -> AsyncIterator[None]:
-        """Kill nodes until the others are no majority."""
+        """Kill nodes until the others are no majority, when all of them have what was granted."""
+        await self.granted_everywhere()
         killed = self.up[: len(self.up) - self.own_quorum.majority + 1]
         for node in killed:
             await asyncio.to_thread(node.kill)
@@ -87,13 +88,17 @@ class QuorumSuite(BackendSuite):
                 await asyncio.to_thread(node.start)
 
     async def restart(self, backend: Backend, reopen: Reopen) -> Backend:
-        """Restart the nodes too, by force, when all of them have what was granted: a majority is enough for a grant."""
-        await until(lambda: len({_holds(node) for node in self.up}) == 1, what="all nodes have the same holds")
+        """Restart the nodes too, by force, when all of them have what was granted."""
+        await self.granted_everywhere()
         for node in self.up:
             await asyncio.to_thread(node.kill)
         for node in self.up:
             await asyncio.to_thread(node.start)
         return await super().restart(backend, reopen)
+
+    async def granted_everywhere(self) -> None:
+        """Wait for the nodes that a grant did not wait for: one that never hears of it is given a hold later."""
+        await until(lambda: len({_holds(node) for node in self.up}) == 1, what="all nodes have the same holds")
 
     async def revoke(self, backend: Backend, name: str) -> None:
         """Delete the holds of a majority, as an operator would."""
