@@ -18,7 +18,7 @@ from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
 from fencing_sdk._values.claim import Claim, holder_of
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.shared_call import SharedBatches, SharedCall
+from fencing_sdk._values.shared_call import SharedBatches, SharedCall, ask_by_name
 from fencing_sdk._values.timing import MAX_DRIFT, MAX_TTL
 from fencing_sdk.backends.etcd import from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys, holder_of_key
@@ -254,6 +254,18 @@ async def test_what_is_asked_in_one_turn_of_the_loop_is_one_call():
     assert asked[3][-1] == 8
     assert await asyncio.gather(*map(batches.ask, (1, 2, 1, 1, 2, 3))) == [10, 20, 10, 10, 20, 30]
     assert asked[4:] == [[1, 2, 3]]
+
+
+async def test_questions_about_several_names_are_asked_by_name_and_answered_in_the_order_given():
+    asked = {}
+
+    async def ask(name: str, questions: list[str]) -> list[str]:
+        asked[name] = questions
+        return [question.upper() for question in questions]
+
+    questions = ["b1", "a1", "b2", "c1", "a2", "b3"]
+    assert await ask_by_name(questions, lambda question: question[0], ask) == ["B1", "A1", "B2", "C1", "A2", "B3"]
+    assert asked == {"b": ["b1", "b2", "b3"], "a": ["a1", "a2"], "c": ["c1"]}
 
 
 @pytest.mark.parametrize("ttl", [0.05, 15.0, MAX_TTL])
