@@ -8,12 +8,12 @@ Both sides for aiohttp: a client middleware that sends the token, a server middl
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack
 
 from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse, web
 from aiohttp.typedefs import Handler, Middleware
 from multidict import istr
 
+from fencing_sdk._arguments import check_flag
 from fencing_sdk._client import LockClient
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.wire import HEADER, OLD_HEADER
@@ -30,6 +30,7 @@ from fencing_sdk.integrations._problem import (
     problem_of,
     stale_error,
 )
+from fencing_sdk.integrations.asgi import lifespan
 
 __all__ = ["cleanup_ctx", "fencing_middleware", "guard_middleware", "raise_for_stale", "request_token"]
 
@@ -64,6 +65,7 @@ def fencing_middleware(
             nothing is sent; and `StaleTokenError`.
     """
     outgoing = Outgoing(origins, name=name, required=required)
+    check_flag(raise_stale, "raise_stale")
 
     async def fencing(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         url = request.url
@@ -162,12 +164,14 @@ def cleanup_ctx(*clients: LockClient) -> Callable[[web.Application], AsyncIterat
     Keep lock clients open while the application runs: ``app.cleanup_ctx.append(cleanup_ctx(locks))``.
 
     For clients, not for locks: aiohttp may clean up in another task than it started in.
-    """
 
-    async def opened(_app: web.Application) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            for client in clients:
-                await stack.enter_async_context(client)
+    Raises:
+        ConfigurationError: one of *clients* is no client.
+    """
+    held_open = lifespan(*clients)
+
+    async def opened(app: web.Application) -> AsyncIterator[None]:
+        async with held_open(app):
             yield
 
     return opened

@@ -406,13 +406,14 @@ def test_connecting_checks_the_observers_also_where_a_recorder_joins_them(observ
         lambda flag: sync.connect("memory://").lock("a", interrupt=flag),
         lambda flag: aiohttp.guard_middleware(MemoryGuard(), resource="a/{b}", required=flag),
         lambda flag: aiohttp.fencing_middleware(["http://a"], required=flag),
+        lambda flag: aiohttp.fencing_middleware(["http://a"], raise_stale=flag),
         lambda flag: asgi.FencingMiddleware(print, MemoryGuard(), resource="a/{b}", required=flag),
         lambda flag: fastapi.Fenced(MemoryGuard(), resource="a/{b}", required=flag),
         lambda flag: fastapi.Presented(required=flag),
     ],
 )
 def test_a_switch_is_true_or_false(build, flag):
-    with pytest.raises(ConfigurationError, match=r"(interrupt|required) must be True or False"):
+    with pytest.raises(ConfigurationError, match=r"(interrupt|required|raise_stale) must be True or False"):
         build(flag)
 
 
@@ -434,7 +435,9 @@ def test_a_middleware_is_told_how_resources_are_named(build, guard, resource):
 
 @pytest.mark.parametrize("client", [5, None, "memory://", sync.connect("memory://")], ids=label)
 @pytest.mark.parametrize(
-    "build", [asgi.lifespan, lambda client: fastapi.Leased(client, "a")], ids=["lifespan", "Leased"]
+    "build",
+    [asgi.lifespan, aiohttp.cleanup_ctx, lambda client: fastapi.Leased(client, "a")],
+    ids=["lifespan", "cleanup_ctx", "Leased"],
 )
 def test_what_is_no_client_for_tasks_is_refused(build, client):
     with pytest.raises(ConfigurationError, match=r"a client of fencing_sdk\.connect is needed here"):
