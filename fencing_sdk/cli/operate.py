@@ -11,7 +11,9 @@
 from __future__ import annotations
 
 import json
+import select
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ from fencing_sdk.cli._streams import Output, say, write_out
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 
 NOT_BROKEN = 1
+_GLANCE = 0.2
+"""Seconds after which a question looks whether it was interrupted right before it began to wait."""
 
 
 def list_locks(pattern: str, output: Output, *, url: str | None, as_json: bool, limit: int) -> int:
@@ -207,13 +211,21 @@ def _confirmed(output: Output, victim: Holder, line: Sequence[Waiting] | None, r
     output.print(following)
     try:
         with _interruptible():
-            answer = output.input(Text("Take it away? [y/N] "))
+            output.print(Text("Take it away? [y/N] "), end="")
+            answer = _line_typed()
     except EOFError:
         return False
     except KeyboardInterrupt:
         say("nothing was done")
         raise
     return answer.strip().lower() in {"y", "yes"}
+
+
+def _line_typed() -> str:
+    """Wait for a line, and then read it: a signal that came right before a read would be heeded after the read."""
+    while not select.select([sys.stdin], [], [], _GLANCE)[0]:
+        pass
+    return input()
 
 
 @contextmanager
