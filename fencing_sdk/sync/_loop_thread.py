@@ -32,6 +32,8 @@ from fencing_sdk.errors import UnsupportedError, UsageError
 R = TypeVar("R")
 T = TypeVar("T")
 
+_NAP = 0.2
+"""Seconds that the main thread sleeps at most, before it looks whether a signal came."""
 _UNDO_LIMIT = 5.0
 """Seconds that an interrupted caller waits until what it asked for is undone. It is undone later, too."""
 _EXIT_LIMIT = 5.0
@@ -122,12 +124,12 @@ class ThreadCall(Generic[T]):
     def wait(self, loop: asyncio.AbstractEventLoop) -> T:
         """Sleep until the coroutine has ended; return its value, or raise its error."""
         try:
-            self._ended.acquire()
+            self._sleep()
             while (body := self._body) is not None:
                 self._body = None
                 body.run()
                 loop.call_soon_threadsafe(body.ended.set)
-                self._ended.acquire()
+                self._sleep()
         except BaseException:  # raised by the handler of a signal: KeyboardInterrupt, SystemExit, a limit of Celery
             undone = threading.Event()
             with contextlib.suppress(RuntimeError):  # the loop is closed, and has given all back
@@ -144,6 +146,18 @@ class ThreadCall(Generic[T]):
             raise error
         finally:
             del self, error  # a traceback that keeps its own error keeps leases from being collected
+
+    def _sleep(self) -> None:
+        """
+        Sleep until there is an answer.
+
+        A signal does not end the sleep if it came right before, or to another thread: Python runs the handler in the
+        main thread when that wakes. So the main thread sleeps in naps.
+        """
+        if not self._ended.acquire(True, _NAP):  # noqa: FBT003  (by position: each call asks once at least)
+            nap = _NAP if threading.current_thread() is threading.main_thread() else -1
+            while not self._ended.acquire(True, nap):  # noqa: FBT003
+                pass
 
 
 class ThreadBody:

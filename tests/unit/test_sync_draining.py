@@ -68,6 +68,22 @@ def test_a_wait_is_broken_and_the_block_ends_after_the_bodies_of_other_threads(l
         assert ended == ["body"]
 
 
+def test_a_signal_that_does_not_wake_the_main_thread_is_heeded_all_the_same(locks):
+    """It comes right before the thread sleeps, which no test can hit, or to another thread."""
+
+    def tell():
+        wait_until(lambda: locks.waiters("a"), within=PATIENCE)
+        signal.pthread_kill(threading.get_ident(), SIGNAL)
+
+    lease = locks.lock("a").acquire()
+    with ThreadPoolExecutor(1) as pool, locks.draining_on(SIGNAL, within=0.0):
+        pool.submit(tell)
+        with locks.lock("a", wait=PATIENCE):
+            pytest.fail("the wait goes on until the lock is free")
+    assert locks.draining
+    assert lease.lost_reason is LossReason.DRAINED
+
+
 def test_the_second_signal_ends_the_leases_and_the_third_does_what_it_did_before(locks):
     before = signal.getsignal(SIGNAL)
     with locks.draining_on(SIGNAL, within=PATIENCE):
