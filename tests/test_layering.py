@@ -52,6 +52,8 @@ ONE_HOME = {
     | {"sync", "diagnosis.pauses"},
 }
 TIME_HOME = {"_values.clock"}
+RANDOM_HOME = {"_values.jitter"}
+"""What draws from the generator of the process changes what a program with a seed does."""
 FRAMEWORKS = {
     "aiohttp": {"_http", "_etcd", "_kahuna", "integrations.aiohttp"},
     "fastapi": {"integrations.fastapi"},
@@ -244,6 +246,16 @@ def test_only_the_clock_reads_time():
         if isinstance(node, ast.alias) and node.name == "time"
     }
     assert {name for name in readers if room(name) not in EDGES} <= TIME_HOME
+
+
+def test_no_module_draws_from_the_random_numbers_of_the_program():
+    drawers = {
+        name
+        for name, path in modules().items()
+        for node in nodes(path)
+        if isinstance(node, ast.alias) and node.name == "random"
+    }
+    assert {name for name in drawers if room(name) not in EDGES} == RANDOM_HOME
 
 
 @pytest.mark.parametrize("banned", ["core", "common", "utils", "helpers", "base", "manager", "types", "misc"])

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from fencing_sdk._engine.reports import AcquisitionReport
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._values.claim import LOCK, TOKEN_LIMIT, Claim, Grant, Held, Mode
 from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import (
@@ -341,7 +341,7 @@ class Acquisition:
     async def _pause(self, outcome: Held | BackendUnavailableError) -> None:
         nap = None
         if self._place is not None and isinstance(outcome, Held):
-            nap = self._place.nap(min(_advised(outcome), _LONGEST_NAP * random.uniform(0.75, 1.0)))
+            nap = self._place.nap(min(_advised(outcome), _LONGEST_NAP * JITTER.uniform(0.75, 1.0)))
         if nap is None or self._polls_by_choice():
             nap = self._backed_off(outcome)
         nap = min(nap, max(0.0, self._patience_left()))

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
@@ -34,6 +33,7 @@ from fencing_sdk._engine.schedule import Schedule
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.status import Status
 from fencing_sdk.abc import Backend
@@ -277,7 +277,7 @@ class Heartbeat:
             self._plan(members, sent_at + interval)
         for members in unanswered.values():
             pause = min(lease.timing.retry_pause(lease.deadline - now) for lease in members)
-            self._plan(members, now + pause * random.uniform(0.5, 1.0))
+            self._plan(members, now + pause * JITTER.uniform(0.5, 1.0))
 
     def _apply(self, lease: LeaseState, outcome: Renewal | Revoked, sent_at: float, error: str) -> None:
         """Tell one lease its outcome. An answer that came after the deadline changes nothing."""

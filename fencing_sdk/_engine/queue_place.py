@@ -9,10 +9,10 @@ one way of waiting.
 from __future__ import annotations
 
 import asyncio
-import random
 
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.abc import SupportsQueue, Tell
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -46,7 +46,7 @@ class QueuePlace:
                     await self._stand()
                 except BackendUnavailableError:
                     self._joined = False
-                    await asyncio.sleep(random.uniform(0.5, 1.0))
+                    await asyncio.sleep(JITTER.uniform(0.5, 1.0))
         finally:
             self._joined = False
             self._tell()

@@ -10,7 +10,6 @@ cancellation; a call whose driver ignores them all is left behind, and no caller
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
@@ -21,6 +20,7 @@ from fencing_sdk._engine.posts import AT_ONCE, Flight, Posts, posts_of
 from fencing_sdk._engine.timers import CallTimeout, SuspendWatch, TimerQueue
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import logger
 from fencing_sdk.abc import Backend, Posted
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, FencingError, shown
@@ -216,7 +216,7 @@ class StoreCalls:
             if self.closing:
                 await asyncio.sleep(_BEFORE_THE_LAST)
             else:
-                await self.sleep_until_closing(pause * random.uniform(0.5, 1.0))
+                await self.sleep_until_closing(pause * JITTER.uniform(0.5, 1.0))
             pause = min(pause * 2, _LAST_RETRY)
 
     async def _send_release(self, claim: Claim, flight: Flight | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 
 from yarl import URL
 
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.errors import ConfigurationError
 
 __all__ = ["Endpoint", "EndpointRules", "Endpoints", "read_endpoints"]
@@ -131,7 +131,7 @@ def read_endpoints(texts: object, rules: EndpointRules, *, tls: bool) -> Endpoin
     if not read:
         msg = f"endpoints must name at least one node, such as {rules.example}"
         raise ConfigurationError(msg)
-    return Endpoints(_endpoint(origin, rules) for origin in random.sample(list(read), len(read)))
+    return Endpoints(_endpoint(origin, rules) for origin in JITTER.sample(list(read), len(read)))
 
 
 def _read(text: object, number: int, rules: EndpointRules, *, tls: bool) -> str:

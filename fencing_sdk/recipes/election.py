@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from enum import StrEnum, unique
@@ -35,6 +34,7 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._lease import Lease
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import BackendUnavailableError, DrainingError, LeaseLostError, shown
 from fencing_sdk.recipes.election_term import ElectionState, ElectionTerm, TermBlock
@@ -202,7 +202,7 @@ class Candidacy:
             except (BackendUnavailableError, LeaseLostError) as error:
                 self.election.silent = isinstance(error, BackendUnavailableError)
                 logger.warning("election %s: %s; trying again", shown(self.election.name), error)
-            await self._pause(pause * random.uniform(0.5, 1.0))
+            await self._pause(pause * JITTER.uniform(0.5, 1.0))
             pause = min(2 * pause, _LAST_PAUSE)
         return None
 

@@ -14,7 +14,9 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVarTuple
+from typing import Any, TypeVarTuple
+
+from fencing_sdk._values.jitter import JITTER
 
 Ts = TypeVarTuple("Ts")
 
@@ -37,7 +39,8 @@ class Timeline:
         """Errors that no task carries; the driver raises them as soon as it can."""
         self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._numbers = itertools.count()
-        self._inside = random.Random(seed).getstate()  # what `random.uniform` draws from in the world
+        # What the program and the package draw from in the world.
+        self._inside = random.Random(f"{seed} program").getstate(), random.Random(seed).getstate()
         self._depth = 0
 
     def at(self, when: float, call: Callable[[*Ts], object], *args: *Ts) -> None:
@@ -85,15 +88,25 @@ class Timeline:
 
     @contextmanager
     def own_random(self) -> Iterator[None]:
-        """Let `random` draw from our own numbers. May be entered again inside, at no cost."""
-        outside = random.getstate() if self._depth == 0 else None  # 10 us: once for a run, not once for a step
+        """Let `random` and the package draw from our own numbers. May be entered again inside, at no cost."""
+        outside = _drawn() if self._depth == 0 else None  # 20 us: once for a run, not once for a step
         if outside is not None:
-            random.setstate(self._inside)
+            _draw_from(self._inside)
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
             if outside is not None:
-                self._inside = random.getstate()
-                random.setstate(outside)
+                self._inside = _drawn()
+                _draw_from(outside)
+
+
+def _drawn() -> tuple[Any, Any]:
+    """What the two generators will draw next."""
+    return random.getstate(), JITTER.getstate()
+
+
+def _draw_from(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    JITTER.setstate(states[1])

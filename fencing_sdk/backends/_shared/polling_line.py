@@ -14,13 +14,13 @@ The waiters of one client for one lock stand in a line, first come, first served
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.ownership import LoopOwner
 from fencing_sdk.abc import Tell
 
@@ -167,7 +167,7 @@ class PollingLine:
         if self.refusal(place.claim) is not None:
             return float("inf")
         passed_over = max(0, name.pace.token - place.joined_at) if place.joined_at >= 0 else 0
-        return name.pace.pause(self._clock.now(), passed_over) * random.uniform(1 - _JITTER, 1 + _JITTER)
+        return name.pace.pause(self._clock.now(), passed_over) * JITTER.uniform(1 - _JITTER, 1 + _JITTER)
 
     def see(self, name: str, token: int) -> None:
         """The store has told that *name* is held with *token*."""

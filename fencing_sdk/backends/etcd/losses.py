@@ -13,7 +13,6 @@ request.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from contextvars import Context
 
@@ -24,6 +23,7 @@ from fencing_sdk._etcd.json_codec import Json, encoded
 from fencing_sdk._etcd.streams import StreamRequests
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.futures import cancel_and_wait
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
 from fencing_sdk.backends._shared.loss_notices import LossNotices
@@ -102,7 +102,7 @@ class EtcdLossWatcher:
                 pass
             self._reset_stream()
             self._changed.set()
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
             pause = min(pause * 2, _LAST_PAUSE)
 
     def _reset_stream(self) -> None:

@@ -19,11 +19,11 @@ opens. If etcd has forgotten that revision (compaction), or the stream breaks, t
 from __future__ import annotations
 
 import asyncio
-import random
 
 from fencing_sdk._etcd.gateway import WATCH, Gateway
 from fencing_sdk._etcd.json_codec import Json, encoded
 from fencing_sdk._values.claim import READER, Claim, Permit
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.ownership import LoopOwner
 from fencing_sdk._values.shared_call import SharedCall
 from fencing_sdk.backends._shared.background_task import BackgroundTask
@@ -105,7 +105,7 @@ class EtcdWaiters:
                     continue
             except BackendError:  # the waiter also tries by its own timer
                 pass
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
             pause = min(pause * 2, _LAST_PAUSE)
 
     async def _watch_predecessor(self, waiter: EtcdWaiter) -> bool:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import random
 from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.abc import Tell
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll, PollingLine
 from fencing_sdk.errors import BackendError
@@ -119,4 +119,4 @@ class KahunaWaiters:
 
 def _held(holder: Holder | None) -> Held:
     """A refusal that tells when a waiter should try again: at the end of the holder's grant, if that is known."""
-    return Held(None if holder is None else max(_SHORTEST_WAIT, holder.remaining) + random.uniform(0, _SPREAD))
+    return Held(None if holder is None else max(_SHORTEST_WAIT, holder.remaining) + JITTER.uniform(0, _SPREAD))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import random
 
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
 
@@ -31,13 +31,13 @@ class Sweep:
         self._connection = connection
         self._statement = statement
         self._retention = retention
-        self._due = _CLOCK.now() + _EVERY * random.uniform(0.05, 1.0)
+        self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
         self._task = BackgroundTask()
 
     def start_if_due(self) -> None:
         """Start a sweep if one is due."""
         if _CLOCK.now() >= self._due:
-            self._due = _CLOCK.now() + _EVERY * random.uniform(0.5, 1.0)
+            self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
             self._task.start(self._run)
 
     async def _run(self) -> None:

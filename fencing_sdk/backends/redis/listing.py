@@ -18,12 +18,12 @@ meanwhile, key by key.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from fencing_sdk._values.claim import LOCK, READER, WRITER, Holder, Listing, Mode, Permit, Waiting, holder_of
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.backends.redis.answers import read_holders
 from fencing_sdk.backends.redis.connection.node import RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
@@ -101,7 +101,7 @@ class KeyWalk:
     def _number(self, pipe: Pipe) -> int:
         """Tell connections apart, also those of other processes: a cursor may come from one."""
         if pipe not in self._connections:
-            self._connections[pipe] = random.getrandbits(63)
+            self._connections[pipe] = JITTER.getrandbits(63)
         return self._connections[pipe]
 
 

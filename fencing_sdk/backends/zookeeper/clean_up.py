@@ -12,9 +12,9 @@ every node of this object has an end:
 from __future__ import annotations
 
 import asyncio
-import random
 
 from fencing_sdk._values.claim import LOCK, Claim
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.losses import ZooKeeperLossWatcher
@@ -94,7 +94,7 @@ class CleanUp:
                 if not known and own_node.claim.mode is not LOCK:  # its grant was broken off: it may have another name
                     await self._sweep_once(own_node.claim, own_node.session)
             except Exception:  # noqa: BLE001  (after any error the node must go)
-                await asyncio.sleep(_PAUSE * random.uniform(0.5, 1.0))
+                await asyncio.sleep(_PAUSE * JITTER.uniform(0.5, 1.0))
             else:
                 break
         self._own_nodes.drop(own_node)
@@ -118,7 +118,7 @@ class CleanUp:
                 async with self._own_nodes.turn(key_of(claim)):
                     await self._sweep_once(claim, session)
             except Exception:  # noqa: BLE001  (after any error the nodes must go)
-                await asyncio.sleep(_PAUSE * random.uniform(0.5, 1.0))
+                await asyncio.sleep(_PAUSE * JITTER.uniform(0.5, 1.0))
             else:
                 return
 

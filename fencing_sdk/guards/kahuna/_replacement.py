@@ -14,10 +14,10 @@ However late a request is carried out: its condition holds only as long as no ot
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import NamedTuple
 
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, shown
 from fencing_sdk.guards.kahuna._layout import FencedValue, ForeignValueError
 from fencing_sdk.guards.kahuna._requests import GUARD, KahunaValues, SetOutcome, StoredValue
@@ -55,7 +55,7 @@ class WritePauses:
 
     async def sleep(self) -> None:
         """Wait for a moment, each time for a longer one."""
-        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+        await asyncio.sleep(self._pause * JITTER.uniform(0.5, 1.0))
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 

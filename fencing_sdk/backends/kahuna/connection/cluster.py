@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -28,6 +27,7 @@ from fencing_sdk._http.endpoints import Endpoint, Endpoints
 from fencing_sdk._http.node_race import PATIENCE, NodeRace
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
 from fencing_sdk._kahuna.node import NodeClient
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.backends.kahuna.errors import BACKEND, error_of_failures
 from fencing_sdk.backends.kahuna.requests import AnswerType, KahunaAnswer
 from fencing_sdk.errors import BackendError, BackendUnavailableError
@@ -192,6 +192,6 @@ def _pauses(seconds: float, *, longest: float = _LONGEST_PAUSE) -> Iterator[floa
     """The pauses between rounds: short at first, none longer than *longest*, and *seconds* in all."""
     pause = PAUSES[0]
     while seconds > 0:
-        yield min(pause, seconds) * random.uniform(0.5, 1.0)
+        yield min(pause, seconds) * JITTER.uniform(0.5, 1.0)
         seconds -= pause
         pause = min(pause * 2, longest, _LONGEST_PAUSE)

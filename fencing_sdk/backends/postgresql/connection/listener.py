@@ -9,12 +9,12 @@ from time to time, which also finds a connection that broke without a sound.
 from __future__ import annotations
 
 import asyncio
-import random
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
 
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.ownership import LoopOwner
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
@@ -103,7 +103,7 @@ class NotifyListener:
             self.listening = False
             self._tried.set()
             if pause:
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
 
     async def _listen(self, session: PostgresqlSession) -> float:
         """Listen until the connection breaks or is not needed. Return how many seconds to wait before the next one."""

@@ -8,7 +8,6 @@ Any node can send the map.
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from redis.crc import key_slot
 from redis.exceptions import ClusterDownError, ResponseError
 
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.backends.redis.connection.dial import (
     BACKEND,
     RedisDialer,
@@ -72,7 +72,7 @@ class SlotMap:
         """
         seeds = set(self._seeds)
         others = [node for node in self._nodes if node not in seeds]
-        asked = [*random.sample(self._seeds, len(seeds)), *random.sample(others, len(others))]
+        asked = [*JITTER.sample(self._seeds, len(seeds)), *JITTER.sample(others, len(others))]
         host, rows = await first_success([partial(self._ask, node) for node in asked])
         self._read(host, rows)
 

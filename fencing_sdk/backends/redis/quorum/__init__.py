@@ -27,7 +27,6 @@ refuse to vote. Exclusion is by time, as with every lease. docs/backends/redis-q
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -35,6 +34,7 @@ from functools import partial
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import wall_micros
 from fencing_sdk._values.findings import Finding
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
@@ -95,7 +95,7 @@ class RedisQuorumBackend:
 
     def _next_number(self) -> int:
         """The number of an attempt, and the hint for the numbers of its holds."""
-        self._last_number = max(self._last_number + 1, wall_micros() + random.randrange(_SPREAD))
+        self._last_number = max(self._last_number + 1, wall_micros() + JITTER.randrange(_SPREAD))
         return self._last_number
 
     def _on_vote(self, _node: QuorumNode, pipe: Pipe) -> None:

@@ -25,7 +25,7 @@ Both are safe to repeat, also after they were broken off at any step, and while 
 from __future__ import annotations
 
 import asyncio
-import random
+import os
 from collections.abc import Sequence
 
 from fencing_sdk.backends.redis.connection.pipe import Reply
@@ -36,7 +36,6 @@ from fencing_sdk.backends.redis.quorum.requests import COUNTERS, QuorumRequests,
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 _MARGIN, _DRIFT = 0.1, 0.01
-_RANDOM = random.SystemRandom()
 
 _CHANGED = "another operator does the same at this moment, or a node has changed; run fencing init again"
 
@@ -147,4 +146,4 @@ async def _look_again(node: QuorumNode) -> None:
 
 
 def _nonce() -> str:
-    return f"{_RANDOM.getrandbits(64):016x}"
+    return os.urandom(8).hex()

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import wall_micros
 from fencing_sdk._values.futures import retrieve
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.backends.redis.channels import ChannelId
 from fencing_sdk.backends.redis.connection.node import CallOutcome
@@ -180,7 +180,7 @@ class QuorumWaiters:
 def pause_after_split(splits: int) -> float:
     """Seconds before another try, after the nodes were split so many times in a row. Random: rivals should part."""
     doubled: int = 1 << min(max(splits - 1, 0), 7)
-    return min(random.uniform(1, 5) * _FIRST_SPLIT * doubled, _LONGEST_SPLIT)
+    return min(JITTER.uniform(1, 5) * _FIRST_SPLIT * doubled, _LONGEST_SPLIT)
 
 
 def _ignore(_node: int, _outcome: CallOutcome) -> None:

@@ -7,7 +7,6 @@ Used by the thread that made it, and by no other.
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.backends.sqlite.errors import BACKEND, is_busy
 from fencing_sdk.errors import BackendRefusedError
 
@@ -28,9 +28,6 @@ _LONGEST_NAP = 0.005
 Seconds between two tries for the write lock. SQLite's own handler sleeps up to 0.1 s and starves:
 of 16 processes in a tight loop some got nothing for 4 s, with these numbers the worst wait was 0.8 s.
 """
-_naps = random.Random()
-"""Not the generator of the process: a thread that draws from it changes what a program with a seed does."""
-
 _FULL = "PRAGMA synchronous = FULL"
 _NORMAL = "PRAGMA synchronous = NORMAL"
 SYNCHRONOUS = {"full": _FULL, "normal": _NORMAL}
@@ -132,7 +129,7 @@ class LockFile:
             except sqlite3.OperationalError as error:
                 if not is_busy(error) or self._clock.now() >= end:
                     raise
-            self._never.wait(_naps.uniform(_SHORTEST_NAP, _LONGEST_NAP))
+            self._never.wait(JITTER.uniform(_SHORTEST_NAP, _LONGEST_NAP))
 
 
 def _identity(path: Path) -> tuple[int, int]:
