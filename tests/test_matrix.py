@@ -156,6 +156,14 @@ SCENARIOS = {
         "memory": "it lives in one process, and no call of another one comes in between",
         "kahuna": "it cannot take a lock away",
     },
+    "RevocationNoticesSuite": {
+        "memory": "it lives in one process, and its notices are those of BackendSuite",
+        "kahuna": "it cannot take a lock away",
+        "redis": "its client tracking tells of every change: tests/scenarios/test_redis_losses.py",
+        "redisquorum": "client tracking tells of every change, as on one server",
+        "etcd": "its watches tell of every change: tests/scenarios/test_etcd_notices.py",
+        "zookeeper": "its watches tell of every change: the notices of BackendSuite",
+    },
     "SharesSuite": {
         "memory": "it lives in one process, and its shares are those of BackendSuite",
         "kahuna": "it has no shares",

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from fencing_sdk.testing import BackendSuite
 class TestSqliteBackend(BackendSuite):
     queues = True
     shares = True
-    lists = revokes = True
+    lists = revokes = notices = True
     ttl = 0.7
 
     @pytest.fixture
@@ -50,6 +50,11 @@ class TestSqliteBackend(BackendSuite):
                 yield
             finally:
                 hog.close()
+
+    async def revoke(self, backend: Backend, name: str) -> None:
+        async with aclosing(SqliteBackend(backend._path)) as operator:
+            if (holder := await operator.inspect(name)) is not None:
+                assert await operator.revoke(name, holder.token, "an operator")
 
     async def purge(self, backend: Backend) -> None:
         """The clean-up runs whenever the file is opened."""

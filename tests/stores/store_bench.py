@@ -100,22 +100,23 @@ class SqliteBench:
     def __init__(self, path: Path) -> None:
         self.url, self._path = f"sqlite:///{path}", path
 
-    def _ask(self, statement: str, *arguments: object) -> list[Any]:
+    def ask(self, statement: str, *arguments: object) -> list[Any]:
         if not self._path.exists():
             return []
         with contextlib.closing(sqlite3.connect(self._path, timeout=PATIENCE)) as connection:
-            return connection.execute(statement, arguments).fetchall()
+            with connection:
+                return connection.execute(statement, arguments).fetchall()
 
     async def waiting(self, name: str, count: int) -> None:
         async def line() -> int:
             statement = "SELECT owner FROM fencing_waiter WHERE name = ?"
-            return len(await asyncio.to_thread(self._ask, statement, name))
+            return len(await asyncio.to_thread(self.ask, statement, name))
 
         await _counted(line, count)
 
     async def leavings(self) -> list[object]:
-        waiters = await asyncio.to_thread(self._ask, "SELECT name FROM fencing_waiter")
-        holders = await asyncio.to_thread(self._ask, "SELECT name FROM fencing_lock WHERE owner IS NOT NULL")
+        waiters = await asyncio.to_thread(self.ask, "SELECT name FROM fencing_waiter")
+        holders = await asyncio.to_thread(self.ask, "SELECT name FROM fencing_lock WHERE owner IS NOT NULL")
         return [*waiters, *holders]
 
 

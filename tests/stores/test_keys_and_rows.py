@@ -15,6 +15,7 @@ import pytest
 from etcd_server import EtcdCluster
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
+from patience import until
 from postgresql_server import PostgresqlServer
 from redis_cluster import Cluster
 from redis_quorum import Quorum
@@ -23,7 +24,7 @@ from redis_server import RedisServer
 from zookeeper_server import ZooKeeperServer
 
 from fencing_sdk._values.claim import READER, WRITER, Claim, Grant, Permit
-from fencing_sdk.abc import SupportsRevoking, SupportsShares
+from fencing_sdk.abc import SupportsLossNotice, SupportsRevoking, SupportsShares
 from fencing_sdk.backends import from_url
 
 pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
@@ -71,6 +72,9 @@ async def in_use(url: str) -> AsyncIterator[Any]:
             waiters += [Claim("b", 60.0, mode=WRITER), Claim("c", 60.0, mode=Permit(2))]
         for waiter in waiters:
             await lines.enter_async_context(backend.queue(waiter))  # type: ignore[attr-defined]
+        if isinstance(backend, SupportsLossNotice):
+            backend.on_loss(print)
+            assert isinstance(await backend.acquire(Claim("f", 60.0)), Grant)
         if isinstance(backend, SupportsRevoking):
             grant = await backend.acquire(Claim("d", 60.0))
             assert isinstance(grant, Grant)
@@ -143,6 +147,7 @@ async def test_sqlite(tmp_path: Path):
         with contextlib.closing(sqlite3.connect(tmp_path / "locks.db")) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             check("SQLite", tables)
+            await until(lambda: connection.execute("SELECT count(*) FROM fencing_listener").fetchone()[0])
             assert all(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables)
 
 

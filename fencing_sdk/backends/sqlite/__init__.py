@@ -14,6 +14,7 @@ file's write lock. Waiters: first come, first served, across processes, woken by
     waiter_rows.py       and the waiters, in their order
     waiters.py           what wakes a waiter, and what keeps its place
     wakeup_socket.py     the datagram from another process
+    losses.py            how a holder hears that its lock was revoked
     signs_of_life.py     the file beside the database, in which waiters give signs of life
     errors.py            from SQLite's errors to those of the contract
     diagnosis.py         what of a file and its file system breaks a promise
@@ -35,7 +36,7 @@ from typing import TypeVar
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import BootClock, boot_identity, wall_micros
 from fencing_sdk._values.findings import Finding
-from fencing_sdk.abc import Turn
+from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.lock_table import TokenSource, token_source
@@ -43,6 +44,7 @@ from fencing_sdk.backends.sqlite.connection.file import LockFile
 from fencing_sdk.backends.sqlite.connection.thread import SqlThread
 from fencing_sdk.backends.sqlite.diagnosis import judge_file
 from fencing_sdk.backends.sqlite.errors import translated
+from fencing_sdk.backends.sqlite.losses import SqliteLossWatcher
 from fencing_sdk.backends.sqlite.operator_rows import OperatorRows
 from fencing_sdk.backends.sqlite.options import OPTIONS, check_path, check_synchronous, path_of
 from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
@@ -82,6 +84,7 @@ class SqliteBackend:
             _RowsOpener(self._path, check_synchronous(synchronous), token_source(tokens, wall_micros))
         )
         self._waiters: SqliteWaiters | None = None
+        self._losses = SqliteLossWatcher(self._sql)
         self._our_errors = partial(ErrorTranslation, partial(translated, self._path))
 
     async def open(self) -> None:
@@ -94,14 +97,21 @@ class SqliteBackend:
         outcome = await self._ask("acquire", lambda rows: rows.acquire(claim, waiting=waiter is not None))
         if waiter is not None:
             waiter.served = isinstance(outcome, Grant)
+        if isinstance(outcome, Grant):
+            self._losses.granted(claim)
         return outcome
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
-        return await self._ask("renew", lambda rows: rows.renew(claims), urgent=True)
+        renewals = await self._ask("renew", lambda rows: rows.renew(claims), urgent=True)
+        for claim, renewal in zip(claims, renewals, strict=True):
+            if renewal is not Renewal.RENEWED:
+                self._losses.ended(claim)
+        return renewals
 
     async def release(self, claim: Claim) -> None:
         """See `fencing_sdk.abc.Backend.release`."""
+        self._losses.ended(claim)
         await self._ask("release", lambda rows: rows.release(claim), surely=True)
 
     async def inspect(self, name: str) -> Holder | None:
@@ -132,8 +142,13 @@ class SqliteBackend:
     async def server_time(self) -> None:
         """Return None: the clock is this machine's."""
 
+    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
+        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
+        return self._losses.on_loss(notice)
+
     async def aclose(self) -> None:
         """Close the file after the calls that are under way. Grants stay until they are released or expire."""
+        await self._losses.aclose()
         if self._waiters is not None:
             self._waiters.close()
             self._waiters = None

@@ -8,10 +8,14 @@ stays in a table that renewals look into only when they are refused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fencing_sdk._values.claim import Claim, Listing, Renewal, Revoked, Waiting
+from fencing_sdk.backends._shared.revocation_watcher import name_digest
 from fencing_sdk.backends.sqlite.requests import LockRow
 from fencing_sdk.backends.sqlite.share_rows import NO_OWNER, ShareRows
 from fencing_sdk.backends.sqlite.waiter_rows import SECOND
+from fencing_sdk.backends.sqlite.wakeup_socket import send_datagram
 
 _TOLD_FOR = 60 * SECOND
 """How long a reason outlives the grant that was ended: its holder asks before that would have expired."""
@@ -47,14 +51,41 @@ class OperatorRows(ShareRows):
                 self._leave_reason(name, owner, expires + _TOLD_FOR, reason)
             self._forget_reasons(now)
             waiter = self._next(name, now) if ended else None
+            listeners = self._listeners() if ended else []
         self._wake(name, waiter)
+        self._tell(listeners, name)
         return bool(ended)
+
+    def reasons(self, claims: Sequence[Claim]) -> list[str | None]:
+        """Tell why each of *claims* was revoked; None if it was not, or if its owner holds the lock again."""
+        with self._file.snapshot() as now:
+            return [
+                None if self._holds(claim, self._living(claim.name, now), now) else self._reason(claim)
+                for claim in claims
+            ]
+
+    def listen(self, socket: str) -> None:
+        """Have revocations told to the socket called *socket*."""
+        with self._file.transaction():
+            self._file.execute(
+                "INSERT OR REPLACE INTO fencing_listener (socket, boot, network) VALUES (:socket, :boot, :network)",
+                socket=socket,
+                boot=self._boot,
+                network=self._network,
+            )
+
+    def stop_listening(self, *sockets: str) -> None:
+        """Tell nothing to these *sockets* any more."""
+        with self._file.transaction():
+            for socket in sockets:
+                self._file.execute("DELETE FROM fencing_listener WHERE socket = :socket", socket=socket)
 
     def sweep(self) -> None:
         """See `ShareRows.sweep`."""
         super().sweep()
         with self._file.transaction() as now:
             self._forget_reasons(now)
+            self._file.execute("DELETE FROM fencing_listener WHERE boot <> :boot", boot=self._boot)
 
     # Inside a transaction.
 
@@ -93,9 +124,31 @@ class OperatorRows(ShareRows):
         outcome = super()._renew(claim, now)
         if outcome is Renewal.RENEWED:
             return outcome
+        reason = self._reason(claim)
+        return outcome if reason is None else Revoked(reason)
+
+    def _reason(self, claim: Claim) -> str | None:
         found = self._file.execute(
             "SELECT reason FROM fencing_revoked WHERE name = :name AND owner = :owner",
             name=claim.name,
             owner=claim.owner,
         ).fetchone()
-        return outcome if found is None else Revoked(*found)
+        return None if found is None else str(found[0])
+
+    def _listeners(self) -> list[str]:
+        """The sockets that can be reached from here."""
+        found = self._file.execute(
+            "SELECT socket FROM fencing_listener WHERE boot = :boot AND network = :network",
+            boot=self._boot,
+            network=self._network,
+        )
+        return [socket for (socket,) in found]
+
+    # After a transaction: a holder that is told must find it committed.
+
+    def _tell(self, listeners: Sequence[str], name: str) -> None:
+        """Tell the *listeners* that a grant of *name* was revoked. Forget those that are gone."""
+        digest = name_digest(name)
+        gone = [socket for socket in listeners if not send_datagram(socket, digest)]
+        if gone:
+            self.stop_listening(*gone)

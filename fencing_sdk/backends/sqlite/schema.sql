@@ -65,4 +65,11 @@ CREATE TABLE IF NOT EXISTS fencing_revoked (
     PRIMARY KEY (name, owner)
 ) WITHOUT ROWID;
 
+-- The sockets of the clients that are to hear of revocations (losses.py).
+CREATE TABLE IF NOT EXISTS fencing_listener (
+    socket  TEXT PRIMARY KEY,
+    boot    TEXT NOT NULL,
+    network TEXT NOT NULL
+) WITHOUT ROWID;
+
 COMMIT;

@@ -1,9 +1,9 @@
 """
 Waking a waiter in another process: one datagram to the head of the line, and no polling.
 
-Each backend object has one socket, read by its event loop. The process that frees a lock sends the ticket of the
-waiter whose turn it is, after it has committed the transaction. If a datagram is lost, the turn is not: every waiter
-also tries again by its own timer.
+Each backend object that has waiters has one socket, read by its event loop. The process that frees a lock sends the
+ticket of the waiter whose turn it is, after it has committed the transaction. If a datagram is lost, the turn is not:
+every waiter also tries again by its own timer. Holders hear of revocations in the same way (`losses`).
 
 The sockets live in Linux's abstract namespace: there is no path to choose, and nothing is left on the disk after a
 kill. They are visible within one network namespace only. A waiter in another one relies on its timer, and so does a
@@ -23,7 +23,7 @@ from fencing_sdk._values.ownership import LoopOwner
 
 _PREFIX = b"\0fencing-sdk/"
 _LONGEST = 64
-"""Bytes of a datagram that are read; a ticket has 32."""
+"""Bytes of a datagram that are read; a ticket has 32, the digest of a name 64."""
 _AT_ONCE = 64
 """Datagrams that are read before the loop gets its turn: every user of the machine may send them."""
 
@@ -47,7 +47,7 @@ class WakeupAddress:
 
 class WakeupSocket:
     """
-    A socket that passes on the tickets that it receives.
+    A socket that passes on the texts that it receives.
 
     Args:
         on_ticket: Called in the running loop with the text of each datagram, which may come from any process.
@@ -66,9 +66,14 @@ class WakeupSocket:
             self._socket.close()
             raise
 
+    @property
+    def of_this_process(self) -> bool:
+        """Whether this process opened it, and not the parent of this forked child."""
+        return self._owner.in_this_process
+
     def close(self) -> None:
         """Close the socket. A forked child closes only its copy: the registration belongs to the parent's loop."""
-        if self._owner.in_this_process:
+        if self.of_this_process:
             self._owner.loop.remove_reader(self._socket.fileno())
         self._socket.close()
 
@@ -93,12 +98,15 @@ def open_wakeup_socket(on_ticket: Callable[[str], object]) -> WakeupSocket | Non
 
 def send_wakeup(address: WakeupAddress) -> bool:
     """Wake the waiter at *address*. False when its socket is gone, and the waiter with it."""
-    if not address.socket:
-        return True
+    return not address.socket or send_datagram(address.socket, address.ticket)
+
+
+def send_datagram(name: str, text: str) -> bool:
+    """Send *text* to the socket called *name*. False when it is gone; if its buffer is full, the text is lost."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(0.0)
         try:
-            sender.sendto(address.ticket.encode(), _PREFIX + address.socket.encode())
+            sender.sendto(text.encode(), _PREFIX + name.encode())
         except ConnectionRefusedError:
             return False
         except OSError:  # its buffer is full, so it is there

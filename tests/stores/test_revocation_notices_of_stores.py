@@ -1,0 +1,50 @@
+"""Every store that tells of revocations on request does it as `RevocationNoticesSuite` says."""
+
+from on_stores import OnPostgresql, OnSqlite
+from revocation_notices_suite import RevocationNoticesSuite, watcher
+
+from fencing_sdk.backends._shared.revocation_watcher import name_digest
+from fencing_sdk.backends.postgresql.losses import revocation_channel
+from fencing_sdk.backends.sqlite.wakeup_socket import send_datagram
+
+pytest_plugins = ["postgresql_fixtures"]
+
+
+class TestPostgresql(OnPostgresql, RevocationNoticesSuite):
+    def url(self, bench):
+        return bench.by_proxy
+
+    async def listeners(self, bench):
+        """What was sent last on the connections that are there."""
+        if not await bench.server.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ):
+            return 0
+        said = [text for _, text, *_ in bench.proxy.requests if text.startswith((b"LISTEN", b"UNLISTEN"))]
+        return sum(1 if text.startswith(b"LISTEN") else -1 for text in said)
+
+    async def forge(self, bench, locks, name):
+        for payload in ("", "x" * 7999, name_digest(name)):
+            await bench.server.fetch("SELECT pg_notify($1, $2)", revocation_channel("fencing"), payload)
+
+    async def leave_earlier_reason(self, bench, name):
+        await bench.server.execute(
+            "INSERT INTO fencing.fencing_revoked (name, owner, until, reason) "
+            f"SELECT name, owner, expires_at, 'earlier' FROM fencing.fencing_lock WHERE name = '{name}'"
+        )
+
+
+class TestSqlite(OnSqlite, RevocationNoticesSuite):
+    async def listeners(self, bench):
+        return len(bench.ask("SELECT socket FROM fencing_listener"))
+
+    async def forge(self, bench, locks, name):
+        for payload in ("", "x" * 7999, name_digest(name)):
+            assert send_datagram(watcher(locks)._socket.name, payload)
+
+    async def leave_earlier_reason(self, bench, name):
+        bench.ask(
+            "INSERT INTO fencing_revoked (name, owner, boot, expires, reason) "
+            "SELECT name, owner, boot, expires, 'earlier' FROM fencing_lock WHERE name = ?",
+            name,
+        )
