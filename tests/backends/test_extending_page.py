@@ -4,12 +4,15 @@ import asyncio
 import re
 import subprocess
 import sys
+import threading
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fencing_sdk.backends
+from fencing_sdk import LockClient
 from fencing_sdk.abc import Claim, Held, Renewal
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "extending.md"
@@ -36,7 +39,7 @@ def run(folder: Path, code: str, options: tuple[str, ...], *arguments: str) -> s
 def test_the_page_passes_its_own_suite(tmp_path: Path):
     done = run(tmp_path, CODE, AUTO)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 200, "two backends, over a hundred tests each"
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 500, "five backends, over a hundred tests each"
     assert "skipped" not in done.stdout
 
 
@@ -90,6 +93,45 @@ async def test_a_renewal_without_an_answer_takes_no_other_one_along(store: str, 
     outcomes = await backend_of_page.renew(claims)
     known = [Renewal.RENEWED, Renewal.UNKNOWN]
     assert outcomes == [*known, Renewal.RENEWED if call == "get" else Renewal.UNKNOWN]
+
+
+async def test_waiters_of_one_client_do_not_ask_a_store_that_wakes_no_waiter():
+    page: dict[str, Any] = {"__name__": "extending"}
+    exec(CODE, page)
+    kv, asked = page["Kv"](), []
+    read = kv.get
+
+    def get(key: str) -> object:
+        asked.append(key)
+        return read(key)
+
+    async with LockClient(page["PollingKvBackend"](kv)) as locks:
+        lease = await locks.lock("a").acquire()
+        kv.get = get
+        waiting = [asyncio.create_task(locks.lock("a", wait=60).acquire()) for _ in range(20)]
+        await asyncio.sleep(0.5)
+        assert len(asked) <= 20, "one question each, and none after that"
+        await lease.release()
+        for task in waiting:  # in the order in which they came
+            await (await task).release()
+
+
+async def test_a_driver_that_blocks_does_not_hold_up_the_event_loop():
+    page: dict[str, Any] = {"__name__": "extending"}
+    exec(CODE, page)
+    kv, answer = page["BlockingKv"](), threading.Event()
+    read = kv.get
+
+    def get(key: str) -> object:
+        assert answer.wait(60)
+        return read(key)
+
+    kv.get = get
+    async with aclosing(page["ThreadedKvBackend"](kv)) as backend:
+        asking = asyncio.create_task(backend.inspect("a"))
+        await asyncio.sleep(0.05)  # the loop has its turns
+        answer.set()
+        assert await asking is None
 
 
 def test_the_true_cost_is_true():
