@@ -21,6 +21,7 @@ import campaigns
 import hypothesis
 import pytest
 from blockbuster import blockbuster_ctx
+from rewritten_once import rewrite_assertions
 
 import fencing_sdk
 from fencing_sdk import Event, LeaseLostError, Lock, LockClient, LossReason
@@ -64,6 +65,14 @@ def pytest_configure(config: pytest.Config) -> None:
     campaigns.choose(full=config.getoption("--campaigns"))
     hypothesis.settings.load_profile("ci")  # the same examples in every run, and no limit of time
     gc.disable()  # what is collected stays until the end: looking for garbage in it took a fifth of the time
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before a run of everything starts its processes."""
+    config = session.config
+    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if everything and config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        rewrite_assertions(Path(__file__).parent)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
