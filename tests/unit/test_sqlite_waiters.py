@@ -63,6 +63,8 @@ async def test_twenty_waiters_of_two_clients_write_nothing_into_the_database(pat
         async with asyncio.timeout(LIMIT):
             while _count(path) < len(waiting):  # noqa: ASYNC110  (other threads write them)
                 await asyncio.sleep(0.01)
+            while not first._backend._losses._listening:  # noqa: ASYNC110  (a holder's client writes that once)
+                await asyncio.sleep(0.01)
         before = log.read_bytes()
         for _ in range(5):
             await later_sign(signs, 0)
