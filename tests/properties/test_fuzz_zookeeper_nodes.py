@@ -13,7 +13,7 @@ from hypothesis import example, given
 
 from fencing_sdk._values.claim import TOKEN_LIMIT, Grant, holder_of
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends.zookeeper.connection.session import UnconnectedError
+from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper.errors import CLASSES
 from fencing_sdk.backends.zookeeper.nodes import in_line, mark_of, read_holder, read_token, rewritten
 
@@ -179,4 +179,4 @@ def test_these_answers_are_not_refused_one_and_all():
             await backend.aclose()
 
     assert asyncio.run(story()) == Grant(5)
-    assert UnconnectedError in dict(CLASSES)
+    assert NoConnectionError in dict(CLASSES)

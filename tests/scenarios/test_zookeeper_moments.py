@@ -12,9 +12,9 @@ from kazoo.exceptions import ConnectionLoss
 
 from fencing_sdk import BackendUnavailableError
 from fencing_sdk._values.claim import Claim, Renewal
+from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.backends.zookeeper.connection import kazoo_requests as _requests
-from fencing_sdk.backends.zookeeper.connection.session import UnconnectedError
 
 pytest_plugins = ["zookeeper_fixtures"]
 
@@ -58,7 +58,7 @@ async def test_it_is_not_sent_when_the_connection_is_back(server, backend):
     asked = session.call(_requests.create_persistent("/late", _requests.ALL_CLIENTS))
     assert not asked.done()
     await asyncio.to_thread(server.start)
-    with pytest.raises((UnconnectedError, ConnectionLoss)):
+    with pytest.raises((NoConnectionError, ConnectionLoss)):
         await asked
     async with asyncio.timeout(20.0):
         assert await session.settled()

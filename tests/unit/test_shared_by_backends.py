@@ -2,12 +2,19 @@
 
 import asyncio
 import contextvars
+import re
 
 import pytest
 
+from fencing_sdk import connect
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
-from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict, verdict_by_class
+from fencing_sdk.backends._shared.error_translation import (
+    ErrorTranslation,
+    Verdict,
+    no_connection_to,
+    verdict_by_class,
+)
 from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, LossReason
@@ -284,3 +291,25 @@ class TestErrorTranslation:
         assert caught.value is ours
         with pytest.raises(asyncio.CancelledError), ErrorTranslation(self.translated, "acquire"):
             raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("url", "servers"),
+    [
+        ("redis://:secret@127.0.0.1:1", "127.0.0.1:1"),
+        ("etcd://127.0.0.1:1", "127.0.0.1:1"),
+        ("kahuna://127.0.0.1:1", "127.0.0.1:1"),
+        ("postgresql://user:secret@127.0.0.1:1/app", "127.0.0.1:1"),
+        ("postgresql://user:secret@127.0.0.1:1,127.0.0.1:2/app", "127.0.0.1:1, 127.0.0.1:2"),
+        ("zookeeper://user:secret@127.0.0.1:1,127.0.0.1:2", "127.0.0.1:1, 127.0.0.1:2"),
+    ],
+)
+async def test_servers_that_take_no_connection_are_told_with_their_hosts_and_ports(url: str, servers: str):
+    with pytest.raises(BackendUnavailableError, match=rf"no connection to {re.escape(servers)} \(") as told:
+        async with connect(url):
+            pass
+    assert "secret" not in f"{told.value} {told.value.__cause__!r} {told.value.__cause__}"
+
+
+def test_an_error_names_a_few_servers_of_many():
+    assert no_connection_to([str(number) for number in range(7)]) == "no connection to 0, 1, 2, 3, 4 and 2 more"

@@ -9,11 +9,14 @@ by code. The text of a driver's error may hold a URL or a statement, so it is ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from fencing_sdk.errors import BackendError, FencingError
 
-__all__ = ["ErrorTranslation", "Verdict", "verdict_by_class"]
+__all__ = ["ErrorTranslation", "NoConnectionError", "Verdict", "no_connection_to", "verdict_by_class"]
+
+_MOST = 5
+"""Servers that one error names."""
 
 Verdict = tuple[type[BackendError], str]
 """The class of the contract's error, and what its text says."""
@@ -24,6 +27,20 @@ def verdict_by_class(
 ) -> Verdict:
     """The first of *verdicts* whose class *error* has: put the most specific classes first."""
     return next((verdict for kind, verdict in verdicts if isinstance(error, kind)), default)
+
+
+def no_connection_to(servers: Sequence[str]) -> str:
+    """Say which *servers* could not be reached. A host and a port are no secrets; a login before them may be one."""
+    more = f" and {len(servers) - _MOST} more" if len(servers) > _MOST else ""
+    return f"no connection to {', '.join(servers[:_MOST]) or 'a server'}{more}"
+
+
+class NoConnectionError(Exception):
+    """None of the *servers* takes a connection; why, is the cause."""
+
+    def __init__(self, *servers: str) -> None:
+        self.servers = servers
+        super().__init__(no_connection_to(servers))
 
 
 class ErrorTranslation:

@@ -10,13 +10,12 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from fencing_sdk._values.findings import Finding, error, note, warning
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection, DriverRow
 from fencing_sdk.backends.postgresql.errors import translated
-from fencing_sdk.backends.postgresql.options import PostgresqlOptions
+from fencing_sdk.backends.postgresql.options import PostgresqlOptions, host_of
 from fencing_sdk.backends.postgresql.schema import newest_function, quoted
 
 _LIMIT = 8.0
@@ -84,7 +83,7 @@ class PostgresqlDiagnosis:
         findings: list[Finding] = []
         for url, answer in zip(urls, answers, strict=True):
             if isinstance(answer, Exception):
-                findings.append(_unreachable(_host(url), answer, is_fatal=not facts))
+                findings.append(_unreachable(host_of(url), answer, is_fatal=not facts))
         primaries = [each for each in facts if not each.is_true("standby")]
         if facts and not primaries:
             findings.append(_only_standbys(facts))
@@ -102,7 +101,7 @@ class PostgresqlDiagnosis:
             finally:
                 connection.terminate()
         assert row is not None
-        return PostgresqlFacts(_host(url), _told(row), pooled)
+        return PostgresqlFacts(host_of(url), _told(row), pooled)
 
     async def _is_pooled(self, connection: DriverConnection, url: str) -> bool:
         """
@@ -172,11 +171,6 @@ def _literal(text: str) -> str:
 def _told(row: DriverRow) -> Mapping[str, object]:
     told = json.loads(row[0])
     return told if isinstance(told, dict) else {}
-
-
-def _host(url: str) -> str:
-    parts = urlsplit(url)
-    return parts.netloc.rpartition("@")[2] or "the Unix socket"
 
 
 def _unreachable(host: str, failure: Exception, *, is_fatal: bool) -> Finding:

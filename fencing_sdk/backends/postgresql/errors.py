@@ -10,7 +10,12 @@ import asyncio
 import ssl
 from functools import partial
 
-from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict, verdict_by_class
+from fencing_sdk.backends._shared.error_translation import (
+    ErrorTranslation,
+    NoConnectionError,
+    Verdict,
+    verdict_by_class,
+)
 from fencing_sdk.backends.postgresql.connection import driver
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
@@ -101,6 +106,8 @@ def translated(operation: str, error: Exception) -> BackendError:
     """Return the error of the contract for *error*. A SQLSTATE counts more than a class."""
     if isinstance(error, BackendError):
         return error
+    if isinstance(error, NoConnectionError):
+        return BackendUnavailableError(BACKEND, operation, f"{error} ({type(error.__cause__).__name__})")
     code = driver.code_of(error)
     kind, hint = CODES.get(code) or verdict_by_class(error, CLASSES, _UNKNOWN)
     return kind(BACKEND, operation, f"{hint} ({code or type(error).__name__})")

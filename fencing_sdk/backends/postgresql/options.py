@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from fencing_sdk.backends.postgresql.schema import check_schema
 from fencing_sdk.errors import ConfigurationError, shown
@@ -91,6 +91,11 @@ def address_from_url(url: object) -> PostgresqlAddress:
     tail = slash + path + (f"?{urlencode(options, quote_via=quote)}" if options else "")
     _check_hosts(hosts)
     return PostgresqlAddress(tuple(f"{scheme}://{login}{at}{host}{tail}" for host in hosts.split(",")))
+
+
+def host_of(url: str) -> str:
+    """Return the host and port of a *url*, without its login."""
+    return urlsplit(url).netloc.rpartition("@")[2] or "the Unix socket"
 
 
 def with_options(url: str, options: Mapping[str, object], ours: tuple[str, ...]) -> str:

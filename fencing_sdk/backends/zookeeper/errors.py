@@ -7,9 +7,13 @@ from functools import partial
 
 import kazoo.exceptions as driver
 
-from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict, verdict_by_class
+from fencing_sdk.backends._shared.error_translation import (
+    ErrorTranslation,
+    NoConnectionError,
+    Verdict,
+    verdict_by_class,
+)
 from fencing_sdk.backends.zookeeper.connection.driver import BACKEND
-from fencing_sdk.backends.zookeeper.connection.session import UnconnectedError
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 __all__ = ["BACKEND", "our_errors", "translated"]
@@ -32,7 +36,7 @@ CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
     (driver.SessionMovedError, (BackendUnavailableError, "the session is on another connection")),
     (driver.NotReadOnlyCallError, (BackendUnavailableError, "the server has no majority")),
     (driver.ThrottledOpError, (BackendUnavailableError, "the server has too much to do")),
-    (UnconnectedError, (BackendUnavailableError, "no connection to a server")),
+    (NoConnectionError, (BackendUnavailableError, "no connection to a server")),
     (OSError, (BackendUnavailableError, "no connection to a server")),
 )
 
@@ -59,10 +63,9 @@ def translated(operation: str, error: Exception) -> BackendError:
         return error
     kind, hint = _verdict(error)
     cause = error.__cause__
-    if isinstance(error, UnconnectedError) and isinstance(cause, Exception):
+    if isinstance(error, NoConnectionError) and isinstance(cause, Exception):
         refusal = _verdict(cause)
-        if refusal[0] is BackendRefusedError:
-            kind, hint = refusal
+        kind, hint = refusal if refusal[0] is BackendRefusedError else (kind, str(error))
         return kind(BACKEND, operation, f"{hint} ({type(cause).__name__})")
     return kind(BACKEND, operation, f"{hint} ({type(error).__name__})")
 

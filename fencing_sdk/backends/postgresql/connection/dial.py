@@ -8,13 +8,15 @@ passes over standbys, and over old primaries that an operator made read-only.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.postgresql.connection import driver
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
 from fencing_sdk.backends.postgresql.errors import BACKEND, ReadOnlyError, StandbyError, translated
-from fencing_sdk.backends.postgresql.options import PostgresqlAddress, PostgresqlOptions
+from fencing_sdk.backends.postgresql.options import PostgresqlAddress, PostgresqlOptions, host_of
 from fencing_sdk.backends.postgresql.schema import create, newest_function
 from fencing_sdk.errors import BackendRefusedError, shown
 
@@ -93,7 +95,7 @@ class PostgresqlDialer:
         connection: DriverConnection | None = None
         try:
             async with asyncio.timeout(self._options.connect_timeout):
-                connection = await self._open(url)
+                connection = await self._reach(url)
                 complete = await self._takes_writes(connection)
             if prepare is not None and not complete:
                 async with asyncio.timeout(_CREATE_PATIENCE):
@@ -118,6 +120,14 @@ class PostgresqlDialer:
             Exception: the driver's error.
         """
         return await self._open(url)
+
+    async def _reach(self, url: str) -> DriverConnection:
+        try:
+            return await self._open(url)
+        except (FileNotFoundError, ssl.SSLError):  # these have sentences of their own
+            raise
+        except OSError as error:
+            raise NoConnectionError(host_of(url)) from error
 
     async def _open(self, url: str) -> DriverConnection:
         try:
@@ -184,6 +194,9 @@ async def _first_success(tasks: set[asyncio.Task[DriverConnection]]) -> DriverCo
             if isinstance(error, _ConclusiveError) or not isinstance(error, Exception):
                 raise error
             errors.append(error)
+    away = [error for error in errors if isinstance(error, NoConnectionError)]
+    if len(away) == len(errors):
+        raise NoConnectionError(*sorted(host for error in away for host in error.servers)) from away[0].__cause__
     raise next((error for error in errors if not _is_refusal(error)), errors[0])
 
 

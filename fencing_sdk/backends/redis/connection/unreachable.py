@@ -14,8 +14,7 @@ from collections.abc import Iterable
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-_MOST = 5
-"""Servers that one error names."""
+from fencing_sdk.backends._shared.error_translation import no_connection_to
 
 
 class UnreachableError(RedisConnectionError):
@@ -28,8 +27,7 @@ class UnreachableError(RedisConnectionError):
 
     def __init__(self, *servers: str) -> None:
         self.servers = servers
-        more = f" and {len(servers) - _MOST} more" if len(servers) > _MOST else ""
-        super().__init__(f"no connection to {', '.join(servers[:_MOST])}{more}")
+        super().__init__(no_connection_to(servers))
 
     @classmethod
     def at(cls, address: str, reason: str) -> UnreachableError:

@@ -21,9 +21,10 @@ import anyio
 
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.futures import retrieve
+from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, Identity, KazooDriver, ZooKeeperSettings
 
-__all__ = ["UnconnectedError", "ZooKeeperSession"]
+__all__ = ["ZooKeeperSession"]
 
 _WINDOW = 100
 """Requests under way at once. The driver is woken by a byte for each, through a pipe that takes 278 of them."""
@@ -39,10 +40,6 @@ _GRANTED = 2 / 3
 """Part of a session's timeout that a lease may count on. See docs/backends/zookeeper.md, "Whose clock"."""
 
 _CLOCK = BootClock()
-
-
-class UnconnectedError(Exception):
-    """There is no connection; why, is the cause."""
 
 
 class ZooKeeperSession:
@@ -125,7 +122,7 @@ class ZooKeeperSession:
         Wait for the connection, not much longer than one takes.
 
         Raises:
-            UnconnectedError: there is none yet.
+            NoConnectionError: there is none yet.
             Exception: what the driver says when the session has ended.
         """
         self.attach()
@@ -135,7 +132,8 @@ class ZooKeeperSession:
         if self.error is not None:
             raise self.error
         if not self.connected:
-            raise UnconnectedError from (None if self._driver is None else self._driver.last_error)
+            reason = None if self._driver is None else self._driver.last_error
+            raise NoConnectionError(*self._settings.hosts.split(",")) from reason
 
     async def settled(self) -> bool:
         """Wait for the connection for as long as it takes; False when the session ends instead."""
@@ -149,7 +147,7 @@ class ZooKeeperSession:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         future.add_done_callback(retrieve)  # a caller that fails with the first of several awaits the others no more
         if not self.connected or future.get_loop() is not self._loop:
-            future.set_exception(self.error or UnconnectedError())
+            future.set_exception(self.error or NoConnectionError())
         else:
             self._waiting.append((request, future))
             self._send()
@@ -301,4 +299,4 @@ class ZooKeeperSession:
 def _fail(futures: Iterable[asyncio.Future[Any]], error: Exception | None) -> None:
     for future in futures:
         if not future.done() and not future.get_loop().is_closed():
-            future.set_exception(error or UnconnectedError())
+            future.set_exception(error or NoConnectionError())
