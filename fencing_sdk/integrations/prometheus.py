@@ -12,6 +12,7 @@ from typing import Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.integrations._measures import HELP, SECONDS, Label, MetricsObserver, Series
 
 __all__ = ["PrometheusMetrics"]
@@ -32,11 +33,18 @@ class PrometheusMetrics(MetricsObserver):
             each is then a series of its own.
 
     Raises:
-        ConfigurationError: *label* is not callable.
+        ConfigurationError: *label* is not callable, or *registry* is no registry or has these metrics already.
     """
 
     def __init__(self, *, registry: CollectorRegistry = REGISTRY, label: Label | None = None) -> None:
         super().__init__(self._of, label)
+        try:
+            self._register(_check_registry(registry))
+        except ValueError as error:
+            msg = "registry has these metrics already; make one PrometheusMetrics and give it to every client"
+            raise ConfigurationError(msg) from error
+
+    def _register(self, registry: CollectorRegistry) -> None:
         histogram = partial(_histogram, registry)
         self._wait, self._hold = histogram("wait", "fencing_wait_seconds"), histogram("hold", "fencing_hold_seconds")
         self._spare = histogram("spare", "fencing_renewal_spare_seconds")
@@ -65,6 +73,13 @@ class PrometheusMetrics(MetricsObserver):
             held.set_function(lambda: series.held)
             waiting.set_function(lambda: series.waiting)
         return series
+
+
+def _check_registry(registry: object) -> CollectorRegistry:
+    if not isinstance(registry, CollectorRegistry):
+        msg = f"registry must be a CollectorRegistry of prometheus_client, got {shown(registry)}"
+        raise ConfigurationError(msg)
+    return registry
 
 
 def _add(waiting: Gauge, held: Gauge, more_waiting: int, more_held: int) -> None:

@@ -169,6 +169,15 @@ async def test_no_event_is_made_for_metrics_of_what_goes_well(
     assert found == {"wait": 1, "hold": 1, "spare": 1}
 
 
+def test_a_registry_takes_the_metrics_once_and_nothing_else_is_one():
+    registry = CollectorRegistry()
+    PrometheusMetrics(registry=registry)
+    with pytest.raises(ConfigurationError, match="make one PrometheusMetrics and give it to every client"):
+        PrometheusMetrics(registry=registry)
+    with pytest.raises(ConfigurationError, match="registry must be a CollectorRegistry"):
+        PrometheusMetrics(registry="default")
+
+
 @LIBRARIES
 async def test_a_label_that_fails_is_logged_and_no_lock_fails(
     library: Library, caplog: pytest.LogCaptureFixture
