@@ -38,8 +38,9 @@ class PrometheusMetrics(MetricsObserver):
 
     def __init__(self, *, registry: CollectorRegistry = REGISTRY, label: Label | None = None) -> None:
         super().__init__(self._of, label)
+        checked = _check_registry(registry)
         try:
-            self._register(_check_registry(registry))
+            self._register(checked)
         except ValueError as error:
             msg = "registry has these metrics already; make one PrometheusMetrics and give it to every client"
             raise ConfigurationError(msg) from error
