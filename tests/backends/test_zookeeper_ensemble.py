@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
 from zookeeper_promises import ZooKeeperPromises
-from zookeeper_server import ZooKeeperEnsemble, fresh_root
+from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
 
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.zookeeper import from_url
@@ -25,6 +25,14 @@ pytest_plugins = ["zookeeper_fixtures"]
 
 WAITING = {"expire", "freed", "pass_time", "break_store", "_granted_again", "_renewed_late", "_held_beyond", "_kept"}
 """What a promise calls that waits for seconds."""
+
+
+@pytest.fixture(scope="module")
+def _shared_ensemble() -> Iterator[ZooKeeperEnsemble]:
+    """One whose members do not part while a busy machine stands still: no test of this module freezes one."""
+    require_zookeeper()
+    with ZooKeeperEnsemble(sync_ticks=100) as ensemble:
+        yield ensemble
 
 
 class TestZooKeeperEnsemble(ZooKeeperPromises, BackendSuite):

@@ -54,6 +54,9 @@ TICK_MS = 200
 """Sessions of twice this are possible, and end within one of these after their timeout."""
 
 
+SYNC_TICKS = 10
+"""Ticks for which members of an ensemble may be silent before they part."""
+
 _roots = itertools.count(1)
 
 
@@ -90,6 +93,7 @@ class ZooKeeperServer:
         self.prefix: list[str] = []
         self.member = member
         self.tick_ms = tick_ms
+        self.sync_ticks = SYNC_TICKS
         self.folder = Path(tempfile.mkdtemp(prefix="zookeeper-"))
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -198,7 +202,7 @@ class ZooKeeperServer:
             f"minSessionTimeout={2 * self.tick_ms}",
             "maxSessionTimeout=20000000",
             "initLimit=50",
-            "syncLimit=10",
+            f"syncLimit={self.sync_ticks}",
             f"dataDir={self.folder / 'data'}",
             f"clientPort={self.port}",
             f"clientPortAddress={HOST}",
@@ -212,8 +216,17 @@ class ZooKeeperServer:
 class ZooKeeperEnsemble:
     """Three members that elect a leader, perhaps by way of a network that can be split."""
 
-    def __init__(self, *, size: int = 3, tick_ms: int = TICK_MS, network: MemberNetwork | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        size: int = 3,
+        tick_ms: int = TICK_MS,
+        sync_ticks: int = SYNC_TICKS,
+        network: MemberNetwork | None = None,
+    ) -> None:
         self.members = [ZooKeeperServer(member=number, tick_ms=tick_ms) for number in range(1, size + 1)]
+        for member in self.members:
+            member.sync_ticks = sync_ticks
         lines = [f"server.{member.member}={HOST}:{free_port()}:{free_port()}" for member in self.members]
         for member in self.members:
             member.settings += lines if network is None else network.lines(member.member)
