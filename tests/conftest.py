@@ -119,7 +119,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     few = len(named) <= 3 and all(name.endswith(".py") for name in named)
     if few or "PYTEST_XDIST_WORKER" in os.environ:  # a test that runs pytest is one of several at a time itself
         return 0
-    return (os.cpu_count() or 2) + 6
+    return (os.cpu_count() or 2) + 4
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
