@@ -50,14 +50,19 @@ class DemoRun:
         guarded: Whether the workers write through a guard.
 
         show: Called with every recorded line, as soon as it is seen.
+
+        go_on: Called again and again while the run waits. What it raises ends the run.
     """
 
-    def __init__(self, room: Path, *, ttl: float, guarded: bool, show: Callable[[Line], None]) -> None:
+    def __init__(
+        self, room: Path, *, ttl: float, guarded: bool, show: Callable[[Line], None], go_on: Callable[[], None]
+    ) -> None:
         self.lines: list[Line] = []
         self._room = room
         self._ttl = ttl
         self._guarded = guarded
         self._show = show
+        self._go_on = go_on
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._recorder = Recorder(room / RECORDING, actor="demo")
         self._recording = (room / RECORDING).open("rb")
@@ -161,6 +166,7 @@ class DemoRun:
     def _wait(self, happened: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + PATIENCE
         while True:
+            self._go_on()
             self._read()
             if happened():
                 return

@@ -50,10 +50,10 @@ def show(console: Console, svg: Path | None) -> int:
     for file in (svg, kept):
         if file:
             check_output(Path(file))
-    with _leaving_on_signals(), tempfile.TemporaryDirectory(prefix="fencing-demo-") as folder:
+    with _leaving_on_signals() as go_on, tempfile.TemporaryDirectory(prefix="fencing-demo-") as folder:
         recording = Path(folder) / RECORDING
         try:
-            found = [_half(console, recording, guarded=guarded) for guarded in (False, True)]
+            found = [_half(console, recording, go_on, guarded=guarded) for guarded in (False, True)]
         except DemoRunError as error:
             console.print(f"The demo failed: {error}.", style="red", markup=False, highlight=False)
             return 1
@@ -67,14 +67,14 @@ def show(console: Console, svg: Path | None) -> int:
     return code
 
 
-def _half(console: Console, recording: Path, *, guarded: bool) -> Evidence:
+def _half(console: Console, recording: Path, go_on: Callable[[], None], *, guarded: bool) -> Evidence:
     """One run, again with longer leases where the machine was too busy; its recording is kept."""
     console.print(Text(f"\n{_TITLES[guarded]}", style="bold"))
     for ttl in _TTLS:
         room = recording.parent / f"{'guarded' if guarded else 'unguarded'}-{ttl:g}"
         room.mkdir()
         try:
-            evidence = _play(room, _EventPrinter(console).tell, ttl=ttl, guarded=guarded)
+            evidence = _play(room, _EventPrinter(console).tell, go_on, ttl=ttl, guarded=guarded)
         except TooBusyError:
             console.print(f"This machine is too busy for leases of {ttl:g} s. Once more.", highlight=False)
         else:
@@ -84,9 +84,11 @@ def _half(console: Console, recording: Path, *, guarded: bool) -> Evidence:
     raise DemoRunError(msg)
 
 
-def _play(room: Path, tell: Callable[[Line], None], *, ttl: float, guarded: bool) -> Evidence:
+def _play(
+    room: Path, tell: Callable[[Line], None], go_on: Callable[[], None], *, ttl: float, guarded: bool
+) -> Evidence:
     open_account(room / BANK)
-    with DemoRun(room, ttl=ttl, guarded=guarded, show=tell) as run:
+    with DemoRun(room, ttl=ttl, guarded=guarded, show=tell, go_on=go_on) as run:
         run.record("run", title=_TITLES[guarded])
         run.start(A, amount=BY_A)
         run.start(B, amount=BY_B)
@@ -195,15 +197,26 @@ def _append(recording: Path, to: Path) -> None:
 
 
 @contextlib.contextmanager
-def _leaving_on_signals() -> Iterator[None]:
-    """Leave through every ``finally`` when a signal ends the demo, so that no worker stays frozen."""
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+def _leaving_on_signals() -> Iterator[Callable[[], None]]:
+    """
+    Yield what raises once a signal is to end the demo, so that it leaves through every ``finally``.
+
+    The handler itself raises nothing: an error that comes up inside `subprocess`, while it holds the lock with which it
+    waits for a child, would leave that lock behind, and the end of the demo would wait for it for ever.
+    """
+    received: list[int] = []
+
+    def go_on() -> None:
+        if received:
+            raise SystemExit(128 + received[0])
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield go_on
+        go_on()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

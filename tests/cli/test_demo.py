@@ -22,7 +22,7 @@ from fencing_sdk.cli._demo_worker import BANK, LOCKS
 from fencing_sdk.cli._evidence import Evidence
 from fencing_sdk.cli._lines import Line, read_recording
 from fencing_sdk.cli._story import tell
-from fencing_sdk.cli.demo import open_account
+from fencing_sdk.cli.demo import _leaving_on_signals, open_account
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +159,21 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(fencing: Fencing):
     assert not list(fencing.folder.glob("fencing-demo-*"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_demo_between_two_steps_and_not_inside_one(number: signal.Signals):
+    before, steps = signal.getsignal(number), []
+    with pytest.raises(SystemExit) as left, _leaving_on_signals() as go_on:
+        signal.raise_signal(number)
+        steps.append("ended")
+        go_on()
+        steps.append("begun")
+    assert left.value.code == 128 + number
+    assert steps == ["ended"]
+    with pytest.raises(SystemExit), _leaving_on_signals():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == before
+
+
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -166,7 +181,7 @@ def children(pid: int) -> list[int]:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[DemoRun]:
     open_account(tmp_path / BANK)
-    with DemoRun(tmp_path, ttl=2, guarded=False, show=lambda _: None) as opened:
+    with DemoRun(tmp_path, ttl=2, guarded=False, show=lambda _: None, go_on=lambda: None) as opened:
         opened.start("worker A", amount=10)
         opened.tell("worker A")
         opened.wait_for("worker A", "read")
