@@ -8,20 +8,25 @@ The promises that wait for a ttl or for an outage are campaigns here: every run 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import pytest
 from zookeeper_promises import ZooKeeperPromises
 from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
 
-from fencing_sdk.abc import Backend
-from fencing_sdk.backends.zookeeper import from_url
+from fencing_sdk import BackendUnavailableError
+from fencing_sdk.abc import Backend, Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.testing import BackendSuite
 
 pytest_plugins = ["zookeeper_fixtures"]
+
+T = TypeVar("T")
 
 WAITING = {"expire", "freed", "pass_time", "break_store", "_granted_again", "_renewed_late", "_held_beyond", "_kept"}
 """What a promise calls that waits for seconds."""
@@ -35,8 +40,41 @@ def _shared_ensemble() -> Iterator[ZooKeeperEnsemble]:
         yield ensemble
 
 
+class AsksAgain(ZooKeeperBackend):
+    """
+    A backend whose calls are made again when the connection broke under them, as the engine does.
+
+    A member that owes an answer for a while is left for another one. A busy machine makes members owe answers.
+    """
+
+    async def acquire(self, claim: Claim) -> Grant | Held:
+        return await _again(lambda: super(AsksAgain, self).acquire(claim))
+
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
+        return await _again(lambda: super(AsksAgain, self).renew(claims))
+
+    async def release(self, claim: Claim) -> None:
+        await _again(lambda: super(AsksAgain, self).release(claim))
+
+    async def inspect(self, name: str) -> Holder | None:
+        return await _again(lambda: super(AsksAgain, self).inspect(name))
+
+
+async def _again(call: Callable[[], Awaitable[T]]) -> T:
+    for _ in range(2):
+        with contextlib.suppress(BackendUnavailableError):
+            return await call()
+    return await call()
+
+
+def _asking_again(url: str) -> ZooKeeperBackend:
+    made = from_url(url)
+    made.__class__ = AsksAgain
+    return made
+
+
 class TestZooKeeperEnsemble(ZooKeeperPromises, BackendSuite):
-    make = staticmethod(from_url)
+    make = staticmethod(_asking_again)
     ttl = 6.0
     """A connection that owes an answer for a twelfth of it is left, so that a busy machine must not need as long."""
 
