@@ -179,15 +179,19 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[DemoRun]:
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[DemoRun]:
+    """Worker A holds the lock, for 2 s at a time unless a test asks for more."""
     open_account(tmp_path / BANK)
-    with DemoRun(tmp_path, ttl=2, guarded=False, show=lambda _: None, go_on=lambda: None) as opened:
+    with DemoRun(
+        tmp_path, ttl=getattr(request, "param", 2), guarded=False, show=lambda _: None, go_on=lambda: None
+    ) as opened:
         opened.start("worker A", amount=10)
         opened.tell("worker A")
         opened.wait_for("worker A", "read")
         yield opened
 
 
+@pytest.mark.parametrize("run", [8], indirect=True, ids=["a lease that a busy machine renews"])
 def test_a_worker_is_frozen_between_two_renewals_and_not_in_one(run: DemoRun, tmp_path: Path):
     worker = run._workers["worker A"].pid
     freezer = threading.Thread(target=run.freeze, args=("worker A",))
