@@ -389,7 +389,7 @@ async def test_one_claim_without_an_answer_stops_no_other(kahuna_server: KahunaS
 @pytest.mark.every_loop
 async def test_one_claim_that_hangs_stops_no_other(kahuna_server: KahunaServer, kahuna: KahunaBackend):
     """The answers of the others are not lost with it, if they come within an eighth of the ttl."""
-    claims = [Claim(f"batch/{number}", 32.0) for number in range(24)]
+    claims = [Claim(f"batch/{number}", 20.0) for number in range(24)]
     for claim in claims:
         await granted(kahuna, claim)
     kahuna_server.fault("hang", call="try-extend", times=1)
