@@ -117,8 +117,11 @@ class Lease(AnyLease):
     __slots__ = ()
 
     def __del__(self) -> None:
-        state: LeaseState | None = getattr(self, "_state", None)
-        if state is None or state.released or state.generation != process.forks:
+        try:
+            state = self._state
+        except AttributeError:  # it was made of nothing
+            return
+        if state.released or state.generation != process.forks:
             return
         lost = state.lost  # before the loop, in another thread, begins to give the lease back
         with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock

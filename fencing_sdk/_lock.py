@@ -137,10 +137,11 @@ class Lock:
         except UsageError:
             await lease.keeper.release(lease)
             raise
-        if isinstance(end.raised, StaleTokenError):
+        if end is not None and isinstance(end.raised, StaleTokenError):
             lease.report_stale(end.raised)
         await lease.keeper.release(lease)  # in the loop of the lease, as this is its task
-        scope.conclude(end, raised)
+        if end is not None:
+            scope.conclude(end, raised)
 
     def _take_scope(self, task: asyncio.Task[object] | None) -> LeaseScope:
         """

@@ -85,7 +85,7 @@ class Terms(NamedTuple):
 
     def claim(self) -> Claim:
         """A new claim, with an owner of its own."""
-        return Claim(self.store_name, self.timing.ttl, metadata=self.metadata, mode=self.mode)
+        return Claim(self.store_name, self.timing.ttl, None, self.metadata, self.mode)
 
     def limit(self, started: float, sent_at: float) -> float:
         """Seconds that a request may take, of an acquisition that *started* then."""

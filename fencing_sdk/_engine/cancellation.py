@@ -39,7 +39,7 @@ def scope_class() -> type[anyio.CancelScope]:
 def paced_scope(pause: float) -> PacedScope:
     """Make a cancel scope that cancels at once, again after *pause* seconds, and then after ever longer pauses."""
     scope = _paced_class()()
-    scope.pause = min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+    scope.pause = pause
     return scope
 
 
@@ -108,7 +108,8 @@ class PacedScope(anyio.CancelScope):
         """Replace the next try, which anyio has planned for the next turn of the loop."""
         if delivered:
             self._failed_tries = 0
-            pause, self.pause = self.pause, min(2 * self.pause, _LONGEST_PAUSE)
+            pause = min(max(self.pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+            self.pause = 2 * pause
         elif self._failed_tries < _TRIES_IN_A_ROW:
             self._failed_tries += 1
             return

@@ -26,12 +26,13 @@ from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._lease import Lease, PermitLease
 from fencing_sdk._values import process
-from fencing_sdk._values.claim import LOCK, Claim, Holder
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Holder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.futures import retrieve
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.ownership import running_loop
 from fencing_sdk._values.status import Status
+from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import (
     Backend,
     Guard,
@@ -136,7 +137,7 @@ class Engine:
             terms, fences = share_out(self._backend, terms, fences)
         posts = self._store_calls.posts
         if posts is None or terms.fences or terms.mode is not LOCK:
-            result = await self._acquire(terms)
+            lease = self._take_over(terms.name, await self._acquire(terms))
         else:
             claim, sent_at = terms.claim(), self._clock.now()
             if self._report.observed:
@@ -153,10 +154,9 @@ class Engine:
                     self._waits_no_more(flight)
             grant, now = granted(flight), self._clock.now()
             if grant is None or now >= terms.timing.deadline(sent_at) or not self._may_begin:
-                result = await self._acquire(terms, flight)
+                lease = self._take_over(terms.name, await self._acquire(terms, flight))
             else:
-                result = AcquireResult(claim, grant, terms.timing, sent_at, now - sent_at, ())
-        lease = self._begin(terms, result)
+                lease = self._begin(terms.name, claim, grant, terms.timing, sent_at, now - sent_at)
         if fences or terms.fences:
             await self._raise_all(lease, terms, fences)
         return Lease(lease) if lease.permit is None else PermitLease(lease)
@@ -203,21 +203,19 @@ class Engine:
     def _acquisition(self, terms: Terms, flight: Flight | None) -> Acquisition:
         return Acquisition(self._backend, self._clock, self._store_calls, self._observers, terms, flight)
 
-    def _begin(self, terms: Terms, result: AcquireResult) -> LeaseState:
-        lease = LeaseState(
-            name=terms.name,
-            claim=result.claim,
-            token=result.grant.token,
-            deadline=result.timing.deadline(result.sent_at),
-            timing=result.timing,
-            clock=self._clock,
-            keeper=self,
-            permit=result.grant.permit,
-        )
+    def _take_over(self, name: str, result: AcquireResult) -> LeaseState:
+        lease = self._begin(name, result.claim, result.grant, result.timing, result.sent_at, result.waited)
         lease.unanswered_calls = result.unanswered_calls
-        self._heartbeat.add(lease, result.sent_at)
+        return lease
+
+    def _begin(  # noqa: PLR0917  (what a lease is made of)
+        self, name: str, claim: Claim, grant: Grant, timing: Timing, sent_at: float, waited: float
+    ) -> LeaseState:
+        deadline = timing.deadline(sent_at)
+        lease = LeaseState(name, claim, grant.token, deadline, timing, self._clock, self, grant.permit)
+        self._heartbeat.add(lease, sent_at)
         if self._report.observed:
-            self._report.acquired(lease, result.waited)
+            self._report.acquired(lease, waited)
         return lease
 
     async def _raise_fences(self, lease: LeaseState, fences: Sequence[tuple[Guard, str]]) -> None:

@@ -48,9 +48,6 @@ class ScopeExit(NamedTuple):
     lost: LossReason | None
 
 
-_NOTHING_HAPPENED = ScopeExit(None, swallowed=False, outer=False, lost=None)
-
-
 class LeaseScope:
     """A lease, the task that entered with it, and the scope that cancels that task."""
 
@@ -69,9 +66,9 @@ class LeaseScope:
         scope.__enter__()
         state.watch(scope)  # last: nothing may fail after it
 
-    def leave(self, raised: BaseException | None) -> ScopeExit:
+    def leave(self, raised: BaseException | None) -> ScopeExit | None:
         """
-        Close the scope in the task that opened it and judge what happened.
+        Close the scope in the task that opened it and judge what happened: None if the body ended as it should.
 
         Raises:
             UsageError: the scope cannot be closed: case 3.
@@ -93,7 +90,7 @@ class LeaseScope:
             self._close_what_was_left_open()
         outer = self.task.cancelling() > self._cancelling
         if raised is None and lost is None and not swallowed and not outer:
-            return _NOTHING_HAPPENED
+            return None
         return ScopeExit(raised, swallowed, outer, lost)
 
     def conclude(self, end: ScopeExit, original: BaseException | None) -> None:

@@ -81,9 +81,8 @@ class LeaseState:
         "unanswered_calls",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  (the eight are given by place: an acquisition is not to pay for their names)
         self,
-        *,
         name: str,
         claim: Claim,
         token: int,

@@ -124,17 +124,17 @@ class Posts:
         return flight
 
     def _follow(self, flight: Flight, limit: float) -> None:
-        if flight.outcome is None and flight.sent is None:
-            flight.outcome = Posted.NOT_EXECUTED
-        elif flight.outcome is None:
-            flight.waiter = self._timers.loop.create_future()
-            self._timers.put(flight, limit, Flight.over)
-        else:
+        if flight.outcome is not None:
             self._at_once += 1
             if self._at_once >= AT_ONCE:  # others run now and then, although this answer needs no turn of the loop
                 self._at_once = 0
                 flight.waiter = self._timers.loop.create_future()
                 self._timers.loop.call_soon(_wake, flight.waiter)
+        elif flight.sent is not None:
+            flight.waiter = self._timers.loop.create_future()
+            self._timers.put(flight, limit, Flight.over)
+        else:
+            flight.outcome = Posted.NOT_EXECUTED
 
 
 def granted(flight: Flight) -> Grant | None:

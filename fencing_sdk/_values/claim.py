@@ -145,21 +145,36 @@ class Claim:
 _set_name, _set_ttl, _set_owner, _set_metadata, _set_mode = (vars(Claim)[part.name].__set__ for part in fields(Claim))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Grant:
     """The store's yes: the claim holds the lock."""
 
     token: int
     """Higher than the token of every earlier grant of this name. A repeated acquisition gets its own token again."""
-    ttl: float | None = None
+    ttl: float | None
     """Seconds the store really grants, where that differs from what was asked for."""
-    restarted: bool = True
+    restarted: bool
     """
     Whether this answer (re)started the ttl. False from a store that repeats an earlier grant to
     the same owner without prolonging it: the deadline then counts from the first attempt.
     """
-    permit: int | None = None
+    permit: int | None
     """The number of the permit, where the claim's mode is a `Permit`."""
+
+    def __init__(  # its slots are set directly, as a claim's: every acquisition is answered by one
+        self,
+        token: int,
+        ttl: float | None = None,
+        restarted: bool = True,  # noqa: FBT001, FBT002  (in the place that it always had)
+        permit: int | None = None,
+    ) -> None:
+        _set_token(self, token)
+        _set_granted_ttl(self, ttl)
+        _set_restarted(self, restarted)
+        _set_permit(self, permit)
+
+
+_set_token, _set_granted_ttl, _set_restarted, _set_permit = (vars(Grant)[part.name].__set__ for part in fields(Grant))
 
 
 @dataclass(frozen=True, slots=True)

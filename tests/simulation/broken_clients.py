@@ -46,7 +46,11 @@ _ask = StoreCalls.ask
 
 def _validity_from_reply() -> Iterable[Change]:
     yield Acquisition, "_judge", lambda self, grant, _sent: _judge(self, grant, self._clock.now())
-    yield Engine, "_begin", lambda self, terms, won: _begin(self, terms, won._replace(sent_at=self._clock.now()))
+
+    def begin(self, name, claim, grant, timing, _sent_at, waited):
+        return _begin(self, name, claim, grant, timing, self._clock.now(), waited)
+
+    yield Engine, "_begin", begin
 
 
 def _renewal_from_reply() -> Iterable[Change]:
@@ -162,8 +166,8 @@ def _late_landing_used() -> Iterable[Change]:
     def deadline(self, sent_at):
         return sent_at + self.ttl
 
-    def begin(self, terms, won):
-        return _begin(self, terms, won._replace(sent_at=won.sent_at + won.waited))
+    def begin(self, name, claim, grant, timing, sent_at, waited):
+        return _begin(self, name, claim, grant, timing, sent_at + waited, waited)
 
     yield Timing, "deadline", deadline
     yield Engine, "_begin", begin
@@ -179,8 +183,8 @@ def _one_owner_for_all() -> Iterable[Change]:
 def _renewed_for_ever() -> Iterable[Change]:
     kept = []
 
-    def begin(self, terms, won):
-        lease = _begin(self, terms, won)
+    def begin(self, *grant):
+        lease = _begin(self, *grant)
         kept.append(lease)
         return lease
 
@@ -262,10 +266,8 @@ def _wakeup_missed() -> Iterable[Change]:
 
 
 def _hung_for_ever() -> Iterable[Change]:
-    def begin(self, terms, won):
-        return _begin(
-            self, terms._replace(timing=terms.timing), won._replace(timing=replace(won.timing, max_hold=None))
-        )
+    def begin(self, name, claim, grant, timing, sent_at, waited):
+        return _begin(self, name, claim, grant, replace(timing, max_hold=None), sent_at, waited)
 
     yield Engine, "_begin", begin
 
