@@ -194,14 +194,12 @@ class LockClient(SharingClient, OperatingClient):
             drift=self._drift,
             max_hold=max_hold,
         )
-        terms = Terms(
-            name=(name := check_name(name)),
-            store_name=in_namespace(self._namespace, name) if self._namespace else name,
-            timing=timing,
-            wait=None if wait is None else patience(wait),
-            backoff=backoff if backoff is DEFAULT_BACKOFF else check_backoff(backoff),
-            metadata=None if metadata is None else check_metadata(metadata),
-        )
+        name = check_name(name)
+        store_name = in_namespace(self._namespace, name) if self._namespace else name
+        wait = None if wait is None else patience(wait)
+        backoff = backoff if backoff is DEFAULT_BACKOFF else check_backoff(backoff)
+        metadata = None if metadata is None else check_metadata(metadata)
+        terms = Terms(name, store_name, timing, wait, backoff, metadata)
         return Lock(self._opened, terms, fences if fences is NO_FENCES else check_fences(fences))
 
     def multilock(self, *names: str, **options: Unpack[LockOptions]) -> MultiLock:

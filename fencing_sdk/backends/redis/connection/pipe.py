@@ -76,6 +76,7 @@ def denied_command(text: str) -> str:
 
 _CLOCK = BootClock()
 _MORE = object()
+_PUSH = hiredis.PushNotification
 pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 """Pack the words of a command into bytes of the protocol."""
 
@@ -215,7 +216,7 @@ class Pipe(asyncio.Protocol):
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not _MORE:
-                if type(reply) is hiredis.PushNotification:
+                if type(reply) is _PUSH:
                     self._take_push(reply)
                 else:
                     self._settle(reply)
