@@ -9,6 +9,7 @@ import gc
 import importlib.util
 import inspect
 import os
+import random
 import signal
 import sys
 from collections import Counter
@@ -19,6 +20,7 @@ from typing import Any
 
 import campaigns
 import hypothesis
+import kazoo.protocol.connection
 import pytest
 from blockbuster import blockbuster_ctx
 from rewritten_once import rewrite_assertions
@@ -143,6 +145,12 @@ def signals_are_heard() -> None:
 def reasons_are_waited_for() -> None:
     """Let a store that is slow tell why a lock was revoked: after a second, holders are told without a reason."""
     revocations._LIMIT = 60.0
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kazoo_draws_elsewhere() -> None:
+    """Let kazoo's threads have a generator of their own: Hypothesis takes each draw beside its own for the test's."""
+    vars(kazoo.protocol.connection)["random"] = random.Random()
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from etcd_server import EtcdCluster
 from etcd_stage import count_of_keys, granted, keys
 from patience import until
 
-from fencing_sdk.abc import Claim, Renewal
+from fencing_sdk._etcd.json_codec import encoded
+from fencing_sdk.abc import Claim, Held, Renewal
 from fencing_sdk.backends.etcd import EtcdBackend
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -68,6 +69,35 @@ async def test_nothing_is_granted_while_the_own_key_is_being_deleted(etcd: EtcdB
     with pytest.raises(BackendUnavailableError):
         await asking
     await asyncio.wait((joining,))
+
+
+@pytest.mark.parametrize("held_back", ["turn", "join_line"])
+async def test_a_try_that_goes_on_while_its_claim_leaves_the_line_puts_no_key_again(
+    etcd: EtcdBackend, etcd_server: EtcdCluster, held_back: str
+):
+    """A client that closes leaves its lines while tries are under way: they find the key gone, and joined again."""
+    holder, claim = Claim("a", 10.0), Claim("a", 10.0)
+    await granted(etcd, holder)
+    asked, free = asyncio.Event(), asyncio.Event()
+    call = getattr(etcd._requests, held_back)
+
+    async def delivered_late(*arguments: Any) -> Any:
+        asked.set()
+        await free.wait()
+        return await call(*arguments)
+
+    async with etcd.queue(claim):
+        setattr(etcd._requests, held_back, delivered_late)
+        if held_back == "join_line":
+            etcd_server.ask("kv/deleterange", {"key": encoded(etcd._keys.own(claim))})
+        trying = asyncio.create_task(etcd.acquire(claim))
+        await asked.wait()
+    revision = etcd._requests.highest_revision
+    free.set()
+    assert isinstance(await trying, Held)
+    assert len(await keys(etcd_server, "a")) == 1
+    if held_back == "turn":
+        assert etcd._requests.highest_revision == revision, "it was not even put"
 
 
 async def stay_in_line(backend: EtcdBackend, claim: Claim) -> None:

@@ -161,6 +161,8 @@ class EtcdBackend:
             raise BackendUnavailableError(
                 BACKEND, "acquire", "another key is first, and an earlier request may still be carried out"
             )
+        if standing.own is not None and not self._leases.is_safe(key, standing.own.created):
+            await self._leases.delete_pending("acquire", [key])  # the claim left the line while this call joined it
         self._unanswered.answered(claim.owner)
         return Held(None if waiter is None else min(_LONGEST_POLL, lease.ttl * _POLL_PART))
 
@@ -169,7 +171,7 @@ class EtcdBackend:
         Try to be first: without waiting, by a key of a lock that has none; in the line, by the key that is there.
 
         The waiter's key is gone if the process was paused for longer than a ttl, or an operator has deleted it.
-        Then the waiter joins the line again, at its end.
+        Then the waiter joins the line again, at its end, unless it has left the line meanwhile.
         """
         if waiter is None:
             return await self._leases.with_lease(
@@ -178,7 +180,7 @@ class EtcdBackend:
         standing, lease = await self._leases.with_lease(  # this also keeps the place alive
             "acquire", claim, started, lambda lease: self._line_of(claim).turn(claim, lease.number)
         )
-        if standing.own is None:
+        if standing.own is None and self._waiters.find(claim) is waiter:
             standing, lease = await self._join_line("acquire", claim, started)
         if standing.own is not None:
             waiter.move(standing.own.created)
