@@ -25,6 +25,13 @@ class AnyLease:
     def __repr__(self) -> str:
         return repr(self._state)
 
+    def __copy__(self) -> Self:
+        """Return the lease itself: a second handle that is dropped would give the lock back."""
+        return self
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self
+
     @property
     def name(self) -> str:
         """What the lock protects, without the client's namespace."""

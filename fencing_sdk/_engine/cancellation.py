@@ -75,6 +75,7 @@ class PacedScope(anyio.CancelScope):
     """Seconds until a body that goes on is cancelled again."""
     _failed_tries = 0
     _given_up = False
+    _cancel_called: bool
     _cancel_handle: asyncio.Handle | None
     _host_task: asyncio.Task[object] | None
     _pending_uncancellations: int
@@ -83,6 +84,8 @@ class PacedScope(anyio.CancelScope):
         """Take back every cancellation, and cancel nothing from now on: the scope cannot be left in order any more."""
         self._given_up = True
         self._stop()
+        self._cancel_handle = None
+        self._cancel_called = False  # or what asks anyio for a cancellation would wait for one that never comes
         while self._host_task is not None and self._pending_uncancellations:
             self._host_task.uncancel()
             self._pending_uncancellations -= 1
@@ -96,7 +99,7 @@ class PacedScope(anyio.CancelScope):
         return swallowed
 
     def _deliver_cancellation(self, origin: object) -> bool:
-        if self._given_up:
+        if self._given_up and origin is self:  # one of a scope around this one still reaches what is inside
             return False
         before = self._pending_uncancellations
         unfinished: bool = super()._deliver_cancellation(origin)  # type: ignore[misc]

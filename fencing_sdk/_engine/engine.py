@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fencing_sdk._engine.acquisition import AcquireResult, Acquisition, Terms
 from fencing_sdk._engine.cancellation import scope_class
@@ -115,7 +115,7 @@ class Engine:
     @property
     def _may_begin(self) -> bool:
         beating = self._beating is not None and not self._beating.done()
-        return beating and not self._closing.begun and not self.draining.begun
+        return beating and not self._closing.begun and not self.draining.begun and self._generation == process.forks
 
     def _check_may_begin(self, name: str) -> None:
         self.check_usable()
@@ -137,7 +137,7 @@ class Engine:
             terms, fences = share_out(self._backend, terms, fences)
         posts = self._store_calls.posts
         if posts is None or terms.fences or terms.mode is not LOCK:
-            lease = self._take_over(terms.name, await self._acquire(terms))
+            lease = self._begin(terms.name, *await self._acquire(terms))
         else:
             claim, sent_at = terms.claim(), self._clock.now()
             if self._report.observed:
@@ -154,7 +154,7 @@ class Engine:
                     self._waits_no_more(flight)
             grant, now = granted(flight), self._clock.now()
             if grant is None or now >= terms.timing.deadline(sent_at) or not self._may_begin:
-                lease = self._take_over(terms.name, await self._acquire(terms, flight))
+                lease = self._begin(terms.name, *await self._acquire(terms, flight))
             else:
                 lease = self._begin(terms.name, claim, grant, terms.timing, sent_at, now - sent_at)
         if fences or terms.fences:
@@ -203,16 +203,19 @@ class Engine:
     def _acquisition(self, terms: Terms, flight: Flight | None) -> Acquisition:
         return Acquisition(self._backend, self._clock, self._store_calls, self._observers, terms, flight)
 
-    def _take_over(self, name: str, result: AcquireResult) -> LeaseState:
-        lease = self._begin(name, result.claim, result.grant, result.timing, result.sent_at, result.waited)
-        lease.unanswered_calls = result.unanswered_calls
-        return lease
-
     def _begin(  # noqa: PLR0917  (what a lease is made of)
-        self, name: str, claim: Claim, grant: Grant, timing: Timing, sent_at: float, waited: float
+        self,
+        name: str,
+        claim: Claim,
+        grant: Grant,
+        timing: Timing,
+        sent_at: float,
+        waited: float,
+        unanswered_calls: tuple[asyncio.Future[Any], ...] = (),
     ) -> LeaseState:
         deadline = timing.deadline(sent_at)
         lease = LeaseState(name, claim, grant.token, deadline, timing, self._clock, self, grant.permit)
+        lease.unanswered_calls = unanswered_calls  # before an observer hears of the lease, and may close the client
         self._heartbeat.add(lease, sent_at)
         if self._report.observed:
             self._report.acquired(lease, waited)

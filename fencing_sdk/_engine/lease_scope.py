@@ -113,6 +113,7 @@ class LeaseScope:
     def abort(self) -> UsageError:
         """Give up a scope that another task leaves, and return the error that explains it."""
         self._let_go()
+        self._scope.give_up()
         return UsageError(
             f"lock {shown(self.lease.name)} was entered in one task and left in another (a fixture or a "
             "generator?); there use the plain handle: async with await lock.acquire() as lease"

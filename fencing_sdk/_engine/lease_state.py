@@ -302,6 +302,8 @@ class LeaseState:
             return False
         if self.lost_reason is None:
             self._scope = None  # the body goes on without the lock, by its own decision
+        else:
+            self._announce()  # a loss that only the clock has shown so far: it is told before the release
         self.released = True
         if self._ended is not None:
             self._ended.set()

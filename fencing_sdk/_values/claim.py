@@ -151,14 +151,14 @@ class Grant:
 
     token: int
     """Higher than the token of every earlier grant of this name. A repeated acquisition gets its own token again."""
-    ttl: float | None
+    ttl: float | None = None
     """Seconds the store really grants, where that differs from what was asked for."""
-    restarted: bool
+    restarted: bool = True
     """
     Whether this answer (re)started the ttl. False from a store that repeats an earlier grant to
     the same owner without prolonging it: the deadline then counts from the first attempt.
     """
-    permit: int | None
+    permit: int | None = None
     """The number of the permit, where the claim's mode is a `Permit`."""
 
     def __init__(  # its slots are set directly, as a claim's: every acquisition is answered by one

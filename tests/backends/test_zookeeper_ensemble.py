@@ -20,7 +20,7 @@ from zookeeper_promises import ZooKeeperPromises
 from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
 
 from fencing_sdk import BackendUnavailableError
-from fencing_sdk.abc import Backend, Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk.abc import Backend, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.testing import BackendSuite
 
@@ -58,6 +58,15 @@ class AsksAgain(ZooKeeperBackend):
 
     async def inspect(self, name: str) -> Holder | None:
         return await _again(lambda: super(AsksAgain, self).inspect(name))
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        return await _again(lambda: super(AsksAgain, self).holders(name))
+
+    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        return await _again(lambda: super(AsksAgain, self).list_held(prefix, cursor, limit))
+
+    async def list_waiters(self, name: str) -> Sequence[Waiting]:
+        return await _again(lambda: super(AsksAgain, self).list_waiters(name))
 
 
 async def _again(call: Callable[[], Awaitable[T]]) -> T:

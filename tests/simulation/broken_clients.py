@@ -47,8 +47,8 @@ _ask = StoreCalls.ask
 def _validity_from_reply() -> Iterable[Change]:
     yield Acquisition, "_judge", lambda self, grant, _sent: _judge(self, grant, self._clock.now())
 
-    def begin(self, name, claim, grant, timing, _sent_at, waited):
-        return _begin(self, name, claim, grant, timing, self._clock.now(), waited)
+    def begin(self, name, claim, grant, timing, _sent_at, *rest):
+        return _begin(self, name, claim, grant, timing, self._clock.now(), *rest)
 
     yield Engine, "_begin", begin
 
@@ -166,8 +166,8 @@ def _late_landing_used() -> Iterable[Change]:
     def deadline(self, sent_at):
         return sent_at + self.ttl
 
-    def begin(self, name, claim, grant, timing, sent_at, waited):
-        return _begin(self, name, claim, grant, timing, sent_at + waited, waited)
+    def begin(self, name, claim, grant, timing, sent_at, waited, *rest):
+        return _begin(self, name, claim, grant, timing, sent_at + waited, waited, *rest)
 
     yield Timing, "deadline", deadline
     yield Engine, "_begin", begin
@@ -266,8 +266,8 @@ def _wakeup_missed() -> Iterable[Change]:
 
 
 def _hung_for_ever() -> Iterable[Change]:
-    def begin(self, name, claim, grant, timing, sent_at, waited):
-        return _begin(self, name, claim, grant, replace(timing, max_hold=None), sent_at, waited)
+    def begin(self, name, claim, grant, timing, *rest):
+        return _begin(self, name, claim, grant, replace(timing, max_hold=None), *rest)
 
     yield Engine, "_begin", begin
 

@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import sqlite3
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -130,6 +131,14 @@ def test_values_cannot_be_changed(value):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, field.name, "other")
     assert not hasattr(value, "__dict__")
+
+
+def test_a_store_may_add_to_what_a_grant_tells():
+    @dataclass(frozen=True, slots=True)
+    class Dated(Grant):
+        revision: int = 0
+
+    assert Dated(5, revision=7) == Dated(5, None, True, None, 7)
 
 
 def test_a_grant_restarts_the_ttl_unless_the_store_says_otherwise():

@@ -466,7 +466,7 @@ async def test_a_lease_dropped_by_a_thread_warns_although_the_loop_is_quicker_to
         state.lost = LossReason.REFUSED
 
     lease = make()
-    lease._state.loop = SimpleNamespace(call_soon_threadsafe=give_back_at_once)
+    lease._state.loop = SimpleNamespace(call_soon_threadsafe=give_back_at_once, is_closed=lambda: True)
     with pytest.warns(ResourceWarning, match="dropped without release"):
         lease.__del__()
 

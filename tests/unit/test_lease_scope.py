@@ -185,6 +185,59 @@ async def test_aborting_disarms_the_scope_and_names_the_plain_handle(stage):
     await lease.release()
 
 
+async def test_a_stay_that_another_task_has_ended_is_cancelled_no_more(stage):
+    async def stay():
+        lock = stage.lock(safety_buffer=0.1)
+        await lock.__aenter__()
+        stage.revoke()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(30)
+        with pytest.raises(UsageError):
+            await asyncio.create_task(lock.__aexit__(None, None, None))
+        await asyncio.sleep(0.3)  # it would be cancelled again after 0.05 s
+        return asyncio.current_task().cancelling()
+
+    assert await asyncio.create_task(stay()) == 0
+
+
+# Two locks that are left in the order of their entry
+
+
+async def test_the_loss_of_an_outer_lock_reaches_a_body_that_has_left_one_of_two_inner_locks_first(stage):
+    async def stay():
+        async with stage.lock("c"):
+            first, second = stage.lock("a"), stage.lock("b")
+            await first.__aenter__()
+            await second.__aenter__()
+            await first.__aexit__(None, None, None)
+            stage.revoke_soon("c")
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await second.__aexit__(None, None, None)
+
+    with pytest.raises(LeaseLostError) as loss:
+        await asyncio.wait_for(asyncio.create_task(stay()), 20)
+    assert loss.value.name == "c"
+
+
+async def test_a_task_that_has_left_a_lost_lock_first_waits_for_other_things_as_before(stage):
+    async def stay():
+        first, second = stage.lock("a"), stage.lock("b")
+        await first.__aenter__()
+        await second.__aenter__()
+        stage.revoke("a")
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await asyncio.sleep(30)
+        with pytest.raises(LeaseLostError):
+            await first.__aexit__(cancelled.type, cancelled.value, cancelled.tb)
+        async with anyio.Lock():
+            pass
+        await second.__aexit__(None, None, None)
+
+    await asyncio.wait_for(asyncio.create_task(stay()), 20)
+
+
 # How a body is cancelled
 
 

@@ -1,6 +1,8 @@
 """A name and a way to hold it: entering, the plain handle, and what goes with a grant."""
 
 import asyncio
+import copy
+import time
 from datetime import timedelta
 
 import pytest
@@ -89,6 +91,52 @@ async def test_a_forked_child_that_leaves_the_block_gives_nothing_back(monkeypat
                 in_the_child.setattr(process, "forks", process.forks + 1)
         assert lost.value.reason is LossReason.CLOSED
         assert await store.inspect("a") is not None
+
+
+async def test_a_forked_child_acquires_nothing_by_the_client_of_its_parent(monkeypatch):
+    async with LockClient(MemoryBackend()) as locks:
+        with monkeypatch.context() as in_the_child:
+            in_the_child.setattr(process, "forks", process.forks + 1)
+            with pytest.raises(UsageError, match="before a fork"):
+                await locks.lock("a").acquire()
+
+
+async def test_a_copy_of_a_lease_that_is_dropped_gives_nothing_back(stage):
+    async with stage.lock() as lease:
+        assert copy.copy(lease) is copy.deepcopy(lease) is lease
+        await asyncio.sleep(0)
+        assert not await stage.free()
+
+
+async def test_a_loss_that_only_the_clock_has_shown_is_told_before_the_release():
+    kinds = []
+    async with LockClient(MemoryBackend(), observers=[lambda event: kinds.append(event.kind)]) as locks:
+        with pytest.raises(LeaseLostError):
+            async with locks.lock("a", max_hold=0.05):
+                time.sleep(0.1)  # noqa: ASYNC251  (the event loop is blocked: no timer has told the loss)
+        await asyncio.sleep(0)
+    assert kinds.index("lost") < kinds.index("released")
+
+
+async def test_attempts_without_an_answer_are_known_when_observers_hear_of_the_lease():
+    """An observer may close the client, which then has to undo them."""
+
+    class SilentAtFirst(MemoryBackend):
+        attempts = 0
+
+        async def acquire(self, claim):
+            self.attempts += 1
+            if self.attempts == 1:
+                await asyncio.sleep(30)
+            return await super().acquire(claim)
+
+    def tell(event):
+        if event.kind == "acquired":
+            known.extend(lease.unanswered_calls for lease in locks._engine._heartbeat.leases.values())
+
+    known = []
+    async with LockClient(SilentAtFirst(), observers=[tell]) as locks, locks.lock("a", ttl=1, wait=30):
+        assert [len(calls) for calls in known] == [1]
 
 
 # Patience
