@@ -132,7 +132,7 @@ class Lease(AnyLease):
             return
         lost = state.lost  # before the loop, in another thread, begins to give the lease back
         with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock
-            state.loop.call_soon_threadsafe(state.keeper.on_garbage_collected, state)
+            state.loop.call_soon_threadsafe(state.keeper.abandon, state)
         if lost is None:
             message = f"lease on {shown(state.name)} (token {state.number:d}) was dropped without release"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)

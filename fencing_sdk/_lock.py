@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import EllipsisType, TracebackType
 from typing import Any, TypeVar
 
@@ -148,16 +149,33 @@ class Lock:
         Find the entry that is left now: the last one of this *task*.
 
         A task that never entered, which is an error, takes one whose task has ended and cannot leave any more, or the
-        only one there is. So no lease is renewed for ever, and none is taken from one of several tasks that go on.
+        only one there is. If several tasks go on, the first of them that ends without leaving has its lease given back.
+        So no lease is renewed for ever, and none is taken from a task that still works under it.
         """
         candidates = [scope for scope in self._scopes if scope.task is task][-1:]
         candidates = candidates or [scope for scope in self._scopes if scope.task.done()][:1] or self._scopes
         if len(candidates) != 1:
+            self._give_back_behind_the_first_to_end()
             msg = f"lock {shown(self.name)} is left by a task that did not enter it"
             raise UsageError(msg)
         scope = candidates[0]
         self._scopes.remove(scope)
         return scope
+
+    def _give_back_behind_the_first_to_end(self) -> None:
+        """Give one lease back later: that of the first task that has ended and did not leave."""
+        given_back: list[LeaseScope] = []
+
+        def on_end(scope: LeaseScope, _: asyncio.Task[object]) -> None:
+            if given_back or scope not in self._scopes:
+                return
+            given_back.append(scope)
+            self._scopes.remove(scope)
+            scope.abort()
+            scope.state.keeper.abandon(scope.state)
+
+        for scope in self._scopes:
+            scope.task.add_done_callback(partial(on_end, scope))
 
 
 async def enter(lock: Lock, *, wait: float | None) -> Lease:

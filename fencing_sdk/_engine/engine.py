@@ -315,8 +315,8 @@ class Engine:
         """A guard refused a write made under *lease*: tell the observers."""
         self._report.stale(lease, error)
 
-    def on_garbage_collected(self, lease: LeaseState) -> None:
-        """The handle of a lease was garbage-collected while the lease was held."""
+    def abandon(self, lease: LeaseState) -> None:
+        """Give back a lease whose holder cannot release it any more: its handle or its task is gone."""
         lease.forget_scope()
         lease.mark_released()  # a renewal on its way, which finds the lock free, is no loss
         self._releases.give_back_behind(lease)

@@ -105,7 +105,7 @@ class Bench:
 
     def stale(self, lease: LeaseState, error: Exception) -> None: ...
 
-    def on_garbage_collected(self, lease: LeaseState) -> None:
+    def abandon(self, lease: LeaseState) -> None:
         self.heartbeat.forget(lease.owner)
 
 

@@ -51,7 +51,7 @@ class Ledger:
     def stale(self, lease, error):
         self.entries.append(error)
 
-    def on_garbage_collected(self, lease):
+    def abandon(self, lease):
         self.entries.append("dropped")
 
 

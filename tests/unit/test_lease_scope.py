@@ -459,3 +459,37 @@ async def test_every_exit_in_a_foreign_task_gives_one_entry_of_a_shared_lock_bac
         await shared.__aexit__(None, None, None)
     leave.set()
     await holding
+
+
+@pytest.mark.parametrize("ends_first", ["dropped", "live"])
+async def test_a_generator_that_was_dropped_gives_its_permit_back_when_its_task_ends(ends_first):
+    """Two tasks hold one semaphore when the generator is closed in a third, so nothing tells whose permit it was."""
+    entered = asyncio.Barrier(3)
+    end = {"dropped": asyncio.Event(), "live": asyncio.Event()}
+
+    async def hold_in_a_generator(permits):
+        await permits.__aenter__()
+        await entered.wait()
+        await end["dropped"].wait()
+
+    async def hold(permits):
+        async with permits as lease:
+            await entered.wait()
+            await end["live"].wait()
+            assert lease.held
+
+    async with LockClient(MemoryBackend()) as locks, asyncio.timeout(10):
+        permits = locks.semaphore("a", permits=2)
+        tasks = {
+            "dropped": asyncio.create_task(hold_in_a_generator(permits)),
+            "live": asyncio.create_task(hold(permits)),
+        }
+        await entered.wait()
+        with pytest.raises(UsageError, match="left by a task that did not enter it"):
+            await permits.__aexit__(None, None, None)
+        for name in sorted(tasks, key=lambda name: name != ends_first):
+            end[name].set()
+            await tasks[name]
+            await (await permits.acquire()).release()
+        for lease in [await permits.acquire() for _ in range(2)]:
+            await lease.release()
