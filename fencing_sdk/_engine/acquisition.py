@@ -28,7 +28,7 @@ from fencing_sdk._engine.posts import Flight
 from fencing_sdk._engine.queue_place import QueuePlace
 from fencing_sdk._engine.reports import AcquisitionReport
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
-from fencing_sdk._values.claim import LOCK, TOKEN_LIMIT, Claim, Grant, Held, Mode
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Mode, mistake_in
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import Observers, logger
@@ -242,8 +242,10 @@ class Acquisition:
         if isinstance(outcome, Held):
             self._silent_since = None
             return outcome
-        assert isinstance(outcome, Exception)
-        raise outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+        detail = f"its answer must be a Grant or Held, and is {type(outcome).__name__}"
+        raise BackendRefusedError(backend_name(self._backend), "acquire", detail)
 
     def _ask(self, claim: Claim) -> Awaitable[Grant | Held]:
         if self._terms.fences and isinstance(self._backend, SupportsFence):
@@ -256,11 +258,10 @@ class Acquisition:
         return error
 
     def _judge(self, grant: Grant, sent_at: float) -> AcquireResult | BackendUnavailableError:
-        """Take a grant only if its token is one and its deadline is still ahead."""
-        token: object = grant.token
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < TOKEN_LIMIT:
-            detail = "a token must be an int from 0 to below 2**53"
-            raise BackendRefusedError(backend_name(self._backend), "acquire", detail)
+        """Take a grant only if the backend has filled it in rightly and its deadline is still ahead."""
+        mistake = mistake_in(grant, self._claim.mode)
+        if mistake is not None:
+            raise BackendRefusedError(backend_name(self._backend), "acquire", mistake)
         try:
             timing = self._terms.timing.granted(grant.ttl)
         except ConfigurationError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 import secrets
 from collections.abc import Sequence
@@ -175,6 +176,22 @@ class Grant:
 
 
 _set_token, _set_granted_ttl, _set_restarted, _set_permit = (vars(Grant)[part.name].__set__ for part in fields(Grant))
+
+
+def mistake_in(grant: Grant, mode: Mode) -> str | None:
+    """Say what a backend has filled in wrongly in its *grant* of a claim of this *mode*, or None."""
+    if not _is_int_below(TOKEN_LIMIT, grant.token):
+        return "a token must be an int from 0 to below 2**53"
+    if isinstance(mode, Permit) and not _is_int_below(mode.of, grant.permit):
+        return f"the number of a permit must be an int from 0 to below {mode.of:d}"
+    ttl: object = grant.ttl
+    if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int | float) or math.isnan(ttl)):
+        return "the ttl of a grant must be a number of seconds, or None"
+    return None
+
+
+def _is_int_below(limit: int, number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < limit
 
 
 @dataclass(frozen=True, slots=True)

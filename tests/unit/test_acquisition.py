@@ -27,7 +27,7 @@ from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Claim, Grant, Held, Tell, Turn
+from fencing_sdk.abc import LOCK, Claim, Grant, Held, Permit, Tell, Turn
 
 TTL, VALID = 10.0, 7.9
 UNAVAILABLE = BackendUnavailableError("Store", "acquire")
@@ -468,6 +468,31 @@ async def test_a_refusal_is_definite_so_nothing_is_released():
         await settle()
         assert d.store.released == []
         assert d.abandoned == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "answer", "mistake"),
+    [
+        (LOCK, Grant(True), "a token must be an int"),
+        (LOCK, Grant("34"), "a token must be an int"),
+        (LOCK, Grant(2**53), "a token must be an int"),
+        (LOCK, Grant(34, ttl="9"), "the ttl of a grant must be a number"),
+        (LOCK, Grant(34, ttl=math.nan), "the ttl of a grant must be a number"),
+        (Permit(2), Grant(34), "the number of a permit must be an int from 0 to below 2"),
+        (Permit(2), Grant(34, permit=2), "the number of a permit must be an int from 0 to below 2"),
+        (Permit(2), Grant(34, permit=True), "the number of a permit must be an int from 0 to below 2"),
+        (LOCK, None, "its answer must be a Grant or Held, and is NoneType"),
+        (LOCK, 34, "its answer must be a Grant or Held, and is int"),
+    ],
+)
+@in_virtual_time
+async def test_an_answer_that_a_backend_has_filled_in_wrongly_is_refused_and_given_back(mode, answer, mistake):
+    async with desk(ScriptedStore(answer)) as d:
+        d.terms = d.terms._replace(mode=mode)
+        with pytest.raises(BackendRefusedError, match=mistake):
+            await d.run()
+        await settle()
+        assert len(d.store.released) == 1
 
 
 @pytest.mark.parametrize("kind", [ScriptedStore, StoreWithLine])
