@@ -25,7 +25,7 @@ from fencing_sdk.abc import Backend, Guard, SupportsDiagnosis, SupportsOpen
 from fencing_sdk.diagnosis.pauses import PauseWatch, clock_source, watching_pauses
 from fencing_sdk.diagnosis.renewals import StoreTimes, time_renewals
 from fencing_sdk.diagnosis.report import Advice, Diagnosis, Measurements, advise, in_order
-from fencing_sdk.diagnosis.self_test import SelfTest
+from fencing_sdk.diagnosis.self_test import WOKEN_WITHIN, SelfTest
 from fencing_sdk.errors import BackendError, BackendRefusedError
 
 __all__ = ["Advice", "Diagnosis", "Finding", "Measurements", "Severity", "examine"]
@@ -34,8 +34,6 @@ _CLOCK = BootClock()
 _OPEN_LIMIT = 8.0
 _FACTS_LIMIT = 15.0
 """Seconds after which a store that does not answer is a finding."""
-_WAKE_LIMIT = 0.5
-"""Seconds in which a store wakes a waiter that is not kept by a pause; waiters that are not woken ask once a second."""
 _COARSE_CLOCKS = {"jiffies", "refined-jiffies"}
 _LARGEST_DIFFERENCE = 2.0
 
@@ -156,7 +154,7 @@ def _judged(measured: Measurements, times: StoreTimes, timing: Timing) -> list[F
         )
         mend = f"bring the store nearer, or use ttl={advised:g} or more"
         found.append(warning("store.latency", what, "few failed renewals are left before a lease is lost", mend))
-    if (measured.handed_on or 0.0) > _WAKE_LIMIT + 2 * (pause + slowest):
+    if (measured.handed_on or 0.0) > WOKEN_WITHIN + 2 * (pause + slowest):
         what, reason = f"a waiter got a free lock after {measured.handed_on:.2f} s", "waiters poll, and are not woken"
         mend = "let the store's messages reach the client: its rights to listen, and poolers in between"
         found.append(warning("self-test.wake", what, reason, mend))

@@ -40,7 +40,11 @@ class Measurements:
     tokens: tuple[int, ...]
     """The tokens of the self-test, in the order of the grants."""
     handed_on: float | None
-    """Seconds from the release by one connection to the grant to a waiter of the other."""
+    """
+    Seconds from the release by one connection to the grant to a waiter of the other.
+
+    The shortest of up to three times, because one that is late is measured again.
+    """
     loss_noticed: float | None
     """Seconds until the store told a holder that its grant was taken away; None also where stores do not tell."""
 

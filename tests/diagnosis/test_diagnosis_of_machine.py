@@ -243,6 +243,24 @@ async def test_a_store_that_fails_while_it_is_measured_is_found():
     assert by_check(await examined(Fading()))["store.renewals"].severity == WARNING
 
 
+class Stumbling(Telling):
+    """Hands the lock on late once, as any store does on a busy machine."""
+
+    late = True
+
+    async def release(self, claim):
+        if self.late:
+            self.late = False
+            await asyncio.sleep(0.8)
+        await super().release(claim)
+
+
+async def test_a_waiter_that_is_woken_late_once_does_not_poll():
+    diagnosis = await examined(Stumbling())
+    assert "self-test.wake" not in by_check(diagnosis)
+    assert diagnosis.measurements.handed_on < 0.8
+
+
 @pytest.mark.parametrize("kind", [Telling, Failing, Fading])
 async def test_no_lock_stays_held_whatever_fails(kind: type[Telling]):
     backend = kind()

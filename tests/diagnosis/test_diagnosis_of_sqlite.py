@@ -30,7 +30,7 @@ async def test_nothing_is_found_in_a_sound_file(tmp_path: Path):
     diagnosis = await diagnosed(url_of(tmp_path))
     assert by_check(diagnosis) == {}
     assert diagnosis.measurements.clock_difference is None
-    assert len(diagnosis.measurements.tokens) == 4
+    assert len(diagnosis.measurements.tokens) >= 4
 
 
 @pytest.mark.parametrize(
