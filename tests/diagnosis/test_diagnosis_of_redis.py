@@ -35,7 +35,7 @@ async def test_nothing_is_found_on_a_sound_server(start_redis: StartRedis):
     diagnosis = await diagnosed(url_of(server))
     assert by_check(diagnosis) == {}
     measured = diagnosis.measurements
-    assert len(set(measured.tokens)) == 3
+    assert len(set(measured.tokens)) == len(measured.tokens) >= 3
     assert list(measured.tokens) == sorted(measured.tokens)
     assert measured.renewals >= 1
     assert measured.renewal_p50 <= measured.renewal_p99 <= measured.renewal_max
@@ -137,7 +137,8 @@ async def test_replicas_that_no_client_waits_for_are_found():
         findings = await found(url_of(group.master))
         assert findings["redis.replicas"].severity == WARNING
         assert "min_replicas=1" in findings["redis.replicas"].mend
-        assert await found(url_of(group.master), min_replicas=1) == {}
+        waited_for = await found(url_of(group.master), min_replicas=1)
+        assert not [check for check in waited_for if check.startswith("redis.")]
         assert (await found(url_of(group.master), min_replicas=2))["redis.min-replicas"].severity == ERROR
 
 
