@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from fencing_sdk._engine import acquisition
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends._shared import share_table
@@ -44,6 +45,8 @@ def _readers_and_a_writer(script: Script) -> Script:
 
 
 def _one_permit_too_many() -> Iterable[Change]:
+    """The store grants it, and the engine takes a permit of any number."""
+
     def fits(mode, held):
         return {other.word for other in held} == {mode.word}
 
@@ -55,6 +58,7 @@ def _one_permit_too_many() -> Iterable[Change]:
 
     yield share_table, "fits", fits
     yield ShareTable, "_grant_share", grant
+    yield acquisition, "mistake_in", lambda _grant, _mode: None
 
 
 def _one_number_for_two() -> Iterable[Change]:
