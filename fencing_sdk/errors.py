@@ -83,7 +83,7 @@ class LossReason(StrEnum):
     """The deadline passed while this process did not run: a blocked loop, a pause, a suspended machine."""
 
     CLOSED = "closed"
-    """The client was closed, its engine failed, or this process is a fork of the holder."""
+    """The client was closed, its engine failed, the process is a fork of the holder, or the lease was released."""
 
     DRAINED = "drained"
     """The client was drained, and the body had not ended when the bound was over."""

@@ -12,7 +12,8 @@ once; this is the only place that tries again. After each attempt there are four
    claim in the background, at once, and again when the request can no longer arrive.
 
 What wakes a waiter that pauses: the store's line, which may also hand it the lock (`queue_place.py`), the end of its
-pause (the store's advice where it gave one, otherwise the back-off), its patience, or the closing of the client.
+pause (the store's advice where it gave one, otherwise the back-off), its patience, or the closing of the client. A
+drain (`interrupt`) and the caller's cancellation end the wait.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ A single task sleeps until a group of leases is due (`LeaseGroup`). Then:
 
 1. `_send` renews the leases that are due by one call to the store, in a task of its own, so that a call that hangs
    delays no other.
-2. `_apply` tells each lease its own outcome: renewed, refused (lost at once), or unknown.
+2. `_apply` tells each lease its own outcome: renewed; refused, taken over or revoked (lost at once); or unknown.
 3. `_plan` says when each is renewed next: one interval after the call was sent if it was renewed, and after a pause
-   that shrinks towards the deadline if the outcome is unknown. This is the only place that retries a renewal.
+   that shrinks towards the deadline if the outcome is unknown. Nothing else renews a held lease again. (A job that
+   leaves its lock taken retries its last renewal: `parking`. Within one call a backend may ask another server too.)
 4. A lease that no renewal can help (`max_hold`, or a deadline that is too close) waits for its end, which its group
    watches.
 

@@ -7,11 +7,13 @@ part of it. The state calls only its keeper, the engine that acquired it.
     held -> lost(reason)        once, for ever
     held -> released
 
-When is a lease lost? Each of three parties can end it, and none of them needs the others:
+When is a lease lost? Each of these can end it, and none of them needs the others:
 
 * the deadline: `LeaseGroup` keeps a timer for it, and every use of the token compares it with the clock;
 * the store's answer to a renewal: the heartbeat calls `lose`;
-* a notice pushed by the store: the engine calls `lose`.
+* a notice pushed by the store: the engine calls `lose`;
+* the client: it is closed or its heartbeat fails (`CLOSED`), or the bound of a drain is over (`DRAINED`);
+* a fork of the process: in the child every lease is over (`CLOSED`).
 
 A late answer never revives a lease. `extend` compares the *old* deadline with the clock before it moves it.
 """

@@ -1,7 +1,7 @@
 """
 One call to a cluster, whichever node answers it.
 
-The nodes are asked in an order. There are three reasons to ask the next one:
+The nodes are asked in an order. There are four reasons to ask the next one:
 
 1. A node failed: it could not be reached, its answer was lost, or it says that it cannot answer.
 2. No answer came for `patience` seconds. The requests that are under way go on, and the first answer counts.

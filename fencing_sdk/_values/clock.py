@@ -1,5 +1,5 @@
 """
-The only reader of time.
+The only reader of the clock that leases are measured on.
 
 Durations are compared on one machine only, on a clock that is never stepped and that goes on while
 the machine is suspended. `time.monotonic` stops in a suspend on Linux and on macOS, so a lease would

@@ -11,6 +11,7 @@ What backends of several stores share, each chore written once.
     background_task       the tasks behind the calls
     unanswered_requests   claims with a request whose outcome is unknown
     lock_table            the reference semantics, as a table in memory
+    share_table           permits, readers and writers, on top of it
 
 Which loop and process own something is told by `fencing_sdk._values.ownership`, and `fencing_sdk._values.futures`
 ends tasks that no other task awaits: the engine and the HTTP pool need them too.

@@ -2,8 +2,9 @@
 The waiters of one backend object: each stands in the line of a lock until it is woken for another try.
 
 What wakes a waiter differs from store to store, and each store's `waiters` module tells it: a message
-with the waiter's ticket, a watch on the waiter before it, a datagram. What they share is here: a turn that
-can be woken, and a table that finds it by its claim or by its ticket.
+with the waiter's ticket, a watch on the waiter before it, a datagram, or nothing (`polling_line`). What most of them
+share is here: a turn that can be woken, and a table that finds it by its claim or by its ticket. What ends the pause of
+a waiter in the client, such as its patience, is told by `fencing_sdk._engine.acquisition`.
 """
 
 from __future__ import annotations

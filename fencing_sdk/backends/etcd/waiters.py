@@ -14,6 +14,7 @@ of the line, and watches all permits: of many that wait, one is woken by a permi
 
 The watch starts at the revision at which that key was read, so it misses no deletion, however late the stream
 opens. If etcd has forgotten that revision (compaction), or the stream breaks, the task begins again after a pause.
+A waiter that is not woken tries again after a quarter of the lease, or 5 s.
 """
 
 from __future__ import annotations

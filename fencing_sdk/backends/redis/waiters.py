@@ -14,6 +14,7 @@ which message the server reaches the waiter, and when it was sent, on the client
    the next one comes when the ttl of the holder ends. It is also how a waiter is served that may not listen.
 4. A new connection. Messages are lost while a connection is broken. When it is open again, the client listens and
    gives signs of life at once, and so it does when the slot of a lock moves to another server of a cluster.
+5. A sign of life without an answer: the waiter asks for the lock by itself, until a sign is answered.
 
 A waiter that gives up releases its claim, which takes it out of the line, and gives back what it was handed meanwhile.
 If a message for it comes later, the client releases the claim once more.

@@ -8,6 +8,8 @@ has the lock when its node is the first. A waiter watches the node before its ow
 2. when the session has another connection, because watches end with their connection (`clean_up`);
 3. when its own node has gone, or its session has ended: it has to join again.
 
+A waiter that is not woken tries again after about 5 s, by the engine's timer.
+
 A claim of another mode waits for another node than the one before its own: see `shares`. The first waiter for a permit
 watches the folder.
 """
