@@ -41,7 +41,7 @@ from fencing_sdk.abc import (
     SupportsOpen,
     SupportsShares,
 )
-from fencing_sdk.errors import DrainingError, LossReason, StaleTokenError, UsageError
+from fencing_sdk.errors import BackendError, DrainingError, LossReason, StaleTokenError, UsageError
 from fencing_sdk.events import NotAcquiredReason
 
 _T = TypeVar("_T")
@@ -413,5 +413,7 @@ class Engine:
     async def _close_backend(self) -> None:
         try:
             await self._store_calls.ask("close", self._backend.aclose, _CALL_LIMIT)
+        except BackendError as error:
+            logger.warning("closing the backend failed: %s", error)  # without its cause, whose text may hold a URL
         except Exception as error:  # noqa: BLE001  (closing must not replace the error of the user's body)
             logger.warning("closing the backend failed", exc_info=error)

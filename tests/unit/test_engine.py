@@ -567,6 +567,16 @@ async def test_an_error_of_a_closing_backend_is_logged_and_replaces_nothing(capl
     async with house() as h:
         h.store.closing_error = ZeroDivisionError()
     assert "closing the backend failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@in_virtual_time
+async def test_the_text_of_a_drivers_error_behind_a_closing_that_failed_is_not_logged(caplog):
+    async with house() as h:
+        h.store.closing_error = BackendUnavailableError("Store", "close", "no connection")
+        h.store.closing_error.__cause__ = OSError("cannot reach vault://admin:hunter2@host")
+    assert "closing the backend failed: Store: close failed: no connection" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 @in_virtual_time
