@@ -35,6 +35,8 @@ from fencing_sdk.testing import FaultyBackend
 
 PACKAGE = Path(fencing_sdk.__file__).parent
 
+pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob("stores/*_suite.py")))
+
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 

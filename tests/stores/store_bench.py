@@ -26,6 +26,7 @@ from kahuna_server import KahunaServer
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from local_ports import HOST
+from patience import wait_until
 from postgresql_proxy import PostgresqlProxy
 from postgresql_server import PostgresqlServer
 from redis_quorum import Quorum, QuorumNetwork
@@ -33,7 +34,7 @@ from redis_server import RedisServer
 from stays import PATIENCE, eventually
 from zookeeper_server import ZooKeeperServer
 
-from fencing_sdk.backends.kahuna.requests import GET_INFO, RequestWriter
+from fencing_sdk.backends.kahuna.requests import GET_INFO, AnswerType, RequestWriter
 from fencing_sdk.backends.zookeeper.nodes import in_line
 
 
@@ -280,12 +281,23 @@ class KahunaBench:
         self._writer = RequestWriter("persistent")
 
     def seconds_left(self, name: str) -> float:
+        answer: dict[str, Any] = {}
+
+        def told() -> bool:
+            """While a renewal is replicated, the server does not say who the owner is."""
+            answer.update(self._info(name))
+            return answer["type"] != AnswerType.WAITING_FOR_REPLICATION
+
+        wait_until(told, what=f"the server tells of {name!r}", within=PATIENCE)
+        return answer["expires"]["l"] / 1000 - time.time() if answer["owner"] else 0.0
+
+    def _info(self, name: str) -> dict[str, Any]:
         connection = http.client.HTTPConnection(HOST, self.server.ports[0], timeout=PATIENCE)
         with contextlib.closing(connection):
             headers = {"Content-Type": "application/json"}
             connection.request("POST", GET_INFO, self._writer.of_name(name), headers)
-            answer = json.loads(connection.getresponse().read())
-        return answer["expires"]["l"] / 1000 - time.time() if answer["owner"] else 0.0
+            answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        return answer
 
     async def waiting(self, name: str, count: int) -> None:
         """Kahuna knows of no waiters; they ask now and then."""
