@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from fencing_sdk._engine.lease_state import LeaseState
-from fencing_sdk._values import process
+from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.wire import token_headers
 from fencing_sdk.errors import LossReason, StaleTokenError, shown
@@ -128,7 +128,7 @@ class Lease(AnyLease):
             state = self._state
         except AttributeError:  # it was made of nothing
             return
-        if state.released or state.generation != process.forks:
+        if state.released or state.generation != forks.count:
             return
         lost = state.lost  # before the loop, in another thread, begins to give the lease back
         with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock
@@ -167,7 +167,7 @@ class Lease(AnyLease):
 
     async def release(self) -> None:
         """Give the lock back. Idempotent, shielded from cancellation and bounded; never touches another's grant."""
-        if self._state.generation != process.forks:
+        if self._state.generation != forks.count:
             return
         self._state.check_loop()
         await self._state.keeper.release(self._state)

@@ -29,7 +29,7 @@ import fencing_sdk
 from fencing_sdk import Event, LeaseLostError, Lock, LockClient, LossReason
 from fencing_sdk._current import held_here
 from fencing_sdk.abc import LossNotice
-from fencing_sdk.backends._shared import revocations
+from fencing_sdk.backends._shared import revocation_reasons
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
 
@@ -146,7 +146,7 @@ def signals_are_heard() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def reasons_are_waited_for() -> None:
     """Let a store that is slow tell why a lock was revoked: after a second, holders are told without a reason."""
-    revocations._LIMIT = 60.0
+    revocation_reasons._LIMIT = 60.0
 
 
 @pytest.fixture(autouse=True, scope="session")

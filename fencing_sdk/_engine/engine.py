@@ -25,12 +25,12 @@ from fencing_sdk._engine.releases import Releases
 from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._lease import Lease, PermitLease
-from fencing_sdk._values import process
+from fencing_sdk._values import forks
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Holder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.futures import retrieve
+from fencing_sdk._values.loop_owner import running_loop
 from fencing_sdk._values.observers import Observers, logger
-from fencing_sdk._values.ownership import running_loop
 from fencing_sdk._values.status import Status
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import (
@@ -59,7 +59,7 @@ class Engine:
         self._clock = clock
         self._observers = observers
         self._report = LeaseReport(observers, clock)
-        self._generation = process.generation()
+        self._generation = forks.count
         self._store_calls = StoreCalls(backend, clock)
         self._heartbeat = Heartbeat(backend, clock, self._store_calls, observers, watch_stalls=watch_stalls)
         self._beating: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class Engine:
         Raises:
             UsageError: another event loop or none, a client that is closed or still opens, or a failed heartbeat.
         """
-        if self._generation != process.generation():
+        if self._generation != forks.count:
             msg = "this client was opened before a fork, and is the parent's; enter it again here with 'async with'"
             raise UsageError(msg)
         if running_loop() is not self._loop:
@@ -115,7 +115,7 @@ class Engine:
     @property
     def _may_begin(self) -> bool:
         beating = self._beating is not None and not self._beating.done()
-        return beating and not self._closing.begun and not self.draining.begun and self._generation == process.forks
+        return beating and not self._closing.begun and not self.draining.begun and self._generation == forks.count
 
     def _check_may_begin(self, name: str) -> None:
         self.check_usable()
@@ -249,7 +249,7 @@ class Engine:
 
     def status(self, leads: Sequence[str]) -> Status:
         """Tell how the client stands, without asking the store."""
-        here = self._generation == process.generation()
+        here = self._generation == forks.count
         usable = here and self._beating is not None and not self._beating.done() and not self._closing.begun
         return self._heartbeat.status(leads, usable=usable, draining=self.draining.begun)
 
@@ -271,7 +271,7 @@ class Engine:
 
         The wait for a posted release has no shield: one that is cancelled goes on the full way, under a shield.
         """
-        if lease.generation != process.forks or not lease.mark_released() or not self._releases.take(lease):
+        if lease.generation != forks.count or not lease.mark_released() or not self._releases.take(lease):
             return  # in a forked child the lock belongs to its parent
         if self._closing.begun:
             self._closing.look_again()
@@ -369,7 +369,7 @@ class Engine:
         Raises:
             UsageError: the event loop that opened the client runs elsewhere.
         """
-        if self._generation != process.generation():
+        if self._generation != forks.count:
             self._closing.over = True
         if self._closing.over:
             return

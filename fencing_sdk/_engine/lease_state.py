@@ -27,10 +27,10 @@ from typing import Any, Protocol
 
 import anyio
 
-from fencing_sdk._values import process
+from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Claim, Token
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.ownership import running_loop
+from fencing_sdk._values.loop_owner import running_loop
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, UsageError, shown
 
@@ -109,7 +109,7 @@ class LeaseState:
         self.deadline = min(deadline, self.hold_until)
         """The local moment, on the client's clock, at which the lease ends unless it is renewed."""
         self.loop = asyncio.get_running_loop()
-        self.generation = process.forks
+        self.generation = forks.count
         self.released = False
         self.task: asyncio.Task[object] | None = None
         """The task that is inside ``async with`` by this lease."""
@@ -193,7 +193,7 @@ class LeaseState:
     def lost_reason(self) -> LossReason | None:
         """Why the lease was lost; None while it is held, or when it was released in time."""
         if self.lost is None and not self.released:
-            if self.generation != process.forks:
+            if self.generation != forks.count:
                 self.lost = LossReason.CLOSED  # inert: the loop and the connection belong to the parent process
             elif self.clock.now() >= self.deadline:
                 self._expire()
@@ -209,7 +209,7 @@ class LeaseState:
         if (
             self.lost is None
             and not self.released
-            and self.generation == process.forks
+            and self.generation == forks.count
             and self.clock.now() < self.deadline
         ):
             return
@@ -241,7 +241,7 @@ class LeaseState:
         Raises:
             UsageError: this is another loop.
         """
-        if self.generation == process.forks and running_loop() is not self.loop:
+        if self.generation == forks.count and running_loop() is not self.loop:
             msg = (
                 f"lease on {shown(self.name)} belongs to another event loop; "
                 "from a thread use anyio.from_thread.run or asyncio.run_coroutine_threadsafe"

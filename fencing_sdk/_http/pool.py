@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from fencing_sdk._values.ownership import LoopOwner
-from fencing_sdk._values.process import generation
+from fencing_sdk._values import forks
+from fencing_sdk._values.loop_owner import LoopOwner
 
 __all__ = ["HttpPool", "inherited"]
 
@@ -83,10 +83,10 @@ class _ForkSafeConnector(aiohttp.TCPConnector):
 
     def __init__(self, *, limit: int, keepalive_timeout: float, ssl: ssl.SSLContext | bool) -> None:
         super().__init__(limit=limit, keepalive_timeout=keepalive_timeout, ssl=ssl)
-        self._made_in = generation()
+        self._made_in = forks.count
 
     def __del__(self, *arguments: Any) -> None:
-        if self._made_in == generation():
+        if self._made_in == forks.count:
             super().__del__(*arguments)
 
 

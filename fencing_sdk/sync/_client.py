@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from fencing_sdk._arguments import ElectionOptions, LockOptions, check_flag
 from fencing_sdk._client import LockClient
 from fencing_sdk._name_template import NameTemplate
-from fencing_sdk._values import process
+from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.status import Status
@@ -54,7 +54,7 @@ class SyncLockClient:
         return repr(self._client).replace("LockClient", "SyncLockClient", 1)
 
     def __del__(self) -> None:
-        bridge: LoopThread | None = getattr(self, "_bridges", {}).get(process.forks)
+        bridge: LoopThread | None = getattr(self, "_bridges", {}).get(forks.count)
         if bridge is not None:
             bridge.close_soon()
 
@@ -311,8 +311,8 @@ class SyncLockClient:
 
     def _bridge(self) -> LoopThread:
         """The bridge of this process."""
-        bridge = self._bridges.get(process.forks)
-        return bridge or self._bridges.setdefault(process.forks, LoopThread(self._client))
+        bridge = self._bridges.get(forks.count)
+        return bridge or self._bridges.setdefault(forks.count, LoopThread(self._client))
 
 
 def _as_task(function: Callable[P, R], in_thread: InThread | None) -> Callable[P, Coroutine[Any, Any, R]]:

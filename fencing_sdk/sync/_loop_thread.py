@@ -24,7 +24,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from fencing_sdk._client import LockClient
 from fencing_sdk._current import held_here, pop, push
 from fencing_sdk._engine.cancellation import outlast_cancellation
-from fencing_sdk._values import process
+from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import UnsupportedError, UsageError
@@ -191,7 +191,7 @@ class LoopThread:
 
     def __init__(self, client: LockClient) -> None:
         self._client = client
-        self._generation = process.generation()
+        self._generation = forks.count
         self._gate = threading.RLock()  # one that the handler of a signal may pass when it interrupts the holder
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -201,7 +201,7 @@ class LoopThread:
     @property
     def inherited(self) -> bool:
         """Whether the thread is that of a parent process, and does not exist in this one."""
-        return self._generation != process.forks
+        return self._generation != forks.count
 
     def call(
         self,

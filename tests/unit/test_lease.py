@@ -13,7 +13,7 @@ from fencing_sdk._engine.cancellation import paced_scope, scope_class
 from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import state_of
-from fencing_sdk._values import process
+from fencing_sdk._values import forks
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim
 
@@ -532,7 +532,7 @@ async def test_the_scope_of_a_lease_that_its_body_released_strikes_nobody(make):
 
 async def test_a_lease_of_the_parent_is_inert_in_a_forked_child(make, ledger, monkeypatch):
     lease = make()
-    monkeypatch.setattr(process, "forks", 1)
+    monkeypatch.setattr(forks, "count", 1)
     with pytest.raises(LeaseLostError) as refusal:
         _ = lease.token
     assert refusal.value.reason is LossReason.CLOSED

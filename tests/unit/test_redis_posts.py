@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from redis_server import RedisServer
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError
-from fencing_sdk._values import process
+from fencing_sdk._values import forks
 from fencing_sdk.abc import Claim, Grant, Held, Posted
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.backends.redis.connection.node import SILENCE
@@ -196,7 +196,7 @@ async def test_without_a_connection_nothing_is_posted(backend):
 
 async def test_a_forked_child_posts_nothing_on_the_connection_of_its_parent(backend, monkeypatch):
     await backend.open()
-    monkeypatch.setattr(process, "forks", process.forks + 1)
+    monkeypatch.setattr(forks, "count", forks.count + 1)
     assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
     monkeypatch.undo()
 

@@ -6,7 +6,7 @@ import pytest
 from virtual_time import in_virtual_time, settle
 
 from fencing_sdk import LeaseLostError, LockClient, Status, UsageError
-from fencing_sdk._values import process
+from fencing_sdk._values import forks
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendUnavailableError
@@ -114,7 +114,7 @@ async def test_the_elections_that_this_process_leads():
 async def test_in_a_forked_child_the_client_of_the_parent_is_not_open_and_says_why(monkeypatch):
     async with LockClient(MemoryBackend()) as locks:
         with monkeypatch.context() as child:
-            child.setattr(process, "forks", 1)
+            child.setattr(forks, "count", 1)
             assert not locks.status().open
             with pytest.raises(UsageError, match="before a fork"):
                 await asyncio.to_thread(lambda: asyncio.run(locks.inspect("a")))

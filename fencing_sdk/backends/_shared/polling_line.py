@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.jitter import JITTER
-from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.abc import Tell
 
 __all__ = ["Pace", "PlaceToPoll", "PollingLine"]

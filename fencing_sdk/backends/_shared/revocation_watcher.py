@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.jitter import JITTER
-from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.loss_notices import LossNotices

@@ -42,7 +42,7 @@ from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing,
 from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._shared.revocations import with_reasons
+from fencing_sdk.backends._shared.revocation_reasons import with_reasons
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.etcd.diagnosis import diagnose_etcd
 from fencing_sdk.backends.etcd.errors import BACKEND

@@ -19,7 +19,7 @@ from typing import TypeVar
 from fencing_sdk._etcd.errors import LeaseNotFoundError
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.ownership import ForkDetector
+from fencing_sdk._values.loop_owner import ForkDetector
 from fencing_sdk._values.shared_call import SharedCall
 from fencing_sdk._values.timing import MAX_DRIFT
 from fencing_sdk.backends._shared.background_task import BackgroundTask

@@ -27,7 +27,7 @@ from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
 from fencing_sdk.backends._shared.loss_notices import LossNotices
-from fencing_sdk.backends._shared.revocations import reason_for
+from fencing_sdk.backends._shared.revocation_reasons import reason_for
 from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.etcd.leases import SharedLeases
 from fencing_sdk.backends.etcd.revoking import EtcdRevocations

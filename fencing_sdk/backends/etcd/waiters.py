@@ -25,7 +25,7 @@ from fencing_sdk._etcd.gateway import WATCH, Gateway
 from fencing_sdk._etcd.json_codec import Json, encoded
 from fencing_sdk._values.claim import READER, Claim, Permit
 from fencing_sdk._values.jitter import JITTER
-from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk._values.shared_call import SharedCall
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation

@@ -39,7 +39,7 @@ from fencing_sdk._values.database_identity import database_identity
 from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import Guard, LossNotice, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._shared.revocations import with_reasons
+from fencing_sdk.backends._shared.revocation_reasons import with_reasons
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.driver import DriverRow
 from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection

@@ -54,7 +54,7 @@ from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends._shared.loss_notices import LossNotices
-from fencing_sdk.backends._shared.revocations import with_reasons
+from fencing_sdk.backends._shared.revocation_reasons import with_reasons
 from fencing_sdk.backends.redis.answers import (
     NO_HOLDER,
     read_holder,

@@ -31,7 +31,7 @@ from contextvars import Context
 
 from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.abc import Tell
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.waiters import WaiterTable

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.backends.sqlite.wakeup_socket import WakeupAddress, new_ticket, open_wakeup_socket

@@ -34,7 +34,7 @@ from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Holder, 
 from fencing_sdk._values.findings import Finding
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
-from fencing_sdk.backends._shared.revocations import with_reasons
+from fencing_sdk.backends._shared.revocation_reasons import with_reasons
 from fencing_sdk.backends.zookeeper.clean_up import CleanUp
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession

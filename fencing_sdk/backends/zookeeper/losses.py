@@ -20,7 +20,7 @@ from fencing_sdk._values.claim import LOCK
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.loss_notices import LossNotices
-from fencing_sdk.backends._shared.revocations import reason_for
+from fencing_sdk.backends._shared.revocation_reasons import reason_for
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError, get, is_deletion
 from fencing_sdk.backends.zookeeper.nodes import is_of, mark_of
 from fencing_sdk.backends.zookeeper.own_nodes import OwnNode, OwnNodes

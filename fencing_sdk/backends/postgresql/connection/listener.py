@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from fencing_sdk._values.jitter import JITTER
-from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession

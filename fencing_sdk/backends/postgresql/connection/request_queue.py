@@ -19,7 +19,7 @@ from contextvars import Context
 from dataclasses import dataclass
 
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.driver import DriverRow, OutdatedStatement, code_of
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession

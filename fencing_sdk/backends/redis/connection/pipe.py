@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import hiredis
 
-from fencing_sdk._values import process
+from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.redis.scripts import Argument
 
@@ -97,7 +97,7 @@ class Pipe(asyncio.Protocol):
         self._loss: str | None = None  # why the connection is lost
         self._unsent: list[bytes] = []
         self._flushing = False
-        self._forks = process.forks
+        self._forks = forks.count
         self._expected: deque[asyncio.Future[Reply] | Take] = deque()  # what each reply to come is for, in their order
         self._subscribing: deque[tuple[asyncio.Future[Reply], bytes, bytes]] = deque()
         self._confirmation: asyncio.Future[Reply] | None = None
@@ -158,7 +158,7 @@ class Pipe(asyncio.Protocol):
             transport is None
             or self._loss is not None
             or transport.is_closing()
-            or self._forks != process.forks
+            or self._forks != forks.count
             or asyncio.get_running_loop() is not self._loop
         ):
             return False

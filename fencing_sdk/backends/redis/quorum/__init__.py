@@ -38,7 +38,7 @@ from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
-from fencing_sdk.backends._shared.revocations import with_reasons
+from fencing_sdk.backends._shared.revocation_reasons import with_reasons
 from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
-from fencing_sdk._values.ownership import LoopOwner
+from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.backends.redis.connection.dial import RedisDialer
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError

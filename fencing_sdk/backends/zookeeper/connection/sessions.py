@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Collection
 
-from fencing_sdk._values.ownership import ForkDetector
+from fencing_sdk._values.loop_owner import ForkDetector
 from fencing_sdk._values.timing import DEFAULT_TTL
 from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from fencing_sdk.abc import Claim, Renewal, Revoked
-from fencing_sdk.backends._shared.revocations import reason_for, with_reasons
+from fencing_sdk.backends._shared.revocation_reasons import reason_for, with_reasons
 
 CLAIM = Claim("a", 15.0)
 

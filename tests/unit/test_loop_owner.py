@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from fencing_sdk._values import process
-from fencing_sdk._values.ownership import ForkDetector, LoopOwner
+from fencing_sdk._values import forks
+from fencing_sdk._values.loop_owner import ForkDetector, LoopOwner
 
 
 @pytest.fixture
 def fork(monkeypatch: pytest.MonkeyPatch):
     """What a fork changes in the child."""
-    return lambda: monkeypatch.setattr(process, "forks", process.generation() + 1)
+    return lambda: monkeypatch.setattr(forks, "count", forks.count + 1)
 
 
 async def test_the_loop_that_made_an_object_owns_it():

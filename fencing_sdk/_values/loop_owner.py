@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fencing_sdk._values.process import generation
+from fencing_sdk._values import forks
 from fencing_sdk.errors import UsageError
 
 __all__ = ["ForkDetector", "LoopOwner", "running_loop"]
@@ -40,7 +40,7 @@ class LoopOwner:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._generation = generation()
+        self._generation = forks.count
 
     @property
     def is_current(self) -> bool:
@@ -50,7 +50,7 @@ class LoopOwner:
     @property
     def in_this_process(self) -> bool:
         """Whether this process is the owner's. If not, a parent owns it: leave it alone, do not even close it."""
-        return self._generation == generation()
+        return self._generation == forks.count
 
 
 class ForkDetector:
@@ -59,11 +59,11 @@ class ForkDetector:
     __slots__ = ("_generation",)
 
     def __init__(self) -> None:
-        self._generation = generation()
+        self._generation = forks.count
 
     def forked(self) -> bool:
         """Whether the process was forked since the last call."""
-        if self._generation == generation():
+        if self._generation == forks.count:
             return False
-        self._generation = generation()
+        self._generation = forks.count
         return True
