@@ -7,8 +7,8 @@ The waiters of one client for one lock stand in a line, first come, first served
 2. While a grant of this client holds the lock, the head is refused here too. The release of that grant wakes it at
    once; so does a head that leaves, whatever the reason.
 3. While another client holds the lock, the head asks again after a pause that follows how fast the lock changes hands,
-   which its tokens tell: a quarter of the time between two grants, or 0.55 s if that is longer or not known. With each
-   grant that passes it over, a head asks more often. The number of tries plays no part, so no waiter asks less often
+   which its tokens tell: a quarter of the time between two grants, and less for each grant that passed the head over;
+   or 0.55 s, if that quarter is longer or not known. The number of tries plays no part, so no waiter asks less often
    because it has waited for longer.
 """
 
