@@ -211,7 +211,7 @@ class Checkpoint(Generic[R]):
         Raises:
             RequestRefused: the token is missing or malformed, or there is no such resource.
         """
-        if method not in self._methods:
+        if method.upper() not in self._methods:  # "patch" too: Werkzeug and Django run the handler of PATCH
             return None
         resource = None if self._named is None else self._named(request)
         if resource is None and self._named is not None:

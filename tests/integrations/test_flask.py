@@ -11,12 +11,16 @@ from fencing_sdk.sync import connect
 EARLY, LATE = {"Fencing-Token": "34"}, {"Fencing-Token": "35"}
 
 
-def service(guard, in_front):
+def service(guard, in_front, *, checks=True):
+    """*checks*: whether the handler admits the token, too."""
     app, seats = Flask("seats"), {}
 
     @app.put("/seats/<seat>")
     def book(seat):
-        guard.write(f"seats/{seat}", request_token(request.environ), seats.__setitem__, seat, request.args["who"])
+        if checks:
+            guard.write(f"seats/{seat}", request_token(request.environ), seats.__setitem__, seat, request.args["who"])
+        else:
+            seats[seat] = request.args["who"]
         return "booked"
 
     app.register_error_handler(StaleTokenError, problem_response)
@@ -33,6 +37,19 @@ def test_a_stale_token_is_409_in_front_of_the_handler_and_in_it(in_front):
     assert (refused.status_code, refused.json["fence"], refused.mimetype) == (409, 35, "application/problem+json")
     assert client.put("/seats/42?who=Eve").status_code == 428
     assert seats == {"42": "Bob"}
+
+
+@pytest.mark.parametrize("method", ["put", "Put"])
+def test_a_method_in_lower_case_does_not_get_around_the_guard(method):
+    """Werkzeug takes it for the method in upper case, and runs the handler."""
+    guard = MemoryGuard()
+    client, seats = service(guard, in_front=True, checks=False)
+    assert client.put("/seats/42?who=Bob", headers=LATE).status_code == 200
+    raw = {"REQUEST_METHOD": method}
+    assert client.put("/seats/42?who=Ada", headers=EARLY, environ_overrides=raw).status_code == 409
+    assert client.put("/seats/42?who=Eve", environ_overrides=raw).status_code == 428
+    assert client.put("/seats/42?who=Cem", headers={"Fencing-Token": "36"}, environ_overrides=raw).status_code == 200
+    assert seats == {"42": "Cem"}
 
 
 def test_a_guard_in_front_needs_a_client_and_an_answer_an_error_that_has_one():

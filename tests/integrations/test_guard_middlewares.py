@@ -278,7 +278,7 @@ async def test_an_asgi_answer_that_has_begun_is_not_followed_by_another_one(guar
                 await response.read()
 
 
-async def call(app, *headers):
+async def call(app, *headers, method="PUT"):
     """Speak ASGI by hand, as a server that is less careful than uvicorn; return what the application sent."""
     sent = []
 
@@ -288,7 +288,7 @@ async def call(app, *headers):
     async def collect(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "PUT", "path": "/seats/42", "headers": list(headers)}
+    scope = {"type": "http", "method": method, "path": "/seats/42", "headers": list(headers)}
     with contextlib.suppress(StaleTokenError):
         await app(scope, receive, collect)
     return sent
@@ -311,6 +311,19 @@ async def test_headers_that_a_server_did_not_write_in_lower_case_are_read_all_th
     guarded = FencingMiddleware(app, guard, resource="seats/{seat}")
     one, two = (b"Fencing-Token", b"34"), (b"fencing-token", b"35")
     assert [(await call(guarded, *headers))[0]["status"] for headers in [(one,), (one, two)]] == [200, 400]
+
+
+@pytest.mark.parametrize("method", ["put", "Put"])
+async def test_a_method_in_lower_case_does_not_get_around_the_guard(guard, method):
+    """h11 hands it over as it came, and Django takes it for the method in upper case."""
+
+    async def app(scope, receive, send):
+        await PlainTextResponse("done", 200 if scope["method"].upper() == "PUT" else 405)(scope, receive, send)
+
+    guarded = FencingMiddleware(app, guard, resource="seats/{seat}")
+    guard.admit("seats/42", 35)
+    answers = [await call(guarded, (b"fencing-token", token), method=method) for token in (b"34", b"35")]
+    assert [answer[0]["status"] for answer in answers] == [409, 200]
 
 
 @pytest.mark.parametrize("kind", ["websocket", "lifespan", "unheard-of"])

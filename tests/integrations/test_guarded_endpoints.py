@@ -248,6 +248,15 @@ async def test_reading_and_other_routes_need_no_token(serve, seats):
         assert (await send(url, path=b"/health")).status == 200
 
 
+async def test_a_method_in_lower_case_gets_no_stale_token_in(serve, seats):
+    """Some servers refuse it themselves; some frameworks take it for the method in upper case."""
+    async with serve(MemoryGuard(), seats) as url:
+        await send(url, b"Fencing-Token: 35")
+        for method in (b"put", b"Put", b"pUT"):
+            assert (await send(url, b"Fencing-Token: 34", method=method)).status >= 400
+    assert seats.writes == [("42", 35)]
+
+
 # Smuggling
 
 TWO_READINGS = {
