@@ -107,6 +107,21 @@ class FaultsSuite:
             bench.proxy.heal()
         await nothing_left(bench)
 
+    async def test_a_lock_that_a_job_leaves_taken_keeps_its_time_when_connections_break(self, bench: StoreBench):
+        async with opened(bench.by_proxy) as (locks, _):
+
+            @locks.job("a", at_least_for=60, ttl=10)
+            async def job() -> None:
+                """End at once."""
+
+            await job()
+            left = bench.seconds_left("a")
+            bench.proxy.cut()
+            for _ in range(3):  # the first connects again
+                async with staying(locks.lock("b", wait=PATIENCE)) as stay:
+                    await stay.end()
+            assert min(left, 60.0) - 10.0 < bench.seconds_left("a") <= left
+
     async def test_a_connection_that_died_in_silence_is_replaced_within_the_deadline(self, bench: StoreBench):
         async with opened(bench.by_proxy) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
             await log.seen(Renewed)

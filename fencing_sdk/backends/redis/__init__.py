@@ -243,7 +243,11 @@ class RedisBackend:
         if shared and len(shared) < len(claims):
             return await self._renew_apart(claims, shared)
         batches = [claims[start : start + self._batch] for start in range(0, len(claims), self._batch)]
-        outcomes = await self._router.run_all([self._requests.renew(batch) for batch in batches])
+        calls = [self._requests.renew(batch) for batch in batches]
+        if not shared:
+            for call, batch in zip(calls, batches, strict=True):
+                self._losses.renewing(call.keys, batch)
+        outcomes = await self._router.run_all(calls)
         failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if failures and len(failures) == len(outcomes):
             with translating("renew"):

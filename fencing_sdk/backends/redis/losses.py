@@ -5,6 +5,8 @@ Notices a grant that ends behind its holder's back.
    message when another client changes it: an operator deletes it, FLUSHALL, a later grant after an expiry.
 2. The message says "changed", not "lost". So the lease is renewed at once: a refusal is the loss.
 3. Changes between two connections are told to no client. So all leases are renewed when a connection opens.
+4. A lock that is left to the store for a while, without a holder, is renewed with another ttl for that. It is not
+   watched any more: a renewal with its former ttl would end it too early, or too late.
 
 If the server does not permit tracking, the next heartbeat notices the loss.
 """
@@ -55,6 +57,13 @@ class RedisLossWatcher:
         if former is not None and former.owner != claim.owner:
             self._former[former.owner] = key, former
             self._check.start(self._check_changed)
+
+    def renewing(self, keys: Iterable[str], claims: Iterable[Claim]) -> None:
+        """Stop watching the grants among *claims* that get another ttl. Called before their renewal is sent."""
+        for key, claim in zip(keys, claims, strict=True):
+            held = self._held.get(key)
+            if held is not None and held.ttl != claim.ttl and held.owner == claim.owner:
+                del self._held[key]
 
     def holds(self, key: str, claim: Claim) -> bool:
         """Whether *claim* was granted, and has not ended."""

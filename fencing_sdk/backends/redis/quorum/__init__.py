@@ -151,6 +151,7 @@ class RedisQuorumBackend:
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
+        self._losses.renewing((self._requests.hold(claim.name) for claim in claims), claims)
         with translating("renew"):
             return await self._renew(claims)
 
