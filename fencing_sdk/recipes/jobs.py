@@ -16,7 +16,6 @@ is required.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
@@ -137,7 +136,9 @@ class _JobCall:
             state = self._state = state_of(lease)
             try:
                 value = await function()
-            except (Exception, asyncio.CancelledError) as error:
+            except GeneratorExit:  # its loop is gone, so nothing can be awaited
+                raise
+            except BaseException as error:
                 await self._keep_after(error, state)
                 raise
             await self._keep(state)

@@ -222,6 +222,58 @@ async def test_a_run_that_is_cancelled_keeps_the_lock_too():
     assert await clients.freed() >= 60
 
 
+@pytest.mark.parametrize("mine", [SystemExit(143), KeyboardInterrupt()], ids=repr)
+@in_virtual_time
+async def test_a_run_that_ends_the_process_keeps_the_lock_too(mine):
+    clients = Clients()
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60)
+        async def end(error=None):
+            if error is not None:
+                raise error
+
+        with pytest.raises(type(mine)) as left:
+            await end(mine)
+        assert left.value is mine
+        assert not hasattr(mine, "__notes__")
+        assert isinstance(await end(), Skipped)
+    assert clients.outcomes() == ["failed", "skipped"]
+    assert await clients.freed() >= 60
+
+
+@in_virtual_time
+async def test_a_run_that_ends_the_process_while_the_store_is_down_is_over_at_its_deadline():
+    clients = Clients()
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60, ttl=15)
+        async def end():
+            clients.store.fail("renew")
+            raise SystemExit(143)
+
+        with pytest.raises(SystemExit) as left:
+            await end()
+        assert now() < 15
+        assert "did not confirm" in left.value.__notes__[0]
+    assert clients.outcomes() == ["lost"]
+
+
+@in_virtual_time
+async def test_a_run_that_is_closed_without_its_loop_asks_the_store_for_nothing_more():
+    """As a coroutine that the garbage collector or the interpreter closes: nothing in it can be awaited any more."""
+    clients = Clients()
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60)
+        async def close():
+            raise GeneratorExit
+
+        with pytest.raises(GeneratorExit):
+            await close()
+        assert "renew" not in [operation for operation, _ in clients.store.calls]
+
+
 @in_virtual_time
 async def test_a_cancellation_while_the_lock_is_parked_does_not_break_it_off():
     clients = Clients()

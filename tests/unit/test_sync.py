@@ -269,6 +269,19 @@ def test_the_error_of_a_job_leaves_as_it_is(locks, error):
         pass
 
 
+@pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(143), KeyboardInterrupt()], ids=repr)
+def test_a_job_that_fails_or_ends_the_process_keeps_its_lock(locks, error):
+    @locks.job("a", at_least_for=60)
+    def fail(with_error):
+        if with_error is not None:
+            raise with_error
+
+    with pytest.raises(type(error)) as raised:
+        fail(error)
+    assert raised.value is error
+    assert isinstance(fail(None), fencing_sdk.Skipped)
+
+
 def test_a_job_that_has_lost_its_lease_goes_on_and_raises_at_its_end(locks, store):
     done = []
 
