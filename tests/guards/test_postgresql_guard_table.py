@@ -238,6 +238,107 @@ async def test_a_search_path_that_leads_past_the_raised_fences_is_found_out(ther
             await way.admit(guard, transaction, "a", OLD)
 
 
+async def other_schema(server, guard):
+    """Make a schema with a table of fences, as a migration does that runs there."""
+    await server.execute("CREATE SCHEMA other; SET search_path = other;" + guard.ddl("postgresql"))
+
+
+async def admit_on(connection, guard, resource, token, path=None):
+    async with connection.transaction():
+        if path is not None:
+            await connection.execute(f"SET LOCAL search_path = {path}")
+        await guard.admit(connection, resource, token)
+
+
+async def test_a_connection_that_wrote_before_a_fence_was_raised_is_compared_with_it(server):
+    """It has found the table; only later the guard finds out where its own transactions find it."""
+    guard = SqlGuard(server.url)
+    await other_schema(server, guard)
+    async with server.connected(server_settings={"search_path": "other"}) as connection:
+        await admit_on(connection, guard, "b", OLD)
+        await guard.raise_to("a", NEW)
+        for _ in range(2):
+            with pytest.raises(UsageError, match="name the schema"):
+                await admit_on(connection, guard, "a", OLD)
+        with pytest.raises(StaleTokenError):
+            await admit_on(connection, guard, "a", OLD, path="public")
+        await admit_on(connection, guard, "a", NEW, path="public")
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["admit_all", "admit"])
+async def test_a_search_path_that_changes_on_a_known_connection_is_found_out(together, way, server):
+    """As that of a pooled connection, which is set for each tenant."""
+    guard = SqlGuard(server.url)
+    await other_schema(server, guard)
+    await guard.raise_to("a", NEW)
+
+    async def admit(transaction, resource, token):
+        if together:
+            await way.admit_all(guard, transaction, {resource: token})
+        else:
+            await way.admit(guard, transaction, resource, token)
+
+    with pytest.raises(UsageError, match="name the schema"):
+        async with way.begin() as transaction:
+            for _ in range(8):  # both drivers and the server have the statement ready now
+                await admit(transaction, "b", OLD)
+            await way.execute(transaction, "SET LOCAL search_path = other")
+            await admit(transaction, "a", OLD)
+    assert await server.value("SELECT count(*) FROM other.fencing_fence") == 0
+    async with way.begin() as transaction:
+        await admit(transaction, "a", NEW)
+
+
+async def test_a_table_that_hides_the_guards_own_is_found_out(server):
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", NEW)
+    async with server.connected() as connection:
+        await admit_on(connection, guard, "b", OLD)
+        await connection.execute("CREATE TEMPORARY TABLE fencing_fence (LIKE fencing_fence INCLUDING ALL)")
+        with pytest.raises(UsageError, match="name the schema"):
+            await admit_on(connection, guard, "a", OLD)
+
+
+async def test_fences_are_not_raised_in_two_tables_in_turn(server):
+    """Connections of an engine may differ, too; a fence in the one table is missed by the writers of the other."""
+    async with opened("connection", server.url) as way:
+        guard = SqlGuard(way.engine)
+        await other_schema(server, guard)
+        await guard.raise_to("a", NEW)
+        for path in ("other", "public"):
+            async with way.begin() as transaction:  # of the one connection in the pool
+                await way.execute(transaction, f"SET search_path = {path}")
+            if path == "other":
+                with pytest.raises(UsageError, match="name the schema"):
+                    await guard.raise_to("a", Token(35, "cccccccc"))
+        await guard.raise_to("a", Token(36, "dddddddd"))
+    assert await server.value("SELECT count(*) FROM other.fencing_fence") == 0
+
+
+async def test_a_table_that_is_moved_to_another_schema_stays_the_guards_own(server):
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", NEW)
+    async with server.connected() as connection:
+        await admit_on(connection, guard, "b", OLD)
+        await server.execute("CREATE SCHEMA other; ALTER TABLE fencing_fence SET SCHEMA other")
+        await admit_on(connection, guard, "b", OLD, path="other")
+        async with server.connected() as another:
+            with pytest.raises(StaleTokenError):
+                await admit_on(another, guard, "a", OLD, path="other")
+
+
+async def test_without_raised_fences_each_search_path_has_its_own(server):
+    """A guard that raises none has no table that a transaction could miss; it looks once and no more."""
+    guard, statements = SqlGuard(), []
+    await other_schema(server, guard)
+    async with server.connected() as connection:
+        for _ in range(2):  # the second one looks whether the table that it made was committed
+            await admit_on(connection, guard, "a", NEW)
+        connection.add_query_logger(lambda record: statements.append(record.query))
+        await admit_on(connection, guard, "a", OLD, path="other")
+    assert not any("to_regclass" in statement for statement in statements)
+
+
 async def test_a_transaction_in_another_database_is_found_out(server):
     guard = SqlGuard(server.url, table="public.fencing_fence")
     await guard.raise_to("a", NEW)

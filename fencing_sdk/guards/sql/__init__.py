@@ -73,7 +73,7 @@ class SqlGuard:
             dialect, but cannot be used in ``fences=[...]``.
 
         table: The table, ``"name"`` or ``"schema.name"``. Without a schema PostgreSQL looks for it
-            along the ``search_path`` of each connection: name it where those differ.
+            along the ``search_path`` of each transaction: name it where those differ.
 
         create: Whether to create the table if it is missing. If not, run `ddl` in a migration.
 
@@ -193,6 +193,7 @@ class SqlGuard:
 
         Raises:
             StaleTokenError: the resource has seen a later token.
+            UsageError: the ``search_path`` leads to another table of fences than before.
             UnsupportedError: the guard was built without a database.
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)

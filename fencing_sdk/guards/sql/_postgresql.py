@@ -12,11 +12,13 @@ changed the row meanwhile:
 A failed statement fails the whole transaction in PostgreSQL. So the guard looks for the table before it uses it, once
 for each connection. The answer also says in which schema the table is. If the ``search_path`` of a transaction leads to
 another table than the one in which the guard raises fences, the transaction would miss those fences, and is refused.
+A ``search_path`` may change, so each statement returns which table it has written, and if that is not the table which
+the connection has found, the guard looks again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -57,15 +59,16 @@ EXCEPTION WHEN unique_violation OR duplicate_table OR duplicate_object THEN
 END
 $fencing$"""
 
-# Whether the table exists; the current transaction; the database and schema in which the table is, or would be created;
+# The table, if it exists; the current transaction; the database and schema in which the table is, or would be created;
 # and the type of its tokens.
 _LOOK_FOR_TABLE = """\
-SELECT there.oid IS NOT NULL, txid_current_if_assigned(), current_database()::text,
+SELECT there.oid, txid_current_if_assigned(), current_database()::text,
     coalesce(there.relnamespace::regnamespace::text, current_schema()::text),
     ({kind})
 FROM (VALUES (to_regclass('{table}'))) AS named (oid)
 LEFT JOIN pg_catalog.pg_class AS there ON there.oid = named.oid"""
 
+# The table is a constant of the plan. PostgreSQL plans again when the search_path is another one.
 _ADMIT = """\
 INSERT INTO {table} AS fence (resource, token, holder)
 {row}
@@ -76,7 +79,7 @@ ON CONFLICT (resource) DO UPDATE SET
 WHERE excluded.token > fence.token
    OR (excluded.token = fence.token
        AND coalesce(excluded.holder = fence.holder, TRUE))
-RETURNING fence.resource"""
+RETURNING fence.resource, '{table}'::regclass::oid"""
 
 _ADMITTED_ROW = "VALUES ({p[0]}, {p[1]}, {p[2]})"
 
@@ -106,7 +109,7 @@ class PostgresqlFenceStatements:
     """The statements on one table of fences, for drivers that write parameters the same way."""
 
     admit: str
-    """Parameters: resource, token, holder. One row if the token is admitted, none if it is refused."""
+    """Parameters: resource, token, holder. A row if the token is admitted: the resource, and the table. Else none."""
     admit_all: str
     """Parameters: arrays of resources, tokens and holders. One row for each token that is admitted."""
     raise_fence: str
@@ -129,6 +132,18 @@ class PostgresqlFenceStatements:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The table that a connection has found."""
+
+    table: object
+    """What PostgreSQL calls it by: its oid."""
+    database: object
+    schema: object
+    creator: object
+    """The transaction that has created the table and may still be rolled back, or None."""
+
+
 class PostgresqlFences:
     """The fences in one table of PostgreSQL."""
 
@@ -140,10 +155,10 @@ class PostgresqlFences:
         self._look_for_table = _LOOK_FOR_TABLE.format(table=name, kind=type_of_column(table, "token"))
         self._table = table
         self._create = create
-        self._own_schema: tuple[object, object] | None = None
-        """The database and schema where the guard's own transactions found the table."""
-        self._seen_by: WeakKeyDictionary[object, object] = WeakKeyDictionary()
-        """Connections that found the table: True, or the transaction that created it and may still be rolled back."""
+        self._own: _Found | None = None
+        """The table that the guard's own transactions have found, in which fences are raised."""
+        self._seen_by: WeakKeyDictionary[object, _Found] = WeakKeyDictionary()
+        """By the connection."""
 
     def ddl(self) -> str:
         """Return the statement that creates the table."""
@@ -191,21 +206,29 @@ class PostgresqlFences:
         patience = f"{max(1, round(wait * 1000))}ms"  # 0 would mean no limit
         yield from self._ensure_table(transaction, own=own)
         parameters = (resource, int(token), token.holder, patience)
-        yield from self._admit(transaction, {resource: token}, statement, parameters)
+        yield from self._admit(transaction, {resource: token}, statement, parameters, own=own)
 
     def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
         """Return the fence of *resource*, if it has one. Create no table, because the server may be a standby."""
-        ((exists, *_),) = yield self._look_for_table, ()
-        if self._create and not exists:
+        ((table, *_),) = yield self._look_for_table, ()
+        if self._create and table is None:
             return None
         return (yield from self._fence(transaction, resource))
 
     def _admit(
-        self, transaction: Transaction, tokens: Mapping[str, Token], statement: str, parameters: Parameters
+        self,
+        transaction: Transaction,
+        tokens: Mapping[str, Token],
+        statement: str,
+        parameters: Parameters,
+        *,
+        own: bool = False,
     ) -> Steps[None]:
         admitted = yield from self._fetch(transaction, statement, parameters)
         if not transaction.begun():
             raise UsageError(_AUTOCOMMIT)  # the driver hides its mode, and has committed the statement
+        if admitted and self._is_elsewhere(transaction, admitted[0][1]):
+            yield from self._find(transaction, own=own)
         if len(admitted) < len(tokens):
             passed = {row[0] for row in admitted}
             resource = next(resource for resource in tokens if resource not in passed)
@@ -236,7 +259,7 @@ class PostgresqlFences:
             raise
 
     def _ensure_known_table(self, transaction: Transaction) -> Steps[None]:
-        if not (transaction.begun() and self._seen_by.get(transaction.driver) is True):
+        if not (transaction.begun() and self._knows(transaction, own=False)):
             yield from self._ensure_table(transaction, own=False)
 
     def _ensure_table(self, transaction: Transaction, *, own: bool) -> Steps[None]:
@@ -249,36 +272,68 @@ class PostgresqlFences:
         """
         if not (transaction.begun() or transaction.begins):
             raise UsageError(_AUTOCOMMIT)
-        known = self._seen_by.get(transaction.driver)
-        if known is True and not (own and self._own_schema is None):
+        if self._knows(transaction, own=own):
             return
-        ((exists, current, *schema, kind),) = yield self._look_for_table, ()
-        self._check_schema(schema, own=own)
-        if exists:
-            refuse_narrow(self._table, "token", kind)
-            if known is None or known != current:
-                self._seen_by[transaction.driver] = True
-        elif self._create:
+        exists = yield from self._find(transaction, own=own)
+        if self._create and not exists:
             yield from self._create_table()
-            ((_, creating, *_),) = yield self._look_for_table, ()
-            self._seen_by[transaction.driver] = creating
+            yield from self._find(transaction, own=own, created=True)
 
-    def _check_schema(self, found: Sequence[object], *, own: bool) -> None:
+    def _knows(self, transaction: Transaction, *, own: bool) -> bool:
+        """Whether the connection has found the table for good, in the place where the guard raises fences."""
+        seen = self._seen_by.get(transaction.driver)
+        if seen is None or seen.creator is not None or (own and self._own is None):
+            return False
+        return self._is_own(seen)
+
+    def _is_elsewhere(self, transaction: Transaction, table: object) -> bool:
+        """Whether a statement has written a *table* that may be another one than the guard's."""
+        seen = self._seen_by.get(transaction.driver)
+        return self._own is not None and (seen is None or seen.table != table)
+
+    def _find(self, transaction: Transaction, *, own: bool, created: bool = False) -> Steps[bool]:
         """
-        Note where the guard's own transactions found the table, and refuse a transaction that uses another table.
+        Look for the table, note where it is, and return whether there is one.
+
+        *created*: by this transaction, perhaps.
 
         Raises:
-            UsageError: it would use another.
+            UsageError: it is another table than the guard's, or its column is too narrow for tokens.
         """
-        database, schema = found
+        ((table, current, database, schema, kind),) = yield self._look_for_table, ()
+        found = _Found(table, database, schema, None)
+        self._refuse_other(found)
+        if table is None:
+            return False
+        refuse_narrow(self._table, "token", kind)
+        seen = self._seen_by.get(transaction.driver)
+        if created or (seen is not None and seen.creator == current):
+            found = replace(found, creator=current)
+        self._seen_by[transaction.driver] = found
         if own:
-            self._own_schema = database, schema
-        own_database, own_schema = self._own_schema or (database, schema)
-        names_schema = "." in self._table  # then only the database can differ
-        if own_database != database or (own_schema != schema and not names_schema):
+            self._own = found
+        return True
+
+    def _is_own(self, found: _Found) -> bool:
+        """Whether *found* is the table in which the guard raises fences, as far as the guard knows one."""
+        own = self._own
+        if own is None or (own.database, own.schema) == (found.database, found.schema):
+            return True
+        # If the table has no schema in its name, the schemas differ, unless the table was moved to another one.
+        return own.database == found.database and ("." in self._table or own.table == found.table)
+
+    def _refuse_other(self, found: _Found) -> None:
+        """
+        Refuse a transaction that uses another table than that in which the guard raises fences.
+
+        Raises:
+            UsageError: it does.
+        """
+        if self._own is not None and not self._is_own(found):
             msg = (
-                f"the fences of this transaction would be in schema {shown(schema)} of database {shown(database)}, "
-                f"and SqlGuard raises them in {shown(own_schema)} of {shown(own_database)}; "
+                f"the fences of this transaction would be in schema {shown(found.schema)} of database "
+                f"{shown(found.database)}, and SqlGuard raises them in {shown(self._own.schema)} of "
+                f"{shown(self._own.database)}; "
                 "pass it the database of your transactions, and name the schema: table='schema.fencing_fence'"
             )
             raise UsageError(msg)
