@@ -289,6 +289,31 @@ async def test_a_search_path_that_changes_on_a_known_connection_is_found_out(tog
         await admit(transaction, "a", NEW)
 
 
+async def test_a_fence_that_is_raised_in_a_transaction_counts_as_one_that_the_guard_has_raised(server):
+    """As the backend does that keeps its locks in the same database."""
+    guard = SqlGuard(server.url)
+    await other_schema(server, guard)
+    async with server.connected() as locking, server.connected() as writing:
+        async with locking.transaction():
+            await guard.raise_in(locking, "a", NEW)
+        with pytest.raises(UsageError, match="name the schema"):
+            await admit_on(writing, guard, "a", OLD, path="other")
+        with pytest.raises(StaleTokenError):
+            await admit_on(writing, guard, "a", OLD)
+
+
+async def test_a_guard_without_a_database_may_raise_fences_in_several_tables(server):
+    """It cannot be told which of them is its own; each tenant may have one."""
+    guard = SqlGuard()
+    await other_schema(server, guard)
+    async with server.connected() as connection:
+        for path in ("public", "other", "public", "other"):
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL search_path = {path}")
+                await guard.raise_in(connection, "a", NEW)
+            await admit_on(connection, guard, "a", NEW, path=path)
+
+
 async def test_a_table_that_hides_the_guards_own_is_found_out(server):
     guard = SqlGuard(server.url)
     await guard.raise_to("a", NEW)

@@ -26,7 +26,7 @@ from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, check_tokens
 from fencing_sdk.guards.sql._fence_column import FenceColumn
 from fencing_sdk.guards.sql._identifiers import POSTGRESQL, SQLITE, check_identifier
-from fencing_sdk.guards.sql._own_database import WRITER_PATIENCE, own_database
+from fencing_sdk.guards.sql._own_database import WRITER_PATIENCE, NoDatabase, own_database
 from fencing_sdk.guards.sql._postgresql import PostgresqlFences
 from fencing_sdk.guards.sql._protocols import AlchemyAsyncEngine, AsyncTransaction, SyncTransaction
 from fencing_sdk.guards.sql._sqlite import SqliteFences
@@ -227,8 +227,12 @@ class SqlGuard:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit`.
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
+        # A guard with a database has one table; one without may raise fences wherever a transaction leads.
+        own = not isinstance(self._database, NoDatabase)
         with self._reports.of_refusals(checked):
-            await perform(transaction, lambda opened: self._of(opened).raise_fence(opened, resource, checked, wait))
+            await perform(
+                transaction, lambda opened: self._of(opened).raise_fence(opened, resource, checked, wait, own=own)
+            )
 
     async def highest(self, resource: str) -> Token | None:
         """

@@ -156,7 +156,7 @@ class PostgresqlFences:
         self._table = table
         self._create = create
         self._own: _Found | None = None
-        """The table that the guard's own transactions have found, in which fences are raised."""
+        """The table in which the guard raises fences, once it has been found."""
         self._seen_by: WeakKeyDictionary[object, _Found] = WeakKeyDictionary()
         """By the connection."""
 
@@ -196,7 +196,7 @@ class PostgresqlFences:
         """
         Do the same as `admit`, but wait at most *wait* seconds for a locked fence, and make the commit durable.
 
-        *own*: the transaction is the guard's own.
+        *own*: the table that the transaction uses is that in which the guard raises fences.
 
         Raises:
             StaleTokenError: the resource has seen a later token.
