@@ -12,6 +12,7 @@ A drain never ends: the client is closed next. A second call may bring the bound
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextvars import Context
 
@@ -36,6 +37,8 @@ class Draining:
         self._releases = releases
         self._listeners: dict[Callable[[], object], None] = {}
         self._bound: asyncio.TimerHandle | None = None
+        self._bound_at = math.inf
+        """When that timer is to run. It cannot be asked: uvloop makes a plain handle of one that runs at once."""
         self._bound_is_over = False
         self._last_moment: float | None = None
         """When bodies that were cancelled are waited for no longer: counted from the first bound that is over."""
@@ -58,9 +61,9 @@ class Draining:
         """Let nothing begin from now on, and end what has not ended by itself after *within* seconds."""
         loop = asyncio.get_running_loop()
         when = loop.time() + within
-        if self._bound is None or when < self._bound.when():
+        if when < self._bound_at:
             self.stop()
-            self._bound = loop.call_at(when, self._end_bodies, context=Context())
+            self._set_bound(when, self._end_bodies)
         if not self.begun:
             self.begun = True
             self._releases.on_end = self.look_again
@@ -127,7 +130,11 @@ class Draining:
         loop = asyncio.get_running_loop()
         if self._last_moment is None:
             self._last_moment = loop.time() + _GRACE
-        self._bound = loop.call_at(self._last_moment, self._give_up, context=Context())
+        self._set_bound(self._last_moment, self._give_up)
+
+    def _set_bound(self, when: float, end: Callable[[], None]) -> None:
+        self._bound = asyncio.get_running_loop().call_at(when, end, context=Context())
+        self._bound_at = when
 
     def _give_up(self) -> None:
         self._given_up = True

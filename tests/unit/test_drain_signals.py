@@ -105,6 +105,15 @@ async def test_a_second_signal_cancels_the_bodies_now(locks):
     assert lost.value.reason is LossReason.DRAINED
 
 
+async def test_two_signals_at_once_are_two(locks):
+    before = signal.getsignal(SIGNAL)
+    async with locks.draining_on(SIGNAL, within=0):
+        send()
+        send()
+        await drained(locks)
+        assert signal.getsignal(SIGNAL) == before, "the third does what it did before"
+
+
 async def test_a_third_signal_does_what_it_did_before(locks):
     received = []
     before = signal.getsignal(SIGNAL)

@@ -323,6 +323,12 @@ async def test_a_second_call_without_patience_cancels_now():
             await working
 
 
+@pytest.mark.every_loop
+async def test_two_calls_without_patience_end_together():
+    async with LockClient(MemoryBackend()) as locks:
+        assert await asyncio.gather(locks.drain(within=0), locks.drain(within=0)) == [True, True]
+
+
 @in_virtual_time
 async def test_a_body_that_drains_its_own_client_does_not_wait_for_itself():
     async with TwoClients() as clients:

@@ -98,6 +98,13 @@ def test_the_second_signal_ends_the_leases_and_the_third_does_what_it_did_before
     assert loss.value.reason is LossReason.DRAINED
 
 
+def test_two_signals_at_the_end_of_the_block_leave_it_in_order(locks):
+    with locks.draining_on(SIGNAL, within=PATIENCE):
+        send()
+        send()
+    assert locks.draining
+
+
 def test_a_handler_that_the_program_has_set_is_called_too(locks):
     before = signal.getsignal(SIGNAL)
     told = []
