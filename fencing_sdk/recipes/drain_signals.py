@@ -162,7 +162,7 @@ class SignalHandlers:
 
 def check_signals(signals: tuple[object, ...]) -> tuple[signal.Signals, ...]:
     """
-    Return *signals* if a process may handle them.
+    Return *signals*, each once, if a process may handle them.
 
     Raises:
         ConfigurationError: there are none, or one of them is no such signal.
@@ -170,7 +170,7 @@ def check_signals(signals: tuple[object, ...]) -> tuple[signal.Signals, ...]:
     if not signals:
         msg = "draining_on() needs signals, such as draining_on(signal.SIGTERM, signal.SIGINT, within=25)"
         raise ConfigurationError(msg)
-    return tuple(_check_signal(number) for number in signals)
+    return tuple(dict.fromkeys(map(_check_signal, signals)))
 
 
 def _check_signal(number: object) -> signal.Signals:

@@ -177,6 +177,15 @@ async def test_a_handler_of_the_event_loop_goes_on_being_called(locks):
         loop.remove_signal_handler(SIGNAL)
 
 
+async def test_a_signal_that_is_named_twice_is_handled_once(locks):
+    before = signal.getsignal(SIGNAL)
+    async with locks.draining_on(SIGNAL, int(SIGNAL), within=25):
+        send()
+        await drained(locks)
+        assert signal.getsignal(SIGNAL) != before, "a second one may follow"
+    assert signal.getsignal(SIGNAL) == before
+
+
 async def test_what_is_ignored_stays_ignored(locks):
     before = signal.signal(SIGNAL, signal.SIG_IGN)
     try:

@@ -118,6 +118,15 @@ def test_a_handler_that_the_program_has_set_is_called_too(locks):
         signal.signal(SIGNAL, before)
 
 
+def test_a_signal_that_is_named_twice_is_handled_once(locks):
+    before = signal.getsignal(SIGNAL)
+    with locks.draining_on(SIGNAL, SIGNAL, within=PATIENCE):
+        send()
+        wait_until(lambda: locks.draining, within=PATIENCE)
+        assert signal.getsignal(SIGNAL) != before, "a second one may follow"
+    assert signal.getsignal(SIGNAL) == before
+
+
 def test_errors_leave_the_block_and_without_a_signal_so_does_that_of_another_drain(locks):
     with pytest.raises(ValueError, match="mine"), locks.draining_on(SIGNAL, within=PATIENCE):
         send()
