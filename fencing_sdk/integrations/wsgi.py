@@ -10,8 +10,9 @@ and admit the token of the request in its transaction, with ``admit_sync``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from fencing_sdk._values.claim import Token
@@ -98,11 +99,38 @@ class GuardedApplication:
 
         try:
             self._checkpoint.admit(environ, environ["REQUEST_METHOD"])
-            return self.app(environ, watched)
+            chunks = self.app(environ, watched)
+            return chunks if begun else _Begun(chunks)
         except MAPPED as error:
             if begun or not self._checkpoint.blames(error, environ):
                 raise
             return _answer(problem_of(error, stale_status=self._checkpoint.stale_status))(environ, start_response)
+
+
+class _Begun:
+    """
+    The chunks of an application that does its work when the first one is asked for, such as a generator.
+
+    Asks for the first one at once, so that errors of the work are seen, and for no more: an answer may be a stream.
+    """
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._whole = chunks
+        try:
+            rest = iter(chunks)
+            self._chunks = chain(list(islice(rest, 1)), rest)
+        except BaseException:
+            self.close()  # the server never gets it
+            raise
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._chunks
+
+    def close(self) -> None:
+        """Close the application's iterable, as the server would."""
+        close = getattr(self._whole, "close", None)
+        if close is not None:
+            close()
 
 
 def request_token(environ: Environ) -> Token | None:

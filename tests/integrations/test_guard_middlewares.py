@@ -1,4 +1,4 @@
-"""What is particular to aiohttp's middleware and to the one for ASGI: whose paths they guard, and when they answer."""
+"""What is particular to the middlewares for aiohttp, ASGI and WSGI: whose paths they guard, and when they answer."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,10 @@ from fencing_sdk import ConfigurationError, LockClient, StaleTokenError, UsageEr
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations import aiohttp as fenced_aiohttp
+from fencing_sdk.integrations import wsgi as fenced_wsgi
 from fencing_sdk.integrations.aiohttp import cleanup_ctx, guard_middleware
 from fencing_sdk.integrations.asgi import FencingMiddleware, lifespan, request_token
+from fencing_sdk.integrations.wsgi import GuardedApplication
 
 TOKEN = b"Fencing-Token: 34"
 
@@ -358,6 +360,131 @@ async def test_clients_are_open_while_an_asgi_application_runs():
         assert (await send(url, TOKEN)).status == 200
     with pytest.raises(UsageError):
         await locks.inspect("a")
+
+
+# WSGI: an application may work when its first chunk is asked for
+
+
+class Chunks:
+    """The iterable of an application that has begun nothing yet; *fails* in place of the chunk with that number."""
+
+    def __init__(self, start_response, begin_at=0, fails=None, error=None):
+        self.start_response, self.begin_at, self.fails, self.error = start_response, begin_at, fails, error
+        self.asked = self.closed = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.asked == self.begin_at:
+            self.start_response("200 OK", [])
+        if self.asked == self.fails:
+            raise self.error
+        self.asked += 1
+        if self.asked > 3:
+            raise StopIteration
+        return b"%d" % self.asked
+
+    def close(self):
+        self.closed += 1
+
+
+def environ(token="34"):
+    return {"REQUEST_METHOD": "PUT", "PATH_INFO": "/seats/42", "HTTP_FENCING_TOKEN": token}
+
+
+def guarded_chunks(**options):
+    """An application that returns such chunks, them, and the statuses that the server was told."""
+    made, statuses = [], []
+
+    def app(environ, start_response):
+        made.append(Chunks(start_response, **options))
+        return made[0]
+
+    return GuardedApplication(app), made, statuses, lambda status, headers, *_: statuses.append(status)
+
+
+def test_an_application_that_is_a_generator_is_answered_for_too(guard):
+    guard.admit("seats/42", 35)
+    statuses = []
+
+    def app(environ, start_response):
+        guard.admit("seats/42", fenced_wsgi.request_token(environ))
+        start_response("200 OK", [])
+        yield b"do"
+        yield b"ne"
+
+    def answer(token):
+        return b"".join(GuardedApplication(app)(environ(token), lambda status, headers: statuses.append(status)))
+
+    assert b"stale-token" in answer("34")
+    assert answer("35") == b"done"
+    assert statuses == ["409 Conflict", "200 OK"]
+
+
+def test_one_chunk_is_asked_for_before_the_server_asks_and_the_server_closes():
+    app, made, statuses, start_response = guarded_chunks()
+    chunks = app(environ(), start_response)
+    assert (made[0].asked, statuses) == (1, ["200 OK"])
+    assert list(chunks) == [b"1", b"2", b"3"]
+    assert made[0].closed == 0
+    chunks.close()
+    assert made[0].closed == 1
+
+
+STALE = StaleTokenError("seats/42", 34, 35)
+
+
+def test_an_application_that_fails_with_its_first_chunk_is_closed_before_it_is_answered_for():
+    app, made, statuses, start_response = guarded_chunks(begin_at=None, fails=0, error=STALE)
+    assert b"stale-token" in b"".join(app(environ(), start_response))
+    assert (made[0].closed, statuses) == (1, ["409 Conflict"])
+
+
+@pytest.mark.parametrize(
+    ("begin_at", "error"),
+    [(None, ZeroDivisionError("mine")), (None, SystemExit()), (0, STALE), (None, StaleTokenError("seats/1", 1, 2))],
+    ids=["another error", "the end of the thread", "an answer that has begun", "the error of another token"],
+)
+def test_an_error_that_has_no_answer_leaves_and_the_application_is_closed(begin_at, error):
+    app, made, statuses, start_response = guarded_chunks(begin_at=begin_at, fails=0, error=error)
+    with pytest.raises(type(error)):
+        app(environ(), start_response)
+    assert (made[0].closed, statuses) == (1, ["200 OK"] if begin_at == 0 else [])
+
+
+def test_an_error_after_the_first_chunk_leaves_and_the_server_closes():
+    app, made, statuses, start_response = guarded_chunks(fails=1, error=STALE)
+    chunks = app(environ(), start_response)
+    with pytest.raises(StaleTokenError):
+        list(chunks)
+    chunks.close()
+    assert (made[0].closed, statuses) == (1, ["200 OK"])
+
+
+def test_an_answer_without_a_body_and_one_that_cannot_be_closed_pass():
+    def without_a_body(environ, start_response):
+        start_response("204 No Content", [])
+        yield from ()
+
+    def without_close(environ, start_response):
+        return map(lambda chunk: start_response("200 OK", []) or chunk, [b"done"])
+
+    for app, body in ((without_a_body, []), (without_close, [b"done"])):
+        chunks = GuardedApplication(app)(environ(), lambda *_: None)
+        assert list(chunks) == body
+        chunks.close()
+
+
+def test_an_answer_that_has_begun_is_handed_on_as_it_is():
+    """A server may know it by its type, such as a file that the kernel sends."""
+    whole = [b"done"]
+
+    def app(environ, start_response):
+        start_response("200 OK", [])
+        return whole
+
+    assert GuardedApplication(app)(environ(), lambda *_: None) is whole
 
 
 # What cannot work is said when it is built
