@@ -468,7 +468,11 @@ def test_an_answer_without_a_body_and_one_that_cannot_be_closed_pass():
         yield from ()
 
     def without_close(environ, start_response):
-        return map(lambda chunk: start_response("200 OK", []) or chunk, [b"done"])
+        def begun(chunk):
+            start_response("200 OK", [])
+            return chunk
+
+        return map(begun, [b"done"])
 
     for app, body in ((without_a_body, []), (without_close, [b"done"])):
         chunks = GuardedApplication(app)(environ(), lambda *_: None)
