@@ -203,6 +203,11 @@ def terms_of(lock: Lock) -> Terms:
     return lock._terms  # noqa: SLF001  (another door to it)
 
 
+def telling(lock: Lock, on_held: Callable[[], object]) -> Lock:
+    """Describe *lock* again, as one that calls *on_held* when it is held elsewhere. For this package alone."""
+    return Lock(lock._engine, lock._terms._replace(on_held=on_held), lock._fences)  # noqa: SLF001  (another door to it)
+
+
 def in_mode(lock: Lock, mode: Mode, kind: type[L]) -> L:
     """Describe *lock* again, as one of another *kind* that is held in another way. For this package alone."""
     return kind(lock._engine, lock._terms._replace(mode=mode), lock._fences)  # noqa: SLF001  (another door to it)

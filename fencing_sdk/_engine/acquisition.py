@@ -83,6 +83,8 @@ class Terms(NamedTuple):
     fences: Sequence[tuple[Guard, str]] = ()
     """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
     mode: Mode = LOCK
+    on_held: Callable[[], object] | None = None
+    """Called when the store answers that another holder has the lock."""
 
     def claim(self) -> Claim:
         """A new claim, with an owner of its own."""
@@ -242,6 +244,8 @@ class Acquisition:
             self._calls.pop()  # nothing was granted, for certain
         if isinstance(outcome, Held):
             self._silent_since = None
+            if self._terms.on_held is not None:
+                self._terms.on_held()
             return outcome
         if isinstance(outcome, Exception):
             raise outcome

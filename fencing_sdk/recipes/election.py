@@ -32,7 +32,7 @@ import anyio
 
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._lease import Lease
-from fencing_sdk._lock import Lock
+from fencing_sdk._lock import Lock, telling
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import logger
@@ -148,7 +148,8 @@ class Election:
 
 def candidacy_of(election: Election) -> Candidacy:
     """Return a loop that stands in *election*. For this package alone."""
-    return Candidacy(election._state, election._lock())  # noqa: SLF001  (the one door to it)
+    state, lock = election._state, election._lock()  # noqa: SLF001  (the one door to it)
+    return Candidacy(state, telling(lock, state.heard))
 
 
 class Candidacy:

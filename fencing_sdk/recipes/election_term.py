@@ -58,6 +58,10 @@ class ElectionState:
         self.silent = False
         """Whether the store has not answered them for a ttl."""
 
+    def heard(self) -> None:
+        """The store has answered a candidate that another process leads."""
+        self.silent = False
+
     @property
     def leading(self) -> bool:
         """Whether this process leads at this moment, by the clock."""

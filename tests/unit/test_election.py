@@ -650,6 +650,25 @@ async def test_the_standing_is_known_at_every_moment():
         assert [standing.value for standing in seen] == ["idle", "candidate", "leading", "idle"]
 
 
+@in_virtual_time
+async def test_a_candidate_is_one_again_when_the_store_has_answered():
+    async with TwoProcesses(in_line=False) as two, two.theirs.lock("scheduler", ttl=TTL):
+        election = two.election()
+        standing = asyncio.create_task(two.lead(election))
+        await asyncio.sleep(1)
+        assert election.standing is ElectionStanding.CANDIDATE
+        for _ in range(2):
+            two.network.fail("acquire")
+            await asyncio.sleep(TTL + 5)  # and a pause between two tries
+            for _ in range(100):
+                assert election.standing is ElectionStanding.UNAVAILABLE, "for as long as it lasts"
+                await asyncio.sleep(0.5)
+            two.network.heal()
+            await asyncio.sleep(5)  # the longest pause between two tries
+            assert election.standing is ElectionStanding.CANDIDATE
+        standing.cancel()
+
+
 @pytest.mark.parametrize("options", [{"wait": 5}, {"ttl": 0}, {"drain": -1}, {"drain": None}, {"fences": "guard"}])
 async def test_options_that_cannot_work_are_refused_when_the_election_is_described(options):
     locks = LockClient(MemoryBackend())
