@@ -24,8 +24,9 @@ from fencing_sdk.sync._drain_signals import SyncDrainOnSignals
 from fencing_sdk.sync._election import SyncElection, as_leader
 from fencing_sdk.sync._interrupt import InterruptingLock
 from fencing_sdk.sync._lock import SyncLock, SyncReadWriteLock, SyncSemaphore
-from fencing_sdk.sync._loop_thread import InThread, LoopThread
+from fencing_sdk.sync._loop_thread import LoopThread
 from fencing_sdk.sync._multilock import SyncMultiLock
+from fencing_sdk.sync._thread_call import InThread
 
 P = ParamSpec("P")
 R = TypeVar("R")

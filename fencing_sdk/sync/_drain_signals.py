@@ -24,7 +24,8 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import UsageError
 from fencing_sdk.recipes.drain_signals import SignalHandlers, says_draining
-from fencing_sdk.sync._loop_thread import ClosedMeanwhileError, LoopThread
+from fencing_sdk.sync._loop_thread import LoopThread
+from fencing_sdk.sync._thread_call import ClosedMeanwhileError
 
 
 class SyncDrainOnSignals:

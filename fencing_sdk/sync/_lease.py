@@ -19,7 +19,8 @@ from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, LossReason, shown
-from fencing_sdk.sync._loop_thread import ClosedMeanwhileError, LoopThread
+from fencing_sdk.sync._loop_thread import LoopThread
+from fencing_sdk.sync._thread_call import ClosedMeanwhileError
 
 LossCallback = Callable[[LossReason], object]
 """Called in a thread of its own with the reason of the loss."""
