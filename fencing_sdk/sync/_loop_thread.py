@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from fencing_sdk._client import LockClient
@@ -75,7 +76,7 @@ class LoopThread:
             UsageError: this is the client's own thread.
         """
         call = ThreadCall(function, undo)
-        return call.wait(self._post(call.begin, only))
+        return call.wait(partial(self._post, call.begin, only, call))
 
     def call_around(self, function: Callable[[InThread], Awaitable[T]]) -> T:
         """
@@ -85,7 +86,7 @@ class LoopThread:
             BackendError, UsageError: as `call`.
         """
         call: ThreadCall[T] = ThreadCall(lambda: function(call.in_thread))
-        return call.wait(self._post(call.begin, None))
+        return call.wait(partial(self._post, call.begin, None, call))
 
     def watch(self, function: Callable[[], Coroutine[Any, Any, None]], only: asyncio.AbstractEventLoop) -> None:
         """
@@ -136,15 +137,21 @@ class LoopThread:
         if self._thread is not None:
             self._thread.join(limit)
 
-    def _post(self, begin: Callable[[], None], only: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop:
+    def _post(
+        self,
+        begin: Callable[[], None],
+        only: asyncio.AbstractEventLoop | None,
+        call: ThreadCall[Any] | None = None,
+    ) -> None:
         self._check_thread()
         with self._gate:  # nothing is posted to a loop that ends
             if only is not None and (self.inherited or self._loop is not only):
                 msg = "this client was closed, and what it held was given back"
                 raise ClosedMeanwhileError(msg)
             loop = self._loop or self._start()
+            if call is not None:
+                call.loop = loop  # before: an interrupt may come between the two
             loop.call_soon_threadsafe(begin)
-        return loop
 
     def _check_thread(self) -> None:
         if threading.current_thread() is self._thread:

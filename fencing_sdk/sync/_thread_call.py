@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from fencing_sdk._current import held_here, pop, push
 from fencing_sdk._engine.cancellation import outlast_cancellation
+from fencing_sdk._lease import AnyLease
 from fencing_sdk.errors import UsageError
 
 R = TypeVar("R")
@@ -35,16 +36,32 @@ class ClosedMeanwhileError(UsageError):
 class ThreadCall(Generic[T]):
     """One coroutine that a thread waits for."""
 
-    __slots__ = ("_body", "_ended", "_error", "_function", "_task", "_undo", "_undoing", "_value")
+    __slots__ = (
+        "_body",
+        "_done",
+        "_error",
+        "_function",
+        "_left",
+        "_task",
+        "_undo",
+        "_undoing",
+        "_value",
+        "_woken",
+        "loop",
+    )
 
     def __init__(
         self, function: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[object]] | None = None
     ) -> None:
         self._function = function
         self._undo = undo
-        self._body: ThreadBody | None = None
-        self._ended = threading.Lock()  # held until the coroutine has ended, or has a body to run: cheap to sleep on
-        self._ended.acquire()
+        self._body: ThreadBody | None = None  # the last one that was handed over
+        self._done = False
+        self._left = False  # the thread does not wait any more
+        self._woken = threading.Lock()  # held until the coroutine has ended, or has a body to run: cheap to sleep on
+        self._woken.acquire()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The loop that the call is posted to."""
         self._value: T | None = None
         self._error: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
@@ -66,16 +83,19 @@ class ThreadCall(Generic[T]):
         except BaseException as error:  # noqa: BLE001  (it leaves in the thread that waits)
             self._error = error
         finally:
-            self._ended.release()
+            self._done = True
+            self._wake()
 
     async def in_thread(self, function: Callable[[], R]) -> R:
         """
         Have the thread that waits run *function*, under the leases of this task, and return its value.
 
-        Nothing stops it. A cancellation waits until it has ended, unless it failed by itself.
+        Nothing stops it. A cancellation waits until it has ended, unless it failed by itself, or the thread has left.
         """
+        if self._left:
+            raise asyncio.CancelledError
         body = self._body = ThreadBody(function)
-        self._ended.release()
+        self._wake()
         cancelled = await outlast_cancellation(body.ended.wait, body.ended.is_set)
         if body.error is not None:
             raise body.error
@@ -83,35 +103,42 @@ class ThreadCall(Generic[T]):
             raise cancelled
         return cast("R", body.value)
 
+    def _wake(self) -> None:
+        if self._woken.locked():  # else the thread has not seen the last time yet, or has left
+            self._woken.release()
+
+    def _leave(self) -> None:
+        """Expect nothing of the thread any more: what it was to run, or ran, has ended."""
+        self._left = True
+        if self._body is not None:
+            self._body.give_up(asyncio.CancelledError())
+
     def _begin_to_undo(self, undone: threading.Event) -> None:
         self._undoing = asyncio.get_running_loop().create_task(self._take_back(undone))
 
     async def _take_back(self, undone: threading.Event) -> None:
         try:
+            self._leave()
             if self._task is not None and not self._task.done():
                 self._task.cancel()
                 await asyncio.wait((self._task,))
-            if self._error is None and self._undo is not None:
+            if self._task is not None and self._error is None and self._undo is not None:
                 await self._undo(cast("T", self._value))
         finally:
             undone.set()
 
     # In the thread.
 
-    def wait(self, loop: asyncio.AbstractEventLoop) -> T:
-        """Sleep until the coroutine has ended; return its value, or raise its error."""
+    def wait(self, post: Callable[[], object]) -> T:
+        """Have *post* hand the call to its loop, sleep until it has ended, and return its value, or raise its error."""
         try:
+            post()
             self._sleep()
-            while (body := self._body) is not None:
-                self._body = None
-                body.run()
-                loop.call_soon_threadsafe(body.ended.set)
+            while not self._done:
+                self._run_body()
                 self._sleep()
         except BaseException:  # raised by the handler of a signal: KeyboardInterrupt, SystemExit, a limit of Celery
-            undone = threading.Event()
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and has given all back
-                loop.call_soon_threadsafe(self._begin_to_undo, undone)
-                undone.wait(_UNDO_LIMIT)
+            self._undo_in_loop()
             raise
         error = self._error
         if error is None:
@@ -124,6 +151,23 @@ class ThreadCall(Generic[T]):
         finally:
             del self, error  # a traceback that keeps its own error keeps leases from being collected
 
+    def _run_body(self) -> None:
+        body = self._body
+        if body is not None and body.claim():
+            body.run()
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                cast("asyncio.AbstractEventLoop", self.loop).call_soon_threadsafe(body.ended.set)
+
+    def _undo_in_loop(self) -> None:
+        if self.loop is None:  # nothing was posted
+            return
+        if self._body is not None:
+            self._body.leave()
+        undone = threading.Event()
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and has given all back
+            self.loop.call_soon_threadsafe(self._begin_to_undo, undone)
+            undone.wait(_UNDO_LIMIT)
+
     def _sleep(self) -> None:
         """
         Sleep until there is an answer.
@@ -131,33 +175,50 @@ class ThreadCall(Generic[T]):
         A signal does not end the sleep if it came right before, or to another thread: Python runs the handler in the
         main thread when that wakes. So the main thread sleeps in naps.
         """
-        if not self._ended.acquire(True, _NAP):  # noqa: FBT003  (by position: each call asks once at least)
+        if not self._woken.acquire(True, _NAP):  # noqa: FBT003  (by position: each call asks once at least)
             nap = _NAP if threading.current_thread() is threading.main_thread() else -1
-            while not self._ended.acquire(True, nap):  # noqa: FBT003
+            while not self._woken.acquire(True, nap):  # noqa: FBT003
                 pass
 
 
 class ThreadBody:
     """What a coroutine has the thread do that waits for it."""
 
-    __slots__ = ("_function", "_leases", "ended", "error", "value")
+    __slots__ = ("_claimed", "_fresh", "_function", "_leases", "ended", "error", "value")
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
         self._leases = held_here()
+        self._fresh: list[AnyLease] = []
+        self._claimed = threading.Lock()
         self.ended = asyncio.Event()
         self.value: object = None
         self.error: BaseException | None = None
 
+    def claim(self) -> bool:
+        """Whether the caller, and no other, is to run the body, or to end it instead."""
+        return self._claimed.acquire(blocking=False)
+
+    def give_up(self, error: BaseException) -> None:
+        """In the loop: end the body by *error*, unless it has failed by itself. The thread begins it no more."""
+        self._claimed.acquire(blocking=False)
+        if not self.ended.is_set():
+            self.error = self.error or error
+            self.ended.set()
+
     def run(self) -> None:
         """Run in the thread; what is raised goes to the coroutine, which decides what leaves."""
-        fresh = [lease for lease in self._leases if lease not in held_here()]
-        for lease in fresh:
-            push(lease)
+        self._fresh = [lease for lease in self._leases if lease not in held_here()]
         try:
+            for lease in self._fresh:
+                push(lease)
             self.value = self._function()
         except BaseException as error:  # noqa: BLE001  (it leaves by way of the coroutine)
             self.error = error
         finally:
-            for lease in fresh:
-                pop(lease)
+            self.leave()
+
+    def leave(self) -> None:
+        """In the thread: take the leases of the coroutine out of its context. Idempotent."""
+        for lease in self._fresh:
+            pop(lease)

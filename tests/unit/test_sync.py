@@ -25,9 +25,12 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
+from fencing_sdk._current import held_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token, holding
+from fencing_sdk.sync._loop_thread import LoopThread
+from fencing_sdk.sync._thread_call import ThreadBody
 
 
 @pytest.fixture
@@ -495,6 +498,72 @@ def test_a_lock_that_was_granted_when_its_caller_was_interrupted_is_given_back(l
     with pytest.raises(KeyboardInterrupt), handled_by(signal.default_int_handler):
         bridge.call(slowly, undo=lambda lease: lease.release())
     assert len(granted) == 1
+    assert free(locks)
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_a_job_that_is_interrupted_beside_its_body_is_given_back(locks, monkeypatch, ran):
+    """The signal comes right before the body begins, or right after it has ended."""
+    run = ThreadBody.run
+
+    def interrupted(body):
+        if ran:
+            run(body)
+        raise KeyboardInterrupt
+
+    @locks.job("a", at_least_for=0.01)
+    def work(): ...
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(ThreadBody, "run", interrupted)
+        work()
+    with locks.lock("a", wait=PATIENCE):
+        pass
+    locks.close()
+    assert time.monotonic() - began < 4
+    assert held_here() == ()
+
+
+def test_a_job_that_is_interrupted_before_it_is_granted_does_not_hand_its_body_over(locks, monkeypatch):
+    """The grant comes while the job is taken back: no thread is there that would run the body."""
+    called, lock = [], fencing_sdk._lock.Lock
+    acquire = lock._acquire
+
+    async def slowly(*args):
+        with contextlib.suppress(asyncio.CancelledError):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            await asyncio.sleep(PATIENCE)
+        return await acquire(*args)
+
+    @locks.job("a", at_least_for=0.01)
+    def work():
+        called.append(True)
+
+    with (
+        locks,
+        pytest.raises(KeyboardInterrupt),
+        handled_by(signal.default_int_handler),
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(lock, "_acquire", slowly)
+        work()
+    with locks.lock("a", wait=PATIENCE):
+        pass
+    assert called == []
+
+
+def test_a_caller_that_is_interrupted_when_its_call_is_posted_leaves_nothing_behind(locks, monkeypatch):
+    post = LoopThread._post
+
+    def interrupted(bridge, *args):
+        post(bridge, *args)
+        raise KeyboardInterrupt
+
+    with locks, monkeypatch.context() as patch:
+        patch.setattr(LoopThread, "_post", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            locks.lock("a", ttl=30).acquire()
     assert free(locks)
 
 
