@@ -105,13 +105,14 @@ class Election:
     @property
     def standing(self) -> ElectionStanding:
         """How this process stands, for health endpoints. May be read from any thread."""
-        terms = tuple(self._state.terms)
+        here = self._state.here
+        terms = tuple(here.terms)
         if any(term.lease.held and not term.stopped for term in terms):
             return ElectionStanding.LEADING
         if terms:
             return ElectionStanding.ENDING
-        if self._state.candidacies:
-            return ElectionStanding.UNAVAILABLE if self._state.silent else ElectionStanding.CANDIDATE
+        if here.candidacies:
+            return ElectionStanding.UNAVAILABLE if here.silent else ElectionStanding.CANDIDATE
         return ElectionStanding.IDLE
 
     def __repr__(self) -> str:
@@ -139,7 +140,7 @@ class Election:
             UsageError: the client is not open.
         """
         self._state.engine()
-        for term in tuple(self._state.terms):
+        for term in tuple(self._state.here.terms):
             term.stop()
 
     def __aiter__(self) -> AsyncIterator[ElectionTerm]:
@@ -183,14 +184,15 @@ class Candidacy:
 
     async def stand(self, *, resigned: bool) -> Lease | None:
         """Wait for the lead, behind others if this process *resigned*; return None when the client drains."""
-        self.election.candidacies.add(self)
+        here = self.election.here
+        here.candidacies.add(self)
         try:
             if resigned:
                 await self._pause(_AFTER_RESIGNING)
             return await self._ride_out()
         finally:
-            self.election.candidacies.discard(self)
-            self.election.silent = False
+            here.candidacies.discard(self)
+            here.silent = False
 
     async def _ride_out(self) -> Lease | None:
         """Wait for the lead through outages of the store. See the story at the top for what leaves."""
@@ -201,7 +203,7 @@ class Candidacy:
             except DrainingError:
                 break
             except (BackendUnavailableError, LeaseLostError) as error:
-                self.election.silent = isinstance(error, BackendUnavailableError)
+                self.election.here.silent = isinstance(error, BackendUnavailableError)
                 logger.warning("election %s: %s; trying again", shown(self.election.name), error)
             await self._pause(pause * JITTER.uniform(0.5, 1.0))
             pause = min(2 * pause, _LAST_PAUSE)

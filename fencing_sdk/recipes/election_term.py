@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from fencing_sdk._engine.cancellation import PacedScope, paced_scope
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk._lock import Lock, enter_with
+from fencing_sdk._values import forks
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import LeaseLostError, UsageError, shown
 
@@ -41,31 +43,44 @@ class Term(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class ElectionRoles:
+    """What one process does in an election."""
+
+    terms: dict[Term, None] = field(default_factory=dict)
+    """The blocks whose lock was not given back."""
+    candidacies: set[object] = field(default_factory=set)
+    """Loops that wait for the lead."""
+    silent: bool = False
+    """Whether the store has not answered them for a ttl."""
+
+
 class ElectionState:
     """What an election, its loops and their terms know of each other."""
 
-    __slots__ = ("__weakref__", "candidacies", "drain", "engine", "name", "silent", "terms")
+    __slots__ = ("__weakref__", "_roles", "drain", "engine", "name")
 
     def __init__(self, name: str, engine: Callable[[], Engine], drain: float) -> None:
         self.name = name
         self.engine = engine
         self.drain = drain
         """Seconds for which a body may go on when the client drains."""
-        self.terms: dict[Term, None] = {}
-        """The blocks whose lock was not given back."""
-        self.candidacies: set[object] = set()
-        """Loops that wait for the lead."""
-        self.silent = False
-        """Whether the store has not answered them for a ttl."""
+        self._roles: dict[int, ElectionRoles] = {}
+
+    @property
+    def here(self) -> ElectionRoles:
+        """The roles of this process: a forked child has none of its parent's."""
+        roles = self._roles.get(forks.count)
+        return self._roles.setdefault(forks.count, ElectionRoles()) if roles is None else roles
 
     def heard(self) -> None:
         """The store has answered a candidate that another process leads."""
-        self.silent = False
+        self.here.silent = False
 
     @property
     def leading(self) -> bool:
         """Whether this process leads at this moment, by the clock."""
-        return any(term.lease.held for term in tuple(self.terms))
+        return any(term.lease.held for term in tuple(self.here.terms))
 
 
 class ElectionTerm:
@@ -115,7 +130,7 @@ class TermBlock:
         self._forget: Callable[[], object] = lambda: None
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(lease.ttl, self._forfeit, context=Context())
-        election.terms[self] = None
+        election.here.terms[self] = None
 
     def enter(self) -> None:
         """
@@ -124,7 +139,7 @@ class TermBlock:
         Raises:
             UsageError: it has begun before, or its lease was given back.
         """
-        if self._scope is not None or self not in self._election.terms:
+        if self._scope is not None or self not in self._election.here.terms:
             msg = f"a term of election {shown(self._election.name)} is entered once, and in its loop"
             raise UsageError(msg)
         draining = self._election.engine().draining
@@ -146,7 +161,7 @@ class TermBlock:
         except LeaseLostError as error:
             end = error
         finally:
-            self._election.terms.pop(self, None)
+            self._election.here.terms.pop(self, None)
         if end is None or is_end_of(self.lease, end):
             return True
         if end is not raised:
@@ -168,7 +183,7 @@ class TermBlock:
         """
         if self._scope is None:
             self._timer.cancel()
-            self._election.terms.pop(self, None)
+            self._election.here.terms.pop(self, None)
             await self.lease.release()
             msg = (
                 f"a term of election {shown(self._election.name)} was not entered; "
@@ -178,7 +193,7 @@ class TermBlock:
 
     def left_behind(self) -> None:
         """Give back a term that is not entered in this turn of the event loop: its loop was left. From any thread."""
-        if self._scope is None and self in self._election.terms:
+        if self._scope is None and self in self._election.here.terms:
             with suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._forfeit, context=Context())
 
@@ -191,11 +206,11 @@ class TermBlock:
 
     def _forfeit(self) -> None:
         """Give back a term that is not entered: the loop was left, or does something else first."""
-        if self._scope is not None or self not in self._election.terms:
+        if self._scope is not None or self not in self._election.here.terms:
             return
         self._timer.cancel()
         logger.warning("a term of election %s was not entered; its lock is given back", shown(self._election.name))
-        self._election.terms.pop(self, None)
+        self._election.here.terms.pop(self, None)
         self._forfeiting = self._loop.create_task(self.lease.release(), context=Context())
 
     def _close_scope(self, raised: BaseException | None) -> BaseException | None:

@@ -75,7 +75,7 @@ class SyncTermBlock:
         self.entered = False
         self.stopped = False
         """Whether the election resigned."""
-        election.terms[self] = None
+        election.here.terms[self] = None
 
     @property
     def over(self) -> bool:
@@ -107,13 +107,13 @@ class SyncTermBlock:
             if not is_end_of(self.lease, error):
                 raise
         finally:
-            self._election.terms.pop(self, None)
+            self._election.here.terms.pop(self, None)
         return raised is not None and is_end_of(self.lease, raised)
 
     def forfeit(self) -> None:
         """Give back a term that was not entered: the loop was left, or went on without it."""
         if not self.entered:
-            self._election.terms.pop(self, None)
+            self._election.here.terms.pop(self, None)
             self.lease.release()
 
 

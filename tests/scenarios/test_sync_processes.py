@@ -90,6 +90,33 @@ print("done")
     assert said == ["done"]
 
 
+def test_a_forked_child_of_a_leader_stands_for_itself(tmp_path, url):
+    said = run(
+        tmp_path,
+        f"""
+import os
+from fencing_sdk.sync import connect
+
+locks = connect({url!r})
+election = locks.election("a", ttl=300)
+for term in election:
+    with term:
+        child = os.fork()
+        if child == 0:
+            print(election.standing.value, election.leading, flush=True)
+            for own in election:
+                with own:
+                    print(election.standing.value, election.leading, flush=True)
+                    os._exit(0)
+        print(election.standing.value, flush=True)
+    break
+assert os.waitpid(child, 0)[1] == 0
+print(election.standing.value)
+""",
+    )
+    assert sorted(said) == sorted(["leading", "idle False", "leading True", "idle"])
+
+
 def test_what_a_script_holds_after_it_has_forked_is_free_when_it_ends(tmp_path, url):
     """Python 3.12 starts no thread while the interpreter ends, and SQLite's was ended by the fork."""
     run(
