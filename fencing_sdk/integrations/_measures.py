@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Lock, RLock
 
 from fencing_sdk._values.names import FilledName
 from fencing_sdk._values.observers import Meter
@@ -99,6 +99,7 @@ class MetricsObserver(Meter):
         self._label = check_label(label)
         self.made: dict[str, Series] = {}
         """By the label."""
+        self._making = RLock()  # a finalizer may come in between, in this very thread, and report, too
         self._last: tuple[str, Series] | None = None
         """A lease is told of three times in a row, with one object as its name."""
 
@@ -152,11 +153,17 @@ class MetricsObserver(Meter):
         if last is not None and name is last[0]:
             return last[1]
         label = self._label(name)
-        series = self.made.get(label)
-        if series is None:
-            series = self.made[label] = self._make(label)
+        series = self.made.get(label) or self._new(label)
         self._last = name, series
         return series
+
+    def _new(self, label: str) -> Series:
+        """Make the series of *label*, unless another thread has just done so: with two, the gauges would be wrong."""
+        with self._making:
+            series = self.made.get(label)
+            if series is None:
+                series = self.made[label] = self._make(label)
+            return series
 
 
 def _count(series: Series, event: Event) -> None:

@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from fencing_sdk import (
 from fencing_sdk._engine import reports
 from fencing_sdk._values.names import FilledName
 from fencing_sdk.guards.memory import MemoryGuard
-from fencing_sdk.integrations._measures import Label, MetricsObserver
+from fencing_sdk.integrations._measures import Label, MetricsObserver, Series
 from fencing_sdk.integrations.logs import LogEvents
 from fencing_sdk.integrations.opentelemetry import OpenTelemetryMetrics, OpenTelemetrySpans
 from fencing_sdk.integrations.prometheus import PrometheusMetrics
@@ -151,6 +152,32 @@ async def test_the_gauges_tell_what_is_held_and_what_waits_now(library: Library)
         await asyncio.wait([waiter])
         assert (numbers()["held", "a", ""], numbers()["waiting", "a", ""]) == (1, 0)
     assert (numbers()["held", "a", ""], numbers()["waiting", "a", ""]) == (0, 0)
+
+
+@LIBRARIES
+def test_two_threads_that_see_a_lock_for_the_first_time_move_the_same_gauges(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other thread comes while this one makes the instruments of the lock."""
+    observer, numbers = library(str)
+    make, other = observer._make, threading.Thread(target=observer.acquiring, args=("a",))
+
+    def interrupted(label: str) -> Series:
+        if threading.current_thread() is not other:
+            other.start()
+            other.join(0.5)  # with one series for both it waits for this thread
+        return make(label)
+
+    monkeypatch.setattr(observer, "_make", interrupted)
+    observer.acquiring("a")
+    other.join()
+    assert numbers()["waiting", "a", ""] == 2
+    for _ in range(2):
+        observer.acquired("a", 0.1)
+    assert (numbers()["waiting", "a", ""], numbers()["held", "a", ""]) == (0, 2)
+    for _ in range(2):
+        observer.released("a", 0.1)
+    assert numbers()["held", "a", ""] == 0
 
 
 @LIBRARIES
