@@ -24,6 +24,7 @@ from fencing_sdk import (
     UsageError,
 )
 from fencing_sdk._current import held_here
+from fencing_sdk._values import forks
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
@@ -667,6 +668,24 @@ async def test_a_candidate_is_one_again_when_the_store_has_answered():
             await asyncio.sleep(5)  # the longest pause between two tries
             assert election.standing is ElectionStanding.CANDIDATE
         standing.cancel()
+
+
+@in_virtual_time
+async def test_a_forked_child_has_none_of_the_roles_of_its_parent(monkeypatch):
+    async with TwoProcesses() as two:
+        leader, candidate = two.election(), two.election()
+        leading = asyncio.create_task(two.lead(leader))
+        await settle()
+        waiting = asyncio.create_task(two.lead(candidate))
+        await settle()
+        assert [leader.standing.value, candidate.standing.value] == ["leading", "candidate"]
+        with monkeypatch.context() as child:
+            child.setattr(forks, "count", forks.count + 1)
+            assert [leader.standing.value, candidate.standing.value] == ["idle", "idle"]
+            assert not leader.leading
+        assert [leader.standing.value, candidate.standing.value] == ["leading", "candidate"]
+        leading.cancel()
+        waiting.cancel()
 
 
 @pytest.mark.parametrize("options", [{"wait": 5}, {"ttl": 0}, {"drain": -1}, {"drain": None}, {"fences": "guard"}])

@@ -11,7 +11,6 @@ from patience import wait_until
 from stays import PATIENCE
 
 from fencing_sdk import ConfigurationError, ElectionStanding, LossReason, UsageError, current_token
-from fencing_sdk._values import forks
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.recipes.election import Candidacy
 from fencing_sdk.sync import connect
@@ -124,29 +123,6 @@ def test_a_drain_ends_the_loop_of_a_leader_and_of_a_candidate_in_order(locks):
             future.result(PATIENCE)
     assert ended[0] == "leads"
     assert sorted(ended[1:]) == ["candidate", "leader"]
-
-
-def test_a_forked_child_has_none_of_the_roles_of_its_parent(locks, monkeypatch):
-    leader, candidate = locks.election("a"), locks.election("a")
-
-    def in_a_child():
-        with monkeypatch.context() as child:
-            child.setattr(forks, "count", forks.count + 1)
-            return [(election.leading, election.standing.value) for election in (leader, candidate)]
-
-    def stand():
-        for term in candidate:
-            with term:
-                return
-
-    with ThreadPoolExecutor(1) as pool:
-        for term in leader:
-            with term:
-                pool.submit(stand)
-                wait_until(lambda: locks.waiters("a"), within=PATIENCE)
-                assert [leader.standing.value, candidate.standing.value] == ["leading", "candidate"]
-                assert in_a_child() == [(False, "idle"), (False, "idle")]
-            break
 
 
 def test_a_term_that_is_not_entered_is_given_back_and_told(locks):
