@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from threading import RLock
 
 from opentelemetry.context import Context, get_current
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter
@@ -184,11 +185,13 @@ class _Tally:
     def __init__(self, create: Callable[..., object], what: str, word: str = "") -> None:
         self._word = word
         self._numbers: dict[tuple[str, str], int] = {}
+        self._lock = RLock()  # of several threads; a finalizer may come in between, in this very thread
         create(f"fencing.{what}", [self._read], "1", HELP[what])
 
     def add(self, lock: str, detail: str) -> None:
         key = lock, detail
-        self._numbers[key] = self._numbers.get(key, 0) + 1
+        with self._lock:
+            self._numbers[key] = self._numbers.get(key, 0) + 1
 
     def _read(self, _options: CallbackOptions) -> Iterable[Observation]:
         for (lock, detail), number in self._numbers.copy().items():

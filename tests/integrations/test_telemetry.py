@@ -24,6 +24,8 @@ from prometheus_client import CollectorRegistry
 from fencing_sdk import (
     ConfigurationError,
     Event,
+    LossReason,
+    Lost,
     RenewalFailed,
     RenewalLate,
     Renewed,
@@ -178,6 +180,25 @@ def test_two_threads_that_see_a_lock_for_the_first_time_move_the_same_gauges(
     for _ in range(2):
         observer.released("a", 0.1)
     assert numbers()["held", "a", ""] == 0
+
+
+def test_two_threads_that_count_the_same_thing_are_both_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other thread comes after this one has read the number, and before it writes the next one."""
+    observer, numbers = opentelemetry(str)
+    lost = Lost(name="a", at=1.0, holder="h", token=1, reason=LossReason.CLOSED)
+    other = threading.Thread(target=observer, args=(lost,))
+
+    class Interrupted(dict[tuple[str, str], int]):
+        def __setitem__(self, key: tuple[str, str], number: int) -> None:
+            if threading.current_thread() is not other:
+                other.start()
+                other.join(0.5)  # with a lock it waits for this thread
+            super().__setitem__(key, number)
+
+    monkeypatch.setattr(observer._tallies["lost"], "_numbers", Interrupted())  # type: ignore[attr-defined]
+    observer(lost)
+    other.join()
+    assert numbers()["lost", "a", "closed"] == 2
 
 
 @LIBRARIES
