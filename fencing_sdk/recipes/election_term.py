@@ -117,7 +117,18 @@ class ElectionTerm:
 class TermBlock:
     """What an `ElectionTerm` does, and how the loop and the election end it."""
 
-    __slots__ = ("_election", "_forfeiting", "_forget", "_lock", "_loop", "_scope", "_timer", "lease", "stopped")
+    __slots__ = (
+        "_election",
+        "_forfeited",
+        "_forfeiting",
+        "_forget",
+        "_lock",
+        "_loop",
+        "_scope",
+        "_timer",
+        "lease",
+        "stopped",
+    )
 
     def __init__(self, election: ElectionState, lock: Lock, lease: Lease) -> None:
         self._election = election
@@ -127,9 +138,10 @@ class TermBlock:
         self.stopped = False
         """Whether the body was asked to end although the lease is held."""
         self._scope: PacedScope | None = None
+        self._forfeited: str | None = None  # when it should have been entered, once it was given back
         self._forget: Callable[[], object] = lambda: None
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(lease.ttl, self._forfeit, context=Context())
+        self._timer = self._loop.call_later(lease.ttl, self._forfeit, "within one ttl", context=Context())
         election.here.terms[self] = None
 
     def enter(self) -> None:
@@ -139,6 +151,8 @@ class TermBlock:
         Raises:
             UsageError: it has begun before, or its lease was given back.
         """
+        if self._forfeited is not None:
+            raise not_entered(self._election, self._forfeited, "async with")
         if self._scope is not None or self not in self._election.here.terms:
             msg = f"a term of election {shown(self._election.name)} is entered once, and in its loop"
             raise UsageError(msg)
@@ -184,18 +198,15 @@ class TermBlock:
         if self._scope is None:
             self._timer.cancel()
             self._election.here.terms.pop(self, None)
+            self._forfeited = self._forfeited or "before its loop went on"
             await self.lease.release()
-            msg = (
-                f"a term of election {shown(self._election.name)} was not entered; "
-                "write 'async with term as lease:' as the first line of the loop"
-            )
-            raise UsageError(msg)
+            raise not_entered(self._election, self._forfeited, "async with")
 
     def left_behind(self) -> None:
         """Give back a term that is not entered in this turn of the event loop: its loop was left. From any thread."""
         if self._scope is None and self in self._election.here.terms:
             with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._forfeit, context=Context())
+                self._loop.call_soon_threadsafe(self._forfeit, "before its loop was left", context=Context())
 
     def _on_drain(self) -> None:
         if self._election.drain > 0:
@@ -204,12 +215,14 @@ class TermBlock:
         else:
             self.stop()
 
-    def _forfeit(self) -> None:
+    def _forfeit(self, when: str) -> None:
         """Give back a term that is not entered: the loop was left, or does something else first."""
         if self._scope is not None or self not in self._election.here.terms:
             return
         self._timer.cancel()
-        logger.warning("a term of election %s was not entered; its lock is given back", shown(self._election.name))
+        self._forfeited = when
+        name = shown(self._election.name)
+        logger.warning("a term of election %s was not entered %s; its lock is given back", name, when)
         self._election.here.terms.pop(self, None)
         self._forfeiting = self._loop.create_task(self.lease.release(), context=Context())
 
@@ -225,6 +238,14 @@ class TermBlock:
         except BaseException as rest:  # noqa: BLE001  (the part of a group that was not ours; it leaves)
             return rest
         return None if swallowed else raised
+
+
+def not_entered(election: ElectionState, when: str, how: str) -> UsageError:
+    """Say *when* a term should have been entered, and was not."""
+    return UsageError(
+        f"a term of election {shown(election.name)} was not entered {when}, so its lock was given back; "
+        f"write '{how} term as lease:' as the first line of the loop"
+    )
 
 
 def is_end_of(lease: AnyLease, error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 from fencing_sdk._values.claim import Holder
 from fencing_sdk.errors import LeaseLostError, UsageError, shown
 from fencing_sdk.recipes.election import Election, ElectionStanding, candidacy_of
-from fencing_sdk.recipes.election_term import ElectionState, is_end_of
+from fencing_sdk.recipes.election_term import ElectionState, is_end_of, not_entered
 from fencing_sdk.sync._lease import SyncLease, enter, give_back, leave
 from fencing_sdk.sync._loop_thread import LoopThread
 
@@ -91,11 +91,13 @@ class SyncTermBlock:
         Begin the block.
 
         Raises:
-            UsageError: it has begun before.
+            UsageError: it has begun before, or its lease was given back.
         """
         if self.entered:
             msg = f"a term of election {shown(self._election.name)} is entered once"
             raise UsageError(msg)
+        if self not in self._election.here.terms:
+            raise not_entered(self._election, "before its loop was left", "with")
         self.entered = True
         enter(self.lease)
 
@@ -176,11 +178,7 @@ class SyncElection:
             finally:
                 block.forfeit()
             if not block.entered:
-                msg = (
-                    f"a term of election {shown(self.name)} was not entered; "
-                    "write 'with term as lease:' as the first line of the loop"
-                )
-                raise UsageError(msg)
+                raise not_entered(candidacy.election, "before its loop went on", "with")
             resigned = block.stopped
 
 

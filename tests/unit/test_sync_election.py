@@ -130,9 +130,11 @@ def test_a_term_that_is_not_entered_is_given_back_and_told(locks):
         for _ in locks.election("a"):
             pass
     assert locks.inspect("a") is None
-    for _ in locks.election("a"):
+    for term in locks.election("a"):  # noqa: B007  (used below)
         break
     assert locks.inspect("a") is None
+    with pytest.raises(UsageError, match="before its loop was left, so its lock was given back"), term:
+        pytest.fail("a body without the lead")
 
 
 def test_a_term_is_entered_once(locks):
