@@ -119,9 +119,15 @@ class LoopThread:
         if self.inherited:
             return
         self._check_thread()
-        with self._gate:
-            self.close_soon()
-            self.join()
+        loop = self._loop
+        try:
+            if loop is not None:  # while calls are still taken: other threads give their locks back, and the drain ends
+                with contextlib.suppress(ClosedMeanwhileError):
+                    self.call(self._client.aclose, only=loop)
+        finally:
+            with self._gate:
+                self.close_soon()
+                self.join()
 
     def close_soon(self) -> None:
         """Begin to close the client, and do not wait."""

@@ -13,7 +13,7 @@ import pytest
 from patience import wait_until
 from stays import PATIENCE
 
-from fencing_sdk import ConfigurationError, DrainingError, LeaseLostError, LossReason, UsageError
+from fencing_sdk import ConfigurationError, DrainingError, LeaseLostError, LossReason, Lost, Released, UsageError
 from fencing_sdk.sync import connect
 
 SIGNAL = signal.SIGWINCH
@@ -158,3 +158,16 @@ def test_what_cannot_work_is_told(locks):
         pass
     with pytest.raises(UsageError, match="once"), block:
         pass
+
+
+def test_closing_lets_the_body_of_another_thread_end_and_give_its_lock_back():
+    told = []
+    locks = connect("memory://", drain=PATIENCE, observers=[told.append])
+    with ThreadPoolExecutor(2) as pool, locks.lock("a") as lease:
+        closing = pool.submit(locks.close)
+        wait_until(lambda: locks.draining, within=PATIENCE)
+        with pytest.raises(DrainingError):
+            locks.lock("b").acquire()
+        lease.check()
+    closing.result()
+    assert [type(event) for event in told if isinstance(event, Lost | Released)] == [Released]
