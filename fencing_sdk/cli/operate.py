@@ -29,6 +29,8 @@ from fencing_sdk.cli._streams import Output, say, write_out
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 
 NOT_BROKEN = 1
+_WIDEST = 100_000
+"""Columns of a table that need not fit into a terminal: a name has at most 512 bytes, metadata some thousands."""
 _GLANCE = 0.2
 """Seconds after which a question looks whether it was interrupted right before it began to wait."""
 
@@ -57,7 +59,7 @@ def list_locks(pattern: str, output: Output, *, url: str | None, as_json: bool, 
                 break
             rows.append(holder)
         if rows:
-            output.print(_table(sorted(rows, key=lambda row: (row.name, row.permit or 0))))
+            _print_table(sorted(rows, key=lambda row: (row.name, row.permit or 0)), output)
         else:
             say("nothing is held" if pattern == "*" else f"nothing is held that matches {shown(pattern)}")
         if more:
@@ -67,9 +69,17 @@ def list_locks(pattern: str, output: Output, *, url: str | None, as_json: bool, 
     return look(url, lines if as_json else table)
 
 
-def _table(rows: Sequence[Holder]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    table.add_column("NAME", overflow="fold", ratio=3, min_width=12)
+def _print_table(rows: Sequence[Holder], output: Output) -> None:
+    """Fit the table into a terminal. In a pipe each holder has one line, with the whole name: ``fencing ls | grep``."""
+    table = _table(rows, whole=not output.is_terminal)
+    if not output.is_terminal:
+        output.width = output.measure(table, options=output.options.update(max_width=_WIDEST)).maximum
+    output.print(table)
+
+
+def _table(rows: Sequence[Holder], *, whole: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=not whole)
+    table.add_column("NAME", overflow="fold", no_wrap=whole, ratio=3, min_width=12)
     table.add_column("HOLDER", no_wrap=True)
     table.add_column("TOKEN", no_wrap=True, justify="right")
     for heading in ("HELD", "LEFT", "WAIT"):

@@ -38,17 +38,30 @@ async def test_ls_prints_a_row_for_each_holder_on_80_columns(fencing: Fencing, l
         assert "there is more than these 1" in few.stderr
 
 
-async def test_long_names_are_folded_and_long_metadata_is_cut(fencing: Fencing, locks: LockClient):
+async def test_at_a_terminal_long_names_are_folded_and_long_metadata_is_cut(
+    at_a_terminal: Open, fencing: Fencing, locks: LockClient
+):
     about = json.dumps({"host": "worker-3.eu-west.example", "pid": 4711, "command": "report", "start": "2026-11-23"})
     name = "tenants/" + "0123456789" * 5
     async with locks.lock("nightly", metadata=about) as lease, locks.lock(name, metadata=about):
-        done = await asyncio.to_thread(fencing, "ls")
-        lines = done.stdout.splitlines()
+        terminal = at_a_terminal("ls")
+        assert await asyncio.to_thread(terminal.ends) == 0
+        lines = plain(terminal.seen + terminal.rest()).splitlines()
         assert max(map(len, lines)) <= 80
         assert lines[1].split()[:3] == ["nightly", lease.holder, str(lease.token)]
         assert lines[1].rstrip().endswith("…")
         assert "".join(line[:16].strip() for line in lines[2:]).startswith("tenants/01")
         assert "".join(line.split()[0] for line in lines[2:]) == name
+
+
+async def test_in_a_pipe_each_holder_has_one_line_with_the_whole_name(fencing: Fencing, locks: LockClient):
+    name, about = "tenants/" + "0123456789" * 20, "worker 3, " * 20
+    async with locks.lock("nightly") as lease, locks.lock(name, metadata=about) as other:
+        done = await asyncio.to_thread(fencing, "ls")
+        _, short, long = done.stdout.splitlines()
+        assert short.split()[:3] == ["nightly", lease.holder, str(lease.token)]
+        assert long.split()[:3] == [name, other.holder, str(other.token)]
+        assert long.rstrip().endswith(about.rstrip())
 
 
 async def test_ls_tells_when_nothing_is_held(fencing: Fencing, locks: LockClient):
