@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from campaigns import amount
+from stays import eventually
 
 from fencing_sdk import (
     BackendRefusedError,
@@ -304,7 +305,7 @@ async def test_a_request_that_is_carried_out_late_replaces_nothing_newer(kahuna_
 
 
 async def test_a_write_is_given_up_and_told_as_unknown(kahuna_server, guard, monkeypatch):
-    monkeypatch.setattr("fencing_sdk.guards.kahuna._LONGEST_WRITE", 0.3)
+    monkeypatch.setattr("fencing_sdk.guards.kahuna._LONGEST_CALL", 0.3)
     kahuna_server.fault("body", {"type": 101}, call="try-set", apply=False)
     with pytest.raises(BackendUnavailableError, match="whether the value was written"):
         await guard.write("a", OLD, b"1")
@@ -341,11 +342,54 @@ async def test_kahunas_own_refusal_leaves_as_ours(kahuna_server, guard):
 @pytest.mark.parametrize(
     "answer", [{"type": 3}, {"type": 3, "value": "!", "revision": 0, "expires": {}}, {"type": "3"}, 5]
 )
-async def test_an_answer_that_cannot_be_read_is_no_value(kahuna_server, guard, answer):
+async def test_an_answer_that_cannot_be_read_is_no_value(kahuna_server, guard, answer, monkeypatch):
     await guard.write("a", OLD, b"1")
-    kahuna_server.fault("body", answer, call="try-get", times=1)
-    with pytest.raises(BackendUnavailableError):
-        await guard.highest("a")
+    kahuna_server.fault("body", answer, call="try-get")
+    monkeypatch.setattr("fencing_sdk.guards.kahuna._LONGEST_CALL", 0.1)
+    for read in (guard.read, guard.highest):
+        with pytest.raises(BackendUnavailableError):
+            await read("a")
+
+
+async def test_a_read_beside_a_write_of_the_same_value_waits_for_it(kahuna_server, guard):
+    """While the server replicates the write, its answer to a read is MustRetry."""
+    await guard.write("a", OLD, b"1")
+    kahuna_server.replication(0.3)
+
+    async def is_under_way():
+        return len(await asyncio.to_thread(kahuna_server.seen, "try-set")) == 2
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(guard.write("a", NEW, b"2"))
+        await eventually(is_under_way, what="the write is under way")
+        assert (await guard.read("a"), await guard.highest("a")) == (b"2", NEW)
+
+
+@pytest.mark.parametrize(("act", "value"), UNKNOWN, ids=str)
+async def test_a_read_without_an_answer_is_made_again(kahuna_server, guard, act, value):
+    await guard.write("a", OLD, b"1")
+    kahuna_server.fault(act, value, call="try-get", times=1)
+    assert await guard.read("a") == b"1"
+    kahuna_server.fault(act, value, call="try-get", times=1)
+    assert await guard.highest("a") == OLD
+
+
+async def test_an_older_revision_that_is_read_without_an_answer_is_read_again(kahuna_server, guard):
+    """So a write that was carried out is told, not left open."""
+    await guard.write("a", OLD, b"1")
+    kahuna_server.fault("drop", call="try-set", times=1)
+    after_the_first_set(guard, lambda: put_fenced(kahuna_server, "guarded/a", NEW, b"3"))
+    original, reads = guard._values.get, []
+
+    async def get(operation, key, revision):
+        reads.append(revision)
+        if reads.count(1) == 1 and revision == 1:
+            raise BackendUnavailableError("KahunaGuard", operation, "the answer was of type 101")
+        return await original(operation, key, revision)
+
+    guard._values.get = get
+    await guard.write("a", OLD, b"2")
+    assert reads == [-1, -1, 1, 1]
 
 
 def after_the_first_set(guard, act):

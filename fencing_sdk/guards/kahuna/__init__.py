@@ -35,7 +35,7 @@ from fencing_sdk.errors import BackendUnavailableError, ConfigurationError, Unsu
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted
 from fencing_sdk.guards.kahuna._layout import FencedValue
-from fencing_sdk.guards.kahuna._replacement import Replacement, WritePauses, read_latest
+from fencing_sdk.guards.kahuna._replacement import Pauses, Replacement, read_revision
 from fencing_sdk.guards.kahuna._requests import GUARD, KahunaValues, ValueAnswer, read_nodes
 
 __all__ = ["KahunaGuard"]
@@ -45,8 +45,8 @@ _PREFIX = re.compile(r"[!-~]{1,256}")
 _DATA_LIMIT = 2**19
 """Bytes of data: half of the largest value that was tried on a real server."""
 _BODY_LIMIT = 4 * _DATA_LIMIT
-_LONGEST_WRITE = 15.0
-"""Seconds after which a write is given up: three times what a cluster needs to replace a leader."""
+_LONGEST_CALL = 15.0
+"""Seconds after which a call is given up: three times what a cluster needs to replace a leader."""
 
 
 class KahunaGuard:
@@ -153,10 +153,10 @@ class KahunaGuard:
 
         Raises:
             ConfigurationError: *resource* cannot be the name of a resource.
-            BackendUnavailableError: no node answered.
+            BackendUnavailableError: no node has answered for 15 s.
             BackendRefusedError: another program has written the value.
         """
-        value = (await read_latest(self._values, "read", self.key(resource))).value
+        value = (await read_revision(self._values, "read", self.key(resource), Pauses(_LONGEST_CALL))).value
         return None if value is None else value.data
 
     async def admit_all(self, tokens: Mapping[str, int]) -> NoReturn:  # noqa: ARG002
@@ -176,7 +176,7 @@ class KahunaGuard:
 
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
-        value = (await read_latest(self._values, "highest", self.key(resource))).value
+        value = (await read_revision(self._values, "highest", self.key(resource), Pauses(_LONGEST_CALL))).value
         return None if value is None else value.fence
 
     async def _replace(
@@ -185,13 +185,13 @@ class KahunaGuard:
         """Replace the value until it is done, refused, or given up. Return the data."""
         key, checked = self.key(resource), check_token(token)
         format_token(checked)  # refuses a token whose text in the value could be read in two ways
-        pauses = WritePauses(_LONGEST_WRITE)
+        pauses = Pauses(_LONGEST_CALL)
         with self._reports.of_refusals(checked):
             while True:
-                before = await read_latest(self._values, operation, key, pauses)
+                before = await read_revision(self._values, operation, key, pauses)
                 fence, data = (None, None) if before.value is None else (before.value.fence, before.value.data)
                 value = FencedValue(admitted(resource, checked, fence), change(data), uuid.uuid4().hex[:16])
-                if await Replacement(self._values, operation, key, before=before, value=value).run(pauses):
+                if await Replacement(self._values, operation, key, pauses, before=before, value=value).run():
                     return value.data
                 if pauses.over:
                     raise BackendUnavailableError(GUARD, operation, "other writes were first, for all of 15 s")

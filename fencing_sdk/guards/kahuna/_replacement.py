@@ -20,9 +20,9 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, shown
 from fencing_sdk.guards.kahuna._layout import FencedValue, ForeignValueError
-from fencing_sdk.guards.kahuna._requests import GUARD, KahunaValues, SetOutcome, StoredValue
+from fencing_sdk.guards.kahuna._requests import GUARD, LATEST, KahunaValues, SetOutcome, StoredValue
 
-__all__ = ["Replacement", "Revision", "WritePauses", "read_latest"]
+__all__ = ["Pauses", "Replacement", "Revision", "read_revision"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
 _OLDER = 4
@@ -40,8 +40,8 @@ class Revision(NamedTuple):
         return self.value is not None and self.value.write == value.write
 
 
-class WritePauses:
-    """The pauses between the tries of one write, and its end."""
+class Pauses:
+    """The pauses between the tries of one call of the guard, and the end of them."""
 
     def __init__(self, limit: float) -> None:
         self._clock = BootClock()
@@ -50,7 +50,7 @@ class WritePauses:
 
     @property
     def over(self) -> bool:
-        """Whether the write is to be given up."""
+        """Whether the call is to be given up."""
         return self._clock.now() > self._end
 
     async def sleep(self) -> None:
@@ -59,19 +59,23 @@ class WritePauses:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
-async def read_latest(values: KahunaValues, operation: str, key: str, pauses: WritePauses | None = None) -> Revision:
+async def read_revision(
+    values: KahunaValues, operation: str, key: str, pauses: Pauses, number: int = LATEST
+) -> Revision:
     """
-    Read what a resource has. With *pauses*, try again after no answer.
+    Read what a resource has now, or at the revision *number*. Try again after no answer.
+
+    A healthy server gives no answer to a read (MustRetry) while it replicates another write of the same value.
 
     Raises:
-        BackendUnavailableError: no node answered.
+        BackendUnavailableError: no node has answered until the end of *pauses*.
         BackendRefusedError: another program has written the value.
     """
     while True:
         try:
-            found = await values.get(operation, key)
+            found = await values.get(operation, key, number)
         except BackendUnavailableError:
-            if pauses is None or pauses.over:
+            if pauses.over:
                 raise
         else:
             return Revision(None, None) if found is None else _revision_of(operation, key, found)
@@ -91,16 +95,26 @@ def _revision_of(operation: str, key: str, found: StoredValue) -> Revision:
 class Replacement:
     """One write: *value* in the place of *before*."""
 
-    def __init__(self, values: KahunaValues, operation: str, key: str, *, before: Revision, value: FencedValue) -> None:
+    def __init__(
+        self,
+        values: KahunaValues,
+        operation: str,
+        key: str,
+        pauses: Pauses,
+        *,
+        before: Revision,
+        value: FencedValue,
+    ) -> None:
         self._values = values
         self._operation = operation
         self._key = key
+        self._pauses = pauses
         self._before = before.number
         self._value = value
         self._doubtful = False
         """An earlier request of this write may have been carried out, or may still be."""
 
-    async def run(self, pauses: WritePauses) -> bool:
+    async def run(self) -> bool:
         """
         Return whether it is done; False: another write was first, and this one never will be done.
 
@@ -110,18 +124,18 @@ class Replacement:
         """
         while True:
             try:
-                done = await self._try(pauses)
+                done = await self._try()
             except BackendRefusedError as error:
                 if self._doubtful:
                     raise BackendUnavailableError(GUARD, self._operation, error.detail) from error
                 raise
             if done is not None:
                 return done
-            if pauses.over:
+            if self._pauses.over:
                 raise BackendUnavailableError(GUARD, self._operation, "no node says whether the value was written")
-            await pauses.sleep()
+            await self._pauses.sleep()
 
-    async def _try(self, pauses: WritePauses) -> bool | None:
+    async def _try(self) -> bool | None:
         """Send the request; None: the outcome is unknown, and the same request may be sent again."""
         outcome = await self._values.replace(self._operation, self._key, self._before, self._value.to_bytes())
         if outcome is SetOutcome.DONE:
@@ -129,7 +143,7 @@ class Replacement:
         if outcome is SetOutcome.NOT_SET and not self._doubtful:
             return False
         self._doubtful = True
-        return await self._settle(await read_latest(self._values, self._operation, self._key, pauses))
+        return await self._settle(await self._at(LATEST))
 
     async def _settle(self, present: Revision) -> bool | None:
         """
@@ -153,7 +167,7 @@ class Replacement:
         if present.number <= following:
             return False if present.number == following else None
         found = await self._at(following)
-        if found is None:
+        if found.number is None:
             raise BackendUnavailableError(GUARD, self._operation, "the value was replaced before it could be read")
         return found.is_write(self._value)
 
@@ -162,7 +176,7 @@ class Replacement:
         oldest = max(0, present - _OLDER)
         for number in range(present - 1, oldest - 1, -1):
             found = await self._at(number)
-            if found is None:
+            if found.number is None:
                 break
             if found.is_write(self._value):
                 return True
@@ -171,6 +185,5 @@ class Replacement:
                 return False
         raise BackendUnavailableError(GUARD, self._operation, "the value was replaced before it could be read")
 
-    async def _at(self, number: int) -> Revision | None:
-        found = await self._values.get(self._operation, self._key, number)
-        return None if found is None else _revision_of(self._operation, self._key, found)
+    async def _at(self, number: int) -> Revision:
+        return await read_revision(self._values, self._operation, self._key, self._pauses, number)

@@ -15,13 +15,14 @@ from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
 from fencing_sdk._kahuna.node import NodeClient, rules_for
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
-__all__ = ["GUARD", "KahunaValues", "SetOutcome", "StoredValue", "ValueAnswer", "read_nodes"]
+__all__ = ["GUARD", "LATEST", "KahunaValues", "SetOutcome", "StoredValue", "ValueAnswer", "read_nodes"]
 
 GUARD = "KahunaGuard"
 _SET, _GET = "/v1/kv/try-set", "/v1/kv/try-get"
 _PERSISTENT = 1
 _IF_ABSENT, _IF_REVISION = 9, 33  # to set, together with the condition
-_LATEST = -1  # without it, revision 0 is read: the oldest value
+LATEST = -1
+"""The number that asks for the present revision. Without a number, 0 is read: the oldest value."""
 
 
 @unique
@@ -123,7 +124,7 @@ class KahunaValues:
         self._nodes = nodes
         self._endpoints = endpoints
 
-    async def get(self, operation: str, key: str, revision: int = _LATEST) -> StoredValue | None:
+    async def get(self, operation: str, key: str, revision: int = LATEST) -> StoredValue | None:
         """
         The value of *key* now, or at *revision*; None where there is none.
 
