@@ -276,7 +276,7 @@ def blames(error: Exception, request: R, read: Callable[[R], Token | None]) -> b
         token = read(request)
     except RequestRefused:
         return False
-    return token is None or error.token == token
+    return token is not None and error.token == token
 
 
 def check_guard(guard: object, resource: object) -> Guard:

@@ -425,9 +425,10 @@ async def test_a_stale_token_error_of_the_handler_is_409_with_and_without_a_guar
         assert (answer.status, answer.problem["token"], answer.problem["fence"]) == (409, 34, 35)
 
 
-async def test_the_callers_token_is_not_blamed_for_another_one_that_the_handler_used(serve):
-    async with serve(None, failing(StaleTokenError("elsewhere", 7, 9))) as url:
-        answer = await send(url, b"Fencing-Token: 34")
+@pytest.mark.parametrize("headers", [(b"Fencing-Token: 34",), ()], ids=["another token", "no token"])
+async def test_the_caller_is_not_blamed_for_a_token_that_it_did_not_send(serve, headers):
+    async with serve(None, failing(StaleTokenError("elsewhere", 7, 9)), required=False) as url:
+        answer = await send(url, *headers)
         assert answer.status == 500
         assert b"elsewhere" not in answer.body
 
