@@ -58,6 +58,7 @@ class Parking:
         A lock that was lost is told by `loss`.
         """
         pause = _FIRST_PAUSE
+        last = False  # the client closes, and this is the last try
         outcome: Renewal | Revoked = Renewal.UNKNOWN
         while self._left() > 0:
             outcome = await self._renew()
@@ -67,10 +68,13 @@ class Parking:
                     self._store_calls.start(self._repeat())
                 return True
             self._overtaken = True
-            if outcome is not Renewal.UNKNOWN or self._clock.now() + pause >= self._deadline:
+            if outcome is not Renewal.UNKNOWN or last or self._clock.now() + pause >= self._deadline:
                 self.loss = self._lost(LossReason.REVOKED if isinstance(outcome, Revoked) else _LOSSES.get(outcome))
                 return True
             await self._store_calls.sleep_until_closing(pause)
+            last = self._store_calls.closing
+            if last:
+                await asyncio.sleep(_FIRST_PAUSE)
             pause = min(2 * pause, _LAST_PAUSE)
         return False
 

@@ -16,6 +16,7 @@ is required.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
@@ -106,6 +107,10 @@ class Jobs:
         return decorate
 
 
+_LAST_MOMENT = 1.0
+"""Seconds for which a run that ends the process waits until the store keeps the lock. Then as for a release."""
+
+
 class _JobCall:
     """One call of a job, and the one event that tells how it ended."""
 
@@ -138,8 +143,11 @@ class _JobCall:
                 value = await function()
             except GeneratorExit:  # its loop is gone, so nothing can be awaited
                 raise
-            except BaseException as error:
+            except (Exception, asyncio.CancelledError) as error:
                 await self._keep_after(error, state)
+                raise
+            except BaseException as error:
+                await self._keep_at_the_end(error, state)
                 raise
             await self._keep(state)
             return Ran(value, state.number, self._held_for)
@@ -152,6 +160,15 @@ class _JobCall:
         except LeaseLostError as loss:
             self._lost = True
             error.add_note(f"fencing_sdk: {loss}")
+
+    async def _keep_at_the_end(self, error: BaseException, state: LeaseState) -> None:
+        """Do the same where the error ends the process: a store that is away holds it up for a moment only."""
+        try:
+            async with asyncio.timeout(_LAST_MOMENT):
+                await self._keep_after(error, state)
+        except TimeoutError:
+            self._lost = True
+            error.add_note(f"fencing_sdk: the store did not confirm at once that it keeps {shown(self._name)} taken")
 
     async def _keep(self, state: LeaseState) -> None:
         self._held_for = state.held_for
