@@ -99,6 +99,15 @@ def test_versions_with_known_defects_are_found(version: str, severity):
     assert judged == ([("etcd.version", severity)] if severity else [])
 
 
+@pytest.mark.parametrize(
+    ("version", "risk"),
+    [("3.3.25", "crash"), ("3.4.21", "crash"), ("3.4.22", "frozen"), ("3.5.5", "crash"), ("3.5.6", "frozen")],
+)
+def test_a_version_whose_members_may_differ_after_a_crash_is_told_so(version: str, risk: str):
+    (finding,) = _versions({"a": {"version": version}})
+    assert (finding.severity, risk in finding.reason) == (WARNING, True)
+
+
 def test_a_member_without_leader_is_found():
     assert [(each.check, each.severity) for each in _leader({"a": {"leader": "0"}})] == [("etcd.leader", ERROR)]
     assert not list(_leader({"a": {"leader": "17"}}))

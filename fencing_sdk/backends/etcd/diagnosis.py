@@ -13,8 +13,10 @@ from fencing_sdk.errors import BackendError
 _QUOTA = re.compile(r"^etcd_server_quota_backend_bytes (\S+)$", re.MULTILINE)
 _NEARLY_FULL = 0.8
 _INCONSISTENT = ((3, 5, 0), (3, 5, 3))
+_DIFFERING = (((0, 0, 0), (3, 4, 22)), ((3, 5, 0), (3, 5, 6)))
+"""Versions whose members may have different data after a crash: from, and before."""
 _REVOKING = (((0, 0, 0), (3, 4, 31)), ((3, 5, 0), (3, 5, 13)))
-"""Versions whose leader may end leases that were kept alive: from, and before."""
+"""Versions whose leader may end leases that were kept alive."""
 _FEWEST = 3
 
 Answers = Mapping[str, Json | BackendError]
@@ -53,6 +55,9 @@ def _versions(told: Mapping[str, Json]) -> Iterator[Finding]:
         what, mend = f"{origin}: version {text}", "upgrade to 3.4.31, 3.5.13 or newer"
         if _INCONSISTENT[0] <= version < _INCONSISTENT[1]:
             yield error("etcd.version", what, "members may disagree on what is stored after a crash", mend)
+        elif any(first <= version < fixed for first, fixed in _DIFFERING):
+            reason = "after a crash members may have different data, and then tokens are not reliable"
+            yield warning("etcd.version", what, reason, mend)
         elif any(first <= version < fixed for first, fixed in _REVOKING):
             reason = "a leader that was frozen may end leases that were kept alive: use a ttl longer than any freeze"
             yield warning("etcd.version", what, reason, mend)
