@@ -104,7 +104,7 @@ class Lock:
         return await self._engine().inspect(self._terms.store_name) is not None
 
     def _acquire(self, terms: Terms) -> Coroutine[Any, Any, Lease]:
-        """Return what waits for the lease. Each coroutine in between would be resumed with the answer of the store."""
+        """Return the coroutine that waits for the lease, not awaited: each one in between would cost a resumption."""
         engine = self._engine()
         if held_here() and (above := held_above(terms, engine)) is not None:
             return hold_below(above, terms, engine.hold(terms, self._fences))
@@ -178,14 +178,17 @@ class Lock:
             scope.task.add_done_callback(partial(on_end, scope))
 
 
+# What the rest of this package may do with a lock, and users may not. Only these functions read its private names.
+
+
 async def enter(lock: Lock, *, wait: float | None) -> Lease:
     """Do what ``async with`` does first, with another patience. For this package alone: the caller leaves *lock*."""
-    return await lock._enter(lock._terms._replace(wait=wait))  # noqa: SLF001  (the one door to it)
+    return await lock._enter(lock._terms._replace(wait=wait))  # noqa: SLF001
 
 
 def enter_with(lock: Lock, lease: Lease) -> None:
     """Do what ``async with`` does when it has got its *lease*. For this package alone: the caller leaves *lock*."""
-    lock._scopes.append(LeaseScope(lease))  # noqa: SLF001  (the one door to it)
+    lock._scopes.append(LeaseScope(lease))  # noqa: SLF001
 
 
 def engine_of(lock: Lock) -> Engine:
@@ -195,19 +198,19 @@ def engine_of(lock: Lock) -> Engine:
     Raises:
         UsageError: the client is not open.
     """
-    return lock._engine()  # noqa: SLF001  (another door to it)
+    return lock._engine()  # noqa: SLF001
 
 
 def terms_of(lock: Lock) -> Terms:
     """Return what *lock* asks for. For this package alone."""
-    return lock._terms  # noqa: SLF001  (another door to it)
+    return lock._terms  # noqa: SLF001
 
 
 def telling(lock: Lock, on_held: Callable[[], object]) -> Lock:
     """Describe *lock* again, as one that calls *on_held* when it is held elsewhere. For this package alone."""
-    return Lock(lock._engine, lock._terms._replace(on_held=on_held), lock._fences)  # noqa: SLF001  (another door to it)
+    return Lock(lock._engine, lock._terms._replace(on_held=on_held), lock._fences)  # noqa: SLF001
 
 
 def in_mode(lock: Lock, mode: Mode, kind: type[L]) -> L:
     """Describe *lock* again, as one of another *kind* that is held in another way. For this package alone."""
-    return kind(lock._engine, lock._terms._replace(mode=mode), lock._fences)  # noqa: SLF001  (another door to it)
+    return kind(lock._engine, lock._terms._replace(mode=mode), lock._fences)  # noqa: SLF001

@@ -77,7 +77,11 @@ class LossReason(StrEnum):
     """The store answered that another holder has the lock."""
 
     REVOKED = "revoked"
-    """An operator took the grant away; the store told us so."""
+    """
+    The store told the client that the grant has gone: an operator took it away, or its record was deleted or expired.
+
+    If a renewal is the first to find that, and no operator did it, the reason is `REFUSED`.
+    """
 
     STALLED = "stalled"
     """The deadline passed while this process did not run: a blocked loop, a pause, a suspended machine."""

@@ -24,7 +24,7 @@ _SHORTEST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
 """Seconds between two cancellations; each pause is twice the one before."""
 _TRIES_IN_A_ROW = 3
-"""Turns of the loop in which a cancellation is tried that finds the task unable to take it, before it waits."""
+"""Turns of the loop in a row in which a cancellation is tried that the task cannot take, before the scope pauses."""
 _LOOK_AGAIN = 0.01
 """Seconds between the tries from then on: a shield is in the way."""
 
@@ -69,7 +69,7 @@ def _paced_class() -> type[PacedScope]:
 
 
 class PacedScope(anyio.CancelScope):
-    """The pace. At run time the class of anyio's asyncio scopes stands behind this one, and does the rest."""
+    """Sets the pace. `_paced_class` combines it with anyio's scope for asyncio, which does the rest."""
 
     pause: float
     """Seconds until a body that goes on is cancelled again."""

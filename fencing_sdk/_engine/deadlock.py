@@ -1,5 +1,5 @@
 """
-Tasks that wait for themselves: for a lock that they hold, or that the task holds which waits for them.
+A task that waits for itself: for a lock that it holds, or that its parent holds while the parent awaits it.
 
 The heartbeat renews every lease, so such a wait has no end. The first case is refused. The second looks like a task
 that waits for its turn while its parent works on, so it is a warning, after one ttl.
@@ -61,7 +61,7 @@ def already_held(terms: Terms, lease: LeaseState, caller: str) -> UsageError:
 
 
 async def hold_below(above: LeaseState, terms: Terms, holding: Awaitable[Lease]) -> Lease:
-    """Await the lease, and log a warning if that still waits after one ttl for the lock that is held *above* it."""
+    """Await the lease. After one ttl, log a warning that a task above holds the lock."""
     task = asyncio.current_task()
     assert task is not None  # an acquisition runs in a task
     timer = task.get_loop().call_later(terms.timing.ttl, _warn, terms, task, above, context=Context())

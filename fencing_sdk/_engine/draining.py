@@ -38,10 +38,10 @@ class Draining:
         self._listeners: dict[Callable[[], object], None] = {}
         self._bound: asyncio.TimerHandle | None = None
         self._bound_at = math.inf
-        """When that timer is to run. It cannot be asked: uvloop makes a plain handle of one that runs at once."""
+        """When `_bound` runs. uvloop's handle of a timer that is due at once has no `when()`."""
         self._bound_is_over = False
         self._last_moment: float | None = None
-        """When bodies that were cancelled are waited for no longer: counted from the first bound that is over."""
+        """When the drain stops waiting for bodies that were cancelled, counted from the first bound that is over."""
         self._given_up = False
         self._cut_short = False
         self._changed = asyncio.Event()
@@ -72,7 +72,7 @@ class Draining:
                 listener()
 
     def on_begin(self, listener: Callable[[], object]) -> Callable[[], object]:
-        """Call *listener* when the drain begins, until the returned call is made. It has begun: call it now."""
+        """Call *listener* when the drain begins, or now if it has begun. The returned call takes it out."""
         if self.begun:
             listener()
         self._listeners[listener] = None

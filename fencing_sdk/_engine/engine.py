@@ -269,7 +269,7 @@ class Engine:
         """
         Give *lease* back: once, for a bounded time, whatever cancels the caller meanwhile.
 
-        The wait for a posted release has no shield: one that is cancelled goes on the full way, under a shield.
+        The wait for a posted release has no shield. If the caller is cancelled, `Releases.finish` goes on, shielded.
         """
         if lease.generation != forks.count or not lease.mark_released() or not self._releases.take(lease):
             return  # in a forked child the lock belongs to its parent
@@ -302,7 +302,7 @@ class Engine:
         """
         lease.check()
         parking = Parking(self._backend, self._store_calls, self._clock, lease, lease.acquired_at + seconds)
-        lease.mark_released()  # at once: the ttl may become shorter than what the deadline was made of
+        lease.mark_released()  # before the store shortens the ttl: the deadline comes from the longer one
         if self._releases.take(lease):
             self._closing.look_again()
             await self._releases.park(lease, parking)
@@ -382,7 +382,7 @@ class Engine:
             await self._closing.join(self._close)
 
     def _leave_dead_loop(self) -> None:
-        """Go on in the running loop: of the tasks of a closed one, not even a closing that began will go on."""
+        """Close in the running loop. The old one is closed, so none of its tasks goes on, not even a closing."""
         if not self._loop.is_closed():
             msg = "this client was opened in another event loop, which still exists; close it there"
             raise UsageError(msg)

@@ -18,7 +18,7 @@ Fences = Sequence[tuple[Guard, str | None]]
 
 
 def share_out(backend: Backend, terms: Terms, fences: Fences) -> tuple[Terms, Fences]:
-    """Tell the fences that *backend* raises with the grant, which are put into the terms, from the others."""
+    """Split *fences*: the terms get those that *backend* raises with the grant, and the others are returned."""
     named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
     keeps = backend.keeps if terms.mode is LOCK and isinstance(backend, SupportsFence) else None
     joint = [] if keeps is None else [fence for fence in named if keeps(fence[0])]

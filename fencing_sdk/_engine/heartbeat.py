@@ -7,8 +7,11 @@ A single task sleeps until a group of leases is due (`LeaseGroup`). Then:
    delays no other.
 2. `_apply` tells each lease its own outcome: renewed; refused, taken over or revoked (lost at once); or unknown.
 3. `_plan` says when each is renewed next: one interval after the call was sent if it was renewed, and after a pause
-   that shrinks towards the deadline if the outcome is unknown. Nothing else renews a held lease again. (A job that
-   leaves its lock taken retries its last renewal: `parking`. Within one call a backend may ask another server too.)
+   that shrinks towards the deadline if the outcome is unknown: a quarter of the time that is left, but no less than
+   1/32 and no more than 1/4 of an interval, times a random 0.5 to 1 (`Timing.retry_pause`). Nothing else retries a
+   renewal, except that a job which leaves its lock taken retries its last one (`parking`), and that within one call a
+   backend may ask again, or ask another server. `Lease.renew` asks once. A backend that is told of a change renews
+   too, to learn whether the lease is still its own; that moves no deadline.
 4. A lease that no renewal can help (`max_hold`, or a deadline that is too close) waits for its end, which its group
    watches.
 
@@ -45,7 +48,7 @@ BATCH = 1000
 _WINDOW = 1 / 8
 """Part of an interval by which a renewal may come early to join a batch."""
 _EMPTY_OPEN_GROUPS = 64
-"""Open groups, each of another interval, that may wait for leases although they have none."""
+"""How many empty groups, one for each interval, the heartbeat keeps open for new leases."""
 
 
 class Heartbeat:
@@ -222,8 +225,8 @@ class Heartbeat:
         """
         The leases to renew, `BATCH` at a time.
 
-        A lease whose deadline is closer than an interval is not mixed with the others. A call ends when
-        the first of its leases must try again, so a slow store would answer none of the others in time.
+        Leases that are closer to their deadline than an interval have calls of their own. A call ends when its most
+        urgent lease must try again, so that the others would have no answer from a slow store.
         """
         close: list[LeaseState] = []
         calm: list[LeaseState] = []

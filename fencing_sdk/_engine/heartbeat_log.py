@@ -31,7 +31,7 @@ class HeartbeatLog:
         self._stalls = StallWatch(clock) if watch_stalls else None
         self._renewals_fail = False
         self._losses = 0  # in this turn of the loop
-        self._blocked_by = ""  # the stack that cost some of them
+        self._blocked_by = ""  # the stack of what blocked the loop when some of them were lost
 
     def expect_beat(self, when: float | None, leases: Iterable[LeaseState]) -> None:
         """Look at the loop's stack if the heartbeat of *leases* does not run soon after *when*."""

@@ -2,8 +2,8 @@
 Leases of one interval that began almost together.
 
 They are renewed together, and one timer of the event loop watches over their deadlines: the heartbeat may hang or fail,
-and each of them ends in time all the same. A renewal that moves a deadline leaves the timer where it is. When it fires
-too early it is set again, once in a lifetime of the deadline and not at every renewal.
+and each of them ends in time all the same. A renewal that moves a deadline leaves the timer where it is. A timer that
+fires too early is set again: about once in each span of validity, and not at each renewal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LeaseGroup:
         self.members: dict[str, LeaseState] = {}
         self.interval = interval
         self.since = since
-        """When the first of them was to be renewed. One that is due from then to `open_until` may join them."""
+        """When the first lease of the group is due. One that is due between this moment and `open_until` may join."""
         self.open_until = since + interval * _OPEN_FOR
         self.due = math.inf
         """When the heartbeat looks at them next."""
@@ -74,7 +74,7 @@ class LeaseGroup:
             self._watch(min([lease.deadline for lease in self.members.values()]))
 
     def _watch(self, deadline: float) -> None:
-        """The loop has its clock and the lease has another: what is converted is a span."""
+        """Set the timer: to a delay, because the loop's clock is not the one by which leases are measured."""
         if self._timer is not None:
             self._timer.cancel()
         self._watched_until = deadline

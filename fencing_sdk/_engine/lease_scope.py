@@ -84,7 +84,7 @@ class LeaseScope:
                 raise self._left_out_of_order() from raised
             _left_open.setdefault(self.task, []).append(self._scope)
             swallowed = lost is not None and isinstance(raised, asyncio.CancelledError)
-        except BaseException as rest:  # noqa: BLE001  (the part of a group that was not ours; it leaves below)
+        except BaseException as rest:  # noqa: BLE001  (a group without our cancellation; it leaves below)
             raised, swallowed = rest, False
         if _left_open:
             self._close_what_was_left_open()
@@ -140,7 +140,7 @@ class LeaseScope:
         )
 
     def _let_go(self) -> tuple[AnyLease, ...]:
-        """Cancel nothing any more, and return the leases that this context was entered under after this one."""
+        """Cancel nothing any more, and return the leases that this context entered later."""
         self.state.forget_scope()
         self.state.task = None
         return pop(self.lease)

@@ -9,7 +9,8 @@ part of it. The state calls only its keeper, the engine that acquired it.
 
 When is a lease lost? Each of these can end it, and none of them needs the others:
 
-* the deadline: `LeaseGroup` keeps a timer for it, and every use of the token compares it with the clock;
+* the deadline, which `max_hold` may cut short: `LeaseGroup` keeps a timer for it, and every use of the token compares
+  it with the clock. `_expire` tells a process that stood still (`STALLED`) from a store that was silent (`EXPIRED`);
 * the store's answer to a renewal: the heartbeat calls `lose`;
 * a notice pushed by the store: the engine calls `lose`;
 * the client: it is closed or its heartbeat fails (`CLOSED`), or the bound of a drain is over (`DRAINED`);
@@ -35,7 +36,7 @@ from fencing_sdk._values.timing import Timing
 from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, UsageError, shown
 
 _STALLED_FROM = 0.05
-"""Seconds of lateness below which a missed moment is put down to the inexactness of timers."""
+"""A deadline that is noticed less than this many seconds late shows no stall, because timers are that inexact."""
 
 
 class Keeper(Protocol):
@@ -118,7 +119,7 @@ class LeaseState:
         self.loss_detail = ""
         """For the error that says how the lease ended: the last renewal without an answer, or an operator's reason."""
         self.lost: LossReason | None = None
-        """Why the lease was lost, as far as it was noticed; `lost_reason` looks at the clock first."""
+        """Why the lease was lost; None while that is unnoticed. `lost_reason` looks at the deadline first."""
         self._announced = False
         self.next_beat = math.inf
         self._scope: anyio.CancelScope | None = None

@@ -53,9 +53,9 @@ class Parking:
 
     async def run(self) -> bool:
         """
-        Park the lock. Return whether it is parked or lost, so that nothing is left to give back.
+        Park the lock. Return False if it has to be given back instead.
 
-        A lock that was lost is told by `loss`.
+        If the lock was lost, `loss` says why.
         """
         pause = _FIRST_PAUSE
         last = False  # the client closes, and this is the last try

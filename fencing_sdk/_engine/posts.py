@@ -4,8 +4,8 @@ The short way to the store: a request that is posted, and whose answer is handed
 Most acquisitions ask once and get the lock, and most releases are answered. Where the backend supports posts they need
 no task and no timer of their own. The rules:
 
-1. Only two outcomes are used here: a plain grant whose deadline is still ahead, and a confirmed release. With any
-   other the caller goes the full way (`Acquisition`, `Releases`), which begins with what has become of the flight.
+1. Only two outcomes are used here: a plain grant whose deadline is still ahead, and a confirmed release. After any
+   other outcome the caller hands the flight to `Acquisition` or `Releases`, which goes on from there.
 2. An answer always lands, however late, and also if its caller was cancelled. What was granted meanwhile is released.
 3. Landing stores the outcome, drops the limit and wakes the caller, and nothing else: it runs inside the driver's
    callback, where an error would break the connection of all other requests.
@@ -23,7 +23,7 @@ from fencing_sdk.abc import Backend, Posted, Sent, SupportsPosts
 from fencing_sdk.errors import BackendError
 
 AT_ONCE = 16
-"""Of so many answers that came at once, one gives the loop a turn: a task that asks in a loop lets others run."""
+"""After so many answers without a suspension the caller suspends once, so that other tasks run."""
 
 Outcome = Grant | Held | Posted | BackendError
 
@@ -78,7 +78,7 @@ class Flight:
         _wake(self.waiter)
 
     def call(self) -> asyncio.Future[Any]:
-        """The answer as a future: what the full way knows a call by."""
+        """The answer as a future, for `Acquisition` and `Releases`."""
         if self._call is None:
             self._call = asyncio.get_running_loop().create_future()
             self._call.add_done_callback(retrieve)
@@ -147,9 +147,9 @@ def granted(flight: Flight) -> Grant | None:
 
 def posts_of(backend: Backend) -> SupportsPosts | None:
     """
-    Return *backend* if its posts mean what its calls mean.
+    Return *backend* if its posts do what its calls do.
 
-    A subclass, or an object, that has another `acquire` or `release` and inherits the posts is asked by the calls.
+    If a subclass or an object overrides a call and inherits the post, only the calls are used.
     """
     if not isinstance(backend, SupportsPosts):
         return None

@@ -58,7 +58,7 @@ class Releases:
         return calls.posts.release(lease.claim, self._clock.now(), _limit(lease))
 
     def send(self, lease: LeaseState, flight: Flight | None = None) -> asyncio.Task[bool]:
-        """Give *lease*, which was taken, back in the background, unless *flight* does so already."""
+        """Give *lease*, which was taken, back in the background. A release that was posted is waited for first."""
         limit = _limit(lease)
         returned = self.store_calls.give_back(lease.claim, limit, flight)
         if lease.unanswered_calls and lease.held_for < lease.timing.ttl:
@@ -77,7 +77,7 @@ class Releases:
                 lambda: self.store_calls.wait_for(returned, end - self._clock.now()),
                 lambda: returned.done() or self._clock.now() >= end,
             )
-        except BaseException:  # the caller is closed, as a coroutine is that no task runs any more
+        except BaseException:  # the caller's coroutine was closed: no task runs it
             self.tell_when_done(lease, returned)
             raise
         self.tell_end(lease, confirmed=_confirmed(returned))
@@ -116,7 +116,7 @@ class Releases:
             self.tell_when_done(lease, self.send(lease))
 
     def give_back_all(self, *, but: Collection[str]) -> None:
-        """Give everything back in the background, except what is left to its ttl: the leases of these owners."""
+        """Give every lease back in the background. Those of the owners in *but* end by their ttl."""
         for owner, lease in tuple(self.held.items()):
             if owner not in but:
                 self.give_back_behind(lease)

@@ -101,7 +101,7 @@ class LeaseReport:
         self._observers = observers
         self._clock = clock
         self.observed = bool(observers)
-        """The same as a value: every lease asks."""
+        """`bool(self)` as an attribute, because every lease reads it."""
 
     def __bool__(self) -> bool:
         return bool(self._observers)

@@ -34,7 +34,7 @@ _LEAVING = 2.0
 _LAST_TRIES = 2
 """How often a release is tried in a client that closes: on the open connection, and on another one if that broke."""
 _BEFORE_THE_LAST = 0.1
-"""Seconds between the two: a driver tells that its connection broke a moment after the request on it has failed."""
+"""Seconds between the two: a driver marks its connection as broken a moment after the request on it has failed."""
 _FIRST_RETRY = 0.02
 _LAST_RETRY = 1.0
 
@@ -74,7 +74,7 @@ class StoreCalls:
         self._wakeups: set[asyncio.Event] = set()
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run *work* in an owned task with a context of its own: a caller's lease must not be pinned."""
+        """Run *work* in an owned task. Its context is its own, so that it does not keep the caller's lease alive."""
         context = Context()
         task = self._begin(work, context)
         if task.done():

@@ -1,7 +1,8 @@
 """
 Timers of a client: timeouts of calls to the store, and sleeps that end in time although the machine was suspended.
 
-Timeouts run on the event loop's clock: one timer of the loop serves all calls, because nearly every call ends before.
+Timeouts run on the event loop's clock: one timer of the loop serves all calls, because nearly every call ends before
+its limit.
 
 A lease is measured on the client's clock, which goes on during a suspend. The timers of an event loop run
 on another one, which stands still meanwhile, so after the suspend they are late by as long as it
@@ -62,7 +63,7 @@ class TimerQueue:
         return iter(tuple(self._due))
 
     def end(self) -> None:
-        """Leave no timer behind once the last alarm is dropped; what is put later is still called."""
+        """Leave no timer behind once the last entry is dropped; what is put later is still called."""
         self._ending = True
         self.drop(None)
 
@@ -79,7 +80,7 @@ class TimerQueue:
             for key, call in due:
                 if self._due.pop(key, None) is not None:
                     call(key)
-        finally:  # a driver's future may refuse its cancellation: the others ring all the same
+        finally:  # a driver's future may refuse its cancellation: the others are called all the same
             self._set_timer(min((when for when, _ in self._due.values()), default=math.inf))
 
 
@@ -107,7 +108,7 @@ class CallTimeout:
 
     def __enter__(self) -> Self:
         task = asyncio.current_task(self._timers.loop)
-        assert task is not None  # an errand is a task
+        assert task is not None  # a call to the store is a task
         self.task = task
         self._before = task.cancelling()
         self._timers.put(self, self._seconds, CallTimeout._cancel)
@@ -129,7 +130,7 @@ class CallTimeout:
 _LOOK_EVERY = 0.9
 """Seconds between two comparisons: a body whose lease ended in a suspend runs on for at most one second."""
 _APART = 0.05
-"""Seconds by which the clocks may differ more than before: a loop may read its own once in a turn only."""
+"""Seconds that the clocks may move apart before sleeps are corrected. Some loops read theirs once in a turn."""
 
 
 class SuspendWatch:
@@ -158,7 +159,7 @@ class SuspendWatch:
                 del self._sleeps[scope]
 
     async def watched_sleep(self, event: asyncio.Event, seconds: float) -> None:
-        """`sleep` that needs the watch itself."""
+        """Like `sleep`, but the clocks are compared meanwhile also without leases."""
         if event.is_set():
             return
         key = object()

@@ -244,7 +244,7 @@ class SupportsPosts(Protocol):
 
 
 class Turn(Protocol):
-    """A place in the line of one lock."""
+    """What a waiter in the line of one lock waits for: its turn."""
 
     async def wait(self) -> None:
         """Return when another try may succeed. May wake for nothing; the caller keeps its own timer."""
@@ -306,7 +306,7 @@ class Tell(Protocol):
 
 
 class PlaceInLine(Protocol):
-    """A waiter in the line of one lock, to which the store may grant the lock without being asked again."""
+    """The place of a waiter in the line of one lock. The store may grant the lock to it without being asked again."""
 
     def nap(self, advice: float) -> float | None:
         """

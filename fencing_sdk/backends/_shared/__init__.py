@@ -6,7 +6,7 @@ What backends of several stores share, each chore written once.
     polling_line          how the waiters of one client share the polling of a store that wakes none
     loss_notices          telling clients of grants that ended behind their holder's back
     revocation_watcher    noticing that an operator took a grant away, by messages that are asked for
-    revocations           telling a holder why an operator took its grant away
+    revocation_reasons    telling a holder why an operator took its grant away
     error_translation     from a driver's errors to those of the contract
     background_task       the tasks behind the calls
     unanswered_requests   claims with a request whose outcome is unknown

@@ -36,7 +36,7 @@ def no_connection_to(servers: Sequence[str]) -> str:
 
 
 class NoConnectionError(Exception):
-    """None of the *servers* takes a connection; why, is the cause."""
+    """None of the *servers* takes a connection. `__cause__` says why."""
 
     def __init__(self, *servers: str) -> None:
         self.servers = servers

@@ -34,7 +34,7 @@ LINE_POLL = 1.0
 """Seconds after which a waiter in the line tries again although no message has woken it."""
 LINE_TTL = 3 * LINE_POLL
 _SWEEP_FROM = 64
-"""Number of grants from which on the table is searched for expired ones that no call asks about again."""
+"""With more grants than this, the table deletes those that have expired."""
 
 _FIRST_HYBRID = 10**15
 """Hybrid tokens are above this moment of the year 2001, and no counter gets there."""
@@ -60,9 +60,10 @@ def token_source(tokens: object, wall_micros: Callable[[], int]) -> TokenSource:
 
 def age_of(token: int, mode: Mode, micros: int) -> float | None:
     """
-    Seconds since the grant, as far as its *token* tells: a hybrid one was the time, in microseconds.
+    Seconds since the grant. A hybrid *token* is the moment of its grant, in microseconds.
 
-    A reader may have joined others, with their token. *micros*: the time by the clock that the tokens come from.
+    None for a counter, and for a reader, which may have joined others with their token. *micros*: the time by the
+    clock that the tokens come from.
     """
     return None if token < _FIRST_HYBRID or mode == READER else max(0.0, (micros - token) / 1e6)
 
@@ -193,7 +194,7 @@ class LockTable:
 
     def page(self, prefix: str, after: int, limit: int, now: float) -> tuple[list[str], int | None]:
         """
-        So many of the names that begin with *prefix* and whose token is above *after*, and the last such token.
+        Return *limit* names at most that begin with *prefix* and have a token above *after*, and the last such token.
 
         Rows stand in the order of their tokens, so what is released meanwhile moves no other name past the reader.
         """

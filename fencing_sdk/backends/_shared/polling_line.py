@@ -6,10 +6,10 @@ The waiters of one client for one lock stand in a line, first come, first served
 1. Only the head of a line asks the store. The others are refused here, without a request.
 2. While a grant of this client holds the lock, the head is refused here too. The release of that grant wakes it at
    once; so does a head that leaves, whatever the reason.
-3. While another client holds the lock, the head asks again after a pause that follows how fast the lock changes hands,
-   which its tokens tell: a quarter of the time between two grants, and less for each grant that passed the head over;
-   or 0.55 s, if that quarter is longer or not known. The number of tries plays no part, so no waiter asks less often
-   because it has waited for longer.
+3. While another client holds the lock, the head asks again after a pause: a quarter of the time between two grants, as
+   the tokens show it, and less for each grant that passed the head over. If that quarter is unknown or longer than
+   0.55 s, the pause is 0.55 s. The number of tries plays no part, so no waiter asks less often because it has waited
+   for longer.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PlaceToPoll:
         self.joined_at = joined_at
         """The token of the holder when this waiter joined."""
         self.woken = False
-        """Whether the lock may be free, so that a look at it first would cost time."""
+        """Whether the waiter was woken. Then it asks for the lock without looking at it first."""
 
     def wake(self) -> None:
         """Let it try: it is the head, or the lock was given back."""
@@ -136,9 +136,9 @@ class PollingLine:
 
     def refusal(self, claim: Claim) -> float | None:
         """
-        Whether *claim* is refused without asking the store; if so, seconds until it makes sense to ask it again.
+        Return the seconds until *claim* should ask the store, if it is refused here; None: it asks now.
 
-        The answer is infinite for a waiter that is not the head of its line.
+        They are infinite for a waiter that is not the head of its line.
         """
         name = self._names.get(claim.name)
         if name is None or not name.waiting:

@@ -35,7 +35,7 @@ class TableShare:
 
 
 def fits(mode: Mode, held: Sequence[Mode]) -> bool:
-    """Whether a share of *mode* may be granted beside those *held*. None are: another owner holds the name alone."""
+    """Whether a share of *mode* may be granted beside those *held*. None are, if an owner holds the name alone."""
     return {other.word for other in held} == {mode.word} and (not isinstance(mode, Permit) or len(held) < mode.of)
 
 

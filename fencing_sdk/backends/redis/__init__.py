@@ -217,11 +217,11 @@ class RedisBackend:
             raise
 
     async def _held(self, reply: Reply, waiter: ShareWaiter | None) -> Held:
-        """Read a refusal. A waiter that the server has dropped, or sends no messages any more, joins the line again."""
+        """Read a refusal. A waiter joins again if the server has dropped it, or can send it no messages any more."""
         left, in_line = read_share_refusal(reply)
         if waiter is None:
             return Held(left)
-        if not (in_line and self._share_waiters.is_reachable(waiter)):
+        if not (in_line and self._share_waiters.may_stay(waiter)):
             await self._share_waiters.rejoin(waiter)
         return Held(LINE_POLL if left is None else min(left, LINE_POLL))
 
@@ -276,7 +276,7 @@ class RedisBackend:
         if not claim.mode.shared:
             self._losses.ended(key, claim)
         elif self._share_losses.ended(key, claim):
-            call = call._replace(follow=(key,))  # the release changes the lease, and the server follows it no more
+            call = call._replace(follow=(key,))  # the release ends the tracking of the lease, so it is read again
         with translating("release"):
             await self._run_release(call, claim)
 
@@ -348,7 +348,12 @@ class RedisBackend:
 
     @asynccontextmanager
     async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`: the line without direct grants."""
+        """
+        See `fencing_sdk.abc.SupportsQueue.queue`.
+
+        For plain locks this is the line without direct grants, which the engine does not use: the diagnosis and the
+        suites do.
+        """
         if claim.mode == LOCK:
             waiter = await self._waiters.join(claim)
             try:

@@ -55,7 +55,7 @@ class LineAnswer(NamedTuple):
     left: float | None
     """Seconds until the lease of the holder ends. None: it has no ttl, or the lock is free."""
     number: int
-    """Which of the waiters that gave a sign has the lock now, or may ask for it, from 1 on. 0: none of them."""
+    """The position, from 1, of the waiter that has the lock now or may ask for it. 0: none of them."""
     token: int | None
     """The token of that waiter. None: it may ask."""
 

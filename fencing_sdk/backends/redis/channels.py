@@ -30,7 +30,7 @@ _NOT_PERMITTED = {"NOPERM"}
 
 class ChannelId:
     """
-    By what the channels of one client differ from those of every other: a new one in each forked child.
+    The part of a channel's name that only this client has. A forked child makes its own.
 
     Tickets count from one in each process. Siblings on one channel would take the grants that are meant for each other.
     """

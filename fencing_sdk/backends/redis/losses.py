@@ -5,8 +5,8 @@ Notices a grant that ends behind its holder's back.
    message when another client changes it: an operator deletes it, FLUSHALL, a later grant after an expiry.
 2. The message says "changed", not "lost". So the lease is renewed at once: a refusal is the loss.
 3. Changes between two connections are told to no client. So all leases are renewed when a connection opens.
-4. A lock that is left to the store for a while, without a holder, is renewed with another ttl for that. It is not
-   watched any more: a renewal with its former ttl would end it too early, or too late.
+4. A lock that a job leaves taken is renewed with another ttl. The watcher forgets it, because a renewal with the former
+   ttl would end it at the wrong time.
 
 If the server does not permit tracking, the next heartbeat notices the loss.
 """
@@ -42,7 +42,7 @@ class RedisLossWatcher:
         self._renew = renew
         self._held: dict[str, Claim] = {}  # by the key of the lease
         self._changed: dict[str, None] = {}  # keys that are to be checked
-        self._former: dict[str, tuple[str, Claim]] = {}  # by owner: grants of keys that have gone to another one here
+        self._former: dict[str, tuple[str, Claim]] = {}  # by owner: grants whose key has gone to another owner here
         self._notices = LossNotices() if notices is None else notices
         self._check = BackgroundTask()
 

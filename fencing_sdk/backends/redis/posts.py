@@ -26,7 +26,7 @@ from fencing_sdk.errors import BackendError
 
 _NOT_EXECUTED = {"NOSCRIPT", "MOVED", "ASK", "TRYAGAIN"}
 _OPEN = Claim("\1", 987_654.321, "\2", "\3")
-"""A claim whose parts are found again in the words of a call, which are left open in the format."""
+"""A placeholder: `PackedCall` finds its parts in the words of a call, and leaves them open in the format."""
 _SUFFIX = 2
 """Characters that every key of a lock has behind its tag."""
 

@@ -5,14 +5,14 @@ The Lua scripts beside this file. The server runs each as one atomic step.
     stand.lua                                            waiters join the lines of their locks, and stay there
     grant.lua                                            a function: grants a lock
     acquire_refuse.lua, acquire_in_line.lua,
-    release_to_line.lua                                  the rest of these two, run where there is a line
+    release_to_line.lua                                  the parts of acquire.lua and release.lua that are seldom run
     share_*.lua, writer_acquire.lua                      the same for permits, readers and writers
     share.lua                                            functions: who holds beside whom
     revoke.lua, revoked.lua                              end a grant that has a token, and tell its holder why
     listed.lua, waiting.lua                              describe locks, and the waiters of one of them
 
-A line is made of functions for the scripts that use it. A script has them behind what it does without a line, because
-to define them costs time too.
+A line is made of functions for the scripts that use it. They stand behind the part of a script that needs no line,
+because to define them costs time.
 
     line_time.lua                                        when a waiter has left
     line_count.lua                                       how many wait
@@ -97,6 +97,6 @@ PRELOADED = (RELEASE, STAND, JOIN_SHARE_LINE, LEAVE_SHARE_LINE, RELEASE_SHARE)
 """
 The scripts that every new connection loads.
 
-A caller that gives up may be gone before the second request that a script unknown to the server needs, and a waiter
-that joins and leaves at once should do so in this order.
+A script that the server does not know takes a second request. A caller that gives up may be gone before it, and a leave
+could overtake its join.
 """

@@ -1,5 +1,5 @@
 """
-What of a Redis server's settings breaks a promise. Pure: from what the server told to findings.
+Which settings of a Redis server break a promise. Pure: from what the server told to findings.
 
 The promises and what they need: docs/backends/redis.md, "What survives what".
 """

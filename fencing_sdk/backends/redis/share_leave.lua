@@ -1,4 +1,4 @@
--- As leave.lua, for a share and for a writer: the waiters behind a writer may fit beside those who hold.
+-- A waiter for a share, or a writer that waits, leaves the line: the waiters behind a writer may fit beside those who hold.
 --   KEYS  lease, q, w, e, h
 --   ARGV  owner
 --   ->    1

@@ -2,8 +2,8 @@
 Notices a share that ends behind its holder's back: see `losses.py` for plain locks.
 
 The server follows the lease of the name. It changes with every share that comes, goes or is renewed, and not only
-when one is taken away. So a message leads to a look at the shares of this client, which changes nothing that another
-client would be told of, and to one look a second at most.
+when one is taken away. So a message makes this client look at its shares, once a second at most. The look
+writes nothing, so no other client gets a message.
 """
 
 from __future__ import annotations

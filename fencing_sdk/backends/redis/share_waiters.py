@@ -1,11 +1,11 @@
 """
 The waiters of one client for permits, readers and writers, and what wakes them: see `waiters.py` for plain locks.
 
-A share may be granted beside others, so no release can tell alone whom to hand it to. The server wakes the waiter at
-the head of the line of shares (see `waking_line.lua`), which then asks. If that is a reader, the readers behind it are
+A share may be granted beside others, so a release alone cannot choose the waiter. The server wakes the waiter at the
+head of the line of shares (see `waking_line.lua`), which then asks. If that is a reader, the readers behind it are
 woken by the same message, up to the first other waiter, and each may be granted before the others have asked: see
-`share.lua`. A waiter tries again once a second, when a
-share ends, and on a new connection. A try is also the sign of life that keeps it in the line.
+`share.lua`. A waiter tries again once a second, when a share ends, and on a new connection. A try is also the sign of
+life that keeps it in the line.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class ShareWaiters:
         if waiter.may_subscribe:
             subscription.result()
 
-    def is_reachable(self, waiter: ShareWaiter) -> bool:
-        """Whether messages reach *waiter* as before: there is no better reason to join again."""
+    def may_stay(self, waiter: ShareWaiter) -> bool:
+        """Whether joining again would change nothing: the channel is subscribed, or the user may not subscribe."""
         pipe = waiter.open_pipe
         return not waiter.may_subscribe or (pipe is not None and waiter.channel in pipe.channels)
 

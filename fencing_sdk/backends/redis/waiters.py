@@ -10,8 +10,9 @@ which message the server reaches the waiter, and when it was sent, on the client
    had arrived, so it counts from that moment: a message that is late buys no time, and no two clocks are compared.
 2. A release wakes it, and it asks for the lock: where a grant needs more than the server can do alone
    (``min_replicas``), without fairness, and where its last sign of life is so old that it may be frozen.
-3. The answer to its sign of life: its message was lost, or no client released the lock. A sign hands a free lock on, so
-   the next one comes when the ttl of the holder ends. It is also how a waiter is served that may not listen.
+3. The answer to its sign of life, if the message was lost or no client released the lock. A sign makes the server hand
+   a free lock on, so the client sends the next one when the ttl of the holder ends. A waiter that may not subscribe is
+   served only in this way.
 4. A new connection. Messages are lost while a connection is broken. When it is open again, the client listens and
    gives signs of life at once, and so it does when the slot of a lock moves to another server of a cluster.
 5. A sign of life without an answer: the waiter asks for the lock by itself, until a sign is answered.
@@ -206,7 +207,7 @@ class RedisWaiters:
             waiter.due = now + _until_next_sign(answer)
             entered, waiter.joined = not waiter.joined, True
             if self._table.find(waiter.claim) is not waiter:
-                self._give_back(waiter)  # it has left meanwhile, and the server may have done this first
+                self._give_back(waiter)  # it has left, and its leaving may have been processed before this sign
             elif number == answer.number and answer.token is not None:
                 self._hand(waiter, answer.token, sent_at)
             elif number == answer.number:

@@ -143,7 +143,7 @@ class ServerDialer:
         self._source = source
 
     async def dial(self, protocol: asyncio.Protocol) -> OpenConnection:
-        """See `Dialer.dial`."""
+        """Connect to the server, log in, and return the connection."""
         try:
             return await self._dial(protocol)
         except UnreachableError as error:
