@@ -7,6 +7,7 @@ What backends of several stores share, each chore written once.
     loss_notices          telling clients of grants that ended behind their holder's back
     revocation_watcher    noticing that an operator took a grant away, by messages that are asked for
     revocation_reasons    telling a holder why an operator took its grant away
+    option_values         options of a URL or of `connect`: switches, seconds, the kind of tokens
     error_translation     from a driver's errors to those of the contract
     background_task       the tasks behind the calls
     unanswered_requests   claims with a request whose outcome is unknown

@@ -28,7 +28,8 @@ from fencing_sdk._values.claim import (
     Waiting,
     holder_of,
 )
-from fencing_sdk.errors import BackendRefusedError, ConfigurationError, shown
+from fencing_sdk.backends._shared.option_values import read_hybrid
+from fencing_sdk.errors import BackendRefusedError
 
 LINE_POLL = 1.0
 """Seconds after which a waiter in the line tries again although no message has woken it."""
@@ -50,12 +51,9 @@ def token_source(tokens: object, wall_micros: Callable[[], int]) -> TokenSource:
     ``"hybrid"``: ``max(last + 1, microseconds since 1970)``, which keeps growing when the counter
     is lost with its process or file. ``"counter"``: 1, 2, 3, which starts again then.
     """
-    if tokens == "hybrid":
+    if read_hybrid(tokens):
         return lambda last: max(last + 1, wall_micros())
-    if tokens == "counter":
-        return lambda last: last + 1
-    msg = f"tokens must be 'hybrid' or 'counter', got {shown(tokens)}"
-    raise ConfigurationError(msg)
+    return lambda last: last + 1
 
 
 def age_of(token: int, mode: Mode, micros: int) -> float | None:

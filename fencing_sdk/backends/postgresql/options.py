@@ -10,14 +10,14 @@ turn TLS off. Messages never repeat a part of a URL, because any part may contai
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+from fencing_sdk.backends._shared.option_values import read_hybrid, read_seconds, read_switch
 from fencing_sdk.backends.postgresql.schema import check_schema
-from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.errors import ConfigurationError
 
 SCHEMES = ("postgresql", "postgres")
 DRIVER_OPTIONS = (
@@ -182,38 +182,9 @@ def read_options(options: Mapping[str, object]) -> PostgresqlOptions:
     """
     return PostgresqlOptions(
         schema=check_schema(options["schema"]),
-        hybrid=_tokens(options["tokens"]),
-        create=_switch("create", options["create"]),
-        pooled=_switch("pooled", options["pooled"]),
-        retention=_seconds("retention", options["retention"]),
-        connect_timeout=_seconds("connect_timeout", options["connect_timeout"]),
+        hybrid=read_hybrid(options["tokens"]),
+        create=read_switch("create", options["create"]),
+        pooled=read_switch("pooled", options["pooled"]),
+        retention=read_seconds("retention", options["retention"]),
+        connect_timeout=read_seconds("connect_timeout", options["connect_timeout"]),
     )
-
-
-def _tokens(tokens: object) -> bool:
-    if not isinstance(tokens, str) or tokens not in {"hybrid", "counter"}:
-        msg = f"tokens must be 'hybrid' or 'counter', got {shown(tokens)}"
-        raise ConfigurationError(msg)
-    return tokens == "hybrid"
-
-
-_SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-def _switch(name: str, value: object) -> bool:
-    text = str(value).lower() if isinstance(value, str | bool) else ""
-    if text not in _SWITCHES:
-        msg = f"{name} must be true or false, got {shown(value)}"
-        raise ConfigurationError(msg)
-    return _SWITCHES[text]
-
-
-def _seconds(name: str, value: object) -> float:
-    try:
-        seconds = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        seconds = math.nan
-    if isinstance(value, bool) or not 0 < seconds < 1e9:  # noqa: PLR2004  (30 years; also refuses NaN)
-        msg = f"{name} must be a number of seconds above 0, got {shown(value)}"
-        raise ConfigurationError(msg)
-    return seconds

@@ -12,6 +12,7 @@ from fencing_sdk._values.claim import (
     Claim,
     Permit,
 )
+from fencing_sdk.backends._shared.option_values import read_hybrid, read_switch
 from fencing_sdk.backends.redis.keys import (
     RedisKeys,
     lease_key,
@@ -88,14 +89,11 @@ class RedisRequests:
     def __init__(
         self, keys: RedisKeys, *, tokens: object, fair: object, retention: object, min_replicas: object
     ) -> None:
-        if not isinstance(tokens, str) or tokens not in {"hybrid", "counter"}:
-            msg = f"tokens must be 'hybrid' or 'counter', got {shown(tokens)}"
-            raise ConfigurationError(msg)
-        self.hybrid = tokens == "hybrid"
+        self.hybrid = read_hybrid(tokens)
         kept = milliseconds(_check_retention(retention)) if self.hybrid else 0
         self._keys = keys
         self._tokens: tuple[Argument, ...] = (str(tokens), kept)
-        self.fair = _check_switch(fair, "fair")
+        self.fair = read_switch("fair", fair)
         """Whether a free lock goes only to the head of the line."""
         self._options: tuple[Argument, ...] = (*self._tokens, "fair" if self.fair else "barge")
         self.replicas = _check_replicas(min_replicas)
@@ -240,15 +238,6 @@ def _check_retention(retention: object) -> float:
         msg = f"retention must be a number of seconds from 1 to a hundred years, got {shown(retention)}"
         raise ConfigurationError(msg)
     return value
-
-
-def _check_switch(value: object, parameter: str) -> bool:
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    chosen = value if isinstance(value, bool) else words.get(str(value).lower()) if isinstance(value, str) else None
-    if chosen is None:
-        msg = f"{parameter} must be True or False, got {shown(value)}"
-        raise ConfigurationError(msg)
-    return chosen
 
 
 def _check_replicas(value: object) -> int:

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.backends import take_options
+from fencing_sdk.backends._shared.option_values import read_seconds, read_switch
 from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, CREATOR, is_acl
 from fencing_sdk.errors import ConfigurationError, shown
@@ -32,7 +33,6 @@ DEFAULT_ROOT = "/fencing"
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
 _HIGHEST_PORT = 65_535
 _ROOT_LIMIT = 512
-_SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _ACLS: Mapping[str, Sequence[object]] = {"open": ALL_CLIENTS, "creator": CREATOR}
 
 
@@ -48,9 +48,9 @@ def read_url(url: str, options: dict[str, object]) -> tuple[list[str], dict[str,
         msg = "sasl cannot stand in a url; pass the sasl_options of kazoo as an argument"
         raise ConfigurationError(msg)
     if isinstance(tls := chosen.get("tls"), str):
-        chosen["tls"] = _switch(tls)
+        chosen["tls"] = read_switch("tls", tls)
     if isinstance(limit := chosen.get("connect_timeout"), str):
-        chosen["connect_timeout"] = _number(limit)
+        chosen["connect_timeout"] = read_seconds("connect_timeout", limit)
     parts = urlsplit(url)
     login, at, hosts = parts.netloc.rpartition("@")
     if at:
@@ -62,22 +62,6 @@ def read_url(url: str, options: dict[str, object]) -> tuple[list[str], dict[str,
     if parts.path not in {"", "/"}:
         chosen["root"] = unquote(parts.path)
     return hosts.split(","), chosen
-
-
-def _switch(text: str) -> bool:
-    if text.lower() not in _SWITCH:
-        msg = f"tls must be one of {', '.join(_SWITCH)}"
-        raise ConfigurationError(msg)
-    return _SWITCH[text.lower()]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        pass
-    msg = f"connect_timeout must be a number of seconds, got {shown(text)}"
-    raise ConfigurationError(msg)
 
 
 def read_settings(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import ssl
 from collections.abc import Callable, Mapping
 
+from fencing_sdk.backends._shared.option_values import read_seconds, read_switch
 from fencing_sdk.errors import ConfigurationError
 
 Reader = Callable[[str, object], object]
@@ -24,17 +24,6 @@ def _client_name(name: str, value: object) -> object:
         return text
     msg = f"{name} must have no spaces, and no letters beyond ASCII: the server would refuse it"
     raise ConfigurationError(msg)
-
-
-def _seconds(name: str, value: object) -> object:
-    try:
-        seconds = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        seconds = math.nan
-    if isinstance(value, bool) or not 0 < seconds < math.inf:
-        msg = f"{name} must be a number of seconds above 0"
-        raise ConfigurationError(msg)
-    return seconds
 
 
 def _database(name: str, value: object) -> object:
@@ -59,16 +48,14 @@ def _choice(choices: Mapping[str, object]) -> Reader:
     return read
 
 
-_switch = _choice({"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False})
-
 _READERS: Mapping[str, Reader] = {
     "db": _database,
     "username": _text,
     "password": _text,
     "client_name": _client_name,
-    "socket_connect_timeout": _seconds,
-    "socket_timeout": _seconds,
-    "socket_keepalive": _switch,
+    "socket_connect_timeout": read_seconds,
+    "socket_timeout": read_seconds,
+    "socket_keepalive": read_switch,
     "sentinel_username": _text,
     "sentinel_password": _text,
     "ssl_ca_certs": _text,
@@ -77,7 +64,7 @@ _READERS: Mapping[str, Reader] = {
     "ssl_keyfile": _text,
     "ssl_ciphers": _text,
     "ssl_cert_reqs": _choice({"required": "required", "optional": "optional", "none": "none"}),
-    "ssl_check_hostname": _switch,
+    "ssl_check_hostname": read_switch,
     "ssl_min_version": _choice({"tlsv1.2": ssl.TLSVersion.TLSv1_2, "tlsv1.3": ssl.TLSVersion.TLSv1_3}),
 }
 
