@@ -107,7 +107,7 @@ class Draining:
     def _goes_on(self) -> bool:
         """Whether an acquisition, a body or a release has not ended."""
         return bool(self.waiting or self._releases.returning) or any(
-            self._is_in_use(lease) for lease in self._releases.held.values()
+            self._is_in_use(lease) for lease in self._releases.unreleased.values()
         )
 
     def _is_in_use(self, lease: LeaseState) -> bool:
@@ -122,7 +122,7 @@ class Draining:
 
     def _end_bodies(self) -> None:
         self._bound_is_over = True
-        for lease in tuple(self._releases.held.values()):
+        for lease in tuple(self._releases.unreleased.values()):
             if lease.task not in self._callers or lease.task is None:
                 self._cut_short = self._cut_short or lease.held
                 lease.lose(LossReason.DRAINED)

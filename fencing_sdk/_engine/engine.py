@@ -65,7 +65,7 @@ class Engine:
         self._beating: asyncio.Task[None] | None = None
         self._stop_notices: Callable[[], object] = lambda: None
         self._releases = Releases(self._heartbeat, self._store_calls, clock, self._report)
-        self._closing = Closing(self._releases.held)
+        self._closing = Closing(self._releases.unreleased)
         self.draining = Draining(self._releases)
 
     def __len__(self) -> int:
@@ -389,7 +389,7 @@ class Engine:
         self._loop = running_loop()
         self._store_calls = StoreCalls(self._backend, self._clock)
         self._releases.store_calls = self._store_calls
-        self._closing = Closing(self._releases.held)
+        self._closing = Closing(self._releases.unreleased)
         self._beating = None
 
     async def _close(self) -> None:

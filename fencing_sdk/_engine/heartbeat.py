@@ -107,7 +107,7 @@ class Heartbeat:
         lease.expect_beat(max(group.since, lease.acquired_at))
         group.add(lease)
         if lease.next_beat < group.due or lease.deadline < group.due:
-            self._put(group, lease.overdue_since)
+            self._put(group, lease.due_at)
 
     def forget(self, owner: str) -> LeaseState | None:
         """Renew this lease no more, and return it. An answer that is still on its way is ignored."""

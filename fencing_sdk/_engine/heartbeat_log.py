@@ -78,7 +78,7 @@ class HeartbeatLog:
                 loop.call_soon(self._log_losses, lease.loss(reason), context=Context())
             self._losses += 1
         if reason is LossReason.STALLED:
-            due = lease.overdue_since
+            due = lease.due_at
             stack = self._stack_since(due)
             self._blocked_by = self._blocked_by or _by(stack)
             self._report.late(lease, self._clock.now() - due, stack)

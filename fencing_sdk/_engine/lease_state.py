@@ -261,8 +261,8 @@ class LeaseState:
     # The heartbeat's side.
 
     @property
-    def overdue_since(self) -> float:
-        """When the heartbeat meant to look after this lease next: to renew it, or to see it end."""
+    def due_at(self) -> float:
+        """When the heartbeat means to look after this lease next: to renew it, or to see it end."""
         return min(self.next_beat, self.deadline)
 
     def expect_beat(self, when: float) -> bool:
@@ -314,7 +314,7 @@ class LeaseState:
 
     def _expire(self) -> None:
         """Latch the loss from whatever thread sees it first, and let the loop tell the others."""
-        late = self.clock.now() - self.overdue_since
+        late = self.clock.now() - self.due_at
         stalled = late > max(_STALLED_FROM, self.timing.heartbeat_interval / 4)
         self.lost = LossReason.STALLED if stalled else LossReason.EXPIRED
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing is left to cancel

@@ -45,7 +45,7 @@ class Parking:
         self._lease = lease
         self._until = until
         self._deadline = lease.deadline
-        under_way = lease.overdue_since >= lease.deadline  # no beat is planned: a renewal has no answer yet
+        under_way = lease.due_at >= lease.deadline  # no beat is planned: a renewal has no answer yet
         self._overtaken = under_way or bool(lease.loss_detail) or bool(lease.unanswered_calls)
         self.kept_for = 0.0
         """Seconds for which the store keeps the lock, once it is parked."""

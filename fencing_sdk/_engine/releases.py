@@ -32,7 +32,7 @@ class Releases:
     def __init__(self, heartbeat: Heartbeat, store_calls: StoreCalls, clock: Clock, report: LeaseReport) -> None:
         self.store_calls = store_calls
         self._heartbeat = heartbeat
-        self.held = heartbeat.leases
+        self.unreleased = heartbeat.leases
         """By owner: those that were not given back."""
         self.returning: dict[str, LeaseState] = {}
         """By owner: those that were, and whose end is not told yet."""
@@ -117,7 +117,7 @@ class Releases:
 
     def give_back_all(self, *, but: Collection[str]) -> None:
         """Give every lease back in the background. Those of the owners in *but* end by their ttl."""
-        for owner, lease in tuple(self.held.items()):
+        for owner, lease in tuple(self.unreleased.items()):
             if owner not in but:
                 self.give_back_behind(lease)
         self._leave_rest()
@@ -129,8 +129,8 @@ class Releases:
             self.tell_end(lease, confirmed=False)
 
     def _leave_rest(self) -> None:
-        self.returning.update(self.held)
-        self.held.clear()
+        self.returning.update(self.unreleased)
+        self.unreleased.clear()
 
     def tell_when_done(self, lease: LeaseState, returned: asyncio.Task[bool]) -> None:
         """Tell the end of *lease* once it is *returned*."""

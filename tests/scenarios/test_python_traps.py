@@ -862,7 +862,7 @@ async def test_a_lease_that_was_lost_and_dropped_leaves_nothing_in_the_client(st
     del lease
     gc.collect()
     await asyncio.sleep(0)
-    assert stage.client._engine._releases.held == {}
+    assert stage.client._engine._releases.unreleased == {}
 
 
 @every_loop

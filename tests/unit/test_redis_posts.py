@@ -39,7 +39,7 @@ class Wire:
         self.takes = []
         self.closed: list[str] = []
 
-    def open_pipe(self, _key: str) -> Wire:
+    def last_pipe(self, _key: str) -> Wire:
         return self
 
     def post(self, packed, take, *, followed=False):
@@ -212,7 +212,7 @@ async def test_another_event_loop_posts_nothing_on_this_connection(backend):
 
 async def test_a_connection_that_breaks_answers_every_post(backend):
     await backend.open()
-    pipe = backend._router.open_pipe("a")
+    pipe = backend._router.last_pipe("a")
     assert isinstance(pipe, Pipe)
     answers = []
     for _ in range(3):

@@ -65,6 +65,7 @@ from fencing_sdk.backends.redis.answers import (
     read_share_refusal,
     read_token,
 )
+from fencing_sdk.backends.redis.channels import ListeningWaiter
 from fencing_sdk.backends.redis.connection.cluster import SlotMap
 from fencing_sdk.backends.redis.connection.dial import RedisDialer
 from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
@@ -82,7 +83,7 @@ from fencing_sdk.backends.redis.requests import DEFAULT_RETENTION, RedisRequests
 from fencing_sdk.backends.redis.revoking import RedisRevocations
 from fencing_sdk.backends.redis.scripts import PRELOADED, ScriptCall
 from fencing_sdk.backends.redis.share_losses import ShareLossWatcher
-from fencing_sdk.backends.redis.share_waiters import ShareWaiter, ShareWaiters
+from fencing_sdk.backends.redis.share_waiters import ShareWaiters
 from fencing_sdk.backends.redis.waiter import RedisWaiter
 from fencing_sdk.backends.redis.waiters import RedisWaiters
 from fencing_sdk.errors import BackendError
@@ -216,7 +217,7 @@ class RedisBackend:
             await self._run_release(self._requests.release(claim), claim)
             raise
 
-    async def _held(self, reply: Reply, waiter: ShareWaiter | None) -> Held:
+    async def _held(self, reply: Reply, waiter: ListeningWaiter | None) -> Held:
         """Read a refusal. A waiter joins again if the server has dropped it, or can send it no messages any more."""
         left, in_line = read_share_refusal(reply)
         if waiter is None:

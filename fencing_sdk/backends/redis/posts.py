@@ -90,7 +90,7 @@ class RedisPosts:
         """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
         tag = self._keys.tag(claim.name)
         lease = f"{tag}:l"
-        pipe = self._router.open_pipe(lease)
+        pipe = self._router.last_pipe(lease)
         if pipe is None:
             return None
         packed_tag, owner, ttl = tag.encode(), claim.owner.encode(), b"%d" % milliseconds(claim.ttl)
@@ -103,7 +103,7 @@ class RedisPosts:
         """See `fencing_sdk.abc.SupportsPosts.post_release`."""
         tag = self._keys.tag(claim.name)
         lease = f"{tag}:l"
-        pipe = self._router.open_pipe(lease)
+        pipe = self._router.last_pipe(lease)
         if pipe is None:
             return None
         self._losses.ended(lease, claim)

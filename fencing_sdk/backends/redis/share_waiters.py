@@ -30,12 +30,6 @@ _LEAVE_TRIES = 2
 """One try on the open connection, and one on the next if that was broken."""
 
 
-class ShareWaiter(ListeningWaiter):
-    """A waiter in the line of shares of one lock. If no message reaches it, it tries once a second."""
-
-    __slots__ = ()
-
-
 class ShareWaiters:
     """All waiters of one backend."""
 
@@ -44,16 +38,16 @@ class ShareWaiters:
         self._requests = requests
         self._keys = keys
         self._tickets = itertools.count(1)
-        self._table: WaiterTable[ShareWaiter] = WaiterTable()
+        self._table: WaiterTable[ListeningWaiter] = WaiterTable()
         self._channels = WakeChannels(router, keys, self._table, sharded=sharded)
 
-    def find(self, claim: Claim) -> ShareWaiter | None:
+    def find(self, claim: Claim) -> ListeningWaiter | None:
         """The waiter of *claim*, if there is one."""
         return self._table.find(claim)
 
-    async def join(self, claim: Claim) -> ShareWaiter:
+    async def join(self, claim: Claim) -> ListeningWaiter:
         """Join the line of a lock, until `leave`."""
-        waiter = self._table.add(ShareWaiter(claim, str(next(self._tickets)), self._keys.tag(claim.name)))
+        waiter = self._table.add(ListeningWaiter(claim, str(next(self._tickets)), self._keys.tag(claim.name)))
         try:
             await self._enter_line(waiter)
         except BaseException:
@@ -61,7 +55,7 @@ class ShareWaiters:
             raise
         return waiter
 
-    async def rejoin(self, waiter: ShareWaiter) -> None:
+    async def rejoin(self, waiter: ListeningWaiter) -> None:
         """
         Join the line again: the server has dropped *waiter*, or sends it no messages any more.
 
@@ -76,7 +70,7 @@ class ShareWaiters:
             if self.find(waiter.claim) is not waiter:
                 await self.leave(waiter)
 
-    async def _enter_line(self, waiter: ShareWaiter) -> None:
+    async def _enter_line(self, waiter: ListeningWaiter) -> None:
         """Send the requests of joining. SUBSCRIBE goes first, so that no message is missed."""
         subscription = await self._channels.listen(waiter)
         command = self._channels.command(waiter)
@@ -85,12 +79,12 @@ class ShareWaiters:
         if waiter.may_subscribe:
             subscription.result()
 
-    def may_stay(self, waiter: ShareWaiter) -> bool:
+    def may_stay(self, waiter: ListeningWaiter) -> bool:
         """Whether joining again would change nothing: the channel is subscribed, or the user may not subscribe."""
         pipe = waiter.open_pipe
         return not waiter.may_subscribe or (pipe is not None and waiter.channel in pipe.channels)
 
-    async def leave(self, waiter: ShareWaiter) -> None:
+    async def leave(self, waiter: ListeningWaiter) -> None:
         """
         Leave the line, unless the lock was granted.
 

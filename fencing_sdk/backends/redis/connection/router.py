@@ -52,7 +52,7 @@ class RedisRouter(Protocol):
         """The server that has *key*."""
         ...
 
-    def open_pipe(self, key: str) -> Pipe | None:
+    def last_pipe(self, key: str) -> Pipe | None:
         """The last connection that was opened to the server that has *key*; None if no such server is known."""
         ...
 
@@ -91,8 +91,8 @@ class SingleMasterRouter:
         """See `RedisRouter.node`."""
         return self._node
 
-    def open_pipe(self, key: str) -> Pipe | None:  # noqa: ARG002  (it has every key)
-        """See `RedisRouter.open_pipe`."""
+    def last_pipe(self, key: str) -> Pipe | None:  # noqa: ARG002  (it has every key)
+        """See `RedisRouter.last_pipe`."""
         return self._node.connection
 
     async def run(self, call: ScriptCall) -> Reply:
@@ -132,8 +132,8 @@ class ClusterRouter:
         await self._ready()
         return self._node_of(key)
 
-    def open_pipe(self, key: str) -> Pipe | None:
-        """See `RedisRouter.open_pipe`."""
+    def last_pipe(self, key: str) -> Pipe | None:
+        """See `RedisRouter.last_pipe`."""
         if not self._map_was_read:
             return None
         try:
