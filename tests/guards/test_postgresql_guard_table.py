@@ -302,6 +302,70 @@ async def test_a_fence_that_is_raised_in_a_transaction_counts_as_one_that_the_gu
             await admit_on(writing, guard, "a", OLD)
 
 
+async def raise_on(connection, guard, resource, token, path):
+    """Raise a fence in a transaction that is left open."""
+    transaction = connection.transaction()
+    await transaction.start()
+    await connection.execute(f"SET LOCAL search_path = {path}")
+    await guard.raise_in(connection, resource, token)
+    return transaction
+
+
+@pytest.mark.parametrize("to", ["the beginning", "a savepoint"])
+async def test_a_table_whose_creation_is_rolled_back_is_not_the_guards_own(to, server):
+    """Nothing was raised, and the table is nowhere."""
+    guard = SqlGuard(server.url)
+    await server.execute("CREATE SCHEMA other")
+    async with server.connected() as connection, contextlib.AsyncExitStack() as outer:
+        if to == "a savepoint":
+            await outer.enter_async_context(connection.transaction())
+        transaction = await raise_on(connection, guard, "a", NEW, "other")
+        await transaction.rollback()
+        await outer.aclose()
+        await admit_on(connection, guard, "a", OLD)
+        await guard.raise_to("a", NEW)
+        with pytest.raises(StaleTokenError):
+            await admit_on(connection, guard, "a", OLD)
+    assert await server.value("SELECT to_regclass('other.fencing_fence')::text") is None
+
+
+async def test_a_table_whose_creation_is_not_committed_yet_is_the_guards_own_from_the_commit_on(server):
+    """Before it, a transaction elsewhere may be the earlier one."""
+    guard = SqlGuard(server.url)
+    await server.execute("CREATE SCHEMA other")
+    async with server.connected() as raising, server.connected() as writing:
+        transaction = await raise_on(raising, guard, "a", NEW, "other")
+        await admit_on(writing, guard, "a", OLD)
+        await transaction.commit()
+        with pytest.raises(UsageError, match="SqlGuard raises them in 'other"):
+            await admit_on(writing, guard, "a", OLD)
+
+
+async def test_a_table_that_was_dropped_and_made_in_another_schema_is_the_guards_own(server):
+    guard = SqlGuard(f"{server.url}?search_path=other,public")
+    await guard.raise_to("a", NEW)
+    await server.execute("DROP TABLE fencing_fence")
+    await other_schema(server, guard)
+    async with server.connected() as connection:
+        await admit_on(connection, guard, "a", OLD, path="other")
+        await guard.raise_to("a", NEW)
+        with pytest.raises(StaleTokenError):
+            await admit_on(connection, guard, "a", OLD, path="other")
+    assert await server.value("SELECT token FROM other.fencing_fence") == 34
+
+
+async def test_a_table_that_is_younger_than_the_snapshot_of_a_transaction_is_compared(server):
+    """The transaction cannot see it among the tables, and would take it for one that was dropped."""
+    guard = SqlGuard(server.url)
+    await other_schema(server, guard)
+    async with server.connected() as connection:
+        async with connection.transaction(isolation="repeatable_read"):
+            await connection.execute("SET LOCAL search_path = other; TABLE public.data")
+            await guard.raise_to("a", NEW)
+            with pytest.raises(UsageError, match="SqlGuard raises them in 'public"):
+                await guard.admit(connection, "a", OLD)
+
+
 async def test_a_guard_without_a_database_may_raise_fences_in_several_tables(server):
     """It cannot be told which of them is its own; each tenant may have one."""
     guard = SqlGuard()

@@ -11,9 +11,10 @@ changed the row meanwhile:
 
 A failed statement fails the whole transaction in PostgreSQL. So the guard looks for the table before it uses it, once
 for each connection. The answer also says in which schema the table is. If the ``search_path`` of a transaction leads to
-another table than the one in which the guard raises fences, the transaction would miss those fences, and is refused.
-A ``search_path`` may change, so each statement returns which table it has written, and if that is not the table which
-the connection has found, the guard looks again.
+another table than the one in which the guard raises fences, the transaction would miss those fences, and is refused, as
+long as that table exists: a rollback or a migration may have taken it away. A ``search_path`` may change, so each
+statement returns which table it has written, and if that is not the table which the connection has found, the guard
+looks again.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ SELECT there.oid, txid_current_if_assigned(), current_database()::text,
     ({kind})
 FROM (VALUES (to_regclass('{table}'))) AS named (oid)
 LEFT JOIN pg_catalog.pg_class AS there ON there.oid = named.oid"""
+
+# The name of the guard's own table, or its number if there is no such table now; then the table, if it exists now. A
+# query of pg_class would tell what the snapshot of the transaction knows, which may be older than the tables.
+_LOOK_FOR_OWN = "SELECT {own}::oid::regclass::text, to_regclass('{table}')::oid"
 
 # The table is a constant of the plan. PostgreSQL plans again when the search_path is another one.
 _ADMIT = """\
@@ -302,7 +307,7 @@ class PostgresqlFences:
         """
         ((table, current, database, schema, kind),) = yield self._look_for_table, ()
         found = _Found(table, database, schema, None)
-        self._refuse_other(found)
+        yield from self._refuse_other(found)
         if table is None:
             return False
         refuse_narrow(self._table, "token", kind)
@@ -322,21 +327,29 @@ class PostgresqlFences:
         # If the table has no schema in its name, the schemas differ, unless the table was moved to another one.
         return own.database == found.database and ("." in self._table or own.table == found.table)
 
-    def _refuse_other(self, found: _Found) -> None:
+    def _refuse_other(self, found: _Found) -> Steps[None]:
         """
         Refuse a transaction that uses another table than that in which the guard raises fences.
 
         Raises:
             UsageError: it does.
         """
-        if self._own is not None and not self._is_own(found):
-            msg = (
-                f"the fences of this transaction would be in schema {shown(found.schema)} of database "
-                f"{shown(found.database)}, and SqlGuard raises them in {shown(self._own.schema)} of "
-                f"{shown(self._own.database)}; "
-                "pass it the database of your transactions, and name the schema: table='schema.fencing_fence'"
-            )
-            raise UsageError(msg)
+        own = self._own
+        if own is None or self._is_own(found):
+            return
+        place = own.schema
+        if own.database == found.database:
+            ((place, table),) = yield _LOOK_FOR_OWN.format(own=own.table, table=quoted(self._table)), ()
+            if table == own.table:
+                return  # it was created meanwhile
+            if str(place).rpartition(".")[2].strip('"') != self._table.rpartition(".")[2]:
+                return  # it was dropped or renamed, or its creation was rolled back or is not committed yet
+        msg = (
+            f"the fences of this transaction would be in schema {shown(found.schema)} of database "
+            f"{shown(found.database)}, and SqlGuard raises them in {shown(place)} of {shown(own.database)}; "
+            "pass it the database of your transactions, and name the schema: table='schema.fencing_fence'"
+        )
+        raise UsageError(msg)
 
     def _create_table(self) -> Steps[None]:
         try:
