@@ -416,6 +416,75 @@ async def test_a_table_that_is_moved_to_another_schema_stays_the_guards_own(serv
                 await admit_on(another, guard, "a", OLD, path="other")
 
 
+@pytest.mark.parametrize("table", ["fencing_fence", "public.fencing_fence"])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "new"])
+async def test_a_table_that_was_moved_is_not_made_a_second_time(known, table, server):
+    """In its old schema, where a transaction with the old search_path would miss the fences."""
+    guard = SqlGuard(server.url, table=table)
+    await guard.raise_to("a", NEW)
+    async with server.connected() as connection:
+        if known:
+            await admit_on(connection, guard, "b", OLD)
+        await server.execute("CREATE SCHEMA other; ALTER TABLE fencing_fence SET SCHEMA other")
+        if known:
+            with pytest.raises(asyncpg.UndefinedTableError):
+                await admit_on(connection, guard, "a", OLD)
+        with pytest.raises(UsageError, match="SqlGuard raises them in 'other"):
+            await admit_on(connection, guard, "a", OLD)
+        await server.execute(guard.ddl("postgresql"))  # by hand
+        with pytest.raises(UsageError, match="SqlGuard raises them in 'other"):
+            await admit_on(connection, guard, "a", OLD)
+    assert await server.value("SELECT count(*) FROM public.fencing_fence") == 0
+
+
+async def test_a_copy_that_takes_the_place_of_the_table_is_the_guards_own(server):
+    """As a migration makes it that changes a type without a long lock. The old table stays, under another name."""
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", NEW)
+    async with server.connected() as connection:
+        await admit_on(connection, guard, "b", OLD)
+        await server.execute("""
+            ALTER TABLE fencing_fence RENAME TO fencing_fence_old;
+            CREATE TABLE fencing_fence (LIKE fencing_fence_old INCLUDING ALL);
+            INSERT INTO fencing_fence TABLE fencing_fence_old
+        """)
+        with pytest.raises(StaleTokenError):
+            await admit_on(connection, guard, "a", OLD)
+        await admit_on(connection, guard, "a", NEW)
+        await guard.raise_to("a", Token(35, "cccccccc"))
+
+
+async def test_a_table_that_is_younger_than_the_snapshot_of_a_transaction_is_found(server):
+    """PostgreSQL takes a new row into it, although the transaction cannot see it among the tables."""
+    guard = SqlGuard(server.url)
+    async with server.connected() as connection:
+        async with connection.transaction(isolation="repeatable_read"):
+            await connection.execute("TABLE data")
+            await guard.raise_to("a", NEW)
+            await guard.admit(connection, "b", OLD)
+    assert await server.value("SELECT token FROM fencing_fence WHERE resource = 'b'") == 33
+
+
+@pytest.mark.parametrize("table", ["fencing_fence", "public.fencing_fence"])
+async def test_a_table_that_is_made_while_a_transaction_looks_for_it_is_found(table, server):
+    guard = SqlGuard(server.url, table=table)
+
+    class Looking:
+        def __init__(self, connection):
+            self.is_in_transaction, self._connection = connection.is_in_transaction, connection
+
+        async def fetch(self, statement, *parameters):
+            rows = await self._connection.fetch(statement, *parameters)
+            if rows and rows[0][0] is None:
+                await guard.raise_to("a", NEW)
+            return rows
+
+    async with server.connected() as connection:
+        async with connection.transaction():
+            await guard.admit(Looking(connection), "b", OLD)
+    assert await server.value("SELECT token FROM fencing_fence WHERE resource = 'b'") == 33
+
+
 async def test_without_raised_fences_each_search_path_has_its_own(server):
     """A guard that raises none has no table that a transaction could miss; it looks once and no more."""
     guard, statements = SqlGuard(), []

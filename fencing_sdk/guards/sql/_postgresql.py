@@ -63,7 +63,7 @@ $fencing$"""
 # The table, if it exists; the current transaction; the database and schema in which the table is, or would be created;
 # and the type of its tokens.
 _LOOK_FOR_TABLE = """\
-SELECT there.oid, txid_current_if_assigned(), current_database()::text,
+SELECT named.oid::oid, txid_current_if_assigned(), current_database()::text,
     coalesce(there.relnamespace::regnamespace::text, current_schema()::text),
     ({kind})
 FROM (VALUES (to_regclass('{table}'))) AS named (oid)
@@ -322,10 +322,7 @@ class PostgresqlFences:
     def _is_own(self, found: _Found) -> bool:
         """Whether *found* is the table in which the guard raises fences, as far as the guard knows one."""
         own = self._own
-        if own is None or (own.database, own.schema) == (found.database, found.schema):
-            return True
-        # If the table has no schema in its name, the schemas differ, unless the table was moved to another one.
-        return own.database == found.database and ("." in self._table or own.table == found.table)
+        return own is None or (own.database, own.table) == (found.database, found.table)
 
     def _refuse_other(self, found: _Found) -> Steps[None]:
         """
