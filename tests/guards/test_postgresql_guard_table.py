@@ -366,6 +366,47 @@ async def test_a_table_that_is_younger_than_the_snapshot_of_a_transaction_is_com
                 await guard.admit(connection, "a", OLD)
 
 
+@pytest.mark.parametrize("why", ["stale", "locked"])
+async def test_a_fence_that_could_not_be_raised_does_not_tell_where_the_guards_table_is(why, server):
+    guard = SqlGuard(server.url)
+    await server.execute(guard.ddl("postgresql"))
+    await other_schema(server, guard)
+    await server.execute("INSERT INTO other.fencing_fence VALUES ('a', 35, 'cccccccc')")
+    async with server.connected() as connection, server.connected() as locking, locking.transaction():
+        if why == "locked":
+            await locking.execute("TABLE other.fencing_fence FOR UPDATE")
+        with pytest.raises(StaleTokenError if why == "stale" else asyncpg.LockNotAvailableError):
+            async with connection.transaction():
+                await connection.execute("SET LOCAL search_path = other")
+                await guard.raise_in(connection, "a", NEW, wait=0.001)
+        await admit_on(connection, guard, "a", OLD)
+        await guard.raise_to("a", NEW)
+    assert await server.value("SELECT token FROM fencing_fence") == 34
+
+
+@pytest.mark.parametrize("method", ["raise_in", "admit"])
+async def test_a_transaction_that_waits_while_a_fence_is_raised_elsewhere_is_compared_with_it(method, server):
+    """It has looked for the table before, when the guard did not know of one."""
+    guard = SqlGuard(server.url)
+    await other_schema(server, guard)
+    await server.execute("INSERT INTO other.fencing_fence VALUES ('a', 1, 'aaaaaaaa')")
+
+    async def waiting():
+        async with server.connected() as connection, connection.transaction():
+            await connection.execute("SET LOCAL search_path = other")
+            await getattr(guard, method)(connection, "a", OLD)
+
+    async with server.connected() as locking:
+        async with locking.transaction():
+            await locking.execute("TABLE other.fencing_fence FOR UPDATE")
+            task = asyncio.create_task(waiting())
+            await waits(server)
+            await guard.raise_to("a", NEW)
+        with pytest.raises(UsageError, match="SqlGuard raises them in 'public"):
+            await task
+    assert await server.value("SELECT token FROM other.fencing_fence") == 1
+
+
 async def test_a_guard_without_a_database_may_raise_fences_in_several_tables(server):
     """It cannot be told which of them is its own; each tenant may have one."""
     guard = SqlGuard()
@@ -462,6 +503,7 @@ async def test_a_table_that_is_younger_than_the_snapshot_of_a_transaction_is_fou
             await connection.execute("TABLE data")
             await guard.raise_to("a", NEW)
             await guard.admit(connection, "b", OLD)
+            await guard.raise_in(connection, "c", OLD)
     assert await server.value("SELECT token FROM fencing_fence WHERE resource = 'b'") == 33
 
 

@@ -161,7 +161,7 @@ class PostgresqlFences:
         self._table = table
         self._create = create
         self._own: _Found | None = None
-        """The table in which the guard raises fences, once it has been found."""
+        """The table in which the guard raises fences, once it has raised one."""
         self._seen_by: WeakKeyDictionary[object, _Found] = WeakKeyDictionary()
         """By the connection."""
 
@@ -209,9 +209,11 @@ class PostgresqlFences:
         """
         statement = self._statements(transaction).raise_fence
         patience = f"{max(1, round(wait * 1000))}ms"  # 0 would mean no limit
-        yield from self._ensure_table(transaction, own=own)
+        yield from self._ensure_table(transaction)
         parameters = (resource, int(token), token.holder, patience)
         yield from self._admit(transaction, {resource: token}, statement, parameters, own=own)
+        if own:
+            self._own = self._seen_by[transaction.driver]
 
     def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
         """Return the fence of *resource*, if it has one. Create no table, because the server may be a standby."""
@@ -232,8 +234,8 @@ class PostgresqlFences:
         admitted = yield from self._fetch(transaction, statement, parameters)
         if not transaction.begun():
             raise UsageError(_AUTOCOMMIT)  # the driver hides its mode, and has committed the statement
-        if admitted and self._is_elsewhere(transaction, admitted[0][1]):
-            yield from self._find(transaction, own=own)
+        if admitted and (own or self._own is not None) and self._is_elsewhere(transaction, admitted[0][1]):
+            yield from self._find(transaction)
         if len(admitted) < len(tokens):
             passed = {row[0] for row in admitted}
             resource = next(resource for resource in tokens if resource not in passed)
@@ -264,10 +266,10 @@ class PostgresqlFences:
             raise
 
     def _ensure_known_table(self, transaction: Transaction) -> Steps[None]:
-        if not (transaction.begun() and self._knows(transaction, own=False)):
-            yield from self._ensure_table(transaction, own=False)
+        if not (transaction.begun() and self._knows(transaction)):
+            yield from self._ensure_table(transaction)
 
-    def _ensure_table(self, transaction: Transaction, *, own: bool) -> Steps[None]:
+    def _ensure_table(self, transaction: Transaction) -> Steps[None]:
         """
         Ensure a transaction, and ensure the table before a statement that would fail without it.
 
@@ -277,26 +279,24 @@ class PostgresqlFences:
         """
         if not (transaction.begun() or transaction.begins):
             raise UsageError(_AUTOCOMMIT)
-        if self._knows(transaction, own=own):
+        if self._knows(transaction):
             return
-        exists = yield from self._find(transaction, own=own)
+        exists = yield from self._find(transaction)
         if self._create and not exists:
             yield from self._create_table()
-            yield from self._find(transaction, own=own, created=True)
+            yield from self._find(transaction, created=True)
 
-    def _knows(self, transaction: Transaction, *, own: bool) -> bool:
+    def _knows(self, transaction: Transaction) -> bool:
         """Whether the connection has found the table for good, in the place where the guard raises fences."""
         seen = self._seen_by.get(transaction.driver)
-        if seen is None or seen.creator is not None or (own and self._own is None):
-            return False
-        return self._is_own(seen)
+        return seen is not None and seen.creator is None and self._is_own(seen)
 
     def _is_elsewhere(self, transaction: Transaction, table: object) -> bool:
         """Whether a statement has written a *table* that may be another one than the guard's."""
         seen = self._seen_by.get(transaction.driver)
-        return self._own is not None and (seen is None or seen.table != table)
+        return seen is None or seen.table != table or not self._is_own(seen)
 
-    def _find(self, transaction: Transaction, *, own: bool, created: bool = False) -> Steps[bool]:
+    def _find(self, transaction: Transaction, *, created: bool = False) -> Steps[bool]:
         """
         Look for the table, note where it is, and return whether there is one.
 
@@ -315,8 +315,6 @@ class PostgresqlFences:
         if created or (seen is not None and seen.creator == current):
             found = replace(found, creator=current)
         self._seen_by[transaction.driver] = found
-        if own:
-            self._own = found
         return True
 
     def _is_own(self, found: _Found) -> bool:
