@@ -527,6 +527,31 @@ async def test_a_table_that_is_made_while_a_transaction_looks_for_it_is_found(ta
     assert await server.value("SELECT token FROM fencing_fence WHERE resource = 'b'") == 33
 
 
+async def test_a_missing_table_may_be_one_that_the_search_path_leads_past(way, server):
+    """On a connection that has found the table. The statement of ddl() would make a second one."""
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", NEW)
+    await server.execute("CREATE SCHEMA other")
+    with pytest.raises(Exception, match="does not exist") as missing:
+        async with way.begin() as transaction:
+            await way.admit(guard, transaction, "b", OLD)
+            await way.execute(transaction, "SET LOCAL search_path = other")
+            await way.admit(guard, transaction, "a", OLD)
+    assert sqlstate(missing.value) == "42P01"
+    assert "unless the search_path of this transaction leads past schema 'public'" in missing.value.__notes__[0]
+
+
+async def test_no_search_path_leads_past_a_table_that_is_named_with_its_schema(server):
+    guard = SqlGuard(server.url, table="public.fencing_fence")
+    async with server.connected() as connection:
+        await guard.raise_to("a", NEW)
+        await admit_on(connection, guard, "a", NEW)
+        await server.execute("DROP TABLE fencing_fence")
+        with pytest.raises(asyncpg.UndefinedTableError) as missing:
+            await admit_on(connection, guard, "a", OLD)
+    assert missing.value.__notes__[0].endswith("run the statement of ddl('postgresql')")
+
+
 async def test_without_raised_fences_each_search_path_has_its_own(server):
     """A guard that raises none has no table that a transaction could miss; it looks once and no more."""
     guard, statements = SqlGuard(), []

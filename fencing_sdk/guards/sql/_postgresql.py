@@ -257,6 +257,7 @@ class PostgresqlFences:
                 self._seen_by.pop(transaction.driver, None)  # it was dropped, or the search_path has changed
                 error.add_note(
                     f"fencing_sdk: SqlGuard's table {self._table} is missing; run the statement of ddl('postgresql')"
+                    + self._perhaps_passed()
                 )
             elif state == _NOT_PERMITTED:
                 error.add_note(
@@ -264,6 +265,15 @@ class PostgresqlFences:
                     "and USAGE on its schema"
                 )
             raise
+
+    def _perhaps_passed(self) -> str:
+        """Return what else may be wrong if a table is missing: the transaction failed, so the guard cannot look."""
+        if self._own is None or "." in self._table:
+            return ""
+        return (
+            f", unless the search_path of this transaction leads past schema {shown(self._own.schema)}, "
+            "in which SqlGuard has raised fences"
+        )
 
     def _ensure_known_table(self, transaction: Transaction) -> Steps[None]:
         if not (transaction.begun() and self._knows(transaction)):
