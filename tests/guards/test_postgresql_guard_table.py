@@ -407,16 +407,31 @@ async def test_a_transaction_that_waits_while_a_fence_is_raised_elsewhere_is_com
     assert await server.value("SELECT token FROM other.fencing_fence") == 1
 
 
-async def test_a_guard_without_a_database_may_raise_fences_in_several_tables(server):
-    """It cannot be told which of them is its own; each tenant may have one."""
-    guard = SqlGuard()
+async def test_a_guard_with_a_database_raises_fences_in_one_table(server):
+    guard = SqlGuard(server.url)
     await other_schema(server, guard)
     async with server.connected() as connection:
-        for path in ("public", "other", "public", "other"):
-            async with connection.transaction():
-                await connection.execute(f"SET LOCAL search_path = {path}")
-                await guard.raise_in(connection, "a", NEW)
-            await admit_on(connection, guard, "a", NEW, path=path)
+        await (await raise_on(connection, guard, "a", NEW, "public")).commit()
+        with pytest.raises(UsageError, match="name the schema"):
+            await raise_on(connection, guard, "a", NEW, "other")
+    assert await server.value("SELECT count(*) FROM other.fencing_fence") == 0
+
+
+@pytest.mark.parametrize("with_schema", [True, False], ids=["a guard for each", "one without a database"])
+async def test_each_tenant_may_have_a_table(with_schema, server):
+    guard = SqlGuard()
+    guards = {path: SqlGuard(server.url, table=f"{path}.fencing_fence") for path in ("public", "other")}
+    await other_schema(server, guard)
+    async with server.connected() as connection:
+        for token, path in enumerate(("public", "other", "public", "other"), start=1):
+            if with_schema:
+                guard = guards[path]
+            await (await raise_on(connection, guard, "a", token, path)).commit()
+            await admit_on(connection, guard, "a", token, path=path)
+            with pytest.raises(StaleTokenError):
+                await admit_on(connection, guard, "a", token - 1, path=path)
+    assert await server.value("SELECT token FROM public.fencing_fence") == 3
+    assert await server.value("SELECT token FROM other.fencing_fence") == 4
 
 
 async def test_a_table_that_hides_the_guards_own_is_found_out(server):

@@ -213,6 +213,10 @@ class SqlGuard:
         PostgreSQL it sets ``lock_timeout`` and ``synchronous_commit`` until the transaction ends. It does not
         report `FenceRaised`, because the fence is not raised before the commit.
 
+        On PostgreSQL a guard with a database has one table, and refuses to raise fences in another. For a table in
+        the schema of each tenant, use ``SqlGuard()`` without a database and run ``ddl("postgresql")`` in each schema,
+        or use a guard for each schema, with ``table="schema.fencing_fence"``.
+
         Args:
             transaction: Yours, as for `admit`.
 
