@@ -71,8 +71,9 @@ def list_locks(pattern: str, output: Output, *, url: str | None, as_json: bool, 
 
 def _print_table(rows: Sequence[Holder], output: Output) -> None:
     """Fit the table into a terminal. In a pipe each holder has one line, with the whole name: ``fencing ls | grep``."""
-    table = _table(rows, whole=not output.is_terminal)
-    if not output.is_terminal:
+    piped = not output.file.isatty()  # is_terminal is true in a pipe, too, where FORCE_COLOR is set
+    table = _table(rows, whole=piped)
+    if piped:
         output.width = output.measure(table, options=output.options.update(max_width=_WIDEST)).maximum
     output.print(table)
 

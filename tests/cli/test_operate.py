@@ -54,7 +54,12 @@ async def test_at_a_terminal_long_names_are_folded_and_long_metadata_is_cut(
         assert "".join(line.split()[0] for line in lines[2:]) == name
 
 
-async def test_in_a_pipe_each_holder_has_one_line_with_the_whole_name(fencing: Fencing, locks: LockClient):
+@pytest.mark.parametrize("forced", [{}, {"FORCE_COLOR": "1"}, {"TTY_COMPATIBLE": "1"}], ids=str)
+async def test_in_a_pipe_each_holder_has_one_line_with_the_whole_name(
+    fencing: Fencing, locks: LockClient, forced: dict[str, str]
+):
+    """Also where Rich takes the pipe for a terminal, as the systems of CI ask for."""
+    fencing.environment |= forced
     name, about = "tenants/" + "0123456789" * 20, "worker 3, " * 20
     async with locks.lock("nightly") as lease, locks.lock(name, metadata=about) as other:
         done = await asyncio.to_thread(fencing, "ls")
