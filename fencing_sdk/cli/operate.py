@@ -14,10 +14,11 @@ import json
 import select
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -29,8 +30,10 @@ from fencing_sdk.cli._streams import Output, say, write_out
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 
 NOT_BROKEN = 1
-_WIDEST = 100_000
-"""Columns of a table that need not fit into a terminal: a name has at most 512 bytes, metadata some thousands."""
+_NUMBERS = ("TOKEN", "HELD", "LEFT", "WAIT")
+_HEADINGS = ("NAME", "HOLDER", *_NUMBERS, "METADATA")
+_ALIGNED = 60
+"""Columns up to which a text in a pipe is filled up with spaces. A longer one moves its own line only."""
 _GLANCE = 0.2
 """Seconds after which a question looks whether it was interrupted right before it began to wait."""
 
@@ -71,27 +74,45 @@ def list_locks(pattern: str, output: Output, *, url: str | None, as_json: bool, 
 
 def _print_table(rows: Sequence[Holder], output: Output) -> None:
     """Fit the table into a terminal. In a pipe each holder has one line, with the whole name: ``fencing ls | grep``."""
-    piped = not output.file.isatty()  # is_terminal is true in a pipe, too, where FORCE_COLOR is set
-    table = _table(rows, whole=piped)
-    if piped:
-        output.width = output.measure(table, options=output.options.update(max_width=_WIDEST)).maximum
-    output.print(table)
+    cells = [_cells(row) for row in rows]
+    if output.file.isatty():  # is_terminal is true in a pipe, too, where FORCE_COLOR is set
+        output.print(_table(cells))
+        return
+    head, *lines = _lines([_HEADINGS, *cells])
+    output.out(head, style="bold", highlight=False)
+    output.out("\n".join(lines), highlight=False)
 
 
-def _table(rows: Sequence[Holder], *, whole: bool) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=not whole)
-    table.add_column("NAME", overflow="fold", no_wrap=whole, ratio=3, min_width=12)
+def _cells(row: Holder) -> Sequence[str]:
+    name = readable(row.name) + ("" if row.mode.word == "lock" else f" ({mode_of(row)})")
+    waiting = "-" if row.waiters is None else str(row.waiters)
+    held, left, metadata = span(row.held_for), span(row.remaining), readable(row.metadata or "")
+    return name, row.holder, str(row.token), held, left, waiting, metadata
+
+
+def _table(rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    table.add_column("NAME", overflow="fold", ratio=3, min_width=12)
     table.add_column("HOLDER", no_wrap=True)
-    table.add_column("TOKEN", no_wrap=True, justify="right")
-    for heading in ("HELD", "LEFT", "WAIT"):
+    for heading in _NUMBERS:
         table.add_column(heading, no_wrap=True, justify="right")
     table.add_column("METADATA", overflow="ellipsis", no_wrap=True, ratio=2, min_width=8)
     for row in rows:
-        name = readable(row.name) + ("" if row.mode.word == "lock" else f" ({mode_of(row)})")
-        waiting = "-" if row.waiters is None else str(row.waiters)
-        held, left, metadata = span(row.held_for), span(row.remaining), readable(row.metadata or "")
-        table.add_row(Text(name), row.holder, str(row.token), held, left, waiting, Text(metadata))
+        table.add_row(*map(Text, row))
     return table
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Each row as a line, with its columns below those of the others as far as no long text is in the way."""
+    widths = [min(max(map(cell_len, column)), _ALIGNED) for column in zip(*rows, strict=True)]
+    for row in rows:
+        columns = zip(_HEADINGS, row, widths, strict=True)
+        yield "  ".join(_filled(text, width, right=heading in _NUMBERS) for heading, text, width in columns).rstrip()
+
+
+def _filled(text: str, width: int, *, right: bool) -> str:
+    gap = " " * (width - cell_len(text))
+    return gap + text if right else text + gap
 
 
 def show_lock(name: str, output: Output, *, url: str | None, as_json: bool) -> int:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from command_line import Fencing
+from rich.cells import cell_len
 from terminal import Open, Terminal, at_a_terminal
 
 from fencing_sdk import LeaseLostError, LockClient, connect
@@ -67,6 +68,18 @@ async def test_in_a_pipe_each_holder_has_one_line_with_the_whole_name(
         assert short.split()[:3] == ["nightly", lease.holder, str(lease.token)]
         assert long.split()[:3] == [name, other.holder, str(other.token)]
         assert long.rstrip().endswith(about.rstrip())
+
+
+async def test_in_a_pipe_one_long_text_makes_no_other_line_longer(fencing: Fencing, locks: LockClient):
+    name, about = "z" * 500, "x" * 1000
+    async with locks.lock("a/7") as a, locks.lock("b/日本", metadata="1") as b, locks.lock(name, metadata=about):
+        lines = (await asyncio.to_thread(fencing, "ls")).stdout.splitlines()
+        assert lines[3].startswith(f"{name}  ")
+        assert lines[3].endswith(f"  {about}")
+        assert [line for line in lines if line.endswith(" ")] == []
+        assert max(map(len, lines[:3])) < 150
+        before = [line.partition(lease.holder)[0] for line, lease in zip(lines[1:3], (a, b), strict=True)]
+        assert cell_len(before[0]) == cell_len(before[1]) == lines[0].index("HOLDER")
 
 
 async def test_ls_tells_when_nothing_is_held(fencing: Fencing, locks: LockClient):
