@@ -16,6 +16,7 @@ from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from fencing_sdk._values.claim import Token
+from fencing_sdk._values.observers import logger
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, FencingError, shown
 from fencing_sdk.integrations._blocking import BlockingCheckpoint, token_of
@@ -120,7 +121,10 @@ class _Begun:
             rest = iter(chunks)
             self._chunks = chain(list(islice(rest, 1)), rest)
         except BaseException:
-            self.close()  # the server never gets it
+            try:
+                self.close()  # the server never gets it
+            except Exception:  # noqa: BLE001  (it must not take the place of the first error)
+                logger.exception("an application failed, and so did the close() of its answer")
             raise
 
     def __iter__(self) -> Iterator[bytes]:

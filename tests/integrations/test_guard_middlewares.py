@@ -366,10 +366,15 @@ async def test_clients_are_open_while_an_asgi_application_runs():
 
 
 class Chunks:
-    """The iterable of an application that has begun nothing yet; *fails* in place of the chunk with that number."""
+    """
+    The iterable of an application that has begun nothing yet; *fails* in place of the chunk with that number.
 
-    def __init__(self, start_response, begin_at=0, fails=None, error=None):
+    With *at_close* its close() fails, too.
+    """
+
+    def __init__(self, start_response, begin_at=0, fails=None, error=None, at_close=None):
         self.start_response, self.begin_at, self.fails, self.error = start_response, begin_at, fails, error
+        self.at_close = at_close
         self.asked = self.closed = 0
 
     def __iter__(self):
@@ -387,6 +392,8 @@ class Chunks:
 
     def close(self):
         self.closed += 1
+        if self.at_close is not None:
+            raise self.at_close
 
 
 def environ(token="34"):
@@ -439,6 +446,20 @@ def test_an_application_that_fails_with_its_first_chunk_is_closed_before_it_is_a
     app, made, statuses, start_response = guarded_chunks(begin_at=None, fails=0, error=STALE)
     assert b"stale-token" in b"".join(app(environ(), start_response))
     assert (made[0].closed, statuses) == (1, ["409 Conflict"])
+
+
+def test_a_close_that_fails_after_the_error_is_logged_and_does_not_take_its_place(caplog):
+    app, made, statuses, start_response = guarded_chunks(begin_at=None, fails=0, error=STALE, at_close=OSError("full"))
+    assert b"stale-token" in b"".join(app(environ(), start_response))
+    assert (made[0].closed, statuses) == (1, ["409 Conflict"])
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["full"]
+
+
+def test_the_end_of_the_thread_leaves_close_whatever_came_before():
+    app, made, statuses, start_response = guarded_chunks(begin_at=None, fails=0, error=STALE, at_close=SystemExit())
+    with pytest.raises(SystemExit):
+        app(environ(), start_response)
+    assert (made[0].closed, statuses) == (1, [])
 
 
 @pytest.mark.parametrize(
