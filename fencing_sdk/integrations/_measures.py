@@ -42,15 +42,15 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 HELP = {
     "wait": "Seconds from the begin of an acquisition to its lease. Its count is the number of leases.",
-    "hold": "Seconds from the grant of a lease to its end.",
+    "hold": "Seconds from the grant until the lease was given back.",
     "spare": "Seconds that were left of the deadline when a renewal was confirmed.",
     "not_acquired": "Acquisitions that ended without a lease, by reason.",
     "lost": "Leases that ended before their holder released them, by reason.",
-    "stale_rejected": "Writes that a guard refused because of a stale token.",
+    "stale_rejected": "Refused writes, and fences that could not be raised.",
     "renewals_failed": "Renewals without an answer. Each is tried again.",
     "renewals_late": "Renewals that came too late because the event loop was blocked.",
     "jobs": "Calls of jobs, by outcome.",
-    "held": "Leases held now.",
+    "held": "Leases not given back yet: a lost one counts until its holder lets go.",
     "waiting": "Acquisitions that go on now.",
 }
 

@@ -36,7 +36,7 @@ from fencing_sdk import (
 from fencing_sdk._engine import reports
 from fencing_sdk._values.names import FilledName
 from fencing_sdk.guards.memory import MemoryGuard
-from fencing_sdk.integrations._measures import Label, MetricsObserver, Series
+from fencing_sdk.integrations._measures import HELP, Label, MetricsObserver, Series
 from fencing_sdk.integrations.logs import LogEvents
 from fencing_sdk.integrations.opentelemetry import OpenTelemetryMetrics, OpenTelemetrySpans
 from fencing_sdk.integrations.prometheus import PrometheusMetrics
@@ -364,6 +364,16 @@ async def test_events_are_logged_with_their_fields(caplog: pytest.LogCaptureFixt
 def test_a_logger_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"logging\.getLogger"):
         LogEvents("locks")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", ["wait", "hold", "stale_rejected", "held"])
+def test_the_text_of_a_metric_says_what_the_page_says(what: str) -> None:
+    """A dashboard shows the text alone. These four say what is counted in and what is not."""
+    assert _words(HELP[what]) in _words((ROOT / "docs" / "observing.md").read_text())
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"[a-z]+", text.lower()))
 
 
 async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_exist() -> None:
