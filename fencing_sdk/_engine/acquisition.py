@@ -29,7 +29,7 @@ from fencing_sdk._engine.posts import Flight
 from fencing_sdk._engine.queue_place import QueuePlace
 from fencing_sdk._engine.reports import AcquisitionReport
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Mode, mistake_in
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Mode, mistake_in, mistake_in_refusal
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import Observers, logger
@@ -240,6 +240,8 @@ class Acquisition:
         if isinstance(outcome, BackendUnavailableError):
             self._unknown_since = sent_at if self._unknown_since is None else self._unknown_since
             return self._silent(outcome, sent_at)
+        if isinstance(outcome, Held) and (mistake := mistake_in_refusal(outcome)) is not None:
+            raise BackendRefusedError(backend_name(self._backend), "acquire", mistake)
         if isinstance(outcome, Held | BackendRefusedError | StaleTokenError):
             self._calls.pop()  # nothing was granted, for certain
         if isinstance(outcome, Held):

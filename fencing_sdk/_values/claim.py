@@ -182,16 +182,25 @@ def mistake_in(grant: Grant, mode: Mode) -> str | None:
     """Say what a backend has filled in wrongly in its *grant* of a claim of this *mode*, or None."""
     if not _is_int_below(TOKEN_LIMIT, grant.token):
         return "a token must be an int from 0 to below 2**53"
-    if isinstance(mode, Permit) and not _is_int_below(mode.of, grant.permit):
-        return f"the number of a permit must be an int from 0 to below {mode.of:d}"
-    ttl: object = grant.ttl
-    if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int | float) or math.isnan(ttl)):
+    if isinstance(mode, Permit):
+        if not _is_int_below(mode.of, grant.permit):
+            return f"the number of a permit must be an int from 0 to below {mode.of:d}"
+    elif grant.permit is not None:
+        return f"the grant of a {mode.word} has no number of a permit"
+    restarted: object = grant.restarted
+    if restarted is not True and restarted is not False:
+        return "restarted must be True or False"
+    if grant.ttl is not None and (not _is_number(grant.ttl) or math.isnan(grant.ttl)):
         return "the ttl of a grant must be a number of seconds, or None"
     return None
 
 
 def _is_int_below(limit: int, number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < limit
+    return (type(number) is int or (isinstance(number, int) and not isinstance(number, bool))) and 0 <= number < limit
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +209,13 @@ class Held:
 
     retry_after: float | None = None
     """Seconds after which another try may succeed even if the store does not wake the waiter. None: not known."""
+
+
+def mistake_in_refusal(held: Held) -> str | None:
+    """Say what a backend has filled in wrongly, as `mistake_in`."""
+    if held.retry_after is None or _is_number(held.retry_after):
+        return None
+    return "retry_after must be a number of seconds, or None"
 
 
 @unique

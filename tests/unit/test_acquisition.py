@@ -27,7 +27,7 @@ from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import LOCK, Claim, Grant, Held, Permit, Tell, Turn
+from fencing_sdk.abc import LOCK, READER, Claim, Grant, Held, Permit, Tell, Turn
 
 TTL, VALID = 10.0, 7.9
 UNAVAILABLE = BackendUnavailableError("Store", "acquire")
@@ -481,6 +481,13 @@ async def test_a_refusal_is_definite_so_nothing_is_released():
         (Permit(2), Grant(34), "the number of a permit must be an int from 0 to below 2"),
         (Permit(2), Grant(34, permit=2), "the number of a permit must be an int from 0 to below 2"),
         (Permit(2), Grant(34, permit=True), "the number of a permit must be an int from 0 to below 2"),
+        (LOCK, Grant(34, permit=0), "the grant of a lock has no number of a permit"),
+        (READER, Grant(34, permit=0), "the grant of a reader has no number of a permit"),
+        (LOCK, Grant(34, restarted="no"), "restarted must be True or False"),
+        (LOCK, Grant(34, restarted=None), "restarted must be True or False"),
+        (LOCK, Held("soon"), "retry_after must be a number of seconds, or None"),
+        (LOCK, Held(retry_after=[1]), "retry_after must be a number of seconds, or None"),
+        (LOCK, Held(True), "retry_after must be a number of seconds, or None"),
         (LOCK, None, "its answer must be a Grant or Held, and is NoneType"),
         (LOCK, 34, "its answer must be a Grant or Held, and is int"),
     ],
@@ -488,7 +495,7 @@ async def test_a_refusal_is_definite_so_nothing_is_released():
 @in_virtual_time
 async def test_an_answer_that_a_backend_has_filled_in_wrongly_is_refused_and_given_back(mode, answer, mistake):
     async with desk(ScriptedStore(answer)) as d:
-        d.terms = d.terms._replace(mode=mode)
+        d.terms = d.terms._replace(mode=mode, wait=1.0)
         with pytest.raises(BackendRefusedError, match=mistake):
             await d.run()
         await settle()
