@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from diagnosing import ERROR, NOTE, WARNING, by_check
+from virtual_time import in_virtual_time
 
 from fencing_sdk import BackendUnavailableError, ConfigurationError, connect
+from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.abc import Grant, Held, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.diagnosis import Diagnosis, Measurements, examine, pauses
+from fencing_sdk.diagnosis import Diagnosis, Measurements, examine, pauses, self_test
 from fencing_sdk.diagnosis.report import advise
 from fencing_sdk.errors import LossReason
 from fencing_sdk.guards.memory import MemoryGuard
@@ -275,6 +277,24 @@ class Unsteady(Telling):
 
 async def test_a_try_that_fails_once_is_made_again_as_a_lock_does():
     assert not {"self-test.acquire", "self-test.hand on"} & set(by_check(await examined(Unsteady())))
+
+
+class Overloaded(Telling):
+    """Says after a while why it grants nothing."""
+
+    async def acquire(self, claim):
+        await asyncio.sleep(9)
+        raise BackendUnavailableError("Overloaded", "acquire", "too few replicas confirmed the write")
+
+
+@in_virtual_time
+async def test_what_a_slow_store_says_is_told_instead_of_the_time_it_took(monkeypatch):
+    monkeypatch.setattr(self_test, "_CLOCK", LoopClock())
+    backend = Overloaded(clock=LoopClock())
+    test = self_test.SelfTest(backend, backend, "scratch")
+    await test.run()
+    (finding,) = test.findings
+    assert (finding.check, "too few replicas" in finding.what) == ("self-test.acquire", True)
 
 
 @pytest.mark.parametrize("kind", [Telling, Failing, Fading])
