@@ -392,6 +392,63 @@ async def test_an_older_revision_that_is_read_without_an_answer_is_read_again(ka
     assert reads == [-1, -1, 1, 1]
 
 
+def counted_reads(guard):
+    """The requests of the guard to read, as they are sent."""
+    original, reads = guard._values.get, []
+
+    async def get(*arguments):
+        reads.append(arguments)
+        return await original(*arguments)
+
+    guard._values.get = get
+    return reads
+
+
+async def tried_again(reads):
+    async def again():
+        return len(reads) > 3
+
+    await eventually(again, what="another try")
+
+
+async def test_a_read_fails_at_once_where_no_node_can_be_reached(kahuna_cluster, monkeypatch):
+    monkeypatch.setattr("fencing_sdk.guards.kahuna._LONGEST_CALL", 1.0)
+    async with KahunaGuard(kahuna_cluster.url) as guard:
+        kahuna_cluster.kill()
+        reads = counted_reads(guard)
+        for read in (guard.read, guard.highest):
+            with pytest.raises(BackendUnavailableError, match="no connection"):
+                await read("a")
+        assert len(reads) == 2
+
+
+async def test_a_read_is_made_again_where_one_node_of_three_says_so(kahuna_cluster, monkeypatch):
+    monkeypatch.setattr("fencing_sdk.guards.kahuna._LONGEST_CALL", 120.0)
+    async with KahunaGuard(kahuna_cluster.url) as guard:
+        await guard.write("a", OLD, b"1")
+    kahuna_cluster.down(0)
+    kahuna_cluster.down(1)
+    async with KahunaGuard(kahuna_cluster.url) as guard:  # asks them in this order
+        reads = counted_reads(guard)
+        read = asyncio.create_task(guard.read("a"))
+        await tried_again(reads)
+        kahuna_cluster.up(0)
+        assert await read == b"1"
+
+
+@pytest.mark.parametrize("change", [lambda guard: guard.write("a", NEW, b"2"), lambda guard: guard.raise_to("a", NEW)])
+async def test_a_write_waits_for_a_node_that_can_be_reached(kahuna_cluster, change, monkeypatch):
+    monkeypatch.setattr("fencing_sdk.guards.kahuna._LONGEST_CALL", 120.0)
+    async with KahunaGuard(kahuna_cluster.url) as guard:
+        kahuna_cluster.kill()
+        reads = counted_reads(guard)
+        writing = asyncio.create_task(change(guard))
+        await tried_again(reads)
+        await asyncio.to_thread(kahuna_cluster.start)
+        await writing
+        assert await guard.highest("a") == NEW
+
+
 def after_the_first_set(guard, act):
     """Do something between the first request to set and what the guard does next; tell when it is done."""
     original, done = guard._values.replace, []

@@ -153,10 +153,10 @@ class KahunaGuard:
 
         Raises:
             ConfigurationError: *resource* cannot be the name of a resource.
-            BackendUnavailableError: no node has answered for 15 s.
+            BackendUnavailableError: no node can be reached, or none has answered for 15 s.
             BackendRefusedError: another program has written the value.
         """
-        value = (await read_revision(self._values, "read", self.key(resource), Pauses(_LONGEST_CALL))).value
+        value = await self._present("read", resource)
         return None if value is None else value.data
 
     async def admit_all(self, tokens: Mapping[str, int]) -> NoReturn:  # noqa: ARG002
@@ -176,8 +176,13 @@ class KahunaGuard:
 
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
-        value = (await read_revision(self._values, "highest", self.key(resource), Pauses(_LONGEST_CALL))).value
+        value = await self._present("highest", resource)
         return None if value is None else value.fence
+
+    async def _present(self, operation: str, resource: str) -> FencedValue | None:
+        """Read for its own sake, not for a write."""
+        key, pauses = self.key(resource), Pauses(_LONGEST_CALL)
+        return (await read_revision(self._values, operation, key, pauses, for_write=False)).value
 
     async def _replace(
         self, operation: str, resource: str, token: int, change: Callable[[bytes | None], bytes | None]

@@ -20,7 +20,14 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, shown
 from fencing_sdk.guards.kahuna._layout import FencedValue, ForeignValueError
-from fencing_sdk.guards.kahuna._requests import GUARD, LATEST, KahunaValues, SetOutcome, StoredValue
+from fencing_sdk.guards.kahuna._requests import (
+    GUARD,
+    LATEST,
+    KahunaValues,
+    SetOutcome,
+    StoredValue,
+    UnreachedError,
+)
 
 __all__ = ["Pauses", "Replacement", "Revision", "read_revision"]
 
@@ -60,12 +67,13 @@ class Pauses:
 
 
 async def read_revision(
-    values: KahunaValues, operation: str, key: str, pauses: Pauses, number: int = LATEST
+    values: KahunaValues, operation: str, key: str, pauses: Pauses, number: int = LATEST, *, for_write: bool = True
 ) -> Revision:
     """
     Read what a resource has now, or at the revision *number*. Try again after no answer.
 
-    A healthy server gives no answer to a read (MustRetry) while it replicates another write of the same value.
+    A healthy server gives no answer to a read (MustRetry) while it replicates another write of the same value. Where
+    no node can be reached, a write waits for one, and a read that is not *for_write* fails at once.
 
     Raises:
         BackendUnavailableError: no node has answered until the end of *pauses*.
@@ -74,8 +82,8 @@ async def read_revision(
     while True:
         try:
             found = await values.get(operation, key, number)
-        except BackendUnavailableError:
-            if pauses.over:
+        except BackendUnavailableError as error:
+            if pauses.over or (isinstance(error, UnreachedError) and not for_write):
                 raise
         else:
             return Revision(None, None) if found is None else _revision_of(operation, key, found)

@@ -11,11 +11,20 @@ from enum import IntEnum, unique
 from fencing_sdk._http.bodies import UnreadableAnswerError, to_json
 from fencing_sdk._http.endpoints import Endpoint, Endpoints, read_endpoints
 from fencing_sdk._http.node_race import PATIENCE, NodeRace
-from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
+from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, any_unknown
 from fencing_sdk._kahuna.node import NodeClient, rules_for
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
-__all__ = ["GUARD", "LATEST", "KahunaValues", "SetOutcome", "StoredValue", "ValueAnswer", "read_nodes"]
+__all__ = [
+    "GUARD",
+    "LATEST",
+    "KahunaValues",
+    "SetOutcome",
+    "StoredValue",
+    "UnreachedError",
+    "ValueAnswer",
+    "read_nodes",
+]
 
 GUARD = "KahunaGuard"
 _SET, _GET = "/v1/kv/try-set", "/v1/kv/try-get"
@@ -37,6 +46,10 @@ class _AnswerType(IntEnum):
 
 
 _TYPES = {type_.value: type_ for type_ in _AnswerType if type_ is not _AnswerType.OPEN}
+
+
+class UnreachedError(BackendUnavailableError):
+    """No node could be reached, so nothing was done."""
 
 
 class SetOutcome(IntEnum):
@@ -129,6 +142,7 @@ class KahunaValues:
         The value of *key* now, or at *revision*; None where there is none.
 
         Raises:
+            UnreachedError: no node could be reached.
             BackendUnavailableError: no node answered.
             BackendRefusedError: Kahuna rejects the request.
         """
@@ -195,9 +209,11 @@ class KahunaValues:
 
 
 def _error(operation: str, failures: Sequence[RequestFailedError]) -> BackendError:
-    """Refused only if every node has rejected the request."""
+    """Refused only if every node has rejected the request; without a connection only if none may have received it."""
     decisive = next((failure for failure in failures if failure.outcome is not RequestOutcome.REJECTED), failures[0])
-    kind = BackendRefusedError if decisive.outcome is RequestOutcome.REJECTED else BackendUnavailableError
+    if decisive.outcome is RequestOutcome.REJECTED:
+        return BackendRefusedError(GUARD, operation, decisive.detail)
+    kind = BackendUnavailableError if any_unknown(failures) else UnreachedError
     return kind(GUARD, operation, decisive.detail)
 
 
