@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TypedDict, cast
 
-from fencing_sdk._engine.acquisition import Backoff
 from fencing_sdk._engine.store_calls import backend_name
+from fencing_sdk._engine.terms import Backoff
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.timing import Seconds

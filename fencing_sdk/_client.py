@@ -25,9 +25,9 @@ from fencing_sdk._arguments import (
     check_flag,
     check_metadata,
 )
-from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
+from fencing_sdk._engine.terms import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._operating import OperatingClient

@@ -15,11 +15,11 @@ from types import EllipsisType, TracebackType
 from typing import Any, TypeVar
 
 from fencing_sdk._current import held_here
-from fencing_sdk._engine.acquisition import Terms
 from fencing_sdk._engine.deadlock import held_above, hold_below
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.fences import Fences
 from fencing_sdk._engine.lease_scope import LeaseScope
+from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Mode
 from fencing_sdk._values.timing import Seconds, patience

@@ -45,7 +45,7 @@ CHECKER = "testing.history"  # imports nothing but the errors, so that the comma
 ONE_HOME = {
     "CancelScope": {"_engine.cancellation", "_engine.lease_state", "_engine.timers"},
     "ContextVar": {"_current"},
-    "tenacity": {"_engine.acquisition"},
+    "tenacity": {"_engine.acquisition", "_engine.terms"},
     "secrets": {"_values.claim"},
     "aiohttp": {"_http", "_etcd", "_kahuna", "integrations"},
     "threading": {"_engine.stalls", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files", "cli"}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
 import tenacity
@@ -29,14 +29,14 @@ from fencing_sdk._engine.posts import Flight
 from fencing_sdk._engine.queue_place import QueuePlace
 from fencing_sdk._engine.reports import AcquisitionReport
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Mode, mistake_in, mistake_in_refusal
+from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, mistake_in, mistake_in_refusal
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import (
     Backend,
-    Guard,
     PlaceInLine,
     Posted,
     SupportsDirectGrant,
@@ -58,42 +58,9 @@ from fencing_sdk.errors import (
 )
 from fencing_sdk.events import NotAcquiredReason
 
-Backoff = Callable[[tenacity.RetryCallState], float]
-"""A tenacity wait strategy: ``wait_exponential(...) + wait_random(...)``, or any callable like one."""
-
-DEFAULT_BACKOFF: Backoff = tenacity.wait_random_exponential(multiplier=0.05, max=1.0)
-NO_FENCES: tuple[()] = ()
-
 _LONGEST_NAP = 5.0
 """Seconds between the tries of a waiter that is not woken, whatever the store advises."""
 _SHORTEST_NAP = 0.001
-_LAST_CALL = 1.0
-"""Seconds that a request may take although the patience ends meanwhile."""
-
-
-class Terms(NamedTuple):
-    """What an acquisition is asked to do. ``name`` is the user's, ``store_name`` has the namespace."""
-
-    name: str
-    store_name: str
-    timing: Timing
-    wait: float | None
-    backoff: Backoff
-    metadata: str | None = None
-    fences: Sequence[tuple[Guard, str]] = ()
-    """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
-    mode: Mode = LOCK
-    on_held: Callable[[], object] | None = None
-    """Called when the store answers that another holder has the lock."""
-
-    def claim(self) -> Claim:
-        """A new claim, with an owner of its own."""
-        return Claim(self.store_name, self.timing.ttl, None, self.metadata, self.mode)
-
-    def limit(self, started: float, sent_at: float) -> float:
-        """Seconds that a request may take, of an acquisition that *started* then."""
-        limit = self.timing.call_limit
-        return limit if self.wait is None else min(limit, max(_LAST_CALL, started + self.wait - sent_at))
 
 
 class AcquireResult(NamedTuple):

@@ -12,8 +12,8 @@ from collections.abc import Awaitable
 from contextvars import Context
 
 from fencing_sdk._current import held_here
-from fencing_sdk._engine.acquisition import Terms
 from fencing_sdk._engine.lease_state import Keeper, LeaseState
+from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._values.claim import LOCK, Permit
 from fencing_sdk._values.observers import logger

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
-from fencing_sdk._engine.acquisition import AcquireResult, Acquisition, Terms
+from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
 from fencing_sdk._engine.cancellation import scope_class
 from fencing_sdk._engine.closing import Closing
 from fencing_sdk._engine.draining import Draining
@@ -24,6 +24,7 @@ from fencing_sdk._engine.posts import Flight, granted
 from fencing_sdk._engine.releases import Releases
 from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease, PermitLease
 from fencing_sdk._values import forks
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Holder

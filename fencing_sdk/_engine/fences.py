@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import anyio
 
-from fencing_sdk._engine.acquisition import Terms
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.store_calls import backend_name
+from fencing_sdk._engine.terms import Terms
 from fencing_sdk._values.claim import LOCK, Token
 from fencing_sdk.abc import Backend, Guard, SupportsFence
 from fencing_sdk.errors import BackendUnavailableError

@@ -8,8 +8,8 @@ from types import EllipsisType, TracebackType
 from typing import cast
 
 from fencing_sdk._current import held_here
-from fencing_sdk._engine.acquisition import Terms
 from fencing_sdk._engine.deadlock import already_held, may_wait_for_itself
+from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease, PermitLease, state_of
 from fencing_sdk._lock import Lock, terms_of
 from fencing_sdk._values.claim import Holder

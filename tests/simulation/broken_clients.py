@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fencing_sdk._engine.acquisition import Acquisition, Terms
+from fencing_sdk._engine.acquisition import Acquisition
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_group import LeaseGroup
@@ -18,6 +18,7 @@ from fencing_sdk._engine.lease_scope import LeaseScope
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.posts import Flight, Posts
 from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._engine.terms import Terms
 from fencing_sdk._values import claim, timing
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk._values.timing import Timing

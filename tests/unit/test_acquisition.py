@@ -22,8 +22,9 @@ from fencing_sdk import (
     NotAcquired,
     UsageError,
 )
-from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, AcquireResult, Acquisition, Terms
+from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
 from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing

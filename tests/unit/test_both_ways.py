@@ -28,9 +28,9 @@ from fencing_sdk import (
     LossReason,
     UsageError,
 )
-from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Terms
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.posts import Posts, posts_of
+from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._engine.timers import TimerQueue
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers

@@ -30,8 +30,8 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
-from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Terms
 from fencing_sdk._engine.engine import Engine
+from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._lease import state_of
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers

@@ -1,0 +1,46 @@
+"""What an acquisition is asked to do: all that a lock knows of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tenacity
+
+from fencing_sdk._values.claim import LOCK, Claim, Mode
+from fencing_sdk._values.timing import Timing
+from fencing_sdk.abc import Guard
+
+Backoff = Callable[[tenacity.RetryCallState], float]
+"""A tenacity wait strategy: ``wait_exponential(...) + wait_random(...)``, or any callable like one."""
+
+DEFAULT_BACKOFF: Backoff = tenacity.wait_random_exponential(multiplier=0.05, max=1.0)
+NO_FENCES: tuple[()] = ()
+
+_LAST_CALL = 1.0
+"""Seconds that a request may take although the patience ends meanwhile."""
+
+
+class Terms(NamedTuple):
+    """What an acquisition is asked to do. ``name`` is the user's, ``store_name`` has the namespace."""
+
+    name: str
+    store_name: str
+    timing: Timing
+    wait: float | None
+    backoff: Backoff
+    metadata: str | None = None
+    fences: Sequence[tuple[Guard, str]] = ()
+    """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
+    mode: Mode = LOCK
+    on_held: Callable[[], object] | None = None
+    """Called when the store answers that another holder has the lock."""
+
+    def claim(self) -> Claim:
+        """A new claim, with an owner of its own."""
+        return Claim(self.store_name, self.timing.ttl, None, self.metadata, self.mode)
+
+    def limit(self, started: float, sent_at: float) -> float:
+        """Seconds that a request may take, of an acquisition that *started* then."""
+        limit = self.timing.call_limit
+        return limit if self.wait is None else min(limit, max(_LAST_CALL, started + self.wait - sent_at))
