@@ -202,6 +202,9 @@ class LoopThread:
             if opened.set_running_or_notify_cancel():
                 opened.set_result(asyncio.get_running_loop())
                 await self._stop.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0):  # one that is cancelled does not drain: no call is taken any more
+                    await self._client.aclose()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -139,6 +139,21 @@ assert lease.held
         assert locks.inspect("a") is None
 
 
+def test_a_script_whose_client_drains_frees_what_it_holds_when_it_ends(tmp_path, url):
+    """Nothing of the script is left that could give the lock back, so there is nothing to drain."""
+    run(
+        tmp_path,
+        f"""
+from fencing_sdk.sync import connect
+
+locks = connect({url!r}, drain=25)
+lease = locks.lock("a", ttl=300).acquire()
+""",
+    )
+    with connect(url) as locks:
+        assert locks.inspect("a") is None
+
+
 def test_a_callback_is_told_of_the_end_of_the_interpreter(tmp_path, url):
     said = run(
         tmp_path,
