@@ -8,7 +8,6 @@ different tasks (fixtures, application lifespans), and the errors of its body le
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -29,7 +28,7 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
 from fencing_sdk._lock import Lock
-from fencing_sdk._name_template import NameTemplate
+from fencing_sdk._name_template import template_for_tasks
 from fencing_sdk._operating import OperatingClient
 from fencing_sdk._sharing import SharingClient
 from fencing_sdk._values.claim import Holder
@@ -38,7 +37,7 @@ from fencing_sdk._values.names import check_name, check_namespace, in_namespace
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, patience, seconds
 from fencing_sdk.abc import Backend
-from fencing_sdk.errors import ConfigurationError, UsageError, shown
+from fencing_sdk.errors import ConfigurationError, UsageError
 from fencing_sdk.events import Observer
 from fencing_sdk.recipes.drain_signals import DrainOnSignals, check_signals
 from fencing_sdk.recipes.election import Election, as_leader, this_process
@@ -247,7 +246,7 @@ class LockClient(SharingClient, OperatingClient):
         self.lock("checked-when-decorated", **options)
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-            template = _template(name, function, "locked")
+            template = template_for_tasks(name, function, "locked")
 
             @functools.wraps(function)
             async def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -308,7 +307,7 @@ class LockClient(SharingClient, OperatingClient):
         self.election("checked-when-decorated", **options)
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R | None]]:
-            template = _template(name, function, "elected")
+            template = template_for_tasks(name, function, "elected")
             return as_leader(function, lambda args, kwargs: self.election(template.fill(args, kwargs), **options))
 
         return decorate
@@ -408,11 +407,3 @@ class LockClient(SharingClient, OperatingClient):
             msg = "this client is not open; enter it first: async with client"
             raise UsageError(msg)
         return self._engine
-
-
-def _template(name: str, function: Callable[..., object], decorator: str) -> NameTemplate:
-    """The template that names the lock of each call of *function*, which must be a coroutine function."""
-    if not inspect.iscoroutinefunction(function):
-        msg = f"{decorator}() decorates 'async def' functions, not {shown(function)}"
-        raise ConfigurationError(msg)
-    return NameTemplate(name, function)

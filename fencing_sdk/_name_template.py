@@ -111,3 +111,16 @@ class _AnyArgument:
 
     def __format__(self, spec: str) -> str:
         return "0"
+
+
+def template_for_tasks(name: str, function: Callable[..., object], decorator: str) -> NameTemplate:
+    """
+    Return the template that names the lock of each call of *function*, whose *decorator* is one for tasks.
+
+    Raises:
+        ConfigurationError: it is no coroutine function, or as `NameTemplate`.
+    """
+    if not inspect.iscoroutinefunction(function):
+        msg = f"{decorator}() decorates 'async def' functions, not {shown(function)}"
+        raise ConfigurationError(msg)
+    return NameTemplate(name, function)
