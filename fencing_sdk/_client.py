@@ -407,3 +407,8 @@ class LockClient(SharingClient, OperatingClient):
             msg = "this client is not open; enter it first: async with client"
             raise UsageError(msg)
         return self._engine
+
+
+def drain_of(client: LockClient) -> float | None:
+    """Return the seconds for which closing *client* lets bodies go on. For this package alone."""
+    return client._drain  # noqa: SLF001  (the one door to it)

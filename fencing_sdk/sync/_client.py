@@ -72,6 +72,7 @@ class SyncLockClient:
         """
         Close the client. Idempotent, bounded, and never raises because of the store. A later call opens it again.
 
+        A client with ``drain`` is drained first: other threads may give their locks back for at most so many seconds.
         Leases that are still held are lost with `LossReason.CLOSED` and given back. Threads that wait for a lock get a
         `UsageError`.
         """

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from fencing_sdk._client import LockClient
+from fencing_sdk._client import LockClient, drain_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import logger
@@ -115,19 +115,25 @@ class LoopThread:
             return self._loop or self._start()
 
     def close(self) -> None:
-        """Close the client and wait for the end of its thread, which is bounded. Idempotent."""
+        """
+        Close what is open now and wait for the end of its thread, which is bounded. Idempotent.
+
+        A drain goes first, while calls are still taken: other threads give their locks back. Calls that come after
+        it wait for the end, and open the client again.
+        """
         if self.inherited:
             return
         self._check_thread()
-        loop = self._loop
+        loop, within = self._loop, drain_of(self._client)
         try:
-            if loop is not None:  # while calls are still taken: other threads give their locks back, and the drain ends
-                with contextlib.suppress(ClosedMeanwhileError):
-                    self.call(self._client.aclose, only=loop)
-        finally:
+            if loop is not None and within is not None:
+                with contextlib.suppress(UsageError):  # another thread has closed it meanwhile
+                    self.call(partial(self._client.drain, within=within), only=loop)
+        finally:  # an interrupt ends the drain
             with self._gate:
-                self.close_soon()
-                self.join()
+                if self._loop in (loop, None):  # else it is closed, and open again for others
+                    self.close_soon()
+                    self.join()
 
     def close_soon(self) -> None:
         """Begin to close the client, and do not wait."""

@@ -643,6 +643,58 @@ def test_closing_wakes_those_who_wait(locks):
     assert holder.lost_reason is LossReason.CLOSED
 
 
+class SlowlyClosed(MemoryBackend):
+    """A store whose closing goes on until the test lets it end."""
+
+    def __init__(self):
+        super().__init__(tokens="counter")
+        self.closing, self.may_end = threading.Event(), threading.Event()
+
+    async def aclose(self):
+        self.closing.set()
+        while not self.may_end.is_set():  # noqa: ASYNC110  (another thread sets it)
+            await asyncio.sleep(0.001)
+        await super().aclose()
+
+
+def test_a_call_beside_the_closing_of_another_thread_waits_and_opens_the_client_again():
+    store, calling = SlowlyClosed(), threading.Event()
+    locks = connect(store)
+
+    def use():
+        calling.set()
+        with locks.lock("a", wait=PATIENCE) as lease:
+            return lease.held
+
+    with locks, ThreadPoolExecutor(2) as pool:
+        closed = pool.submit(locks.close)
+        assert store.closing.wait(PATIENCE)
+        used = pool.submit(use)
+        assert calling.wait(PATIENCE)
+        time.sleep(0.1)  # it waits by now
+        store.may_end.set()
+        closed.result(PATIENCE)
+        assert used.result(PATIENCE)
+
+
+def test_two_threads_that_close_at_once_close_what_was_open_then():
+    """The second one does not close what a call of a third thread has opened meanwhile."""
+    store = SlowlyClosed()
+    locks = connect(store)
+    with locks, ThreadPoolExecutor(3) as pool:
+        first = pool.submit(locks.close)
+        assert store.closing.wait(PATIENCE)
+        lease = pool.submit(locks.lock("a").acquire)
+        time.sleep(0.1)  # it waits first, so that the second one finds a client that is open
+        second = pool.submit(locks.close)
+        time.sleep(0.1)
+        store.may_end.set()
+        first.result(PATIENCE)
+        second.result(PATIENCE)
+        assert lease.result(PATIENCE).held
+        lease.result().release()
+
+
 def test_a_store_that_cannot_be_opened_is_told_and_tried_again(store, monkeypatch):
     async def refuse():
         raise fencing_sdk.BackendRefusedError("memory", "open", "not now")

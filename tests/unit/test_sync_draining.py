@@ -7,6 +7,7 @@ The signal is one that does nothing by default. `tests/scenarios/test_sync_proce
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -171,3 +172,38 @@ def test_closing_lets_the_body_of_another_thread_end_and_give_its_lock_back():
         lease.check()
     closing.result()
     assert [type(event) for event in told if isinstance(event, Lost | Released)] == [Released]
+
+
+def test_two_threads_that_close_at_once_let_the_body_of_a_third_one_end():
+    told = []
+    locks = connect("memory://", drain=PATIENCE, observers=[told.append])
+    with ThreadPoolExecutor(2) as pool:
+        with locks.lock("a") as lease:
+            closing = [pool.submit(locks.close) for _ in range(2)]
+            wait_until(lambda: locks.draining, within=PATIENCE)
+            lease.check()
+        for one in closing:
+            one.result(PATIENCE)
+    assert [type(event) for event in told if isinstance(event, Lost | Released)] == [Released]
+    assert not locks.status().open
+
+
+def test_ctrl_c_ends_a_closing_that_drains():
+
+    def interrupt():
+        wait_until(lambda: locks.draining, within=PATIENCE)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    locks = connect("memory://", drain=3 * PATIENCE)
+    lease = locks.lock("a").acquire()
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    began = time.monotonic()
+    try:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
+            pool.submit(interrupt)
+            locks.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert time.monotonic() - began < PATIENCE
+    assert lease.lost_reason is LossReason.CLOSED
+    assert not locks.status().open
