@@ -118,6 +118,16 @@ class SyncTermBlock:
             self._election.here.terms.pop(self, None)
             self.lease.release()
 
+    def check_entered(self) -> None:
+        """
+        Refuse to go on with the loop after a term that was not entered.
+
+        Raises:
+            UsageError: its body would have run without the lead.
+        """
+        if not self.entered:
+            raise not_entered(self._election, "before its loop went on", "with")
+
 
 class SyncElection:
     """
@@ -167,19 +177,20 @@ class SyncElection:
         self._election.resign()
 
     def __iter__(self) -> Iterator[SyncElectionTerm]:
-        bridge, candidacy = self._bridge(), candidacy_of(self._election)
         resigned = False
-        while (
-            handle := bridge.call(functools.partial(candidacy.stand, resigned=resigned), undo=give_back)
-        ) is not None:
-            block = SyncTermBlock(candidacy.election, SyncLease(handle, bridge))
+        while (block := self._stand(resigned=resigned)) is not None:
             try:
                 yield SyncElectionTerm(block)
             finally:
                 block.forfeit()
-            if not block.entered:
-                raise not_entered(candidacy.election, "before its loop went on", "with")
+            block.check_entered()
             resigned = block.stopped
+
+    def _stand(self, *, resigned: bool) -> SyncTermBlock | None:
+        """Wait for the lead as this process: a forked child may go on with the loop of its parent."""
+        bridge, candidacy = self._bridge(), candidacy_of(self._election)
+        handle = bridge.call(functools.partial(candidacy.stand, resigned=resigned), undo=give_back)
+        return None if handle is None else SyncTermBlock(candidacy.election, SyncLease(handle, bridge))
 
 
 def as_leader(

@@ -118,6 +118,33 @@ print(election.standing.value)
     assert said == ["idle False", "leading True", "leading", "idle"]
 
 
+def test_a_forked_child_that_goes_on_with_the_loop_of_its_parent_stands_for_itself(tmp_path, url):
+    said = run(
+        tmp_path,
+        f"""
+import os
+from fencing_sdk.sync import connect
+
+locks = connect({url!r})
+parent, child = os.getpid(), None
+for term in locks.election("a", ttl=300):
+    with term as lease:
+        if child is None:
+            child = os.fork()
+            if child == 0:
+                continue  # the lead of the parent is over here
+        elif os.getpid() != parent:
+            print(lease.held, locks.inspect("a").metadata.endswith(f":{{os.getpid()}}"), flush=True)
+    break
+locks.close()
+if os.getpid() == parent:
+    assert os.waitpid(child, 0)[1] == 0
+    print("ended")
+""",
+    )
+    assert said == ["True True", "ended"]
+
+
 def test_what_a_script_holds_after_it_has_forked_is_free_when_it_ends(tmp_path, url):
     """Python 3.12 starts no thread while the interpreter ends, and SQLite's was ended by the fork."""
     run(
