@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
+from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Holder
 from fencing_sdk.errors import LeaseLostError, UsageError, shown
 from fencing_sdk.recipes.election import Election, ElectionStanding, candidacy_of
@@ -66,10 +67,11 @@ class SyncElectionTerm:
 class SyncTermBlock:
     """What a `SyncElectionTerm` does, and how the loop and the election end it."""
 
-    __slots__ = ("_election", "entered", "lease", "stopped")
+    __slots__ = ("_election", "_generation", "entered", "lease", "stopped")
 
     def __init__(self, election: ElectionState, lease: SyncLease) -> None:
         self._election = election
+        self._generation = forks.count
         self.lease = lease
         """The lease of the term."""
         self.entered = False
@@ -82,6 +84,11 @@ class SyncTermBlock:
         """See `SyncElectionTerm.over`."""
         return self.stopped or not self.lease.held or self._election.engine().draining.begun
 
+    @property
+    def _inherited(self) -> bool:
+        """Whether it is the term of a parent process."""
+        return self._generation != forks.count
+
     def stop(self) -> None:
         """Ask the body to end. The lease is held, and renewed, until it has."""
         self.stopped = True
@@ -91,10 +98,16 @@ class SyncTermBlock:
         Begin the block.
 
         Raises:
-            UsageError: it has begun before, or its lease was given back.
+            UsageError: it has begun before, its lease was given back, or it is the term of a parent process.
         """
         if self.entered:
             msg = f"a term of election {shown(self._election.name)} is entered once"
+            raise UsageError(msg)
+        if self._inherited:
+            msg = (
+                f"this term of election {shown(self._election.name)} was begun before a fork, and is the parent's; "
+                "go on with the loop in the child"
+            )
             raise UsageError(msg)
         if self not in self._election.here.terms:
             raise not_entered(self._election, "before its loop was left", "with")
@@ -125,7 +138,7 @@ class SyncTermBlock:
         Raises:
             UsageError: its body would have run without the lead.
         """
-        if not self.entered:
+        if not self.entered and not self._inherited:
             raise not_entered(self._election, "before its loop went on", "with")
 
 

@@ -145,6 +145,45 @@ if os.getpid() == parent:
     assert said == ["True True", "ended"]
 
 
+@pytest.mark.parametrize("entered", [True, False])
+def test_a_term_that_was_begun_before_a_fork_is_not_the_childs(entered, tmp_path, url):
+    said = run(
+        tmp_path,
+        f"""
+import os
+from fencing_sdk import UsageError
+from fencing_sdk.sync import connect
+
+locks = connect({url!r})
+parent, child = os.getpid(), None
+for term in locks.election("a", ttl=300):
+    if child is None:
+        child = os.fork()
+        if child == 0:
+            if {entered}:
+                try:
+                    with term:
+                        print("led")
+                except UsageError as error:
+                    print(error, flush=True)
+            continue
+    if os.getpid() != parent:
+        with term as lease:
+            print(lease.held, flush=True)
+        os._exit(0)
+    with term as lease:
+        lease.renew()
+    break
+assert os.waitpid(child, 0)[1] == 0
+print("ended")
+""",
+    )
+    if entered:
+        refusal = said.pop(0)
+        assert refusal.startswith("this term of election 'a' was begun before a fork, and is the parent's")
+    assert said == ["True", "ended"]
+
+
 def test_what_a_script_holds_after_it_has_forked_is_free_when_it_ends(tmp_path, url):
     """Python 3.12 starts no thread while the interpreter ends, and SQLite's was ended by the fork."""
     run(
