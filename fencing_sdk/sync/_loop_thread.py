@@ -72,7 +72,7 @@ class LoopThread:
 
         Raises:
             BackendError: the client was not open yet, and could not be opened.
-            ClosedMeanwhileError: the client was closed meanwhile, or is not open in *only*.
+            ClosedMeanwhileError: the client was closed meanwhile, is not open in *only*, or is that of a parent.
             UsageError: this is the client's own thread.
         """
         call = ThreadCall(function, undo)
@@ -156,8 +156,11 @@ class LoopThread:
         call: ThreadCall[Any] | None = None,
     ) -> None:
         self._check_thread()
+        if self.inherited:  # before the gate, in which a thread of the parent may have been
+            msg = "this was begun before a fork, and is the parent's; begin it anew in the child"
+            raise ClosedMeanwhileError(msg)
         with self._gate:  # nothing is posted to a loop that ends
-            if only is not None and (self.inherited or self._loop is not only):
+            if only is not None and self._loop is not only:
                 msg = "this client was closed, and what it held was given back"
                 raise ClosedMeanwhileError(msg)
             loop = self._loop or self._start()

@@ -184,6 +184,42 @@ print("ended")
     assert said == ["True", "ended"]
 
 
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(tmp_path, url):
+    """At the fork another thread hands a call over, or closes the client: no thread of the child will end that."""
+    said = run(
+        tmp_path,
+        f"""
+import os, threading
+from fencing_sdk.sync import connect
+
+locks = connect({url!r})
+lease = locks.lock("a", ttl=300).acquire()
+forked, inside = threading.Event(), threading.Event()
+
+def hand_over():
+    with locks._bridge()._gate:
+        inside.set()
+        forked.wait()
+
+thread = threading.Thread(target=hand_over)
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    lease.release()
+    lease.on_lost(lambda reason: None)
+    print(lease.held, locks.inspect("a") is not None, flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+forked.set()
+thread.join()
+lease.renew()
+print("ended")
+""",
+    )
+    assert said == ["False True", "ended"]
+
+
 def test_what_a_script_holds_after_it_has_forked_is_free_when_it_ends(tmp_path, url):
     """Python 3.12 starts no thread while the interpreter ends, and SQLite's was ended by the fork."""
     run(
