@@ -75,6 +75,9 @@ class SyncLockClient:
         A client with ``drain`` is drained first: other threads may give their locks back for at most so many seconds.
         Leases that are still held are lost with `LossReason.CLOSED` and given back. Threads that wait for a lock get a
         `UsageError`.
+
+        Raises:
+            UsageError: this is the body of a job, or the client's own thread.
         """
         self._bridge().close()
 

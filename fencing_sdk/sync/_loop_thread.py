@@ -23,10 +23,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fencing_sdk._client import LockClient, drain_of
+from fencing_sdk._current import held_here
+from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import logger
-from fencing_sdk.errors import UnsupportedError, UsageError
+from fencing_sdk.errors import UnsupportedError, UsageError, shown
 from fencing_sdk.sync._thread_call import ClosedMeanwhileError, InThread, ThreadCall
 
 T = TypeVar("T")
@@ -124,6 +126,7 @@ class LoopThread:
         if self.inherited:
             return
         self._check_thread()
+        self._check_job()
         loop, within = self._loop, drain_of(self._client)
         try:
             if loop is not None and within is not None:
@@ -175,6 +178,15 @@ class LoopThread:
                 "hand the work to another thread"
             )
             raise UsageError(msg)
+
+    def _check_job(self) -> None:
+        for lease in held_here():
+            if isinstance(lease, Lease) and state_of(lease).loop is self._loop:  # a block of a thread has a SyncLease
+                msg = (
+                    f"this is the body of job {shown(lease.name)}, and closing the client would wait for its end; "
+                    "close it when the job has returned"
+                )
+                raise UsageError(msg)
 
     def _start(self) -> asyncio.AbstractEventLoop:
         check_threads_are_real()

@@ -315,6 +315,19 @@ def test_the_lock_of_a_job_that_is_lost_is_not_given_back_before_its_body_has_en
     assert seen == [True]
 
 
+def test_the_body_of_a_job_that_would_wait_for_its_own_end_is_told_so(locks):
+    """The client is closed when the body has ended. The lock is kept as after every run that fails."""
+
+    @locks.job("a", at_least_for=60)
+    def work():
+        locks.close()
+
+    with pytest.raises(UsageError, match="this is the body of job 'a', and closing the client would wait"):
+        work()
+    locks.close()
+    assert not free(locks)
+
+
 def test_several_locks_are_held_together_or_not_at_all(locks, store):
     with locks.multilock("b", "a", ttl=30) as held:
         assert held.tokens == {"a": current_token("a"), "b": current_token("b")}
