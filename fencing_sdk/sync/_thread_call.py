@@ -7,12 +7,14 @@ import contextlib
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
 from fencing_sdk._current import held_here, pop, push
 from fencing_sdk._engine.cancellation import outlast_cancellation
-from fencing_sdk._lease import AnyLease
-from fencing_sdk.errors import UsageError
+from fencing_sdk._engine.lease_scope import tell_loss
+from fencing_sdk._lease import AnyLease, state_of
+from fencing_sdk._values import forks
+from fencing_sdk.errors import LossReason, UsageError
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -152,9 +154,12 @@ class ThreadCall(Generic[T]):
             del self, error  # a traceback that keeps its own error keeps leases from being collected
 
     def _run_body(self) -> None:
-        body = self._body
+        body, generation = self._body, forks.count
         if body is not None and body.claim():
             body.run()
+            if forks.count != generation:
+                self.loop = None  # that of the parent, in which nothing is to be undone
+                body.leave_to_parent()
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 cast("asyncio.AbstractEventLoop", self.loop).call_soon_threadsafe(body.ended.set)
 
@@ -217,6 +222,17 @@ class ThreadBody:
             self.error = error
         finally:
             self.leave()
+
+    def leave_to_parent(self) -> NoReturn:
+        """
+        In a child that was forked in the body, and is at its end: raise what leaves. The parent goes on with the call.
+
+        Raises:
+            LeaseLostError: the body raised nothing of its own, and its leases are over in the child.
+        """
+        for lease in self._fresh:
+            tell_loss(state_of(lease), lease.lost_reason or LossReason.CLOSED, self.error)
+        raise self.error or ClosedMeanwhileError("this call was begun before a fork, and is the parent's")
 
     def leave(self) -> None:
         """In the thread: take the leases of the coroutine out of its context. Idempotent."""

@@ -220,6 +220,48 @@ print("ended")
     assert said == ["False True", "ended"]
 
 
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("raise SystemExit(3)", "SystemExit 3"),
+        ("raise ValueError('mine')", "ValueError mine"),
+        ("return 7", "LeaseLostError closed"),
+    ],
+)
+def test_a_child_that_was_forked_in_a_job_leaves_the_job(end, told, tmp_path, url):
+    """The job is the parent's, which runs it to its end. The child leaves it as a block of its parent."""
+    said = run(
+        tmp_path,
+        f"""
+import os
+from fencing_sdk.sync import connect
+
+locks = connect({url!r})
+child = None
+
+@locks.job("a", at_least_for=60)
+def work():
+    global child
+    child = os.fork()
+    if child == 0:
+        {end}
+    assert os.waitpid(child, 0)[1] == 0
+    return "worked"
+
+try:
+    value = work().value
+except BaseException as error:
+    if child:
+        raise
+    print(type(error).__name__, getattr(error, "reason", error), flush=True)
+    print(locks.inspect("a") is not None, flush=True)
+    os._exit(0)
+print(value)
+""",
+    )
+    assert said == [told, "True", "worked"]
+
+
 def test_what_a_script_holds_after_it_has_forked_is_free_when_it_ends(tmp_path, url):
     """Python 3.12 starts no thread while the interpreter ends, and SQLite's was ended by the fork."""
     run(
