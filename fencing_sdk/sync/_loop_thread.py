@@ -53,6 +53,7 @@ class LoopThread:
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._watching: set[asyncio.Task[None]] = set()
+        self._around: set[ThreadCall[Any]] = set()  # calls whose thread runs parts of them
 
     @property
     def inherited(self) -> bool:
@@ -88,7 +89,11 @@ class LoopThread:
             BackendError, UsageError: as `call`.
         """
         call: ThreadCall[T] = ThreadCall(lambda: function(call.in_thread))
-        return call.wait(partial(self._post, call.begin, None, call))
+        self._around.add(call)
+        try:
+            return call.wait(partial(self._post, call.begin, None, call))
+        finally:
+            self._around.discard(call)
 
     def watch(self, function: Callable[[], Coroutine[Any, Any, None]], only: asyncio.AbstractEventLoop) -> None:
         """
@@ -226,6 +231,9 @@ class LoopThread:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0):  # one that is cancelled does not drain: no call is taken any more
                     await self._client.aclose()
+        for call in tuple(self._around):
+            if call.loop is asyncio.get_running_loop():  # else it waits for the end of this one, and opens the next
+                call.leave()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

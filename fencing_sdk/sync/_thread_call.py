@@ -92,7 +92,8 @@ class ThreadCall(Generic[T]):
         """
         Have the thread that waits run *function*, under the leases of this task, and return its value.
 
-        Nothing stops it. A cancellation waits until it has ended, unless it failed by itself, or the thread has left.
+        Nothing stops it. A cancellation waits until it has ended, unless it failed by itself, or nothing is expected of
+        the thread any more.
         """
         if self._left:
             raise asyncio.CancelledError
@@ -109,8 +110,8 @@ class ThreadCall(Generic[T]):
         if self._woken.locked():  # else the thread has not seen the last time yet, or has left
             self._woken.release()
 
-    def _leave(self) -> None:
-        """Expect nothing of the thread any more: what it was to run, or ran, has ended."""
+    def leave(self) -> None:
+        """Expect nothing of the thread any more: for the coroutine, what it was to run, or runs, has ended."""
         self._left = True
         if self._body is not None:
             self._body.give_up(asyncio.CancelledError())
@@ -120,7 +121,7 @@ class ThreadCall(Generic[T]):
 
     async def _take_back(self, undone: threading.Event) -> None:
         try:
-            self._leave()
+            self.leave()
             if self._task is not None and not self._task.done():
                 self._task.cancel()
                 await asyncio.wait((self._task,))
@@ -157,9 +158,9 @@ class ThreadCall(Generic[T]):
         body, generation = self._body, forks.count
         if body is not None and body.claim():
             body.run()
-            if forks.count != generation:
-                self.loop = None  # that of the parent, in which nothing is to be undone
-                body.leave_to_parent()
+            if self._left or forks.count != generation:
+                self.loop = None  # it has ended, or is that of a parent: nothing is to be undone there
+                body.leave_alone()
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 cast("asyncio.AbstractEventLoop", self.loop).call_soon_threadsafe(body.ended.set)
 
@@ -189,7 +190,7 @@ class ThreadCall(Generic[T]):
 class ThreadBody:
     """What a coroutine has the thread do that waits for it."""
 
-    __slots__ = ("_claimed", "_fresh", "_function", "_leases", "ended", "error", "value")
+    __slots__ = ("_claimed", "_fresh", "_function", "_leases", "_raised", "ended", "error", "value")
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
@@ -199,6 +200,7 @@ class ThreadBody:
         self.ended = asyncio.Event()
         self.value: object = None
         self.error: BaseException | None = None
+        self._raised: BaseException | None = None  # by the function
 
     def claim(self) -> bool:
         """Whether the caller, and no other, is to run the body, or to end it instead."""
@@ -219,20 +221,20 @@ class ThreadBody:
                 push(lease)
             self.value = self._function()
         except BaseException as error:  # noqa: BLE001  (it leaves by way of the coroutine)
-            self.error = error
+            self.error = self._raised = error
         finally:
             self.leave()
 
-    def leave_to_parent(self) -> NoReturn:
+    def leave_alone(self) -> NoReturn:
         """
-        In a child that was forked in the body, and is at its end: raise what leaves. The parent goes on with the call.
+        In the thread, at the end of a body that no coroutine waits for here: the client was closed, or this is a fork.
 
         Raises:
-            LeaseLostError: the body raised nothing of its own, and its leases are over in the child.
+            LeaseLostError: the body raised nothing of its own, and its leases are over.
         """
         for lease in self._fresh:
-            tell_loss(state_of(lease), lease.lost_reason or LossReason.CLOSED, self.error)
-        raise self.error or ClosedMeanwhileError("this call was begun before a fork, and is the parent's")
+            tell_loss(state_of(lease), lease.lost_reason or LossReason.CLOSED, self._raised)
+        raise self._raised or ClosedMeanwhileError("this client was closed while the call was waiting")
 
     def leave(self) -> None:
         """In the thread: take the leases of the coroutine out of its context. Idempotent."""

@@ -328,6 +328,35 @@ def test_the_body_of_a_job_that_would_wait_for_its_own_end_is_told_so(locks):
     assert not free(locks)
 
 
+@pytest.mark.parametrize("error", [None, ValueError("mine"), SystemExit(143)], ids=repr)
+def test_closing_does_not_wait_for_the_body_of_a_job_that_goes_on(locks, monkeypatch, error):
+    """Its lock is left to the ttl, because nothing stops a body. The body may use the client meanwhile."""
+    monkeypatch.setattr("fencing_sdk._engine.engine._CALL_LIMIT", 0.5)
+    began, closed = threading.Event(), threading.Event()
+
+    @locks.job("a", at_least_for=0.01, ttl=60)
+    def work():
+        lease = current_lease()
+        began.set()
+        while lease.held:
+            time.sleep(0.001)
+        assert free(locks, "b")  # waits for the end of the closing, and opens the client again
+        assert closed.wait(PATIENCE)
+        if error is not None:
+            raise error
+
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(work)
+        assert began.wait(PATIENCE)
+        locks.close()
+        closed.set()
+        with pytest.raises(LeaseLostError if error is None else type(error)) as raised:
+            ran.result(PATIENCE)
+    if error is None:
+        assert raised.value.reason is LossReason.CLOSED
+    assert not free(locks)
+
+
 def test_several_locks_are_held_together_or_not_at_all(locks, store):
     with locks.multilock("b", "a", ttl=30) as held:
         assert held.tokens == {"a": current_token("a"), "b": current_token("b")}
