@@ -2,11 +2,11 @@
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
-from fencing_sdk._current import current_lease, current_token
+from fencing_sdk._current_lease import current_lease, current_token
 from fencing_sdk._lease import Lease, PermitLease
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder, Token
-from fencing_sdk._values.status import Status
+from fencing_sdk._values.client_status import Status
 from fencing_sdk.errors import (
     AcquireError,
     AcquireTimeoutError,

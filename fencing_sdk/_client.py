@@ -24,13 +24,13 @@ from fencing_sdk._arguments import (
     check_flag,
     check_metadata,
 )
+from fencing_sdk._client_operating import OperatingClient
+from fencing_sdk._client_sharing import SharingClient
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import template_for_tasks
-from fencing_sdk._operating import OperatingClient
-from fencing_sdk._sharing import SharingClient
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.names import check_name, check_namespace, in_namespace

@@ -11,7 +11,7 @@ from fencing_sdk._recording import Recorder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds
-from fencing_sdk._values.wire import ENV_RECORD, ENV_URL
+from fencing_sdk._values.token_wire import ENV_RECORD, ENV_URL
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends import from_url
 from fencing_sdk.errors import ConfigurationError

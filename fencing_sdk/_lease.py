@@ -10,7 +10,7 @@ from typing import Self
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.wire import token_headers
+from fencing_sdk._values.token_wire import token_headers
 from fencing_sdk.errors import LossReason, StaleTokenError, shown
 
 

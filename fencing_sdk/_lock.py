@@ -14,7 +14,7 @@ from functools import partial
 from types import EllipsisType, TracebackType
 from typing import Any, TypeVar
 
-from fencing_sdk._current import held_here
+from fencing_sdk._current_lease import held_here
 from fencing_sdk._engine.deadlock import held_above, hold_below
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.fences import Fences

@@ -27,7 +27,7 @@ from rewritten_once import rewrite_assertions
 
 import fencing_sdk
 from fencing_sdk import Event, LeaseLostError, Lock, LockClient, LossReason
-from fencing_sdk._current import held_here
+from fencing_sdk._current_lease import held_here
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared import revocation_reasons
 from fencing_sdk.backends.memory import MemoryBackend

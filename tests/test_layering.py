@@ -20,22 +20,22 @@ ROOMS = {
     "_kahuna": {"errors", "_values", "_http"},
     "backends": {"errors", "events", "abc", "_values", "_http", "_etcd", "_kahuna"},
     "guards": {"errors", "events", "abc", "_values", "_http", "_etcd", "_kahuna"},
-    "_engine": {"errors", "events", "abc", "_values", "_lease", "_current"},
+    "_engine": {"errors", "events", "abc", "_values", "_lease", "_current_lease"},
     "_name_template": {"errors", "_values"},
     "_recording": {"errors", "events", "_values"},
     "_lease": {"errors", "_values", "_engine.lease_state"},
-    "_current": {"errors", "_values", "_lease", "_engine.lease_state"},
-    "_lock": {"errors", "events", "abc", "_values", "_engine", "_lease", "_current"},
+    "_current_lease": {"errors", "_values", "_lease", "_engine.lease_state"},
+    "_lock": {"errors", "events", "abc", "_values", "_engine", "_lease", "_current_lease"},
     "_arguments": {"errors", "events", "abc", "_values", "_engine"},
-    "recipes": {"errors", "events", "abc", "_values", "_engine", "_name_template", "_lease", "_current", "_lock"}
+    "recipes": {"errors", "events", "abc", "_values", "_engine", "_name_template", "_lease", "_current_lease", "_lock"}
     | {"_arguments"},
-    "_sharing": {"errors", "abc", "_values", "_lock", "_arguments", "recipes"},
+    "_client_sharing": {"errors", "abc", "_values", "_lock", "_arguments", "recipes"},
     "diagnosis": {"errors", "abc", "_values"},
-    "_operating": {"errors", "abc", "_values", "_engine", "recipes", "diagnosis"},
+    "_client_operating": {"errors", "abc", "_values", "_engine", "recipes", "diagnosis"},
     "_client": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_arguments", "_name_template"}
-    | {"_current", "recipes", "_sharing", "_operating"},
+    | {"_current_lease", "recipes", "_client_sharing", "_client_operating"},
     "_connect": {"errors", "events", "abc", "_values", "_arguments", "_recording", "backends", "_client"},
-    "sync": {"errors", "events", "abc", "_values", "_engine", "_lease", "_current", "_lock", "_arguments"}
+    "sync": {"errors", "events", "abc", "_values", "_engine", "_lease", "_current_lease", "_lock", "_arguments"}
     | {"_name_template", "recipes", "_client", "_connect"},
 }
 """Which rooms a room may enter besides itself. A room is a folder, or a module at the front."""
@@ -44,12 +44,12 @@ CHECKER = "testing.history"  # imports nothing but the errors, so that the comma
 
 ONE_HOME = {
     "CancelScope": {"_engine.cancellation", "_engine.lease_state", "_engine.timers"},
-    "ContextVar": {"_current"},
+    "ContextVar": {"_current_lease"},
     "tenacity": {"_engine.acquisition", "_engine.terms"},
     "secrets": {"_values.claim"},
     "aiohttp": {"_http", "_etcd", "_kahuna", "integrations"},
-    "threading": {"_engine.stalls", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files", "cli"}
-    | {"sync", "diagnosis.pauses"},
+    "threading": {"_engine.stall_watch", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files"}
+    | {"cli", "sync", "diagnosis.pauses"},
 }
 TIME_HOME = {"_values.clock"}
 RANDOM_HOME = {"_values.jitter"}
@@ -67,7 +67,7 @@ FRAMEWORKS = {
     "multidict": {"backends.kahuna", "integrations.aiohttp"},
     "starlette": set(),
 }
-HEADER_HOME = {"_values.wire"}
+HEADER_HOME = {"_values.token_wire"}
 
 
 @functools.cache
@@ -235,7 +235,7 @@ def test_only_the_wire_knows_the_names_of_headers():
 def test_the_two_sides_of_http_meet_in_the_wire_and_the_problem_alone():
     holders, resources = (imports(modules()[f"integrations.{side}"]) for side in ("_outgoing", "_incoming"))
     assert not {name for name in holders if room(name) == "guards" or name.startswith("integrations.")}
-    assert not resources & {"_current", "_lease", "_client", "integrations._outgoing"}
+    assert not resources & {"_current_lease", "_lease", "_client", "integrations._outgoing"}
 
 
 def test_only_the_clock_reads_time():

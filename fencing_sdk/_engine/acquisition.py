@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import tenacity
 
-from fencing_sdk._engine.posts import Flight
+from fencing_sdk._engine.observer_reports import AcquisitionReport
+from fencing_sdk._engine.posted_requests import Flight
 from fencing_sdk._engine.queue_place import QueuePlace
-from fencing_sdk._engine.reports import AcquisitionReport
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, mistake_in, mistake_in_refusal

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable
 from contextvars import Context
 
-from fencing_sdk._current import held_here
+from fencing_sdk._current_lease import held_here
 from fencing_sdk._engine.lease_state import Keeper, LeaseState
 from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease, state_of

@@ -18,7 +18,7 @@ from contextvars import Context
 
 from fencing_sdk._engine.acquisition import Acquisition
 from fencing_sdk._engine.lease_state import LeaseState
-from fencing_sdk._engine.posts import Flight
+from fencing_sdk._engine.posted_requests import Flight
 from fencing_sdk._engine.releases import Releases
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import DrainingError, LossReason

@@ -19,21 +19,21 @@ from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.fences import Fences, raise_fence, share_out
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.parking import Parking
-from fencing_sdk._engine.posts import Flight, granted
+from fencing_sdk._engine.posted_requests import Flight, granted
 from fencing_sdk._engine.releases import Releases
-from fencing_sdk._engine.reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease, PermitLease
 from fencing_sdk._values import forks
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Holder
+from fencing_sdk._values.client_status import Status
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.futures import retrieve
 from fencing_sdk._values.loop_owner import running_loop
 from fencing_sdk._values.observers import Observers, logger
-from fencing_sdk._values.status import Status
 from fencing_sdk._values.timing import Timing
+from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.abc import (
     Backend,
     Guard,

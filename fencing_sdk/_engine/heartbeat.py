@@ -32,14 +32,14 @@ from operator import attrgetter
 from fencing_sdk._engine.heartbeat_log import SILENT, HeartbeatLog
 from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk._engine.lease_state import LeaseState
-from fencing_sdk._engine.reports import LeaseReport
+from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.schedule import Schedule
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
+from fencing_sdk._values.client_status import Status
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import Observers, logger
-from fencing_sdk._values.status import Status
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, FencingError, LossReason
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from contextvars import Context
 
 from fencing_sdk._engine.lease_state import LeaseState
-from fencing_sdk._engine.reports import LeaseReport
-from fencing_sdk._engine.stalls import StallWatch
+from fencing_sdk._engine.observer_reports import LeaseReport
+from fencing_sdk._engine.stall_watch import StallWatch
 from fencing_sdk._values.claim import Renewal, Revoked
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import logger

@@ -23,7 +23,7 @@ import asyncio
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from fencing_sdk._current import pop, push
+from fencing_sdk._current_lease import pop, push
 from fencing_sdk._engine.cancellation import PacedScope, paced_scope
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import AnyLease, Lease, state_of

@@ -14,9 +14,9 @@ from contextvars import Context
 from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.parking import Parking
-from fencing_sdk._engine.posts import Flight
-from fencing_sdk._engine.reports import LeaseReport
+from fencing_sdk._engine.posted_requests import Flight
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.claim import LOCK
 from fencing_sdk._values.clock import Clock

@@ -16,7 +16,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any, TypeVar
 
-from fencing_sdk._engine.posts import AT_ONCE, Flight, Posts, posts_of
+from fencing_sdk._engine.posted_requests import AT_ONCE, Flight, Posts, posts_of
 from fencing_sdk._engine.timers import CallTimeout, SuspendWatch, TimerQueue
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import Clock

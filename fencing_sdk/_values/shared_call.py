@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
-from fencing_sdk._values.futures import cancel_and_wait, retrieve
+from fencing_sdk._values.unawaited import cancel_and_wait, retrieve
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=Hashable)

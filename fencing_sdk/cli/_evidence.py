@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fencing_sdk.cli._lines import Line
+from fencing_sdk.cli._recording_lines import Line
 
 A, B = "worker A", "worker B"
 BEFORE, BY_A, BY_B = 100, 10, 5

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fencing_sdk.cli._signs import (
+from fencing_sdk.cli._picture_signs import (
     AMBER,
     FROZEN,
     RED,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from fencing_sdk.cli._lines import Line, incomplete, read_seconds, read_token
+from fencing_sdk.cli._recording_lines import Line, incomplete, read_seconds, read_token
 from fencing_sdk.errors import LossReason
 
 _BY_THE_CLOCK = {LossReason.EXPIRED, LossReason.STALLED}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fencing_sdk.cli._lines import read_recording
+from fencing_sdk.cli._recording_lines import read_recording
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.testing.history import HEADLINES, PROMISES, Report, Verdict, check
 

@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fencing_sdk._values.wire import ENV_RECORD
+from fencing_sdk._values.token_wire import ENV_RECORD
 from fencing_sdk.cli._demo_run import DemoRun, DemoRunError, TooBusyError
 from fencing_sdk.cli._demo_worker import ACCOUNT, BANK, RECORDING
 from fencing_sdk.cli._evidence import BEFORE, BY_A, BY_B, A, B, Evidence
-from fencing_sdk.cli._lines import Line
 from fencing_sdk.cli._output import check_output
+from fencing_sdk.cli._recording_lines import Line
 from fencing_sdk.cli.timeline import draw_recordings
 from fencing_sdk.errors import ConfigurationError, shown
 

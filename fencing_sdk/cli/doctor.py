@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fencing_sdk import connect
-from fencing_sdk._values.wire import ENV_URL
+from fencing_sdk._values.token_wire import ENV_URL
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends import from_url
 from fencing_sdk.cli._output import check_output

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from fencing_sdk._values.wire import ENV_URL
+from fencing_sdk._values.token_wire import ENV_URL
 from fencing_sdk.abc import SupportsFounding, SupportsSchema
 from fencing_sdk.backends import from_url
 from fencing_sdk.cli._streams import say, write_out

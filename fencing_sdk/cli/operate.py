@@ -23,9 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fencing_sdk._client import LockClient
-from fencing_sdk._operating import check_reason, check_token
+from fencing_sdk._client_operating import check_reason, check_token
 from fencing_sdk._values.claim import Holder, Waiting
-from fencing_sdk.cli._looking import as_fields, at_a_terminal, look, mode_of, readable, span
+from fencing_sdk.cli._operator_views import as_fields, at_a_terminal, look, mode_of, readable, span
 from fencing_sdk.cli._streams import Output, say, write_out
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 

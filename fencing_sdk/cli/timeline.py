@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fencing_sdk.cli._lines import read_recording
 from fencing_sdk.cli._output import check_output
 from fencing_sdk.cli._picture import draw
+from fencing_sdk.cli._recording_lines import read_recording
 from fencing_sdk.cli._story import tell
 from fencing_sdk.errors import ConfigurationError, shown
 

@@ -24,10 +24,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fencing_sdk._client import LockClient
-from fencing_sdk._operating import PAGE
+from fencing_sdk._client_operating import PAGE
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk.cli._looking import at_a_terminal, look, mode_of, readable, span
+from fencing_sdk.cli._operator_views import at_a_terminal, look, mode_of, readable, span
 from fencing_sdk.cli._output import check_output
 from fencing_sdk.cli._screen import draw_screen
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError

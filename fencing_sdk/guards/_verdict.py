@@ -19,7 +19,7 @@ from fencing_sdk._values.claim import Token
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.observers import Observers, stale_rejected
-from fencing_sdk._values.wire import check_token
+from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
 from fencing_sdk.events import FenceRaised, Observer
 

@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name
-from fencing_sdk._values.wire import check_token
+from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.errors import UsageError
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted, check_token_of, check_tokens

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.wire import ACCEPTED_HEADERS
+from fencing_sdk._values.token_wire import ACCEPTED_HEADERS
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.integrations._incoming import Checkpoint, RouteTemplate, presented

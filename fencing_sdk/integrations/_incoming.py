@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from fencing_sdk._arguments import check_flag
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import FilledName, check_name
-from fencing_sdk._values.wire import ACCEPTED_HEADERS, TEXT_LIMIT, parse_token, read_token
+from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, TEXT_LIMIT, parse_token, read_token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
 from fencing_sdk.guards._verdict import conflicting

@@ -14,9 +14,9 @@ from ipaddress import IPv6Address
 from typing import NamedTuple, Protocol
 
 from fencing_sdk._arguments import check_flag
-from fencing_sdk._current import current_token
+from fencing_sdk._current_lease import current_token
 from fencing_sdk._values.names import check_name
-from fencing_sdk._values.wire import ACCEPTED_HEADERS, HEADER, OLD_HEADER, format_token, parse_token
+from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, HEADER, OLD_HEADER, format_token, parse_token
 from fencing_sdk.errors import ConfigurationError, NoLeaseError, StaleTokenError, shown
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}

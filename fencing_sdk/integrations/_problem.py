@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.wire import check_token
+from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.errors import (
     AcquireError,
     BackendError,

@@ -16,7 +16,7 @@ from multidict import istr
 from fencing_sdk._arguments import check_flag
 from fencing_sdk._client import LockClient
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.wire import HEADER, OLD_HEADER
+from fencing_sdk._values.token_wire import HEADER, OLD_HEADER
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, presented

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.wire import ACCEPTED_HEADERS
+from fencing_sdk._values.token_wire import ACCEPTED_HEADERS
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, presented

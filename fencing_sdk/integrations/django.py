@@ -20,7 +20,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, models
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.wire import check_token
+from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError
 from fencing_sdk.guards.sql._protocols import SyncTransaction

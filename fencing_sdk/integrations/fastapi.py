@@ -21,7 +21,7 @@ from fencing_sdk._arguments import LockOptions, check_flag
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.wire import HEADER, OLD_HEADER
+from fencing_sdk._values.token_wire import HEADER, OLD_HEADER
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, FencingError, shown
 from fencing_sdk.integrations._incoming import (

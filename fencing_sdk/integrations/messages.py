@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fencing_sdk._current import current_token
+from fencing_sdk._current_lease import current_token
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.wire import ACCEPTED_HEADERS, parse_token, token_metadata
+from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, parse_token, token_metadata
 from fencing_sdk.errors import ConfigurationError
 
 __all__ = ["current_metadata", "token_of"]

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-from fencing_sdk._current import innermost
+from fencing_sdk._current_lease import innermost
 from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._values.names import check_name
 from fencing_sdk.errors import ConfigurationError, shown

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fencing_sdk._connect import connect as _connect
-from fencing_sdk._current import current_token
-from fencing_sdk._current import innermost as _innermost
+from fencing_sdk._current_lease import current_token
+from fencing_sdk._current_lease import innermost as _innermost
 from fencing_sdk._lease import AnyLease
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds

@@ -14,8 +14,8 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Holder, Waiting
+from fencing_sdk._values.client_status import Status
 from fencing_sdk._values.names import check_name
-from fencing_sdk._values.status import Status
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.recipes.drain_signals import check_signals

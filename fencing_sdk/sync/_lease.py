@@ -12,7 +12,7 @@ from typing import Self
 
 import anyio
 
-from fencing_sdk._current import pop, push
+from fencing_sdk._current_lease import pop, push
 from fencing_sdk._engine.lease_scope import tell_loss
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import AnyLease, Lease, state_of

@@ -7,7 +7,7 @@ from functools import partial
 from types import EllipsisType, TracebackType
 from typing import cast
 
-from fencing_sdk._current import held_here
+from fencing_sdk._current_lease import held_here
 from fencing_sdk._engine.deadlock import already_held, may_wait_for_itself
 from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease, PermitLease, state_of

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fencing_sdk._client import LockClient, drain_of
-from fencing_sdk._current import held_here
+from fencing_sdk._current_lease import held_here
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
-from fencing_sdk._current import held_here, pop, push
+from fencing_sdk._current_lease import held_here, pop, push
 from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._engine.lease_scope import tell_loss
 from fencing_sdk._lease import AnyLease, state_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name
-from fencing_sdk._values.wire import check_token
+from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.guards._verdict import admitted
 from fencing_sdk.testing._network import Network

@@ -20,7 +20,7 @@ from once import once_per_run
 from fencing_sdk.cli._demo_run import DemoRun, TooBusyError
 from fencing_sdk.cli._demo_worker import BANK, LOCKS
 from fencing_sdk.cli._evidence import Evidence
-from fencing_sdk.cli._lines import Line, read_recording
+from fencing_sdk.cli._recording_lines import Line, read_recording
 from fencing_sdk.cli._story import tell
 from fencing_sdk.cli.demo import _leaving_on_signals, open_account
 

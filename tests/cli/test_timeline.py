@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fencing_sdk import ConfigurationError
-from fencing_sdk.cli._lines import Line, read_recording
 from fencing_sdk.cli._picture import WIDTH, draw
+from fencing_sdk.cli._recording_lines import Line, read_recording
 from fencing_sdk.cli._story import tell
 from fencing_sdk.cli.timeline import draw_recordings
 

@@ -9,7 +9,7 @@ import pytest
 
 from fencing_sdk import StaleTokenError, Token
 from fencing_sdk._values.names import check_name
-from fencing_sdk._values.wire import check_token
+from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.guards._verdict import check_tokens
 from fencing_sdk.testing.guard_suite import GuardSuite
 

@@ -36,7 +36,7 @@ def test_the_guard_on_the_page_passes_its_suite(tmp_path: Path):
 )
 def test_without_one_of_its_protections_it_does_not(tmp_path: Path, protection: str, without: str, promise: str):
     assert protection in CODE
-    done = run(tmp_path, "from fencing_sdk._values.wire import check_token\n" + CODE.replace(protection, without))
+    done = run(tmp_path, "from fencing_sdk._values.token_wire import check_token\n" + CODE.replace(protection, without))
     assert done.returncode == 1
     assert f"FAILED test_bucket.py::TestBucketGuard::{promise}" in done.stdout
 

@@ -33,7 +33,7 @@ from fencing_sdk import (
     connect,
     current_lease,
 )
-from fencing_sdk._engine import reports
+from fencing_sdk._engine import observer_reports
 from fencing_sdk._values.names import FilledName
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations._measures import HELP, Label, MetricsObserver, Series
@@ -209,7 +209,7 @@ async def test_no_event_is_made_for_metrics_of_what_goes_well(
         raise AssertionError("an event was made")
 
     for kind in ("Acquiring", "Acquired", "Renewed", "Released"):
-        monkeypatch.setattr(reports, kind, made)
+        monkeypatch.setattr(observer_reports, kind, made)
     observer, numbers = library(str)
     async with connect("memory://", observers=[observer]) as locks, locks.lock("a") as lease:
         await lease.renew()

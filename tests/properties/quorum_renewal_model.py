@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk.backends.redis.quorum.ballot import majority_of
-from fencing_sdk.backends.redis.quorum.tally import QuorumHold
+from fencing_sdk.backends.redis.quorum.acquire_ballot import majority_of
+from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold
 
 FREE, HOLDER, RIVAL = range(3)
 CLAIM = Claim("lock", 10.0, owner="holder")

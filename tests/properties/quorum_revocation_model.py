@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk.backends.redis.quorum.ballot import majority_of
+from fencing_sdk.backends.redis.quorum.acquire_ballot import majority_of
+from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold
 from fencing_sdk.backends.redis.quorum.revoking import RevocationTally
-from fencing_sdk.backends.redis.quorum.tally import QuorumHold
 
 CLAIM = Claim("lock", 10.0, owner="holder")
 _NONE = -1

@@ -17,7 +17,7 @@ from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
 from fencing_sdk._values.claim import TOKEN_LIMIT, Grant
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys
-from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease
+from fencing_sdk.backends.etcd.shared_leases import HeldKey, SharedLease
 from fencing_sdk.errors import BackendError
 
 OWN = b64encode(EtcdKeys("fencing/").own(CLAIM)).decode()

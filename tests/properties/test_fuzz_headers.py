@@ -6,7 +6,7 @@ from fuzzing import checked, little_work, long_ones, pieces
 from hypothesis import example, given
 
 from fencing_sdk._values.claim import TOKEN_LIMIT, Token
-from fencing_sdk._values.wire import check_token, format_token, parse_token
+from fencing_sdk._values.token_wire import check_token, format_token, parse_token
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.integrations._incoming import RouteTemplate, check_resource, presented
 from fencing_sdk.integrations._problem import RequestRefused

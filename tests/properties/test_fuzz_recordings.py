@@ -10,8 +10,8 @@ from fuzzing import SEED_SIZE, checked, lines_run, little_work, pieces
 from hypothesis import example, given
 
 from fencing_sdk._name_template import NameTemplate
-from fencing_sdk.cli._lines import parse_line
 from fencing_sdk.cli._picture import draw
+from fencing_sdk.cli._recording_lines import parse_line
 from fencing_sdk.cli._story import tell
 from fencing_sdk.cli.timeline import draw_recordings
 from fencing_sdk.errors import ConfigurationError

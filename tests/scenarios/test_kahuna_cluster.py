@@ -20,7 +20,7 @@ from fencing_sdk import Lease, LockClient
 from fencing_sdk.abc import Claim, Grant, Renewal
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 from fencing_sdk.backends.kahuna.connection import cluster as _cluster
-from fencing_sdk.backends.kahuna.grants import KnownGrants
+from fencing_sdk.backends.kahuna.known_grants import KnownGrants
 from fencing_sdk.errors import BackendUnavailableError
 
 pytest_plugins = ["kahuna_fixtures"]

@@ -7,7 +7,7 @@ from postgresql_stage import sessions
 from stays import eventually, opened
 
 from fencing_sdk import Holder
-from fencing_sdk._operating import PAGE
+from fencing_sdk._client_operating import PAGE
 
 pytest_plugins = ["postgresql_fixtures"]
 

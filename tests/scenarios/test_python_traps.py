@@ -26,7 +26,7 @@ from fencing_sdk import (
     current_lease,
     current_token,
 )
-from fencing_sdk._current import held_here
+from fencing_sdk._current_lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
 

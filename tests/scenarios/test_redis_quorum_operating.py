@@ -17,8 +17,8 @@ from fencing_sdk import BackendRefusedError, BackendUnavailableError, LeaseLostE
 from fencing_sdk._values.claim import Claim, Grant, Holder, Renewal, Revoked, holder_of
 from fencing_sdk.backends.redis.keys import RedisKeys
 from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url, revoking
+from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
-from fencing_sdk.backends.redis.quorum.tally import QuorumHold
 
 pytest_plugins = ["redis_fixtures"]
 

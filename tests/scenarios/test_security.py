@@ -48,7 +48,7 @@ from fencing_sdk import (
 )
 from fencing_sdk._lease import state_of
 from fencing_sdk._values.claim import Claim
-from fencing_sdk._values.wire import parse_token
+from fencing_sdk._values.token_wire import parse_token
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, RenewalLate
-from fencing_sdk._engine.stalls import StallWatch
+from fencing_sdk._engine.stall_watch import StallWatch
 from fencing_sdk._lease import state_of
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend

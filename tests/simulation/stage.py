@@ -11,7 +11,7 @@ from typing import Any
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.wire import check_token
+from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.errors import StaleTokenError
 from fencing_sdk.events import Event
 from fencing_sdk.guards.memory import MemoryGuard

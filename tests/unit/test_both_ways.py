@@ -29,7 +29,7 @@ from fencing_sdk import (
     UsageError,
 )
 from fencing_sdk._engine.engine import Engine
-from fencing_sdk._engine.posts import Posts, posts_of
+from fencing_sdk._engine.posted_requests import Posts, posts_of
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._engine.timers import TimerQueue
 from fencing_sdk._values.clock import LoopClock

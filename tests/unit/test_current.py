@@ -6,7 +6,7 @@ import contextvars
 import pytest
 
 from fencing_sdk import LeaseLostError, NoLeaseError, UsageError, current_lease, current_token
-from fencing_sdk._current import held_here, pop, push
+from fencing_sdk._current_lease import held_here, pop, push
 
 
 async def test_without_a_lock_there_is_no_lease_and_the_error_says_where_there_would_be_one():

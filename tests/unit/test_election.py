@@ -23,7 +23,7 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
-from fencing_sdk._current import held_here
+from fencing_sdk._current_lease import held_here
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend

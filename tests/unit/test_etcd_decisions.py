@@ -21,8 +21,8 @@ from fencing_sdk._values.shared_call import SharedBatches, SharedCall, ask_by_na
 from fencing_sdk._values.timing import MAX_DRIFT, MAX_TTL
 from fencing_sdk.backends.etcd import from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys, holder_of_key
-from fencing_sdk.backends.etcd.leases import SharedLease, SharedLeases
 from fencing_sdk.backends.etcd.pending_deletes import LATE_ARRIVAL, PendingDeletes
+from fencing_sdk.backends.etcd.shared_leases import SharedLease, SharedLeases
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 from fencing_sdk.testing.backend_promises.names import ODD_NAMES
 

@@ -16,9 +16,9 @@ from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends.etcd import EtcdBackend, from_url, losses, waiters
-from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease
+from fencing_sdk.backends.etcd.shared_leases import HeldKey, SharedLease
 from fencing_sdk.backends.etcd.waiters import EtcdWaiter
-from fencing_sdk.backends.etcd.watches import KeyDeletion, read_watch_answer
+from fencing_sdk.backends.etcd.watch_answers import KeyDeletion, read_watch_answer
 from fencing_sdk.errors import BackendError
 
 Answer = dict[str, Any]

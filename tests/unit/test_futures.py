@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from fencing_sdk._values.futures import cancel_and_wait, retrieve
+from fencing_sdk._values.unawaited import cancel_and_wait, retrieve
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fencing_sdk._values.claim import Claim, Renewal
-from fencing_sdk.backends.redis.quorum.ballot import Ballot, BallotVerdict, Refusal
-from fencing_sdk.backends.redis.quorum.tally import QuorumHold, RenewalRound
+from fencing_sdk.backends.redis.quorum.acquire_ballot import Ballot, BallotVerdict, Refusal
+from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold, RenewalRound
 
 OPEN, WON, REFUSED, UNAVAILABLE = BallotVerdict
 ATTEMPT = 50

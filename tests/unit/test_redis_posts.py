@@ -19,7 +19,7 @@ from fencing_sdk.backends.redis.connection.node import SILENCE
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
 from fencing_sdk.backends.redis.keys import RedisKeys
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.backends.redis.posts import RedisPosts
+from fencing_sdk.backends.redis.posted_requests import RedisPosts
 from fencing_sdk.backends.redis.requests import RedisRequests
 from fencing_sdk.backends.redis.scripts import ScriptCall
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fencing_sdk._engine.stalls import StallWatch
+from fencing_sdk._engine.stall_watch import StallWatch
 from fencing_sdk._values.clock import BootClock
 
 CLOCK = BootClock()

@@ -25,7 +25,7 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
-from fencing_sdk._current import held_here
+from fencing_sdk._current_lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token, holding
@@ -157,7 +157,7 @@ def test_a_block_that_another_thread_leaves_is_an_error_and_frees_the_lock(locks
     assert free(locks)
     with pytest.raises(UsageError):
         lock.__exit__(None, None, None)
-    fencing_sdk._current.pop(current_lease())
+    fencing_sdk._current_lease.pop(current_lease())
 
 
 def test_a_thread_does_not_see_the_lease_of_the_one_that_started_it(locks):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fencing_sdk import LeaseLostError, LossReason, UsageError
-from fencing_sdk._current import held_here
+from fencing_sdk._current_lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.sync import SyncLockClient, connect
 from fencing_sdk.sync._interrupt import Interrupt

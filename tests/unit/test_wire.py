@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fencing_sdk import Token
 from fencing_sdk._values.claim import TOKEN_LIMIT, holder_of
-from fencing_sdk._values.wire import (
+from fencing_sdk._values.token_wire import (
     ACCEPTED_HEADERS,
     HEADER,
     TEXT_LIMIT,

@@ -14,6 +14,6 @@ What backends of several stores share, each chore written once.
     lock_table            the reference semantics, as a table in memory
     share_table           permits, readers and writers, on top of it
 
-Which loop and process own something is told by `fencing_sdk._values.loop_owner`, and `fencing_sdk._values.futures`
+Which loop and process own something is told by `fencing_sdk._values.loop_owner`, and `fencing_sdk._values.unawaited`
 ends tasks that no other task awaits: the engine and the HTTP pool need them too.
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeGuard
 
-from fencing_sdk._values.futures import cancel_and_wait
+from fencing_sdk._values.unawaited import cancel_and_wait
 
 __all__ = ["BackgroundTask", "BackgroundTasks"]
 

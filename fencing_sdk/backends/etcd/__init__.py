@@ -7,20 +7,20 @@ Locks in etcd, through its JSON gateway: no gRPC.
 Tokens: the revision of etcd that created the holder's key. Clock: that of etcd's leader. Waiters:
 first come, first served; a watch on the key before its own wakes each of them.
 
-    __init__.py          the backend: what the answers mean for a claim
-    shares.py            permits, readers and writers
-    renewals.py          many renewals in a few requests
-    waiters.py           what wakes a waiter
-    losses.py            notices of grants that end while their holder works
-    watches.py           what an answer of a watch says
-    listing.py           lists what is held, and who waits
-    revoking.py          takes grants away, and tells their holders why
-    leases.py            leases of etcd that many locks share
-    pending_deletes.py   keys that are to be deleted
-    requests.py          what etcd is asked, and how answers are read
-    keys.py              the keys of a lock
-    diagnosis.py         what the members tell of themselves, and what of that breaks a promise
-    errors.py            which error leaves the backend
+    __init__.py         the backend: what the answers mean for a claim
+    shares.py           permits, readers and writers
+    renewals.py         many renewals in a few requests
+    waiters.py          what wakes a waiter
+    losses.py           notices of grants that end while their holder works
+    watch_answers.py    what an answer of a watch says
+    listing.py          lists what is held, and who waits
+    revoking.py         takes grants away, and tells their holders why
+    shared_leases.py    leases of etcd that many locks share
+    pending_deletes.py  keys that are to be deleted
+    requests.py         what etcd is asked, and how answers are read
+    keys.py             the keys of a lock
+    diagnosis.py        what the members tell of themselves, and what of that breaks a promise
+    errors.py           which error leaves the backend
 
 The gateway itself, which the guard uses too, is `fencing_sdk._etcd`.
 """
@@ -47,12 +47,12 @@ from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
 from fencing_sdk.backends.etcd.diagnosis import diagnose_etcd
 from fencing_sdk.backends.etcd.errors import BACKEND
 from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, KeyFacts, check_prefix, holder_of_key, is_share
-from fencing_sdk.backends.etcd.leases import SharedLease, SharedLeases
 from fencing_sdk.backends.etcd.listing import EtcdListing
 from fencing_sdk.backends.etcd.losses import EtcdLossWatcher
 from fencing_sdk.backends.etcd.renewals import EtcdRenewals
 from fencing_sdk.backends.etcd.requests import EtcdRequests, Standing
 from fencing_sdk.backends.etcd.revoking import EtcdRevocations
+from fencing_sdk.backends.etcd.shared_leases import SharedLease, SharedLeases
 from fencing_sdk.backends.etcd.shares import LEAST_REMAINING, EtcdShares
 from fencing_sdk.backends.etcd.waiters import EtcdWaiter, EtcdWaiters
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError

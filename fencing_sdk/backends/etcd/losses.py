@@ -22,16 +22,16 @@ from fencing_sdk._etcd.gateway import WATCH, Gateway
 from fencing_sdk._etcd.json_codec import Json, encoded
 from fencing_sdk._etcd.streams import StreamRequests
 from fencing_sdk._values.claim import Claim
-from fencing_sdk._values.futures import cancel_and_wait
 from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._values.unawaited import cancel_and_wait
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
 from fencing_sdk.backends._shared.loss_notices import LossNotices
 from fencing_sdk.backends._shared.revocation_reasons import reason_for
 from fencing_sdk.backends._shared.wakeup import WakeUp
-from fencing_sdk.backends.etcd.leases import SharedLeases
 from fencing_sdk.backends.etcd.revoking import EtcdRevocations
-from fencing_sdk.backends.etcd.watches import read_watch_answer
+from fencing_sdk.backends.etcd.shared_leases import SharedLeases
+from fencing_sdk.backends.etcd.watch_answers import read_watch_answer
 from fencing_sdk.errors import BackendError, LossReason
 
 __all__ = ["EtcdLossWatcher"]

@@ -23,8 +23,8 @@ from collections.abc import Awaitable, Iterable, Sequence
 from typing import TypeVar
 
 from fencing_sdk._values.claim import Claim, Renewal
-from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease, SharedLeases
 from fencing_sdk.backends.etcd.requests import BATCH, EtcdRequests, Standing
+from fencing_sdk.backends.etcd.shared_leases import HeldKey, SharedLease, SharedLeases
 from fencing_sdk.errors import BackendError
 
 __all__ = ["EtcdRenewals"]

@@ -35,7 +35,7 @@ from fencing_sdk.backends.etcd.errors import unreadable
 from fencing_sdk.backends.etcd.keys import KeyFacts
 from fencing_sdk.backends.etcd.requests import EtcdRequests
 from fencing_sdk.backends.etcd.shares import EtcdShares, lowest_free
-from fencing_sdk.backends.etcd.watches import read_watch_answer
+from fencing_sdk.backends.etcd.watch_answers import read_watch_answer
 from fencing_sdk.errors import BackendError
 
 __all__ = ["EtcdWaiter", "EtcdWaiters"]

@@ -7,16 +7,16 @@ Locks in a Kahuna cluster, over its REST interface.
 Tokens: the server's own numbers, from 0. Clock: that of the node that leads the lock's partition.
 Waiters: Kahuna wakes no waiter, so those of one client stand in line, and its head asks (`waiters`).
 
-    __init__.py   the backend: what the answers mean for a claim
-    grants.py     until when grants last, to tell a refusal that cannot be right
-    waiters.py    how the waiters of one client share the asking
-    renewals.py   many renewals side by side
-    requests.py   what requests say and answers mean
-    diagnosis.py  what the nodes tell of themselves, and what of that breaks a promise
-    errors.py     which error of the contract a failure becomes
-    settings.py   which settings of a cluster put exclusion at stake
-    options.py    the options and the endpoints
-    connection/   cluster.py asks node after node
+    __init__.py          the backend: what the answers mean for a claim
+    known_grants.py      until when grants last, to tell a refusal that cannot be right
+    waiters.py           how the waiters of one client share the asking
+    renewals.py          many renewals side by side
+    requests.py          what requests say and answers mean
+    diagnosis.py         what the nodes tell of themselves, and what of that breaks a promise
+    errors.py            which error of the contract a failure becomes
+    cluster_settings.py  which settings of a cluster put exclusion at stake
+    options.py           the options and the endpoints
+    connection/          cluster.py asks node after node
 
 One request to one node, which the guard uses too, is `fencing_sdk._kahuna`.
 """
@@ -47,10 +47,11 @@ from fencing_sdk.abc import Tell
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
+from fencing_sdk.backends.kahuna.cluster_settings import HEALTH, PLACEMENT, warnings_of
 from fencing_sdk.backends.kahuna.connection.cluster import KahunaCluster
 from fencing_sdk.backends.kahuna.diagnosis import diagnose_nodes
 from fencing_sdk.backends.kahuna.errors import BACKEND, error_of_answer
-from fencing_sdk.backends.kahuna.grants import KnownGrants
+from fencing_sdk.backends.kahuna.known_grants import KnownGrants
 from fencing_sdk.backends.kahuna.options import OPTIONS, check_durability, read_nodes
 from fencing_sdk.backends.kahuna.renewals import renew_each
 from fencing_sdk.backends.kahuna.requests import (
@@ -62,7 +63,6 @@ from fencing_sdk.backends.kahuna.requests import (
     KahunaAnswer,
     RequestWriter,
 )
-from fencing_sdk.backends.kahuna.settings import HEALTH, PLACEMENT, warnings_of
 from fencing_sdk.backends.kahuna.waiters import KahunaWaiters
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError
 

@@ -10,7 +10,7 @@ from yarl import URL
 from fencing_sdk._http.endpoints import Endpoint
 from fencing_sdk._http.outcomes import RequestFailedError
 from fencing_sdk._values.findings import Finding, error, is_local, note, warning
-from fencing_sdk.backends.kahuna.settings import HEALTH, PLACEMENT, warnings_of
+from fencing_sdk.backends.kahuna.cluster_settings import HEALTH, PLACEMENT, warnings_of
 
 _LIMIT = 5.0
 _FEWEST = 3

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from fencing_sdk._http.endpoints import Endpoints, read_endpoints
 from fencing_sdk._kahuna.node import rules_for
+from fencing_sdk.backends.kahuna.cluster_settings import HEALTH, PLACEMENT
 from fencing_sdk.backends.kahuna.requests import DURABILITY, GET_INFO, TRY_EXTEND, TRY_LOCK, TRY_UNLOCK
-from fencing_sdk.backends.kahuna.settings import HEALTH, PLACEMENT
 from fencing_sdk.errors import ConfigurationError, shown
 
 __all__ = ["OPTIONS", "check_durability", "read_nodes"]

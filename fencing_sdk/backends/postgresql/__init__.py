@@ -10,7 +10,7 @@ come, first served, woken by NOTIFY. One connection for the requests, and one th
     __init__.py         the backend, as the client calls it
     requests.py         the requests to the server, and how its answers are read
     waiters.py          the waiters of one client, and what wakes them
-    readers.py          readers that try at the same moment, in one statement
+    waiting_readers.py  readers that try at the same moment, in one statement
     losses.py           notices a grant that was taken away
     operating.py        what operators ask: the listing, and what is taken away
     fenced_acquire.py   a grant and the fences of the same database, in one transaction
@@ -21,11 +21,11 @@ come, first served, woken by NOTIFY. One connection for the requests, and one th
     errors.py           translates errors of the driver to those of the contract
     diagnosis.py        what a server tells of itself, and what of that breaks a promise
     connection/         opens connections, keeps them, and closes them:
-        request_queue.py    the connection for the requests, and the next one when it breaks
-        listener.py         the connection that listens
-        session.py          one open connection
-        dial.py             opens a session with the server that takes writes
-        driver.py           the part of asyncpg that is used, with types
+        request_queue.py  the connection for the requests, and the next one when it breaks
+        listener.py       the connection that listens
+        session.py        one open connection
+        dial.py           opens a session with the server that takes writes
+        driver.py         the part of asyncpg that is used, with types
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
-from fencing_sdk._values.database_identity import database_identity
 from fencing_sdk._values.findings import Finding
+from fencing_sdk._values.postgresql_identity import database_identity
 from fencing_sdk.abc import Guard, LossNotice, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.revocation_reasons import with_reasons
@@ -49,7 +49,6 @@ from fencing_sdk.backends.postgresql.fenced_acquire import FencedAcquire
 from fencing_sdk.backends.postgresql.losses import PostgresqlLossWatcher
 from fencing_sdk.backends.postgresql.operating import OperatorCalls
 from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS, address_from_url, read_options, with_options
-from fencing_sdk.backends.postgresql.readers import WaitingReaders
 from fencing_sdk.backends.postgresql.requests import (
     ROW_PATIENCE_MS,
     Arguments,
@@ -63,6 +62,7 @@ from fencing_sdk.backends.postgresql.requests import (
 from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA, schema_sql
 from fencing_sdk.backends.postgresql.sweep import Sweep
 from fencing_sdk.backends.postgresql.waiters import PostgresqlWaiter, PostgresqlWaiters
+from fencing_sdk.backends.postgresql.waiting_readers import WaitingReaders
 
 __all__ = ["PostgresqlBackend", "from_url", "schema_sql"]
 

@@ -13,7 +13,7 @@ Waiters: first come, first served, woken by a message. The backend has one conne
     requests.py       the requests to the server
     answers.py        how its answers are read
     waiters.py        the waiters of one client, and what wakes them
-    waiter.py         one of them
+    lock_waiter.py    one of them
     channels.py       the messages that reach them
     share_waiters.py  the waiters for permits, readers and writers
     losses.py         notices grants that end behind their holder's back
@@ -34,7 +34,7 @@ Waiters: first come, first served, woken by a message. The backend has one conne
         dial.py             opens a connection
         cluster.py          the map of a cluster: which master has which slot
         sentinel.py         the master of a service, by its Sentinels
-        client.py           reads the settings of a client of redis-py or valkey-py
+        client_settings.py  reads the settings of a client of redis-py or valkey-py
         driver_options.py   reads the options of redis-py in a URL
         first_success.py    asks several servers, and takes the first answer
         unreachable.py      the error for a server that cannot be reached
@@ -49,7 +49,7 @@ from typing import Any
 
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
-from fencing_sdk._values.futures import retrieve
+from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
@@ -76,15 +76,15 @@ from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis, read_time
 from fencing_sdk.backends.redis.errors import translating
 from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
 from fencing_sdk.backends.redis.listing import RedisListing
+from fencing_sdk.backends.redis.lock_waiter import RedisWaiter
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.options import RedisTopology, topology_from_client, topology_from_url
-from fencing_sdk.backends.redis.posts import RedisPosts
+from fencing_sdk.backends.redis.posted_requests import RedisPosts
 from fencing_sdk.backends.redis.requests import DEFAULT_RETENTION, RedisRequests
 from fencing_sdk.backends.redis.revoking import RedisRevocations
 from fencing_sdk.backends.redis.scripts import PRELOADED, ScriptCall
 from fencing_sdk.backends.redis.share_losses import ShareLossWatcher
 from fencing_sdk.backends.redis.share_waiters import ShareWaiters
-from fencing_sdk.backends.redis.waiter import RedisWaiter
 from fencing_sdk.backends.redis.waiters import RedisWaiters
 from fencing_sdk.errors import BackendError
 

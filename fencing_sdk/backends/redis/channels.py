@@ -14,8 +14,8 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk._values.futures import retrieve
 from fencing_sdk._values.loop_owner import ForkDetector
+from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.backends._shared.waiters import Waiter
 from fencing_sdk.backends.redis.connection.node import RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError

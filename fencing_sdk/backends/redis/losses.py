@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
-from fencing_sdk._values.futures import retrieve
+from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.loss_notices import LossNotices

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
-from fencing_sdk.backends.redis.connection.client import servers_of_client
+from fencing_sdk.backends.redis.connection.client_settings import servers_of_client
 from fencing_sdk.backends.redis.connection.cluster import Address, SlotMap
 from fencing_sdk.backends.redis.connection.dial import RedisDialer, ServerDialer, ServerSettings
 from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS, driver_arguments

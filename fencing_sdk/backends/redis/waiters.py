@@ -43,9 +43,9 @@ from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.connection.router import RedisRouter
 from fencing_sdk.backends.redis.errors import translated
 from fencing_sdk.backends.redis.keys import RedisKeys, lease_key
+from fencing_sdk.backends.redis.lock_waiter import RedisWaiter
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.requests import RedisRequests, WaiterSign
-from fencing_sdk.backends.redis.waiter import RedisWaiter
 
 _SIGN_EVERY = 1.0
 """Seconds between the signs of life of a waiter. `line.lua` knows a waiter that is late by its `SUSPECT`."""

@@ -28,7 +28,7 @@ from fencing_sdk._etcd.options import make_gateway, read_url
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name, safe_segment
-from fencing_sdk._values.wire import check_token, format_token, parse_token
+from fencing_sdk._values.token_wire import check_token, format_token, parse_token
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted, check_token_of, check_tokens

@@ -32,7 +32,7 @@ import anyio.to_thread
 
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name
-from fencing_sdk._values.wire import check_token
+from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted

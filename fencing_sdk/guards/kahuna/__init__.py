@@ -30,7 +30,7 @@ from fencing_sdk._kahuna.node import NodeClient
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.timing import seconds
-from fencing_sdk._values.wire import check_token, format_token
+from fencing_sdk._values.token_wire import check_token, format_token
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError, UnsupportedError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.wire import format_token, parse_token
+from fencing_sdk._values.token_wire import format_token, parse_token
 from fencing_sdk.errors import ConfigurationError
 
 __all__ = ["FencedValue", "ForeignValueError"]

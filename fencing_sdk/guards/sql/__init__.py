@@ -20,7 +20,7 @@ from typing import Protocol
 
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name
-from fencing_sdk._values.wire import check_token
+from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, check_tokens

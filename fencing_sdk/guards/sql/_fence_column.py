@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.wire import check_token
+from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, refusal
 from fencing_sdk.guards.sql._identifiers import POSTGRESQL, check_identifier, quoted
 from fencing_sdk.guards.sql._steps import Steps
+from fencing_sdk.guards.sql._token_width import refuse_narrow, type_of_column
 from fencing_sdk.guards.sql._transaction import Transaction, perform, perform_sync
-from fencing_sdk.guards.sql._width import refuse_narrow, type_of_column
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import anyio
 import anyio.to_thread
 
-from fencing_sdk._values.futures import retrieve
+from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
 from fencing_sdk.guards.sql._identifiers import POSTGRESQL, SQLITE
 from fencing_sdk.guards.sql._own_server import CLOSE_PATIENCE, PostgresqlDatabase

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar, cast
 
 import anyio
 
-from fencing_sdk._values.database_identity import database_identity
+from fencing_sdk._values.postgresql_identity import database_identity
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.guards.sql._identifiers import POSTGRESQL
 from fencing_sdk.guards.sql._protocols import AsyncpgConnection

@@ -28,7 +28,7 @@ from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.guards._verdict import refusal
 from fencing_sdk.guards.sql._identifiers import quoted
 from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
-from fencing_sdk.guards.sql._width import refuse_narrow, type_of_column
+from fencing_sdk.guards.sql._token_width import refuse_narrow, type_of_column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from fencing_sdk._client import LockClient
-from fencing_sdk._values.wire import ENV_URL
+from fencing_sdk._values.token_wire import ENV_URL
 from fencing_sdk.abc import Backend
 from fencing_sdk.testing import counting
 from fencing_sdk.testing._powers import needs

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextvars import Context
 from typing import NamedTuple, Protocol
 
-from fencing_sdk._values.futures import cancel_and_wait, retrieve
+from fencing_sdk._values.unawaited import cancel_and_wait, retrieve
 from fencing_sdk.backends.redis.connection.cluster import SlotMap, slot_of
 from fencing_sdk.backends.redis.connection.dial import RedisDialer
 from fencing_sdk.backends.redis.connection.node import (

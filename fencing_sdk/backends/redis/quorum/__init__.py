@@ -7,22 +7,22 @@ Locks on several independent Redis masters: granted by a majority, with tokens t
 ``fencing init`` founds the quorum once. Tokens need no clock, but nodes that remember (``appendfsync always``), or
 refuse to vote. Exclusion is by time, as with every lease. docs/backends/redis-quorum.md has the protocol and its proof.
 
-    __init__.py     the backend, as the client calls it
-    ballot.py       what the answers to one attempt amount to; no I/O
-    tally.py        what the answers to a round of renewals amount to; no I/O
-    attempt.py      one attempt to acquire a lock
-    renewals.py     the leases of the client, renewed and healed
-    waiters.py      the waiters of the client, and what wakes them
-    revoking.py     takes grants away, and tells their holders why
-    listing.py      lists what is held, and who waits
-    poll.py         one question to all nodes, and what a majority shows
-    founding.py     founding, and re-admission of a node that has lost its memory
-    nodes.py        which nodes vote together
-    node.py         one node: whether it votes, and what it still has to be told
-    requests.py     the requests to a node, and how its answers are read; the keys
-    options.py      reads the URL, or the clients
-    errors.py       the errors of one Redis, by the name of the quorum
-    *.lua           the scripts, each one atomic step at one node
+    __init__.py        the backend, as the client calls it
+    acquire_ballot.py  what the answers to one attempt amount to; no I/O
+    renewal_tally.py   what the answers to a round of renewals amount to; no I/O
+    attempt.py         one attempt to acquire a lock
+    renewals.py        the leases of the client, renewed and healed
+    waiters.py         the waiters of the client, and what wakes them
+    revoking.py        takes grants away, and tells their holders why
+    listing.py         lists what is held, and who waits
+    node_poll.py       one question to all nodes, and what a majority shows
+    founding.py        founding, and re-admission of a node that has lost its memory
+    nodes.py           which nodes vote together
+    node.py            one node: whether it votes, and what it still has to be told
+    requests.py        the requests to a node, and how its answers are read; the keys
+    options.py         reads the URL, or the clients
+    errors.py          the errors of one Redis, by the name of the quorum
+    *.lua              the scripts, each one atomic step at one node
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis
 from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
+from fencing_sdk.backends.redis.quorum.acquire_ballot import Ballot
 from fencing_sdk.backends.redis.quorum.attempt import QuorumAttempt
-from fencing_sdk.backends.redis.quorum.ballot import Ballot
 from fencing_sdk.backends.redis.quorum.errors import translating
 from fencing_sdk.backends.redis.quorum.founding import prepare
 from fencing_sdk.backends.redis.quorum.listing import QuorumListing, holder_told
 from fencing_sdk.backends.redis.quorum.node import QuorumNode
+from fencing_sdk.backends.redis.quorum.node_poll import find_hold
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
 from fencing_sdk.backends.redis.quorum.options import QuorumTopology, topology_from_clients, topology_from_url
-from fencing_sdk.backends.redis.quorum.poll import find_hold
 from fencing_sdk.backends.redis.quorum.renewals import QuorumHolds, QuorumRenewals
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
 from fencing_sdk.backends.redis.quorum.revoking import QuorumRevocations

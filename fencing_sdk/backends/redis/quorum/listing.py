@@ -25,8 +25,8 @@ from fencing_sdk.backends.redis.connection.pipe import PipeError, Reply
 from fencing_sdk.backends.redis.connection.router import Masters
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
 from fencing_sdk.backends.redis.listing import KeyWalk, ListingCursor
+from fencing_sdk.backends.redis.quorum.node_poll import ask_nodes, shown_by_majority
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
-from fencing_sdk.backends.redis.quorum.poll import ask_nodes, shown_by_majority
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, SeenHold, read_hold
 
 __all__ = ["QuorumListing", "holder_told"]

@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.futures import retrieve
+from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends.redis.connection.dial import RedisDialer
 from fencing_sdk.backends.redis.connection.node import DIAL_PATIENCE, NOT_MASTER, CallOutcome, RedisNode

@@ -17,7 +17,7 @@ from fencing_sdk.backends.redis.connection.dial import RedisDialer
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
-from fencing_sdk.backends.redis.quorum.ballot import majority_of
+from fencing_sdk.backends.redis.quorum.acquire_ballot import majority_of
 from fencing_sdk.backends.redis.quorum.errors import BACKEND
 from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from redis.asyncio.connection import Connection, SSLConnection
 
-from fencing_sdk.backends.redis.connection.client import servers_of_client
+from fencing_sdk.backends.redis.connection.client_settings import servers_of_client
 from fencing_sdk.backends.redis.connection.dial import RedisDialer, ServerDialer
 from fencing_sdk.backends.redis.options import DEFAULT_PORT, RedisUrlKind, read_url
 from fencing_sdk.errors import ConfigurationError

@@ -10,8 +10,8 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.quorum.node import NodeRequest
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes, Voters, most_telling
+from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold, RenewalRound
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, read_numbers
-from fencing_sdk.backends.redis.quorum.tally import QuorumHold, RenewalRound
 
 BATCH = 200
 """Leases in one request: it keeps a node busy for less than a millisecond."""

@@ -23,8 +23,8 @@ from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends.redis.answers import read_token
 from fencing_sdk.backends.redis.connection.pipe import Reply
 from fencing_sdk.backends.redis.keys import RedisKeys
-from fencing_sdk.backends.redis.quorum.ballot import Refusal
-from fencing_sdk.backends.redis.quorum.tally import QuorumHold
+from fencing_sdk.backends.redis.quorum.acquire_ballot import Refusal
+from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold
 from fencing_sdk.backends.redis.requests import milliseconds, stored
 from fencing_sdk.backends.redis.scripts import WAITING, WAKING_LINE, Argument, RedisScript, ScriptCall
 

@@ -23,10 +23,10 @@ from collections.abc import Collection, Sequence
 from fencing_sdk._values.claim import Claim, new_owner
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Reply
-from fencing_sdk.backends.redis.quorum.ballot import majority_of
+from fencing_sdk.backends.redis.quorum.acquire_ballot import majority_of
 from fencing_sdk.backends.redis.quorum.node import SILENCE, NodeRequest
+from fencing_sdk.backends.redis.quorum.node_poll import ask_nodes, find_hold
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes, most_telling
-from fencing_sdk.backends.redis.quorum.poll import ask_nodes, find_hold
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
 
 __all__ = ["QuorumRevocations", "RevocationTally"]

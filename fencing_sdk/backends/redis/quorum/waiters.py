@@ -19,14 +19,14 @@ import itertools
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import wall_micros
-from fencing_sdk._values.futures import retrieve
 from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.backends.redis.channels import ChannelId
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.keys import RedisKeys
-from fencing_sdk.backends.redis.quorum.ballot import Ballot
+from fencing_sdk.backends.redis.quorum.acquire_ballot import Ballot
 from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import Countdown, QuorumNodes
 from fencing_sdk.backends.redis.quorum.requests import LinePlace, QuorumRequests

@@ -22,7 +22,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
-from fencing_sdk.backends._known_driver import DIFFERS, KnownDriver
+from fencing_sdk.backends._driver_versions import DIFFERS, KnownDriver
 from fencing_sdk.backends.zookeeper.connection.dial import Dial
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS
 

@@ -20,7 +20,7 @@ from typing import Any
 import anyio
 
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.futures import retrieve
+from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, Identity, KazooDriver, ZooKeeperSettings
 

@@ -15,7 +15,7 @@ from typing import Any
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
-from fencing_sdk.backends._known_driver import DIFFERS, KnownDriver
+from fencing_sdk.backends._driver_versions import DIFFERS, KnownDriver
 from fencing_sdk.backends.redis.connection.cluster import SlotMap
 from fencing_sdk.backends.redis.connection.dial import BACKEND, REDIS_PY, RedisDialer, ServerDialer, ServerSettings
 from fencing_sdk.backends.redis.connection.sentinel import SentinelDialer, SentinelService

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Reply
-from fencing_sdk.backends.redis.quorum.ballot import majority_of
+from fencing_sdk.backends.redis.quorum.acquire_ballot import majority_of
 from fencing_sdk.backends.redis.quorum.node import SILENCE, NodeRequest
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes, most_telling
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, SeenHold, read_hold

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
 from fencing_sdk._values.claim import Holder, Waiting
-from fencing_sdk._values.wire import ENV_URL
+from fencing_sdk._values.token_wire import ENV_URL
 from fencing_sdk.cli._streams import say
 from fencing_sdk.cli.run import Exit, default_url
 from fencing_sdk.errors import BackendError, ConfigurationError, UnsupportedError, shown

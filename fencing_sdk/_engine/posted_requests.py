@@ -18,7 +18,7 @@ from typing import Any
 
 from fencing_sdk._engine.timers import TimerQueue
 from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held
-from fencing_sdk._values.futures import retrieve
+from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.abc import Backend, Posted, Sent, SupportsPosts
 from fencing_sdk.errors import BackendError
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fencing_sdk._values.claim import Claim, Renewal
-from fencing_sdk.backends.redis.quorum.ballot import majority_of
+from fencing_sdk.backends.redis.quorum.acquire_ballot import majority_of
 
 __all__ = ["QuorumHold", "RenewalRound"]
 

@@ -14,8 +14,8 @@ from weakref import WeakSet
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._values.claim import TOKEN_LIMIT, Holder, Waiting
+from fencing_sdk._values.client_status import Status
 from fencing_sdk._values.names import check_name, in_namespace
-from fencing_sdk._values.status import Status
 from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking, SupportsShares
 from fencing_sdk.diagnosis.client import DiagnosableClient
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
