@@ -131,7 +131,7 @@ class Lock:
         lease = scope.state
         if scope.task is not task:
             error = scope.abort()
-            await scope.lease.release()
+            await scope.lease.release()  # finds the loop of the lease, which may not be this one
             raise error from raised
         try:
             end = scope.leave(raised)

@@ -149,7 +149,7 @@ class Engine:
                 try:
                     await flight.waiter
                 except BaseException as error:
-                    self._acquisition(terms, flight).abandon(error)
+                    self._acquisition(terms, flight).abandon(error)  # which knows how to take the request back
                     raise
                 finally:
                     self._waits_no_more(flight)

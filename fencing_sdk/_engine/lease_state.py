@@ -192,7 +192,11 @@ class LeaseState:
 
     @property
     def lost_reason(self) -> LossReason | None:
-        """Why the lease was lost; None while it is held, or when it was released in time."""
+        """
+        Why the lease was lost; None while it is held, or when it was released in time.
+
+        To read it looks at the clock, and ends a lease whose deadline has passed.
+        """
         if self.lost is None and not self.released:
             if self.generation != forks.count:
                 self.lost = LossReason.CLOSED  # inert: the loop and the connection belong to the parent process

@@ -199,12 +199,7 @@ class QuorumRequests:
 
     def scan(self, cursor: bytes) -> ScriptCall:
         """Look at some of the holds of a node: the reply is the next cursor, and the milliseconds of the longest."""
-        return ScriptCall(SCAN, (), (cursor, self._pattern()))
-
-    def _pattern(self) -> str:
-        """A pattern for the keys of all holds. Keys of other programs may match it too."""
-        start = self._keys.tag("")[:-1]
-        return "".join(f"[{letter}]" if letter in "*?[]^\\" else letter for letter in start) + "*:h"
+        return ScriptCall(SCAN, (), (cursor, self.holds("")))
 
     def _about(self) -> tuple[str, str, str, str]:
         return self._epoch, self._founding, self._id, self._run
