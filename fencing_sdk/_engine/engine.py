@@ -292,11 +292,11 @@ class Engine:
         if cancelled is not None:
             raise cancelled
 
-    async def park(self, lease: LeaseState, seconds: float) -> None:
+    async def park(self, lease: LeaseState, seconds: float, within: float | None = None) -> None:
         """
         End *lease*, and let the store keep the lock until *seconds* after its grant, without this client.
 
-        Shielded from every cancellation, and bounded.
+        Shielded from every cancellation, and bounded: by the deadline of the lease, or by *within* seconds.
 
         Raises:
             LeaseLostError: the lease is over; or the store did not confirm it in time, or refused.
@@ -306,7 +306,7 @@ class Engine:
         lease.mark_released()  # before the store shortens the ttl: the deadline comes from the longer one
         if self._releases.take(lease):
             self._closing.look_again()
-            await self._releases.park(lease, parking)
+            await self._releases.park(lease, parking, lease.timing.ttl if within is None else within)
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
         """A lease was lost."""

@@ -20,7 +20,7 @@ from fencing_sdk._engine.posted_requests import Flight
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.claim import LOCK
 from fencing_sdk._values.clock import Clock
-from fencing_sdk.errors import LossReason
+from fencing_sdk.errors import LeaseLostError, LossReason
 
 _LIMIT = 2.0
 """Seconds a release may hold up the one that leaves."""
@@ -84,16 +84,18 @@ class Releases:
         if cancelled is not None:
             raise cancelled
 
-    async def park(self, lease: LeaseState, parking: Parking) -> None:
+    async def park(self, lease: LeaseState, parking: Parking, within: float) -> None:
         """
         Let the store keep *lease*, which was taken, for a while instead of giving it back.
 
+        After *within* seconds the store is asked on in the background.
+
         Raises:
-            LeaseLostError: it was lost.
+            LeaseLostError: it was lost, or the store has not confirmed it yet.
         """
         parked = self.store_calls.start(self._park(lease, parking))
         try:
-            await self.store_calls.wait_for(parked, lease.timing.ttl)
+            await self.store_calls.wait_for(parked, within)
         except asyncio.CancelledError:
             end = self._clock.now() + _limit(lease)
             await outlast_cancellation(
@@ -103,6 +105,9 @@ class Releases:
             raise
         if parking.loss is not None:
             raise parking.loss
+        if not parked.done():
+            detail = "the store did not confirm at once that it keeps the lock taken"
+            raise LeaseLostError(lease.name, lease.number, LossReason.EXPIRED, detail)
 
     async def _park(self, lease: LeaseState, parking: Parking) -> None:
         confirmed = await parking.run()

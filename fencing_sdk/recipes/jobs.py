@@ -16,7 +16,6 @@ is required.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
@@ -107,8 +106,8 @@ class Jobs:
         return decorate
 
 
-_LAST_MOMENT = 1.0
-"""Seconds for which a run that ends the process waits until the store keeps the lock. Then as for a release."""
+_LAST_MOMENT = 3.0
+"""Seconds for which a run that is cancelled, or that ends the process, waits until the store keeps the lock."""
 
 
 class _JobCall:
@@ -143,36 +142,24 @@ class _JobCall:
                 value = await function()
             except GeneratorExit:  # its loop is gone, so nothing can be awaited
                 raise
-            except (Exception, asyncio.CancelledError) as error:
-                await self._keep_after(error, state)
-                raise
             except BaseException as error:
-                await self._keep_at_the_end(error, state)
+                await self._keep_after(error, state, within=None if isinstance(error, Exception) else _LAST_MOMENT)
                 raise
             await self._keep(state)
             return Ran(value, state.number, self._held_for)
         raise AssertionError  # an exit stack of a lock takes no error back
 
-    async def _keep_after(self, error: BaseException, state: LeaseState) -> None:
+    async def _keep_after(self, error: BaseException, state: LeaseState, *, within: float | None) -> None:
         """Park the lock of a run that failed. The error of the function leaves as it is."""
         try:
-            await self._keep(state)
+            await self._keep(state, within=within)
         except LeaseLostError as loss:
             self._lost = True
             error.add_note(f"fencing_sdk: {loss}")
 
-    async def _keep_at_the_end(self, error: BaseException, state: LeaseState) -> None:
-        """Do the same where the error ends the process: a store that is away holds it up for a moment only."""
-        try:
-            async with asyncio.timeout(_LAST_MOMENT):
-                await self._keep_after(error, state)
-        except TimeoutError:
-            self._lost = True
-            error.add_note(f"fencing_sdk: the store did not confirm at once that it keeps {shown(self._name)} taken")
-
-    async def _keep(self, state: LeaseState) -> None:
+    async def _keep(self, state: LeaseState, *, within: float | None = None) -> None:
         self._held_for = state.held_for
-        await keep(state, self._at_least_for)
+        await keep(state, self._at_least_for, within=within)
 
     def _is_loss(self, error: BaseException) -> bool:
         state = self._state
@@ -196,15 +183,17 @@ class _JobCall:
             )
 
 
-async def keep(state: LeaseState, at_least_for: float) -> None:
+async def keep(state: LeaseState, at_least_for: float, *, within: float | None = None) -> None:
     """
     Leave a lock whose work has ended to its ttl, until *at_least_for* seconds after its grant, if that is not over yet.
+
+    *within*: seconds to wait for the store, which is asked again in the background; None: until the deadline.
 
     Raises:
         LeaseLostError: the store did not confirm it in time, or refused.
     """
     if state.held and state.held_for < at_least_for:
-        await state.keeper.park(state, at_least_for)
+        await state.keeper.park(state, at_least_for, within)
 
 
 def check_at_least_for(at_least_for: object) -> float:

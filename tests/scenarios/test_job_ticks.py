@@ -199,11 +199,11 @@ def found(seeds: int) -> set[str]:
     return {violation.partition(":")[0] for seed in range(seeds) for violation in play(seed).violations}
 
 
-async def give_back(state, at_least_for):
+async def give_back(state, at_least_for, **_):
     """What a lock does that is no job's."""
 
 
-async def forget(state, at_least_for):
+async def forget(state, at_least_for, **_):
     """The lease is renewed no more, and the store keeps it for the rest of its ttl only."""
     if state.held and state.held_for < at_least_for:
         await state.keeper.park(state, min(at_least_for, state.held_for + 5))
@@ -230,7 +230,7 @@ def silent(call):
 
 
 def test_a_lock_that_stays_taken_for_ever_is_caught(monkeypatch):
-    async def for_ever(state, at_least_for):
+    async def for_ever(state, at_least_for, **_):
         await state.keeper.park(state, 1e6)
 
     monkeypatch.setattr(fencing_sdk.recipes.jobs, "keep", for_ever)

@@ -262,6 +262,44 @@ async def test_a_run_that_ends_the_process_while_the_store_is_down_holds_it_up_f
 
 
 @in_virtual_time
+async def test_a_run_that_is_cancelled_while_the_store_is_down_holds_its_caller_up_for_three_seconds():
+    """As Ctrl-C does under asyncio.run."""
+    clients = Clients()
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60, ttl=300)
+        async def wait():
+            clients.store.fail("renew")
+            await asyncio.sleep(1e6)
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert now() == pytest.approx(4.0)
+    assert clients.outcomes() == ["lost"]
+
+
+@in_virtual_time
+async def test_a_run_that_ends_the_process_while_the_store_is_away_for_a_moment_keeps_the_lock():
+    clients = Clients()
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60, ttl=30)
+        async def end():
+            clients.store.fail("renew")
+            asyncio.get_running_loop().call_later(1.2, clients.store.heal)
+            raise SystemExit(143)
+
+        with pytest.raises(SystemExit) as left:
+            await end()
+        assert not hasattr(left.value, "__notes__")
+    assert clients.outcomes() == ["failed"]
+    assert await clients.freed() >= 60
+
+
+@in_virtual_time
 async def test_a_run_that_is_closed_without_its_loop_asks_the_store_for_nothing_more():
     """As a coroutine that the garbage collector or the interpreter closes: nothing in it can be awaited any more."""
     clients = Clients()
