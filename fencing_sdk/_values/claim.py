@@ -212,7 +212,7 @@ class Held:
 
 
 def mistake_in_refusal(held: Held) -> str | None:
-    """Say what a backend has filled in wrongly, as `mistake_in`."""
+    """Say what a backend has filled in wrongly in its refusal, or None."""
     if held.retry_after is None or _is_number(held.retry_after):
         return None
     return "retry_after must be a number of seconds, or None"

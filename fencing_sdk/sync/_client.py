@@ -74,7 +74,8 @@ class SyncLockClient:
 
         A client with ``drain`` is drained first: other threads may give their locks back for at most so many seconds.
         Leases that are still held are lost with `LossReason.CLOSED` and given back. Threads that wait for a lock get a
-        `UsageError`.
+        `UsageError`, or a `DrainingError` while it drains. A call of another thread waits for the end, and opens the
+        client again.
 
         Raises:
             UsageError: this is the body of a job, or the client's own thread.

@@ -50,6 +50,7 @@ class LoopThread:
         self._generation = forks.count
         self._gate = threading.RLock()  # one that the handler of a signal may pass when it interrupts the holder
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.AbstractEventLoop | None = None  # the loop of a closing that goes on
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._watching: set[asyncio.Task[None]] = set()
@@ -132,14 +133,14 @@ class LoopThread:
             return
         self._check_thread()
         self._check_job()
-        loop, within = self._loop, drain_of(self._client)
+        thread, loop, within = self._thread, self._loop, drain_of(self._client)
         try:
             if loop is not None and within is not None:
                 with contextlib.suppress(UsageError):  # another thread has closed it meanwhile
                     self.call(partial(self._client.drain, within=within), only=loop)
         finally:  # an interrupt ends the drain
             with self._gate:
-                if self._loop in (loop, None):  # else it is closed, and open again for others
+                if self._thread is thread:  # else it is closed, and open again for others
                     self.close_soon()
                     self.join()
 
@@ -148,7 +149,7 @@ class LoopThread:
         loop, stop = self._loop, self._stop
         if self.inherited or loop is None or stop is None:
             return
-        self._loop = None
+        self._loop, self._ending = None, loop
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             loop.call_soon_threadsafe(stop.set)
 
@@ -167,10 +168,9 @@ class LoopThread:
         if self.inherited:  # before the gate, in which a thread of the parent may have been
             msg = "this was begun before a fork, and is the parent's; begin it anew in the child"
             raise ClosedMeanwhileError(msg)
+        self._check_open(only)  # before the gate: a closing that holds it may wait for this very thread
         with self._gate:  # nothing is posted to a loop that ends
-            if only is not None and self._loop is not only:
-                msg = "this client was closed, and what it held was given back"
-                raise ClosedMeanwhileError(msg)
+            self._check_open(only)
             loop = self._loop or self._start()
             if call is not None:
                 call.loop = loop  # before: an interrupt may come between the two
@@ -184,14 +184,21 @@ class LoopThread:
             )
             raise UsageError(msg)
 
+    def _check_open(self, only: asyncio.AbstractEventLoop | None) -> None:
+        if only is not None and self._loop is not only:
+            msg = "this client was closed, and what it held was given back"
+            raise ClosedMeanwhileError(msg)
+        if only is None and self._loop is None and (job := _job_in(self._ending)) is not None:
+            msg = f"this client is being closed, which waits for the body of job {shown(job)}; use it behind the job"
+            raise ClosedMeanwhileError(msg)
+
     def _check_job(self) -> None:
-        for lease in held_here():
-            if isinstance(lease, Lease) and state_of(lease).loop is self._loop:  # a block of a thread has a SyncLease
-                msg = (
-                    f"this is the body of job {shown(lease.name)}, and closing the client would wait for its end; "
-                    "close it when the job has returned"
-                )
-                raise UsageError(msg)
+        if (job := _job_in(self._loop)) is not None:
+            msg = (
+                f"this is the body of job {shown(job)}, and closing the client would wait for its end; "
+                "close it when the job has returned"
+            )
+            raise UsageError(msg)
 
     def _start(self) -> asyncio.AbstractEventLoop:
         check_threads_are_real()
@@ -218,7 +225,7 @@ class LoopThread:
             elif not opened.cancelled():
                 logger.critical("the thread that keeps the leases has ended", exc_info=error)
         finally:
-            self._loop = None
+            self._loop = self._ending = None
             _running.discard(self)
 
     async def _main(self, opened: Future[asyncio.AbstractEventLoop]) -> None:
@@ -229,11 +236,19 @@ class LoopThread:
                 opened.set_result(asyncio.get_running_loop())
                 await self._stop.wait()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0):  # one that is cancelled does not drain: no call is taken any more
+                async with asyncio.timeout(0):  # cancelled at once, it does not drain: no thread can give a lock back
                     await self._client.aclose()
         for call in tuple(self._around):
             if call.loop is asyncio.get_running_loop():  # else it waits for the end of this one, and opens the next
                 call.leave()
+
+
+def _job_in(loop: asyncio.AbstractEventLoop | None) -> str | None:
+    """Return the lock of the job whose body this is, if it runs for *loop*. A block of a thread has a `SyncLease`."""
+    if loop is None:
+        return None
+    leases = (lease for lease in held_here() if isinstance(lease, Lease) and state_of(lease).loop is loop)
+    return next((lease.name for lease in leases), None)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -92,8 +92,8 @@ class ThreadCall(Generic[T]):
         """
         Have the thread that waits run *function*, under the leases of this task, and return its value.
 
-        Nothing stops it. A cancellation waits until it has ended, unless it failed by itself, or nothing is expected of
-        the thread any more.
+        Nothing stops it. A cancellation waits until it has ended, unless the function failed, the caller was
+        interrupted, or the client was closed.
         """
         if self._left:
             raise asyncio.CancelledError

@@ -330,7 +330,7 @@ def test_the_body_of_a_job_that_would_wait_for_its_own_end_is_told_so(locks):
 
 @pytest.mark.parametrize("error", [None, ValueError("mine"), SystemExit(143)], ids=repr)
 def test_closing_does_not_wait_for_the_body_of_a_job_that_goes_on(locks, monkeypatch, error):
-    """Its lock is left to the ttl, because nothing stops a body. The body may use the client meanwhile."""
+    """Its lock is left to the ttl, because nothing stops a body."""
     monkeypatch.setattr("fencing_sdk._engine.engine._CALL_LIMIT", 0.5)
     began, closed = threading.Event(), threading.Event()
 
@@ -340,8 +340,8 @@ def test_closing_does_not_wait_for_the_body_of_a_job_that_goes_on(locks, monkeyp
         began.set()
         while lease.held:
             time.sleep(0.001)
-        assert free(locks, "b")  # waits for the end of the closing, and opens the client again
         assert closed.wait(PATIENCE)
+        assert free(locks, "b")  # opens the client again
         if error is not None:
             raise error
 
@@ -355,6 +355,33 @@ def test_closing_does_not_wait_for_the_body_of_a_job_that_goes_on(locks, monkeyp
     if error is None:
         assert raised.value.reason is LossReason.CLOSED
     assert not free(locks)
+
+
+@pytest.mark.parametrize("use", ["leave a block", "ask"])
+def test_closing_and_the_body_of_a_job_that_uses_the_client_do_not_wait_for_each_other(locks, monkeypatch, use):
+    """The body learns of its loss, and ends. The lock of the job is given back then, and not left to its ttl."""
+    monkeypatch.setattr("fencing_sdk._engine.engine._CALL_LIMIT", 2 * PATIENCE)
+    began = threading.Event()
+
+    @locks.job("a", at_least_for=0.01, ttl=60)
+    def work():
+        lease = current_lease()
+        with locks.lock("b") if use == "leave a block" else contextlib.nullcontext():
+            began.set()
+            while lease.held:
+                time.sleep(0.001)
+        locks.inspect("b")
+
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(work)
+        assert began.wait(PATIENCE)
+        closing = threading.Thread(target=locks.close)
+        closing.start()
+        closing.join(PATIENCE)
+        assert not closing.is_alive()
+        with pytest.raises(LeaseLostError if use == "leave a block" else UsageError):
+            ran.result(PATIENCE)
+    assert free(locks)
 
 
 def test_several_locks_are_held_together_or_not_at_all(locks, store):
@@ -699,24 +726,76 @@ class SlowlyClosed(MemoryBackend):
         await super().aclose()
 
 
-def test_a_call_beside_the_closing_of_another_thread_waits_and_opens_the_client_again():
-    store, calling = SlowlyClosed(), threading.Event()
+class Gate:
+    """The gate of a client's thread, which counts the threads that have come to it."""
+
+    def __init__(self, locks):
+        bridge = locks._bridge()
+        self._gate, self._came = bridge._gate, threading.Semaphore(0)
+        bridge._gate = self
+
+    def came(self):
+        """Wait for one more thread."""
+        assert self._came.acquire(timeout=PATIENCE)
+
+    def __enter__(self):
+        self._came.release()
+        return self._gate.__enter__()
+
+    def __exit__(self, *error):
+        return self._gate.__exit__(*error)
+
+
+@pytest.mark.parametrize("kind", ["lock", "job"])
+def test_a_call_beside_the_closing_of_another_thread_waits_and_opens_the_client_again(kind):
+    store = SlowlyClosed()
     locks = connect(store)
 
+    @locks.job("a", at_least_for=0.01)
+    def job():
+        return current_lease().held
+
     def use():
-        calling.set()
+        if kind == "job":
+            return job().value
         with locks.lock("a", wait=PATIENCE) as lease:
             return lease.held
 
     with locks, ThreadPoolExecutor(2) as pool:
+        gate = Gate(locks)
         closed = pool.submit(locks.close)
         assert store.closing.wait(PATIENCE)
+        gate.came()
         used = pool.submit(use)
-        assert calling.wait(PATIENCE)
-        time.sleep(0.1)  # it waits by now
+        gate.came()
         store.may_end.set()
         closed.result(PATIENCE)
         assert used.result(PATIENCE)
+
+
+def test_a_client_that_another_thread_opens_meanwhile_is_closed_too():
+    opening, may_open = threading.Event(), threading.Event()
+
+    class SlowlyOpened(MemoryBackend):
+        async def open(self):
+            opening.set()
+            while not may_open.is_set():  # noqa: ASYNC110  (another thread sets it)
+                await asyncio.sleep(0.001)
+
+    locks = connect(SlowlyOpened())
+    gate = Gate(locks)
+    before = threads()
+    with ThreadPoolExecutor(2) as pool:
+        acquired = pool.submit(locks.lock("a").acquire)
+        assert opening.wait(PATIENCE)
+        gate.came()
+        closed = pool.submit(locks.close)
+        gate.came()
+        may_open.set()
+        closed.result(PATIENCE)
+        with contextlib.suppress(UsageError):  # closed before it was granted
+            assert acquired.result(PATIENCE).lost_reason is LossReason.CLOSED
+    assert threads() == before
 
 
 def test_two_threads_that_close_at_once_close_what_was_open_then():
@@ -724,12 +803,14 @@ def test_two_threads_that_close_at_once_close_what_was_open_then():
     store = SlowlyClosed()
     locks = connect(store)
     with locks, ThreadPoolExecutor(3) as pool:
+        gate = Gate(locks)
         first = pool.submit(locks.close)
         assert store.closing.wait(PATIENCE)
+        gate.came()
         lease = pool.submit(locks.lock("a").acquire)
-        time.sleep(0.1)  # it waits first, so that the second one finds a client that is open
+        gate.came()  # first, so that the second one finds a client that is open
         second = pool.submit(locks.close)
-        time.sleep(0.1)
+        gate.came()
         store.may_end.set()
         first.result(PATIENCE)
         second.result(PATIENCE)
