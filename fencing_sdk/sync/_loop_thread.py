@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, TypeVar
 
@@ -51,6 +51,7 @@ class LoopThread:
         self._gate = threading.RLock()  # one that the handler of a signal may pass when it interrupts the holder
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.AbstractEventLoop | None = None  # the loop of a closing that goes on
+        self._opened: Future[asyncio.AbstractEventLoop] | None = None  # while a thread waits for it
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._watching: set[asyncio.Task[None]] = set()
@@ -147,6 +148,8 @@ class LoopThread:
     def close_soon(self) -> None:
         """Begin to close the client, and do not wait."""
         loop, stop = self._loop, self._stop
+        if self._opened is not None and self._opened.cancel():  # the handler of a signal, in the thread that opens
+            return
         if self.inherited or loop is None or stop is None:
             return
         self._loop, self._ending = None, loop
@@ -204,16 +207,24 @@ class LoopThread:
         check_threads_are_real()
         self.join()
         opened: Future[asyncio.AbstractEventLoop] = Future()
+        self._opened = opened
         self._thread = threading.Thread(target=self._run, args=(opened,), name="fencing-sync", daemon=True)
         self._thread.start()
         close_before_a_child_ends()
         try:
-            self._loop = opened.result()
-        except BaseException:
-            opened.cancel()  # an interrupt: what is opened by now is closed again
+            loop = opened.result()
+        except CancelledError:
+            loop = None
+        except BaseException:  # an interrupt: what is opened by now is closed again
+            self.close_soon()
             raise
+        finally:
+            self._opened = None
+        if loop is None or self._loop is not loop:  # the handler of a signal has closed it
+            msg = "this client was closed while it was opened"
+            raise ClosedMeanwhileError(msg)
         _running.add(self)
-        return self._loop
+        return loop
 
     def _run(self, opened: Future[asyncio.AbstractEventLoop]) -> None:
         try:
@@ -233,7 +244,8 @@ class LoopThread:
         async with self._client:
             self._stop = asyncio.Event()
             if opened.set_running_or_notify_cancel():
-                opened.set_result(asyncio.get_running_loop())
+                self._loop = asyncio.get_running_loop()
+                opened.set_result(self._loop)
                 await self._stop.wait()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0):  # cancelled at once, it does not drain: no thread can give a lock back

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from stays import PATIENCE
@@ -850,6 +850,49 @@ def test_an_interrupt_while_the_client_opens_closes_it_again(store):
     assert opening.is_set()
     del store.open
     with locks:
+        assert free(locks)
+    assert threads() == before
+
+
+@pytest.mark.parametrize("opens", [True, False], ids=["while it opens", "right after it has opened"])
+def test_the_handler_of_a_signal_may_close_the_client_that_its_thread_opens(store, monkeypatch, opens):
+    async def open_slowly():
+        if opens:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            await asyncio.sleep(0.05)
+
+    def result(opened, *arguments):
+        loop = wait(opened, *arguments)
+        if not opens:
+            signal.raise_signal(signal.SIGUSR1)
+        return loop
+
+    wait = Future.result
+    before = threads()
+    store.open = open_slowly
+    locks = connect(store)
+    with handled_by(lambda *_: locks.close()), monkeypatch.context() as patch:
+        patch.setattr(Future, "result", result)
+        with pytest.raises(UsageError, match="was closed while it was opened"):
+            locks.inspect("a")
+    assert threads() == before
+    del store.open
+    with locks:
+        assert free(locks)
+
+
+def test_an_interrupt_right_after_the_client_has_opened_closes_it_again(store, monkeypatch):
+    def interrupted(opened, *arguments):
+        wait(opened, *arguments)
+        raise KeyboardInterrupt
+
+    wait = Future.result
+    before = threads()
+    locks = connect(store)
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(Future, "result", interrupted)
+        locks.inspect("a")
+    with locks:  # waits for the end of the thread
         assert free(locks)
     assert threads() == before
 
