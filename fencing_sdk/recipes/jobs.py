@@ -17,7 +17,6 @@ is required.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -27,12 +26,12 @@ from fencing_sdk._arguments import LockOptions
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import state_of
 from fencing_sdk._lock import Lock
-from fencing_sdk._name_template import NameTemplate
+from fencing_sdk._name_template import template_for_tasks
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import MAX_TTL, Seconds, seconds
-from fencing_sdk.errors import ConfigurationError, LeaseLostError, LockHeldError, shown
+from fencing_sdk.errors import ConfigurationError, LeaseLostError, LockHeldError
 from fencing_sdk.events import JobEnded, JobOutcome
 
 P = ParamSpec("P")
@@ -90,10 +89,7 @@ class Jobs:
         self._make_lock("checked-when-decorated", **options)
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> JobFunction[P, R]:
-            if not inspect.iscoroutinefunction(function):
-                msg = f"job() decorates 'async def' functions, not {shown(function)}"
-                raise ConfigurationError(msg)
-            template = NameTemplate(name, function)
+            template = template_for_tasks(name, function, "job")
 
             @functools.wraps(function)
             async def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
