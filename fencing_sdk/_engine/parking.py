@@ -78,6 +78,11 @@ class Parking:
             pause = min(2 * pause, _LAST_PAUSE)
         return False
 
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing to keep any more."""
+        return self._left() <= 0
+
     def _left(self) -> float:
         return self._until - self._clock.now()
 

@@ -94,26 +94,29 @@ class Releases:
             LeaseLostError: it was lost, or the store has not confirmed it yet.
         """
         parked = self.store_calls.start(self._park(lease, parking))
+        until, cancelled = self._clock.now() + within, None
         try:
             await self.store_calls.wait_for(parked, within)
-        except asyncio.CancelledError:
-            end = self._clock.now() + _limit(lease)
+        except asyncio.CancelledError as error:
+            cancelled, end = error, min(until, self._clock.now() + _limit(lease))
             await outlast_cancellation(
                 lambda: self.store_calls.wait_for(parked, end - self._clock.now()),
                 lambda: parked.done() or self._clock.now() >= end,
             )
-            raise
-        if parking.loss is not None:
-            raise parking.loss
-        if not parked.done():
+        loss = parking.loss
+        if loss is None and not parked.done() and not parking.over:
             detail = "the store did not confirm at once that it keeps the lock taken"
-            raise LeaseLostError(lease.name, lease.number, LossReason.EXPIRED, detail)
+            loss = LeaseLostError(lease.name, lease.number, LossReason.EXPIRED, detail)
+        if cancelled is not None:
+            raise cancelled from loss
+        if loss is not None:
+            raise loss
 
     async def _park(self, lease: LeaseState, parking: Parking) -> None:
-        confirmed = await parking.run()
-        if not confirmed:
-            confirmed = await self.store_calls.give_back(lease.claim, _limit(lease))
-        self.tell_end(lease, confirmed=confirmed and parking.loss is None, kept_for=parking.kept_for)
+        if await parking.run():
+            self.tell_end(lease, confirmed=parking.loss is None, kept_for=parking.kept_for)
+        else:
+            await self.finish(lease, None)
 
     def give_back_behind(self, lease: LeaseState) -> None:
         """Give *lease* back in the background."""

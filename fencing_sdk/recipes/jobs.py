@@ -16,6 +16,7 @@ is required.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -155,7 +156,11 @@ class _JobCall:
 
     async def _keep(self, state: LeaseState, *, within: float | None = None) -> None:
         self._held_for = state.held_for
-        await keep(state, self._at_least_for, within=within)
+        try:
+            await keep(state, self._at_least_for, within=within)
+        except asyncio.CancelledError as error:
+            self._lost = isinstance(error.__cause__, LeaseLostError)
+            raise
 
     def _is_loss(self, error: BaseException) -> bool:
         state = self._state

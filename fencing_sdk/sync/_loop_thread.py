@@ -18,7 +18,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +28,7 @@ from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import UnsupportedError, UsageError, shown
+from fencing_sdk.sync._opening import Opening
 from fencing_sdk.sync._thread_call import ClosedMeanwhileError, InThread, ThreadCall
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class LoopThread:
         self._gate = threading.RLock()  # one that the handler of a signal may pass when it interrupts the holder
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.AbstractEventLoop | None = None  # the loop of a closing that goes on
-        self._opened: Future[asyncio.AbstractEventLoop] | None = None  # while a thread waits for it
+        self._opening: Opening | None = None  # while a thread waits for it
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._watching: set[asyncio.Task[None]] = set()
@@ -120,6 +120,7 @@ class LoopThread:
             BackendError: the store can tell already that it will not work.
             UnsupportedError: gevent or eventlet has replaced what a thread is.
         """
+        self._check_open(None)  # before the gate, as for a call
         with self._gate:
             return self._loop or self._start()
 
@@ -147,9 +148,9 @@ class LoopThread:
 
     def close_soon(self) -> None:
         """Begin to close the client, and do not wait."""
-        loop, stop = self._loop, self._stop
-        if self._opened is not None and self._opened.cancel():  # the handler of a signal, in the thread that opens
+        if self._opening is not None and self._opening.give_up():  # a signal's handler, in the thread that opens
             return
+        loop, stop = self._loop, self._stop  # read last: an opening that cannot be given up has noted them
         if self.inherited or loop is None or stop is None:
             return
         self._loop, self._ending = None, loop
@@ -159,7 +160,8 @@ class LoopThread:
     def join(self, limit: float | None = None) -> None:
         """Wait for the end of the thread, at most *limit* seconds."""
         if self._thread is not None:
-            self._thread.join(limit)
+            with contextlib.suppress(RuntimeError):  # an error of a signal's handler kept it from being started
+                self._thread.join(limit)
 
     def _post(
         self,
@@ -196,7 +198,7 @@ class LoopThread:
             raise ClosedMeanwhileError(msg)
 
     def _check_job(self) -> None:
-        if (job := _job_in(self._loop)) is not None:
+        if (job := _job_in(self._loop or self._ending)) is not None:
             msg = (
                 f"this is the body of job {shown(job)}, and closing the client would wait for its end; "
                 "close it when the job has returned"
@@ -205,48 +207,50 @@ class LoopThread:
 
     def _start(self) -> asyncio.AbstractEventLoop:
         check_threads_are_real()
+        if self._opening is not None:
+            msg = "this client is being opened by the call that this handler of a signal interrupted; use it later"
+            raise UsageError(msg)
         self.join()
-        opened: Future[asyncio.AbstractEventLoop] = Future()
-        self._opened = opened
-        self._thread = threading.Thread(target=self._run, args=(opened,), name="fencing-sync", daemon=True)
-        self._thread.start()
-        close_before_a_child_ends()
+        opening = self._opening = Opening()
         try:
-            loop = opened.result()
-        except CancelledError:
-            loop = None
+            self._thread = threading.Thread(target=self._run, args=(opening,), name="fencing-sync", daemon=True)
+            self._thread.start()
+            close_before_a_child_ends()
+            opening.wait()
+            if self._loop is not None:
+                _running.add(self)
         except BaseException:  # an interrupt: what is opened by now is closed again
             self.close_soon()
             raise
         finally:
-            self._opened = None
-        if loop is None or self._loop is not loop:  # the handler of a signal has closed it
+            self._opening = None
+        if opening.error is not None:
+            raise opening.error
+        if opening.given_up or (loop := self._loop) is None:  # the handler of a signal has closed it
+            self.join()
             msg = "this client was closed while it was opened"
             raise ClosedMeanwhileError(msg)
-        _running.add(self)
         return loop
 
-    def _run(self, opened: Future[asyncio.AbstractEventLoop]) -> None:
+    def _run(self, opening: Opening) -> None:
         try:
             with asyncio.Runner(loop_factory=_new_loop) as runner:
-                runner.run(self._main(opened))
+                runner.run(self._main(opening))
         except BaseException as error:  # noqa: BLE001  (it leaves in the thread that opens the client)
-            if not opened.done():
-                opened.set_exception(error)
-            elif not opened.cancelled():
+            if not opening.fail(error) and not opening.given_up:
                 logger.critical("the thread that keeps the leases has ended", exc_info=error)
         finally:
             self._loop = self._ending = None
             _running.discard(self)
 
-    async def _main(self, opened: Future[asyncio.AbstractEventLoop]) -> None:
+    async def _main(self, opening: Opening) -> None:
         await self._client.aclose()  # in a forked child: what the parent has opened is left to the parent
         async with self._client:
             self._stop = asyncio.Event()
-            if opened.set_running_or_notify_cancel():
-                self._loop = asyncio.get_running_loop()
-                opened.set_result(self._loop)
+            self._loop = asyncio.get_running_loop()  # before: see `close_soon`
+            if opening.succeed():
                 await self._stop.wait()
+            self._loop = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0):  # cancelled at once, it does not drain: no thread can give a lock back
                     await self._client.aclose()

@@ -5,6 +5,7 @@ import contextlib
 import inspect
 from dataclasses import replace
 
+import anyio
 import pytest
 from virtual_time import block, in_virtual_time, now, settle
 
@@ -297,6 +298,57 @@ async def test_a_run_that_ends_the_process_while_the_store_is_away_for_a_moment_
         assert not hasattr(left.value, "__notes__")
     assert clients.outcomes() == ["failed"]
     assert await clients.freed() >= 60
+
+
+@pytest.mark.parametrize("how", ["by a scope", "twice"])
+@in_virtual_time
+async def test_a_run_that_is_cancelled_again_while_its_lock_is_parked_is_told_as_lost(how):
+    """A scope of anyio repeats its cancellation until the task ends."""
+    clients = Clients()
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60, ttl=10)
+        async def wait():
+            clients.store.fail("renew")
+            await asyncio.sleep(1e6)
+
+        if how == "by a scope":
+            with anyio.move_on_after(1):
+                await wait()
+        else:
+            task = asyncio.create_task(wait())
+            await asyncio.sleep(1)
+            task.cancel()
+            await asyncio.sleep(2.9)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert now() <= 4.0
+    assert clients.outcomes() == ["lost"]
+
+
+@pytest.mark.parametrize("how", ["returns", "is cancelled", "ends the process"])
+@in_virtual_time
+async def test_a_run_whose_time_is_over_before_the_store_answers_has_nothing_to_keep(how):
+    clients = Clients()
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60, ttl=30)
+        async def work():
+            await asyncio.sleep(58)
+            clients.store.fail("renew")
+            clients.store.fail("release")
+            if how == "ends the process":
+                raise SystemExit(143)
+            await asyncio.sleep(0 if how == "returns" else 1e6)
+
+        if how == "is cancelled":
+            asyncio.get_running_loop().call_later(58.5, asyncio.current_task().cancel)
+        with contextlib.suppress(asyncio.CancelledError, SystemExit):
+            await work()
+        assert now() < 63
+        clients.store.heal()
+    assert clients.outcomes() == (["ran"] if how == "returns" else ["failed"])
 
 
 @in_virtual_time

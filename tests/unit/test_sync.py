@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from stays import PATIENCE
@@ -30,6 +30,7 @@ from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token, holding
 from fencing_sdk.sync._loop_thread import LoopThread
+from fencing_sdk.sync._opening import Opening
 from fencing_sdk.sync._thread_call import ThreadBody
 
 
@@ -357,7 +358,7 @@ def test_closing_does_not_wait_for_the_body_of_a_job_that_goes_on(locks, monkeyp
     assert not free(locks)
 
 
-@pytest.mark.parametrize("use", ["leave a block", "ask"])
+@pytest.mark.parametrize("use", ["leave a block", "ask", "close", "open"])
 def test_closing_and_the_body_of_a_job_that_uses_the_client_do_not_wait_for_each_other(locks, monkeypatch, use):
     """The body learns of its loss, and ends. The lock of the job is given back then, and not left to its ttl."""
     monkeypatch.setattr("fencing_sdk._engine.engine._CALL_LIMIT", 2 * PATIENCE)
@@ -370,7 +371,7 @@ def test_closing_and_the_body_of_a_job_that_uses_the_client_do_not_wait_for_each
             began.set()
             while lease.held:
                 time.sleep(0.001)
-        locks.inspect("b")
+        {"close": locks.close, "open": locks.__enter__}.get(use, lambda: locks.inspect("b"))()
 
     with ThreadPoolExecutor(1) as pool:
         ran = pool.submit(work)
@@ -854,47 +855,76 @@ def test_an_interrupt_while_the_client_opens_closes_it_again(store):
     assert threads() == before
 
 
-@pytest.mark.parametrize("opens", [True, False], ids=["while it opens", "right after it has opened"])
-def test_the_handler_of_a_signal_may_close_the_client_that_its_thread_opens(store, monkeypatch, opens):
+MOMENTS = ["while its thread starts", "while it opens", "as its wait begins", "right after it has opened"]
+
+
+@contextlib.contextmanager
+def opening(store, act, *, when):
+    """Have the main thread call *act* at a moment of the opening, as the handler of a signal would."""
+    start, wait = threading.Thread.start, Opening.wait
+
     async def open_slowly():
-        if opens:
+        if when == "while it opens":
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)
 
-    def result(opened, *arguments):
-        loop = wait(opened, *arguments)
-        if not opens:
-            signal.raise_signal(signal.SIGUSR1)
-        return loop
+    def started(thread):
+        start(thread)
+        if when == "while its thread starts" and thread.name == "fencing-sync":
+            act()
 
-    wait = Future.result
+    def waited(opening):
+        if when == "as its wait begins":
+            act()
+        wait(opening)
+        if when == "right after it has opened":
+            act()
+
+    with handled_by(lambda *_: act()), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "open", open_slowly, raising=False)
+        patch.setattr(threading.Thread, "start", started)
+        patch.setattr(Opening, "wait", waited)
+        yield
+
+
+@pytest.mark.parametrize("when", MOMENTS)
+def test_the_handler_of_a_signal_may_close_the_client_that_its_thread_opens(store, when):
     before = threads()
-    store.open = open_slowly
     locks = connect(store)
-    with handled_by(lambda *_: locks.close()), monkeypatch.context() as patch:
-        patch.setattr(Future, "result", result)
-        with pytest.raises(UsageError, match="was closed while it was opened"):
-            locks.inspect("a")
+    with opening(store, locks.close, when=when), pytest.raises(UsageError, match="was closed while it was opened"):
+        locks.inspect("a")
     assert threads() == before
-    del store.open
     with locks:
         assert free(locks)
 
 
-def test_an_interrupt_right_after_the_client_has_opened_closes_it_again(store, monkeypatch):
-    def interrupted(opened, *arguments):
-        wait(opened, *arguments)
+@pytest.mark.parametrize("when", MOMENTS)
+def test_an_interrupt_while_the_client_opens_leaves_no_thread_behind(store, when):
+    def interrupt():
         raise KeyboardInterrupt
 
-    wait = Future.result
     before = threads()
     locks = connect(store)
-    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr(Future, "result", interrupted)
+    with opening(store, interrupt, when=when), pytest.raises(KeyboardInterrupt):
         locks.inspect("a")
     with locks:  # waits for the end of the thread
         assert free(locks)
     assert threads() == before
+
+
+def test_the_handler_of_a_signal_that_uses_the_client_which_its_thread_opens_is_told_so(store):
+    told = []
+
+    def use():
+        with pytest.raises(UsageError, match="is being opened by the call that this handler"):
+            locks.drain(within=1)
+        told.append("told")
+
+    with connect(store) as locks:
+        locks.close()
+        with opening(store, use, when="while it opens"):
+            assert free(locks)
+    assert told == ["told"]
 
 
 def test_an_observer_that_would_wait_for_its_own_thread_is_told_so(store, caplog):
