@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+from functools import partial
 
 import asyncpg
 import pytest
 from event_log import CLOCK
 from patience import until
 from postgresql_stage import NEEDED, idle_in_transaction, nothing_left, role, waiting
-from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, opened, staying, use_in_turn
+from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, eventually, opened, staying, use_in_turn
 
 from fencing_sdk import (
     AcquireTimeoutError,
@@ -114,6 +115,20 @@ HINDERING = {
     "ALTER ROLE app SET timezone = 'Asia/Kolkata'; ALTER ROLE app SET extra_float_digits = -10; "
     "ALTER ROLE app SET bytea_output = 'escape'; ALTER ROLE app SET standard_conforming_strings = off",
 }
+
+
+async def test_what_is_left_of_a_lock_that_is_renewed_while_it_is_looked_at_is_no_more_than_its_ttl(postgresql_server):
+    """The clock is read after the row."""
+    async with opened(postgresql_server.url) as (locks, _), postgresql_server.connected() as other:
+        lease = await locks.lock("b", ttl=60).acquire()
+        async with other.transaction():
+            await other.execute("LOCK TABLE fencing.fencing_lock")
+            looked = asyncio.create_task(locks.inspect("b"))
+            ask = partial(other.fetchval, "SELECT count(*) FROM pg_locks WHERE NOT granted")
+            await eventually(ask, what="the look waits for the table")
+            await other.execute("UPDATE fencing.fencing_lock SET expires_at = clock_timestamp() + interval '60 s'")
+        assert 0 < (await looked).remaining <= 60
+        await lease.release()
 
 
 @pytest.mark.parametrize("setting", HINDERING.values(), ids=HINDERING.keys())

@@ -699,11 +699,13 @@ BEGIN
             SELECT l.name, l.owner, l.token, l.expires_at, l.metadata FROM fencing_lock l
              WHERE l.name = ANY (p_names) AND l.owner IS NOT NULL AND l.expires_at > v_now
         ), holder AS (
-            SELECT t.name, t.owner, t.token, extract(epoch FROM t.expires_at - v_now)::double precision AS left,
+            SELECT t.name, t.owner, t.token,
+                   greatest(extract(epoch FROM t.expires_at - clock_timestamp()), 0)::double precision AS left,
                    t.metadata, 'lock' AS mode, NULL AS permits, NULL AS permit
               FROM taken t WHERE t.owner <> ''
             UNION ALL
-            SELECT s.name, s.owner, s.token, extract(epoch FROM s.expires_at - v_now)::double precision,
+            SELECT s.name, s.owner, s.token,
+                   greatest(extract(epoch FROM s.expires_at - clock_timestamp()), 0)::double precision,
                    s.metadata, s.mode, s.permits, s.permit
               FROM fencing_share s JOIN taken t ON t.name = s.name AND t.owner = ''
              WHERE s.name = ANY (p_names) AND s.expires_at > v_now
