@@ -93,6 +93,11 @@ class TestZooKeeperEnsemble(ZooKeeperPromises, BackendSuite):
         self.own_url = f"{zookeeper_ensemble.url}{fresh_root()}?connect_timeout=0.5"
         return self.own_url
 
+    @pytest.fixture(autouse=True)
+    def a_request_may_take_longer_than_the_patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A member of a busy machine stands still for more than a second now and then, which is no refusal."""
+        monkeypatch.setattr("fencing_sdk._engine.terms._LAST_CALL", 60.0)
+
     @asynccontextmanager
     async def break_store(self, backend: Backend) -> AsyncIterator[None]:
         """Kill all members."""
