@@ -162,13 +162,13 @@ async def test_a_thousand_watched_locks_are_renewed_by_one_request(zookeeper_url
 
 
 async def test_closing_leaves_no_thread_and_no_connection_behind(zookeeper_url):
-    before = threading.active_count()
+    before = set(threading.enumerate())  # a thread of another test may be about to end
     async with connect(zookeeper_url) as locks:
         for ttl in (20, 30):
             async with locks.lock("a", ttl=ttl):
                 pass
-        assert threading.active_count() > before
-    await until(lambda: threading.active_count() == before, what="the threads end")
+        assert set(threading.enumerate()) - before
+    await until(lambda: not set(threading.enumerate()) - before, what="the threads end")
 
 
 async def test_closing_is_bounded_although_the_server_hangs(zookeeper_server, zookeeper_url):

@@ -78,8 +78,8 @@ def busy(sql: SqlThread) -> Iterator[None]:
         working.result(LIMIT)
 
 
-def workers() -> int:
-    return sum(thread.name == "fencing-sqlite" for thread in threading.enumerate())
+def workers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "fencing-sqlite"}
 
 
 def test_nothing_is_opened_before_the_first_work(opening: Opening, sql: SqlThread):
@@ -172,7 +172,7 @@ def test_a_backend_that_is_dropped_unclosed_ends_its_thread(opening: Opening):
     before = workers()
     sql = SqlThread(opening)
     sql.submit(lambda _: None).result(LIMIT)
-    (thread,) = [found for found in threading.enumerate() if found.name == "fencing-sqlite"][before:]
+    (thread,) = workers() - before
     del sql
     gc.collect()
     thread.join(LIMIT)
@@ -180,6 +180,7 @@ def test_a_backend_that_is_dropped_unclosed_ends_its_thread(opening: Opening):
 
 
 async def test_a_closing_that_nobody_waits_for_still_closes(tmp_path: Path):
+    before = workers()
     backend = SqliteBackend(tmp_path / "locks.db")
     await backend.open()
     with busy(backend._sql):
@@ -188,7 +189,7 @@ async def test_a_closing_that_nobody_waits_for_still_closes(tmp_path: Path):
         closing.cancel()
         await asyncio.wait((closing,))
     await backend.aclose()
-    while workers():  # noqa: ASYNC110  (a thread ends by itself)
+    while workers() - before:  # noqa: ASYNC110  (a thread ends by itself)
         await asyncio.sleep(0.01)
     assert not (tmp_path / "locks.db-wal").exists()
 
