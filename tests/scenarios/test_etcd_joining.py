@@ -105,6 +105,33 @@ async def stay_in_line(backend: EtcdBackend, claim: Claim) -> None:
         await asyncio.Event().wait()
 
 
+async def test_a_joining_that_arrives_after_its_waiter_was_cancelled_leaves_no_place_in_the_line(
+    etcd: EtcdBackend, etcd_server: EtcdCluster
+):
+    """A busy etcd may carry out a request that was given up after the deletion: all behind it would wait for a ttl."""
+    holder, claim = Claim("a", 60.0), Claim("a", 60.0)
+    await granted(etcd, holder)
+    join, free = etcd._requests.join_line, asyncio.Event()
+    late: list[asyncio.Task[Any]] = []
+
+    async def delivered_late(*arguments: Any) -> Any:
+        await free.wait()
+        return await join(*arguments)
+
+    async def joined_late(*arguments: Any) -> Any:
+        late.append(asyncio.create_task(delivered_late(*arguments)))
+        return await asyncio.shield(late[0])
+
+    etcd._requests.join_line = joined_late
+    joining = asyncio.create_task(stay_in_line(etcd, claim))
+    await until(lambda: late, what="the request is sent")
+    joining.cancel()
+    await asyncio.wait((joining,), timeout=0.3)  # long enough for a deletion that does not wait
+    free.set()
+    await asyncio.wait((joining, *late))
+    assert len(await keys(etcd_server, "a")) == 1
+
+
 async def test_an_attempt_beside_an_answered_joining_is_deleted_when_it_arrives_long_after_the_release(
     etcd: EtcdBackend, etcd_server: EtcdCluster
 ):

@@ -27,10 +27,12 @@ The gateway itself, which the guard uses too, is `fencing_sdk._etcd`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import Context
 
 import anyio
 
@@ -40,6 +42,7 @@ from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import read_numbers
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
+from fencing_sdk._values.unawaited import cancel_and_wait
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.revocation_reasons import with_reasons
@@ -62,6 +65,8 @@ __all__ = ["EtcdBackend", "from_url"]
 OPTIONS = ("prefix", "user", "password", "ca", "cert", "key", "ssl_context", "connect_timeout", "connections")
 _LEAVING = 2.0
 """Seconds that leaving the line may take. A key that is left then is deleted with a later keep-alive."""
+_JOINING = 2.0
+"""Seconds for which a waiter that leaves the line waits for the answer to its joining, before that."""
 _LEAVE_TRIES = 2
 """One over the connection that is open, and one over the next, if that was broken."""
 _POLL_PART = 1 / 4
@@ -279,12 +284,12 @@ class EtcdBackend:
     @asynccontextmanager
     async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
         """See `fencing_sdk.abc.SupportsQueue.queue`."""
-        waiter = None
+        joining = asyncio.get_running_loop().create_task(self._join(claim), context=Context())
         try:
-            waiter = await self._join(claim)
-            yield waiter
+            await asyncio.wait((joining,))
+            yield joining.result()
         finally:
-            await self._leave(claim, waiter)
+            await self._leave(claim, joining)
 
     async def _join(self, claim: Claim) -> EtcdWaiter:
         started, key = self._leases.now(), self._keys.own(claim)
@@ -299,13 +304,14 @@ class EtcdBackend:
             self._unanswered.answered(claim.owner)
         return self._waiters.add(claim, standing.own.created)
 
-    async def _leave(self, claim: Claim, waiter: EtcdWaiter | None) -> None:
+    async def _leave(self, claim: Claim, joining: asyncio.Task[EtcdWaiter]) -> None:
         """
         Leave the line, unless the lock was granted.
 
         A try may have been granted before the claim had a waiter, so the held keys are asked, too. No error is
         raised: it would replace the cancellation that ends the wait.
         """
+        waiter = await self._joined(joining)
         if waiter is not None:
             await self._waiters.remove(waiter)
             if waiter.served:
@@ -317,6 +323,19 @@ class EtcdBackend:
                 with suppress(BackendError):
                     await self._delete("queue", claim)
                     return
+
+    async def _joined(self, joining: asyncio.Task[EtcdWaiter]) -> EtcdWaiter | None:
+        """
+        The waiter, if it has joined the line.
+
+        A wait that is cancelled leaves its request under way until the answer: etcd may carry out a request whose
+        connection was closed after the deletion, and the key would stay in the line as long as its lease.
+        """
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait((joining,), timeout=_JOINING)
+            if not joining.done():
+                await cancel_and_wait(joining)
+        return None if joining.cancelled() or joining.exception() else joining.result()
 
     async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
         """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
