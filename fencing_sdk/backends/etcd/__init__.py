@@ -42,7 +42,7 @@ from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import read_numbers
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
-from fencing_sdk._values.unawaited import cancel_and_wait
+from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.revocation_reasons import with_reasons
@@ -285,6 +285,7 @@ class EtcdBackend:
     async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
         """See `fencing_sdk.abc.SupportsQueue.queue`."""
         joining = asyncio.get_running_loop().create_task(self._join(claim), context=Context())
+        joining.add_done_callback(retrieve, context=Context())
         try:
             await asyncio.wait((joining,))
             yield joining.result()
@@ -331,10 +332,11 @@ class EtcdBackend:
         A wait that is cancelled leaves its request under way until the answer: etcd may carry out a request whose
         connection was closed after the deletion, and the key would stay in the line as long as its lease.
         """
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait((joining,), timeout=_JOINING)
-            if not joining.done():
-                await cancel_and_wait(joining)
+        with anyio.move_on_after(_JOINING, shield=True):
+            await asyncio.wait((joining,))
+        if not joining.done():
+            joining.cancel()
+            return None
         return None if joining.cancelled() or joining.exception() else joining.result()
 
     async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
