@@ -196,6 +196,8 @@ async def test_a_node_that_has_forgotten_does_not_vote_and_is_admitted_while_lea
         assert "1 of 3" in await redis_quorum.found()
         node = redis_quorum.nodes[1]
         await eventually(lambda: node.command("EXISTS", key("a", "h")), what="the node has the hold again")
+        ((hold, _),) = locks._backend._holds._holds.values()
+        await until(lambda: hold.counts(1), what="the node counts")
         redis_quorum.nodes[0].kill()
         async with locks.lock("b", wait=PATIENCE) as lease:
             assert lease.token > 0
