@@ -100,6 +100,20 @@ async def test_a_try_that_goes_on_while_its_claim_leaves_the_line_puts_no_key_ag
         assert etcd._requests.highest_revision == revision, "it was not even put"
 
 
+def delivered_late(call: Any, free: asyncio.Event, sent: list[asyncio.Task[Any]]) -> Any:
+    """*call* as requests that are carried out once *free* is set, although their callers have given up."""
+
+    async def deliver(*arguments: Any) -> Any:
+        await free.wait()
+        return await call(*arguments)
+
+    async def send(*arguments: Any) -> Any:
+        sent.append(asyncio.create_task(deliver(*arguments)))
+        return await asyncio.shield(sent[-1])
+
+    return send
+
+
 async def stay_in_line(backend: EtcdBackend, claim: Claim) -> None:
     async with backend.queue(claim):
         await asyncio.Event().wait()
@@ -113,16 +127,7 @@ async def test_a_joining_that_arrives_after_its_waiter_was_cancelled_leaves_no_p
     await granted(etcd, holder)
     join, free = etcd._requests.join_line, asyncio.Event()
     late: list[asyncio.Task[Any]] = []
-
-    async def delivered_late(*arguments: Any) -> Any:
-        await free.wait()
-        return await join(*arguments)
-
-    async def joined_late(*arguments: Any) -> Any:
-        late.append(asyncio.create_task(delivered_late(*arguments)))
-        return await asyncio.shield(late[0])
-
-    etcd._requests.join_line = joined_late
+    etcd._requests.join_line = delivered_late(join, free, late)
     joining = asyncio.create_task(stay_in_line(etcd, claim))
     await until(lambda: late, what="the request is sent")
     joining.cancel()
@@ -142,20 +147,12 @@ async def test_an_attempt_beside_an_answered_joining_is_deleted_when_it_arrives_
     take, stand, free, stood = etcd._requests.take, etcd._requests.join_line, asyncio.Event(), asyncio.Event()
     late: list[asyncio.Task[Any]] = []
 
-    async def delivered_late(*arguments: Any) -> Any:
-        await free.wait()
-        return await take(*arguments)
-
-    async def taken_late(*arguments: Any) -> Any:
-        late.append(asyncio.create_task(delivered_late(*arguments)))
-        return await asyncio.shield(late[0])
-
     async def answered_late(*arguments: Any) -> Any:
         standing = await stand(*arguments)
         await stood.wait()
         return standing
 
-    etcd._requests.take, etcd._requests.join_line = taken_late, answered_late
+    etcd._requests.take, etcd._requests.join_line = delivered_late(take, free, late), answered_late
     joining = asyncio.create_task(stay_in_line(etcd, claim))
     await count_of_keys(etcd_server, "a", 2)
     asking = asyncio.create_task(etcd.acquire(claim))

@@ -332,12 +332,12 @@ class EtcdBackend:
         A wait that is cancelled leaves its request under way until the answer: etcd may carry out a request whose
         connection was closed after the deletion, and the key would stay in the line as long as its lease.
         """
-        with anyio.move_on_after(_JOINING, shield=True):
-            await asyncio.wait((joining,))
         if not joining.done():
-            joining.cancel()
-            return None
-        return None if joining.cancelled() or joining.exception() else joining.result()
+            with anyio.move_on_after(_JOINING, shield=True):
+                await asyncio.wait((joining,))
+            joining.cancel()  # unless it was answered
+        failed = not joining.done() or joining.cancelled() or joining.exception()
+        return None if failed else joining.result()
 
     async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
         """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
