@@ -218,14 +218,14 @@ class SharesSuite:
         await granted(rival, writer)
 
         async def read(claim: Claim) -> Grant:
-            async with backend.queue(claim) as turn:
-                joined.release()
-                await let_in.wait()
-                try:
+            try:
+                async with backend.queue(claim) as turn:
+                    joined.release()
+                    await let_in.wait()
                     return await served(backend, claim, turn)
-                except asyncio.CancelledError:
-                    await backend.release(claim)
-                    raise
+            except asyncio.CancelledError:  # also while it leaves the line, with its grant
+                await backend.release(claim)
+                raise
 
         joined, let_in = asyncio.Semaphore(0), asyncio.Event()
         reading = [asyncio.create_task(read(claim)) for claim in claims]
