@@ -436,3 +436,44 @@ with connect("memory://") as locks, locks.lock("a") as lease:
 """,
     )
     assert said == ["True"]
+
+
+def test_a_daemon_thread_takes_no_lock_that_the_end_of_its_process_would_leave_taken(tmp_path, url):
+    """It may run on for a while when the interpreter has given everything back, as the thread of a server does."""
+    said = run(
+        tmp_path,
+        f"""
+import atexit, threading
+
+refused = threading.Event()
+atexit.register(lambda: print("refused", refused.wait({LIMIT / 2})))  # registered first, and called last
+
+from fencing_sdk import LeaseLostError, UsageError
+from fencing_sdk.sync import connect
+
+locks = connect({url!r})
+open_once = threading.Event()
+
+def serve():
+    while True:
+        try:
+            with locks.lock("a", ttl=300):
+                open_once.set()
+        except LeaseLostError:
+            pass  # the end came in the block
+        except UsageError as error:
+            if "closed" not in str(error):  # while it waited for the lock
+                print(error)
+                refused.set()
+                return
+
+threading.Thread(target=serve, daemon=True).start()
+open_once.wait()
+""",
+    )
+    assert said == [
+        "the interpreter ends; a lock that a daemon thread takes now would stay taken until its ttl is over",
+        "refused True",
+    ]
+    with connect(url) as locks:
+        assert locks.inspect("a") is None

@@ -4,13 +4,14 @@ import contextlib
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from fencing_sdk import LeaseLostError, LossReason, UsageError
 from fencing_sdk._current_lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.sync import SyncLockClient, connect
+from fencing_sdk.sync import SyncLease, SyncLockClient, connect
 from fencing_sdk.sync._interrupt import Interrupt
 
 
@@ -47,8 +48,34 @@ def test_a_loss_breaks_a_call_that_blocks_and_the_lock_is_given_back(locks, stor
     assert locks.inspect("a") is None
 
 
+def test_a_loss_that_comes_while_the_block_is_entered_breaks_its_body(locks, store, monkeypatch):
+    """The first signal finds the main thread on its way into the block, where an error would leave the lock taken."""
+    begin, on_signal, came = Interrupt.begin, Interrupt._on_signal, threading.Event()
+
+    def lost_in_between(interrupt: Interrupt, lease: SyncLease) -> None:
+        begin(interrupt, lease)
+        locks.run(take_away)
+        assert came.wait(30)
+
+    async def take_away() -> None:
+        store.take_away("a")
+
+    def seen(interrupt: Interrupt, *arguments: Any) -> None:
+        came.set()
+        on_signal(interrupt, *arguments)
+
+    monkeypatch.setattr(Interrupt, "begin", lost_in_between)
+    monkeypatch.setattr(Interrupt, "_on_signal", seen)
+    began = time.monotonic()
+    with pytest.raises(LeaseLostError) as lost, locks.lock("a", interrupt=True):
+        time.sleep(60)
+    assert lost.value.reason is LossReason.REVOKED
+    assert time.monotonic() - began < 30
+    assert locks.inspect("a") is None
+
+
 def test_a_decorated_function_is_broken_too(locks):
-    @locks.locked("a", max_hold=0.1, interrupt=True)
+    @locks.locked("a", ttl=120, max_hold=0.1, interrupt=True)  # a loop that is late by less than 6 s is no stall
     def work() -> None:
         time.sleep(60)
 
