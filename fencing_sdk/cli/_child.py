@@ -60,15 +60,14 @@ class Child:
         self._ended = asyncio.Event()
         self._code: int | None = None
         script = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid()), str(death_signal)]
-        self._pid = os.posix_spawn(
-            sys.executable, [*script, *command], environment, setpgroup=0, setsigdef=(signal.SIGPIPE,)
-        )
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._look)
         loop.add_signal_handler(signal.SIGCONT, self.go_on)
-        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:  # before: a stop of this process alone stops no work
             loop.add_signal_handler(signal.SIGTSTP, self._signal_group, signal.SIGTSTP)
-        self._look()  # it may have ended before the signal handler was set
+        self._pid = os.posix_spawn(
+            sys.executable, [*script, *command], environment, setpgroup=0, setsigdef=(signal.SIGPIPE,)
+        )
 
     @property
     def running(self) -> bool:

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
-from command_line import Fencing, alive, until
+from command_line import Fencing, alive, state, until
 
 from fencing_sdk import connect
 from fencing_sdk._arguments import check_metadata
@@ -236,10 +237,11 @@ while :; do sleep {LONG} & wait $!; done
 
 
 def test_a_lost_lease_stops_the_whole_group_stubborn_or_not(fencing: Fencing):
-    process = fencing.start("run", "job", "--ttl", "2", *shell(STUBBORN))
+    process = fencing.start("run", "job", "--ttl", "20", *shell(STUBBORN))  # 2 s to answer SIGTERM
     fencing.appears("ready")
     fencing.appears("grandchild.pid")
-    fencing.take_away()
+    broken = fencing("break", "job", "--reason", "it hangs", "--yes")  # the supervisor is told, and need not renew
+    assert broken.returncode == 0
     _, err = process.communicate()
     assert process.returncode == 76
     assert "'job'" in err
@@ -250,7 +252,7 @@ def test_a_lost_lease_stops_the_whole_group_stubborn_or_not(fencing: Fencing):
 
 
 def test_on_loss_kill_does_not_ask(fencing: Fencing):
-    process = fencing.start("run", "job", "--ttl", "2", "--on-loss", "kill", *shell(STUBBORN))
+    process = fencing.start("run", "job", "--ttl", "6", "--on-loss", "kill", *shell(STUBBORN))
     fencing.appears("ready")
     fencing.appears("grandchild.pid")
     fencing.take_away()
@@ -276,7 +278,7 @@ def test_on_loss_warn_goes_on_and_says_so_if_anybody_listens(fencing: Fencing, r
 
 
 def test_a_supervisor_that_was_frozen_stops_its_command_as_soon_as_it_runs(fencing: Fencing):
-    process = fencing.start("run", "job", "--ttl", "1", *shell(STUBBORN))
+    process = fencing.start("run", "job", "--ttl", "3", *shell(STUBBORN))
     fencing.appears("ready")
     fencing.appears("grandchild.pid")
     process.send_signal(signal.SIGSTOP)
@@ -290,18 +292,42 @@ def test_a_supervisor_that_was_frozen_stops_its_command_as_soon_as_it_runs(fenci
     assert not fencing.path("told").exists()  # too late to ask
 
 
-def test_a_store_that_is_gone_ends_the_command_at_the_deadline(fencing: Fencing):
-    process = fencing.start("run", "job", "--ttl", "1", *shell(f"echo > ready; exec sleep {LONG}"))
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process's children and states")
+def test_a_stop_at_the_moment_in_which_the_command_is_started_stops_it_too(fencing: Fencing):
+    """Ctrl-Z must not stop the heartbeat alone."""
+    stop_at_once = """
+import os, signal
+spawn = os.posix_spawn
+
+def spawn_and_stop(*arguments, **options):
+    pid = spawn(*arguments, **options)
+    signal.raise_signal(signal.SIGTSTP)
+    return pid
+
+os.posix_spawn = spawn_and_stop
+"""
+    (fencing.folder / "sitecustomize.py").write_text(stop_at_once)
+    fencing.environment["PYTHONPATH"] = f"{fencing.folder}{os.pathsep}{fencing.environment.get('PYTHONPATH', '')}"
+    process = fencing.start("run", "job", *shell("echo > ready; until [ -e enough ]; do sleep 0.05; done"))
+    until(lambda: state(process.pid) == "T", "the stop")
+    (command,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert state(int(command)) == "T"
+    process.send_signal(signal.SIGCONT)
     fencing.appears("ready")
-    for path in (fencing.state / "fencing").iterdir():
-        path.unlink()
-    (fencing.state / "fencing").rmdir()
+    fencing.path("enough").touch()
+    assert process.wait() == 0
+
+
+def test_a_store_that_is_gone_ends_the_command_at_the_deadline(fencing: Fencing):
+    process = fencing.start("run", "job", "--ttl", "3", *shell(f"echo > ready; exec sleep {LONG}"))
+    fencing.appears("ready")
+    (fencing.state / "fencing").rename(fencing.state / "gone")
     assert process.wait() == 76
 
 
 def test_a_command_that_ends_after_the_deadline_did_not_end_well(fencing: Fencing):
     script = "echo > ready; until [ -e enough ]; do sleep 0.05; done"
-    process = fencing.start("run", "job", "--ttl", "1", *shell(script))
+    process = fencing.start("run", "job", "--ttl", "3", *shell(script))
     fencing.appears("ready")
     process.send_signal(signal.SIGSTOP)
     assert fencing("run", "job", "--wait", "30", *shell("touch enough; sleep 0.3")).returncode == 0
