@@ -40,7 +40,7 @@ schedulers = [BlockingScheduler(timezone="UTC") for _ in range(2)]
 threads = [threading.Thread(target=process, args=(f"process {n}", one)) for n, one in enumerate(schedulers)]
 for thread in threads:
     thread.start()
-while len(ran) + len(skipped) < 4:
+while not ran or len(skipped) < 3 or not all(one.running for one in schedulers):
     time.sleep(0.05)
 for scheduler in schedulers:
     scheduler.shutdown()

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import uvicorn
 from aiohttp import web
@@ -23,7 +22,7 @@ from fastapi import FastAPI
 
 from fencing_sdk import DrainingError, LockClient, connect
 
-WORK = 0.5  # seconds
+WORK = 1.5  # seconds
 
 
 async def work(locks: LockClient) -> None:
@@ -118,9 +117,9 @@ def read(line: bytes) -> dict[str, float]:
 
 
 async def main() -> None:
-    for role in ("worker", "fastapi", "aiohttp"):
-        with tempfile.TemporaryDirectory() as folder:
-            await deploy(role, f"sqlite:///{Path(folder)}/locks.db")
+    with tempfile.TemporaryDirectory() as folder:
+        roles = ("worker", "fastapi", "aiohttp")
+        await asyncio.gather(*(deploy(role, f"sqlite:///{folder}/{role}.db") for role in roles))
 
 
 if __name__ == "__main__":

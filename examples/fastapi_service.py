@@ -53,7 +53,7 @@ class Bank:
         self.charged.append(who)
         self.was_asked.set()
         if who == "Ada":
-            self.answers_ada.wait(20)
+            self.answers_ada.wait(30)
 
 
 def box_office(locks: LockClient, seats_url: str, bank: Bank) -> FastAPI:
@@ -73,7 +73,7 @@ def box_office(locks: LockClient, seats_url: str, bank: Bank) -> FastAPI:
     def book(
         seat: str,
         who: str,
-        lease: Annotated[Lease, Leased(locks, "seats/{seat}", ttl=3, max_hold=2, wait=10)],
+        lease: Annotated[Lease, Leased(locks, "seats/{seat}", ttl=5, max_hold=3.5, wait=20)],
     ) -> str:
         """A plain function: it runs in a thread, and a thread cannot be cancelled."""
         print(f"{who} holds the lock with token {lease.token}")

@@ -25,7 +25,7 @@ async def frozen_writer(folder: Path) -> None:
     """The process that will be too late."""
     reports = FileGuard(folder / "reports")
     async with connect(f"sqlite:///{folder}/locks.db") as locks:
-        lease = await locks.lock(REPORT, ttl=1, fences=[reports]).acquire()
+        lease = await locks.lock(REPORT, ttl=3, fences=[reports]).acquire()
         token = lease.token  # valid at this moment, and this moment is what a frozen process believes in
         print(f"  first:  holds the lock with token {token}, and freezes", flush=True)
         signal.raise_signal(signal.SIGSTOP)

@@ -30,7 +30,7 @@ class Bank:
     def charge(self, who: str) -> None:
         self.charged.add(who)
         if who == "Ada":
-            self.answers_ada.wait(10)
+            self.answers_ada.wait(30)
 
     def refund(self, who: str) -> None:
         self.charged.remove(who)
@@ -46,7 +46,7 @@ class BoxOffice:
         self.guard = SqlGuard(database)  # the fences stand beside the seats
 
     async def sell(self, who: str) -> None:
-        lock = self.locks.lock(SEAT, ttl=2, max_hold=1.5, wait=10, fences=[self.guard])
+        lock = self.locks.lock(SEAT, ttl=5, max_hold=3.5, wait=20, fences=[self.guard])
         async with lock as lease:
             print(f"{who} holds the lock with token {lease.token}")
             await asyncio.to_thread(self.charge_and_book, who, lease.token)

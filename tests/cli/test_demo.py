@@ -192,18 +192,29 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[DemoRun]:
 
 
 @pytest.mark.parametrize("run", [8], indirect=True, ids=["a lease that a busy machine renews"])
-def test_a_worker_is_frozen_between_two_renewals_and_not_in_one(run: DemoRun, tmp_path: Path):
-    worker = run._workers["worker A"].pid
+def test_a_worker_is_frozen_between_two_renewals_and_not_in_one(
+    run: DemoRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    worker, renewed, answers = run._workers["worker A"].pid, run.count("worker A", "renewed"), run._service_answers
+    answered: list[bool] = []
+
+    def ask() -> bool:
+        answered.append(answers())
+        return answered[-1]
+
+    monkeypatch.setattr(run, "_service_answers", ask)
     freezer = threading.Thread(target=run.freeze, args=("worker A",))
     with closing(sqlite3.connect(tmp_path / LOCKS, isolation_level=None, timeout=5)) as another:
         another.execute("BEGIN IMMEDIATE")
         freezer.start()
-        until(lambda: state(worker) == "T", "the first try")
+        until(lambda: answered, "the first try")
+        assert not answered[0]
         until(lambda: state(worker) != "T", "the worker to go on")
         another.execute("ROLLBACK")
     freezer.join()
     assert state(worker) == "T"
-    assert run.count("worker A", "renewed") == 1
+    assert answered[-1]
+    assert run.count("worker A", "renewed") > renewed
 
 
 def test_a_machine_too_busy_to_renew_is_no_evidence(run: DemoRun):

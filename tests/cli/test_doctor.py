@@ -63,7 +63,7 @@ def test_json_has_everything(fencing: Fencing, url: str):
     assert (finding["check"], finding["severity"]) == ("sqlite.synchronous", "note")
     assert finding.keys() == {"check", "severity", "what", "reason", "mend"}
     assert told["advice"]["ttl"] >= 15
-    assert len(told["measurements"]["tokens"]) == 4
+    assert len(told["measurements"]["tokens"]) >= 4  # a lock that is handed on slowly is handed on again
 
 
 def test_a_terminal_gets_colours(fencing: Fencing, url: str):

@@ -22,7 +22,7 @@ def quorum(redis_binary: str) -> Iterator[Quorum]:
 
 
 async def token(url: str) -> int:
-    async with connect(url) as locks, locks.lock("a", wait=0) as lease:
+    async with connect(url) as locks, locks.lock("a") as lease:
         return lease.token
 
 

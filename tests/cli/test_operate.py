@@ -123,7 +123,7 @@ async def test_show_tells_that_a_lock_is_free(fencing: Fencing, locks: LockClien
 
 async def test_break_cancels_the_holder_who_reads_the_reason(fencing: Fencing, locks: LockClient):
     async def work() -> None:
-        async with locks.lock("report/7", ttl=1):
+        async with locks.lock("report/7"):
             await asyncio.Event().wait()
 
     working = asyncio.create_task(work())

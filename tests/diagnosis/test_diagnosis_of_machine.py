@@ -86,9 +86,10 @@ async def test_a_blocked_event_loop_is_found_and_advice_fits_it():
 
 async def test_a_stopped_process_is_found(tmp_path: Path):
     script = (
-        "import asyncio\nfrom fencing_sdk import connect\n"
-        "async def main():\n    print('begun', flush=True)\n"
+        "import asyncio, signal\nfrom fencing_sdk import connect\n"
+        "async def main():\n"
         f"    async with connect('sqlite:///{tmp_path}/a.db') as locks:\n"
+        "        asyncio.get_running_loop().call_later(0.5, signal.raise_signal, signal.SIGSTOP)\n"
         "        print((await locks.diagnose(over=1.5)).measurements.process_pause)\n"
         "asyncio.run(main())"
     )
@@ -96,9 +97,8 @@ async def test_a_stopped_process_is_found(tmp_path: Path):
         subprocess.Popen, [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
     )
     try:
-        await asyncio.to_thread(process.stdout.readline)
-        await asyncio.sleep(0.7)
-        os.kill(process.pid, signal.SIGSTOP)
+        _, status = await asyncio.to_thread(os.waitpid, process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
         await asyncio.sleep(0.5)
         os.kill(process.pid, signal.SIGCONT)
         assert float(await asyncio.to_thread(process.stdout.readline)) > 0.4

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 pytest_plugins = ["zookeeper_fixtures"]
 
 
-def url_of(addresses: list[str], login: str = "app:secret@") -> str:
-    return f"zk://{login}{','.join(addresses)}{fresh_root()}"
+PATIENT = "?connect_timeout=20"
+"""For servers that are up: a machine may stand still."""
+
+
+def url_of(addresses: list[str], login: str = "app:secret@", options: str = PATIENT) -> str:
+    return f"zk://{login}{','.join(addresses)}{fresh_root()}{options}"
 
 
 async def test_nothing_is_found_on_a_sound_ensemble(zookeeper_ensemble: ZooKeeperEnsemble):
@@ -33,7 +37,7 @@ async def test_what_a_client_leaves_out_is_noted(zookeeper_ensemble: ZooKeeperEn
 
 
 async def test_members_that_are_down_are_found(zookeeper_ensemble: ZooKeeperEnsemble):
-    url = url_of(zookeeper_ensemble.addresses)
+    url = url_of(zookeeper_ensemble.addresses, options="")  # at the end none is up, which is told after the timeout
     followers = await asyncio.to_thread(lambda: zookeeper_ensemble.followers)
     followers[0].kill()
     assert (await found(url))["zookeeper.host"].severity == WARNING

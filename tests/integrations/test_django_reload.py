@@ -53,6 +53,8 @@ def test_a_lock_of_the_process_before_is_free_after_a_reload(tmp_path: Path):
                 return locks.inspect("kept") is None
 
             wait_until(given_back, what="the lock is given back", within=LIMIT)
+            (old,) = processes  # its server may answer until the end of it
+            wait_until(lambda: not Path("/proc", old).exists(), what="the old process ends", within=LIMIT)
             wait_until(keeps, what="the new process answers", within=LIMIT)
             again = locks.inspect("kept")
             assert again is not None

@@ -309,7 +309,7 @@ def test_a_lock_is_a_plain_with_in_any_thread_and_its_end_tells_a_loss(store):
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(work, range(8)))
         with pytest.raises(LeaseLostError, match="max_hold"):
-            with portal.wrap_async_context_manager(locks.lock("a", max_hold=0.05)) as lease:
+            with portal.wrap_async_context_manager(locks.lock("a", ttl=300, max_hold=0.05)) as lease:
                 portal.call(lease.wait_lost)
                 with pytest.raises(LeaseLostError):
                     lease.check()

@@ -48,6 +48,12 @@ class Process:
         return nightly
 
 
+@pytest.fixture(autouse=True)
+def a_store_may_answer_late(monkeypatch):
+    """A job asks once, and a busy machine needs more than a second for the answer now and then: that is no failure."""
+    monkeypatch.setattr("fencing_sdk._engine.terms._LAST_CALL", 10.0)
+
+
 @asynccontextmanager
 async def two_processes(url):
     one, two = Process(url), Process(url)
@@ -103,28 +109,30 @@ async def test_apscheduler_3(url):
             scheduler.add_job(process.job(), "interval", seconds=0.1)
             scheduler.start()
             schedulers.append(scheduler)
-        await until(processes, lambda: len(counted(*processes)) >= 4)
+        await until(processes, lambda: len(values) >= 4 and {Ran, Skipped} <= set(map(type, values)))
         for scheduler in schedulers:
             scheduler.shutdown(wait=False)
         await asyncio.sleep(0.05)
         assert counted(*processes).count("ran") == 1
         assert [value.value for value in values if isinstance(value, Ran)] == [7]
-        assert any(isinstance(value, Skipped) for value in values)
 
 
 async def test_apscheduler_3_sees_a_loss_as_an_error(url):
     async with two_processes(url) as (process, _):
         errors, scheduler = [], AsyncIOScheduler()
 
-        @process.locks.job("nightly", at_least_for=60, ttl=1, max_hold=0.1)
+        @process.locks.job("nightly", at_least_for=60, max_hold=0.1)
         async def hang():
             await asyncio.sleep(PATIENCE)
 
-        scheduler.add_listener(lambda event: errors.append(event.exception), EVENT_JOB_ERROR)
+        def see(event):
+            errors.append(event.exception)
+            process.changed.set()
+
+        scheduler.add_listener(see, EVENT_JOB_ERROR)
         scheduler.add_job(hang)
         scheduler.start()
-        await until([process], lambda: process.outcomes)
-        await asyncio.sleep(0.05)
+        await until([process], lambda: errors)
         scheduler.shutdown(wait=False)
         assert process.outcomes == ["lost"]
         assert isinstance(errors[0], LeaseLostError)
