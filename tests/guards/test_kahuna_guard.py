@@ -172,18 +172,19 @@ def counted(data):
 
 async def test_an_update_that_lost_a_race_checks_the_token_again(guard):
     """The later holder comes between the read and the replacement."""
-    seen = []
+    seen, later = [], []
 
     def change(data):
         seen.append(data)
         if len(seen) == 1:
-            asyncio.get_running_loop().create_task(guard.write("a", NEW, b"new"))
+            later.append(asyncio.get_running_loop().create_task(guard.write("a", NEW, b"new")))
         return b"stale"
 
     original = guard._values.replace
 
     async def replace(*arguments):
-        await asyncio.sleep(0.2 if len(seen) == 1 and arguments[3].endswith(b"stale") else 0)
+        if arguments[3].endswith(b"stale"):
+            await asyncio.wait(later)
         return await original(*arguments)
 
     guard._values.replace = replace

@@ -166,7 +166,7 @@ async def test_a_body_stopped_by_a_timer_that_fired_early_is_told_that_the_lease
     locks = LockClient(MemoryBackend(), clock=SlowClock())
     async with locks:
         with pytest.raises(LeaseLostError) as loss:
-            async with locks.lock("a", max_hold=0.1) as lease:
+            async with locks.lock("a", ttl=120, max_hold=0.1) as lease:  # a loop that is seconds late has not stalled
                 await asyncio.sleep(30)
         assert lease.lost_reason is LossReason.EXPIRED
     assert loss.value.reason is LossReason.EXPIRED

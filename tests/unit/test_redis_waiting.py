@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 
 import pytest
@@ -318,17 +319,22 @@ class News:
 
 
 async def test_a_handed_grant_counts_from_the_sign_of_life_that_its_message_names(backend, server):
-    holder = await hold(backend)
-    waiter = News(backend, Claim("a", 60))
-    await waiter.joined()
-    await asyncio.sleep(0.2)
-    await backend.release(holder)
-    await until(lambda: waiter.told, what="it is told")
-    [(grant, age)] = waiter.told
-    assert (await backend.inspect("a")).token == grant.token
-    assert 0.2 <= age < 2.0
-    waiter.place.leave()
-    await backend.release(waiter.place.claim)
+    for _ in range(10):
+        holder, began = await hold(backend), time.monotonic()
+        waiter = News(backend, Claim("a", 60))
+        await waiter.joined()
+        await asyncio.sleep(0.2)
+        await backend.release(holder)
+        await until(lambda waiter=waiter: waiter.told, what="it is told")
+        told, took = list(waiter.told), time.monotonic() - began
+        present = await backend.inspect("a")
+        waiter.place.leave()
+        await backend.release(waiter.place.claim)
+        if took < 0.9:  # else it may have given another sign of life meanwhile
+            break
+    [(grant, age)] = told
+    assert present.token == grant.token
+    assert 0.2 <= age < 1.0
 
 
 async def test_a_waiter_that_has_missed_a_sign_of_life_is_woken_and_not_handed_the_lock(backend, server):
@@ -455,10 +461,12 @@ def test_losses_are_told_in_a_loop_after_one_that_ended_in_the_middle_of_a_look(
     losses.granted("a", Claim("a", 60))
     look.silent = True
     dead = asyncio.new_event_loop()
-    dead.call_soon(losses.on_push, changed("a"))
-    dead.call_later(0.01, dead.stop)
-    dead.run_forever()
-    assert look.asked
+
+    async def begin() -> None:
+        losses.on_push(changed("a"))
+        await until(lambda: look.asked, what="it looks")
+
+    dead.run_until_complete(begin())
     look.silent, look.answers = False, [[Renewal.TAKEN_OVER]]
 
     async def later() -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from fencing_sdk import connect
 from fencing_sdk._values.claim import Claim, Grant, Held
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk.backends import sqlite as _sqlite
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.sqlite import waiter_rows as _queue
 from fencing_sdk.backends.sqlite import waiters as _waiters
@@ -88,14 +90,29 @@ def _count(path: Path) -> int:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_backend_keeps_the_places_of_its_waiters_without_a_try_of_theirs(path: Path, signs: SignsOfLife):
-    """One sign for all of them, in one slot, however many they are."""
+async def test_a_backend_keeps_the_places_of_its_waiters_without_a_try_of_theirs(
+    path: Path, signs: SignsOfLife, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    One sign for all of them, in one slot, however many they are.
+
+    The clock jumps ahead, and so the test waits for no ttl: a place without a sign after the jump is lost.
+    """
+    ahead = 0.0
+
+    class JumpingClock(BootClock):
+        def now(self) -> float:
+            return super().now() + ahead
+
+    monkeypatch.setattr(_sqlite, "BootClock", JumpingClock)
+    monkeypatch.setattr(_queue, "_TTL", 30 * _queue.SECOND)
     backend = SqliteBackend(path)
-    holders = [Claim(name, 60.0) for name in "ab"]
+    holders = [Claim(name, 600.0) for name in "ab"]
     for holder in holders:
         await backend.acquire(holder)
     async with backend.queue(Claim("a", 60.0)), backend.queue(Claim("b", 60.0)):
-        for _ in range(5):
+        ahead = 60.0
+        for _ in range(3):  # the first one may have been on its way
             await later_sign(signs)
         for holder in holders:
             await backend.release(holder)

@@ -9,7 +9,13 @@ import pytest
 from fencing_sdk._values.claim import Claim, Held
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.sqlite import waiters as _waiters
-from fencing_sdk.backends.sqlite.wakeup_socket import WakeupAddress, WakeupSocket, open_wakeup_socket, send_wakeup
+from fencing_sdk.backends.sqlite.wakeup_socket import (
+    WakeupAddress,
+    WakeupSocket,
+    new_ticket,
+    open_wakeup_socket,
+    send_wakeup,
+)
 
 pytestmark = pytest.mark.every_loop
 
@@ -75,10 +81,10 @@ async def test_a_socket_that_is_gone_is_known_to_be_gone(mailbox: Mailbox):
 
 
 async def test_a_socket_that_is_full_is_not_taken_for_gone():
-    full = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    full, name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), new_ticket()
     with full:
-        full.bind(b"\0fencing-sdk/full")
-        assert all(send_wakeup(WakeupAddress("full")) for _ in range(2000))
+        full.bind(b"\0fencing-sdk/" + name.encode())
+        assert all(send_wakeup(WakeupAddress(name)) for _ in range(2000))
 
 
 async def test_a_waiter_without_a_socket_is_not_taken_for_gone():

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from patience import until
 
 from fencing_sdk._engine.stall_watch import StallWatch
 from fencing_sdk._values.clock import BootClock
@@ -119,7 +120,7 @@ async def test_a_loop_that_waits_for_input_is_not_blocked():
             began = CLOCK.now()
             watch.arm(began + 0.1)
             await asyncio.sleep(0.6)
-            assert watch._seen is not None
+            await until(lambda began=began: watch._seen is not None and watch._seen[0] >= began, what="it has looked")
             if watch.stack_since(began) is None:
                 break
         assert watch.stack_since(began) is None

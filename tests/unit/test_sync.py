@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import until, wait_until
 from stays import PATIENCE
 
 import fencing_sdk
@@ -200,6 +201,7 @@ def test_a_handle_is_released_in_any_thread(locks):
 
 def test_a_handle_that_is_dropped_warns_and_is_given_back(locks):
     lease = locks.lock("a").acquire()
+    locks.run(asyncio.sleep, 0)  # the loop wakes the caller a moment before it lets go of the handle itself
     handles = [lease]
     del lease
     with pytest.warns(ResourceWarning, match="dropped without release"):
@@ -307,8 +309,8 @@ def test_the_lock_of_a_job_that_is_lost_is_not_given_back_before_its_body_has_en
 
     @locks.job("a", at_least_for=60, ttl=30, max_hold=0.1)
     def work():
-        assert current_lease().lost_reason is None
-        time.sleep(0.4)
+        wait_until(lambda: current_lease().lost_reason, what="it is lost")
+        time.sleep(0.3)
         seen.append(locks.inspect("a") is not None)
 
     with pytest.raises(LeaseLostError):
@@ -491,22 +493,27 @@ def test_a_callback_is_called_once_for_a_loss_and_never_for_a_release(locks, sto
     assert told == [LossReason.REVOKED] * 2
 
 
-def test_a_callback_that_blocks_or_fails_harms_no_lease(locks, store, caplog):
+def test_a_callback_that_blocks_or_fails_harms_no_lease(locks, store, events, caplog):
     blocked, failed = threading.Event(), threading.Event()
 
     def fail(_):
         failed.set()
         raise ValueError("mine")
 
-    with locks.lock("b", ttl=1) as other, pytest.raises(LeaseLostError), locks.lock("a") as lease:
-        lease.on_lost(lambda _: blocked.wait(PATIENCE))
+    def renewals():
+        return sum((event.kind, event.name) == ("renewed", "b") for event in tuple(events))
+
+    other = locks.lock("b", ttl=30, heartbeat_interval=0.2)
+    with other as other_lease, pytest.raises(LeaseLostError), locks.lock("a") as lease:
+        lease.on_lost(lambda _: blocked.wait(3 * PATIENCE))
         lease.on_lost(fail)
         revoke(locks, store)
         assert failed.wait(PATIENCE)
-        assert other.wait_lost(1.5) is None
-        assert other.held
+        before = renewals()
+        wait_until(lambda: renewals() >= before + 3, what="the other lease is renewed", within=PATIENCE)
+        assert other_lease.held
     blocked.set()
-    assert "a callback of on_lost failed" in caplog.text
+    wait_until(lambda: "a callback of on_lost failed" in caplog.text, what="the failure is logged", within=PATIENCE)
 
 
 @pytest.mark.parametrize("callback", [None, 7, asyncio.sleep])
@@ -529,14 +536,14 @@ def handled_by(handle):
 
 
 @contextlib.contextmanager
-def interrupted_by(error, delay=0.1):
+def interrupted_by(error):
     """A signal after a while, whose handler raises *error*."""
 
     def handle(*_):
         raise error
 
     with handled_by(handle):
-        threading.Timer(delay, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1]).start()
+        threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1]).start()
         yield
 
 
@@ -704,6 +711,7 @@ def test_closing_wakes_those_who_wait(locks):
         waiter = pool.submit(locks.lock("a", ttl=30).acquire)
         watcher = threading.Thread(target=holder.wait_lost)
         watcher.start()
+        wait_until(lambda: locks.waiters("a"), what="it stands in line")  # a call after the closing would open it again
         time.sleep(0.1)
         locks.close()
         with pytest.raises(UsageError, match="closed"):
@@ -830,25 +838,25 @@ def test_a_store_that_cannot_be_opened_is_told_and_tried_again(store, monkeypatc
         pass
     with pytest.raises(fencing_sdk.BackendRefusedError):
         locks.inspect("a")
-    assert threads() == before
+    wait_until(lambda: threads() == before, what="the thread has ended")  # it tells the error a moment earlier
     del store.open
     with locks, locks.lock("a"):
         pass
 
 
 def test_an_interrupt_while_the_client_opens_closes_it_again(store):
-    opening = threading.Event()
+    interrupted = threading.Event()
 
     async def hang():
-        opening.set()
-        await asyncio.sleep(0.5)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        await until(interrupted.is_set, what="the call has ended", within=PATIENCE)
 
     before = threads()
     store.open = hang
     locks = connect(store)
-    with pytest.raises(KeyboardInterrupt), interrupted_by(KeyboardInterrupt(), 0.2):
+    with pytest.raises(KeyboardInterrupt), handled_by(signal.default_int_handler):
         locks.inspect("a")
-    assert opening.is_set()
+    interrupted.set()
     del store.open
     with locks:
         assert free(locks)
@@ -859,14 +867,19 @@ MOMENTS = ["while its thread starts", "while it opens", "as its wait begins", "r
 
 
 @contextlib.contextmanager
-def opening(store, act, *, when):
-    """Have the main thread call *act* at a moment of the opening, as the handler of a signal would."""
+def opening(store, act, *, when, may_end=lambda: True):
+    """
+    Have the main thread call *act* at a moment of the opening, as the handler of a signal would.
+
+    The opening goes on until *may_end* holds.
+    """
     start, wait = threading.Thread.start, Opening.wait
 
     async def open_slowly():
         if when == "while it opens":
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
         await asyncio.sleep(0.05)
+        await until(may_end, what="the opening may end", within=PATIENCE)
 
     def started(thread):
         start(thread)
@@ -922,7 +935,7 @@ def test_the_handler_of_a_signal_that_uses_the_client_which_its_thread_opens_is_
 
     with connect(store) as locks:
         locks.close()
-        with opening(store, use, when="while it opens"):
+        with opening(store, use, when="while it opens", may_end=lambda: told):
             assert free(locks)
     assert told == ["told"]
 
@@ -937,7 +950,8 @@ def test_an_observer_that_would_wait_for_its_own_thread_is_told_so(store, caplog
     assert "cannot wait for itself" in caplog.text
 
 
-def test_a_thousand_threads_are_served_in_the_order_of_their_arrival(locks, events):
+def test_a_thousand_threads_are_served_in_the_order_of_their_arrival(locks, events, monkeypatch):
+    monkeypatch.setattr("fencing_sdk.backends._shared.lock_table.LINE_TTL", 60.0)  # seconds, for one that is held up
     order, lock = [], locks.lock("a", ttl=60)
     holder = lock.acquire()
 
