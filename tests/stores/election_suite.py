@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+from patience import until
 from stays import eventually
 from store_bench import StoreBench, WaitersBench
 
@@ -125,7 +126,7 @@ class FaultyElectionSuite:
                 assert not election.leading
                 async with connect(bench.url) as others:
                     await eventually(lambda: _vacant(others), what="the grant has ended")
-                assert election.standing in {ElectionStanding.CANDIDATE, ElectionStanding.UNAVAILABLE}
+                await until(lambda: election.standing in {ElectionStanding.CANDIDATE, ElectionStanding.UNAVAILABLE})
                 bench.proxy.cut()
                 bench.proxy.heal()
                 await led.wait()

@@ -1,8 +1,8 @@
 """
 A store that is one server, or the network before it, falls silent or breaks: no overrun, nothing left behind.
 
-The scenarios are written once. A store runs them by a subclass with a fixture ``bench``; what a scenario does not
-fit is in `NOT_HERE` of tests/test_matrix.py, with the reason.
+The scenarios are written once. A store runs them by a subclass with a fixture ``bench``; the stores that they do not
+fit are in `SCENARIOS` of tests/test_matrix.py, with the reason.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import contextlib
 import random
 
 import pytest
-from event_log import CLOCK, ENDED_BY_TIME
+from event_log import CLOCK, ENDED_BY_TIME, Log
 from patience import until
-from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, opened, staying
+from stays import LEAVING, LONG, PATIENCE, Stay, opened, staying
 from store_bench import StoreBench, nothing_left
 
 from fencing_sdk import (
@@ -28,6 +28,14 @@ from fencing_sdk import (
     Renewed,
 )
 from fencing_sdk._lease import state_of
+
+SHORT = {"ttl": 5.0, "safety_buffer": 2.5, "heartbeat_interval": 0.4}
+"""For a lease that is to be lost to a fault, and not before: a machine may stand still for most of its 2.45 s."""
+
+
+async def renewed_or_lost(log: Log, task: asyncio.Task[object], renewals: int = 1) -> None:
+    """Wait for *renewals* of the lease of *task*, or for its loss: a machine may stand still for longer than that."""
+    await until(lambda: len(log.of(Renewed)) >= renewals or task.done())
 
 
 class FaultsSuite:
@@ -82,7 +90,7 @@ class FaultsSuite:
 
         async with opened(bench.by_proxy) as (locks, log):
             task = asyncio.create_task(work(locks))
-            await log.seen(Renewed, 2)
+            await renewed_or_lost(log, task, 2)
             getattr(bench.proxy, fault)()
             async with asyncio.timeout(PATIENCE):
                 left_at = await task  # while nothing is delivered
@@ -180,12 +188,12 @@ class FaultsSuite:
         async with opened(bench.url) as (locks, log):
             bench.pause()
             with pytest.raises(BackendUnavailableError):
-                await locks.lock("a", ttl=60, wait=0.2).acquire()
+                await locks.lock("a", ttl=30, wait=0.2).acquire()
             await log.seen(NotAcquired)
             bench.resume()
-            async with staying(locks.lock("a", ttl=60, wait=PATIENCE)) as stay:  # long before the late grant would end
+            async with staying(locks.lock("a", ttl=30, wait=PATIENCE)) as stay:  # long before the late grant would end
                 await stay.end()
-        await nothing_left(bench)
+        await nothing_left(bench, within=2 * PATIENCE)  # a grant that came after the client had closed ends by its ttl
 
     async def test_a_late_grant_on_a_held_back_connection_is_undone(self, bench: StoreBench):
         async with opened(bench.by_proxy) as (locks, log):
@@ -196,7 +204,7 @@ class FaultsSuite:
             bench.proxy.heal()
             async with staying(locks.lock("a", ttl=30, wait=PATIENCE)) as stay:
                 await stay.end()
-        await nothing_left(bench)
+        await nothing_left(bench, within=2 * PATIENCE)  # a grant that came after the client had closed ends by its ttl
 
     # The connection breaks.
 
@@ -228,7 +236,7 @@ class FaultsSuite:
 
     async def test_a_server_that_refuses_connections_for_good_ends_the_body_in_time(self, bench: StoreBench):
         async with opened(bench.by_proxy) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
-            await log.seen(Renewed)
+            await renewed_or_lost(log, stay.task)
             bench.proxy.refuse()
             bench.proxy.cut()
             await stay.over()
@@ -276,8 +284,8 @@ class FaultsSuite:
                     async with locks.lock("a", wait=5, **options) as lease:
                         assert inside == []
                         inside.append(number)
-                        tokens.append(lease.token)
                         try:
+                            tokens.append(lease.token)
                             await asyncio.sleep(random.uniform(0, 0.6))
                         finally:
                             assert inside.pop() == number
@@ -293,6 +301,7 @@ class FaultsSuite:
                 bench.resume()
                 bench.proxy.heal()
                 await asyncio.wait(tasks, timeout=0.2)
+            await until(lambda: len(tokens) > 3 or any(task.done() for task in tasks))
             over.set()
             async with asyncio.timeout(2 * PATIENCE):
                 await asyncio.gather(*tasks)

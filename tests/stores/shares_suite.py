@@ -180,7 +180,7 @@ class SharesSuite:
             turns = {}
             for claim in (*early, writer, *late):
                 turns[claim] = await line.enter_async_context(backend.queue(claim))
-            for outcome in await asyncio.gather(*map(backend.acquire, (*early, *late))):
+            for outcome in await asyncio.gather(*map(backend.acquire, (*early, *late, writer))):
                 assert isinstance(outcome, Held)
             await rival.release(before)
             entering = [asyncio.create_task(served(backend, claim, turns[claim])) for claim in early]
@@ -188,6 +188,7 @@ class SharesSuite:
                 for outcome in await asyncio.gather(*map(backend.acquire, late)):
                     assert isinstance(outcome, Held)
                 entered = await asyncio.gather(*entering)
+                assert isinstance(await backend.acquire(writer), Held)  # a sign of life: it keeps its place
             assert [shown.token for shown in await rival.holders(NAME)] == [entered[0].token] * 3
             for claim in early:
                 await backend.release(claim)

@@ -210,9 +210,10 @@ class EtcdBench:
         return self.cluster.keys(f"fencing/{name}/")
 
     def seconds_left(self, name: str) -> float:
-        leases = [kv["lease"] for kv in self._keys(name).values()]
-        left = [int(self.cluster.ask("lease/timetolive", {"ID": lease})["TTL"]) for lease in leases]
-        return max([0.0, *left])  # whole seconds, rounded down
+        """In whole seconds, rounded down; a moment in the last second, for which etcd leaves the TTL out."""
+        told = [self.cluster.ask("lease/timetolive", {"ID": kv["lease"]}) for kv in self._keys(name).values()]
+        left = [int(lease.get("TTL", 0)) for lease in told]  # -1: the lease is gone
+        return max([0.0, *(max(0.001, seconds) for seconds in left if seconds >= 0)])
 
     async def waiting(self, name: str, count: int) -> None:
         async def line() -> int:

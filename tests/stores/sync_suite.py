@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pytest
 from campaigns import amount
@@ -44,6 +44,8 @@ STANDSTILL = 2.0
 LIMIT = 100.0
 """Seconds for what several processes do on a busy machine."""
 
+T = TypeVar("T")
+
 
 class SyncBench(Protocol):
     """What a scenario needs of a store."""
@@ -61,6 +63,15 @@ def through(number: int, work: Callable[[int], object]) -> list[object]:
 
     with ThreadPoolExecutor(number) as pool:
         return list(pool.map(begin, range(number), timeout=LIMIT))
+
+
+def answered(ask: Callable[[], T]) -> T:
+    """Ask until the store answers: a call without patience has a second for that, and a machine may stand still."""
+    stop = CLOCK.now() + PATIENCE
+    while CLOCK.now() < stop:
+        with contextlib.suppress(BackendUnavailableError):
+            return ask()
+    return ask()
 
 
 class SyncSuite:
@@ -135,15 +146,15 @@ class SyncSuite:
             for worker in [*workers, watcher]:
                 worker.join(6 * LIMIT)
         assert len(set(served)) == number
-        assert not line or max(looks) > STANDSTILL or served == line
+        assert not line or max(looks, default=0.0) > STANDSTILL or served == line
 
     @pytest.mark.campaign
     async def test_a_lease_is_kept_while_its_thread_computes_for_longer_than_its_ttl(self, bench: SyncBench):
         await asyncio.to_thread(self._compute, bench.url)
 
     def _compute(self, url: str) -> None:
-        with connect(url) as locks, locks.lock("a", ttl=2.5, safety_buffer=0.2, heartbeat_interval=0.3) as lease:
-            until = CLOCK.now() + amount(7.6, short=2.8)
+        with connect(url) as locks, locks.lock("a", ttl=4, safety_buffer=0.2, heartbeat_interval=0.3) as lease:
+            until = CLOCK.now() + amount(12.0, short=4.2)
             while CLOCK.now() < until:
                 sum(range(10_000))
             assert lease.held
@@ -153,14 +164,18 @@ class SyncSuite:
         await asyncio.to_thread(self._fail_to_acquire, bench.url)
 
     def _fail_to_acquire(self, url: str) -> None:
+        def enter(wait: float) -> None:
+            with locks.lock("a", wait=wait):
+                pass
+
         with connect(url) as locks:
             lease = locks.lock("a", ttl=60).acquire()
-            with pytest.raises(LockHeldError), locks.lock("a", wait=0):
-                pass
-            with pytest.raises(AcquireTimeoutError), locks.lock("a", wait=0.2):
-                pass
-            assert locks.lock("a").try_acquire() is None
-            assert locks.lock("a").locked()
+            with pytest.raises(LockHeldError):
+                answered(lambda: enter(0))
+            with pytest.raises(AcquireTimeoutError):
+                answered(lambda: enter(0.2))
+            assert answered(locks.lock("a").try_acquire) is None
+            assert answered(locks.lock("a").locked)
             lease.release()
             lease.release()
             with locks.lock("a", wait=PATIENCE) as again:
@@ -170,10 +185,11 @@ class SyncSuite:
         await asyncio.to_thread(self._lose, bench.url)
 
     def _lose(self, url: str) -> None:
-        told: list[LossReason] = []
+        told: SimpleQueue[LossReason] = SimpleQueue()
         with connect(url) as locks:
-            with pytest.raises(LeaseLostError) as loss, locks.lock("a", ttl=3, max_hold=0.5) as lease:
-                lease.on_lost(told.append)
+            # The longer the ttl, the later the loss may be noticed and still be an expiry. The test waits for max_hold.
+            with pytest.raises(LeaseLostError) as loss, locks.lock("a", ttl=300, max_hold=0.5) as lease:
+                lease.on_lost(told.put)
                 assert lease.wait_lost(PATIENCE) is LossReason.EXPIRED
                 for ask in (lease.check, lambda: lease.token, current_token, lease.renew):
                     with pytest.raises(LeaseLostError):
@@ -181,7 +197,8 @@ class SyncSuite:
             assert loss.value.reason is LossReason.EXPIRED
             with locks.lock("a", wait=PATIENCE):
                 pass
-            assert told == [LossReason.EXPIRED]
+            assert told.get(timeout=PATIENCE) is LossReason.EXPIRED
+            assert told.empty()
 
     async def test_closing_gives_back_what_is_held_and_the_client_opens_again(self, bench: SyncBench):
         await asyncio.to_thread(self._close, bench.url)
@@ -263,7 +280,7 @@ class SyncProcessesSuite:
         worker = start(kind)
         said, errors = await asyncio.to_thread(worker.communicate, timeout=LIMIT)
         assert (worker.returncode, errors) == (code, "")
-        await asyncio.to_thread(self._take, bench.url, int(said.split()[1]), wait=0)
+        await asyncio.to_thread(self._take, bench.url, int(said.split()[1]))  # long before the end of its ttl
 
     async def test_a_process_that_is_killed_leaves_its_lock_to_the_ttl(self, start, bench: SyncBench):
         worker = start("holds")
@@ -291,6 +308,6 @@ class SyncProcessesSuite:
         assert worker.stdout is not None
         return int((await asyncio.to_thread(worker.stdout.readline)).split()[1])
 
-    def _take(self, url: str, before: int, *, wait: float = PATIENCE) -> None:
-        with connect(url) as locks, locks.lock("a", ttl=30, wait=wait) as lease:
+    def _take(self, url: str, before: int) -> None:
+        with connect(url) as locks, locks.lock("a", ttl=30, wait=PATIENCE) as lease:
             assert lease.token > before

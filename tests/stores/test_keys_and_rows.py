@@ -103,7 +103,8 @@ async def test_redis_on_a_cluster(redis_cluster: Cluster):
 
 async def test_a_quorum_of_redis_masters(redis_quorum: Quorum):
     async with in_use(redis_quorum.url):
-        check("A quorum of Redis masters", await redis_quorum.nodes[0].command("KEYS", "*"))
+        found = [key for node in redis_quorum.nodes for key in await node.command("KEYS", "*")]
+        check("A quorum of Redis masters", found)  # of all nodes: a quorum goes on without one that answers late
 
 
 async def test_etcd(etcd_server: EtcdCluster):

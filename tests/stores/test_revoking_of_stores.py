@@ -1,5 +1,6 @@
 """Every store that can take a lock away does it as `RevokingSuite` says."""
 
+import pytest
 from on_stores import OnEtcd, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
 from revoking_suite import RevokingSuite
 
@@ -24,3 +25,7 @@ class TestEtcd(OnEtcd, RevokingSuite):
 
 class TestZooKeeper(OnZooKeeper, RevokingSuite):
     short_ttl = 4.0
+
+    @pytest.fixture(autouse=True)
+    def _patient(self, bench):
+        bench.url += "?connect_timeout=20"  # the suite asks once, and a machine may stand still

@@ -6,6 +6,7 @@ import pytest
 from etcd_stage import Transactions
 from on_stores import OnEtcd, OnPostgresql, OnRedis, OnSqlite, OnZooKeeper
 from shares_suite import SharesSuite
+from store_bench import ZooKeeperBench
 from zookeeper_stage import Answers
 
 from fencing_sdk.abc import Claim
@@ -31,6 +32,10 @@ class TestEtcd(OnEtcd, SharesSuite):
 
 
 class TestZooKeeper(OnZooKeeper, SharesSuite):
+    @pytest.fixture(autouse=True)
+    def _patient(self, bench: ZooKeeperBench) -> None:
+        bench.url += "?connect_timeout=20"  # the suite asks once, and a machine may stand still
+
     async def lose_answer(self, backend: Any, claim: Claim) -> None:
         with Answers(backend) as answers, pytest.raises(BackendUnavailableError):
             answers.lost = 1
