@@ -10,7 +10,7 @@ import pytest
 from postgresql_server import PostgresqlServer
 
 from fencing_sdk.abc import Backend
-from fencing_sdk.backends.postgresql import PostgresqlBackend, from_url
+from fencing_sdk.backends.postgresql import PostgresqlBackend, from_url, schema_sql
 from fencing_sdk.testing import BackendSuite
 from fencing_sdk.testing.backend_promises.backend_under_test import Reopen
 
@@ -19,11 +19,19 @@ pytest_plugins = ["postgresql_fixtures"]
 
 @pytest.fixture(scope="module")
 def own_postgresql() -> Iterator[PostgresqlServer]:
-    """A server that the tests of this module may kill; a fresh database for each would take longer than the tests."""
+    """
+    A server that the tests of this module may kill; a fresh database for each would take longer than the tests.
+
+    Calls wait for the row of a lock for longer than usual: rivals stand behind each other there, and no client repeats
+    a try that has failed.
+    """
     from postgresql_fixtures import require_postgresql
 
     require_postgresql()
+    schema, patient = schema_sql(), schema_sql().replace("lock_timeout = '250ms'", "lock_timeout = '10s'")
+    assert patient != schema
     with PostgresqlServer() as server:
+        server.ask(patient)
         yield server
 
 

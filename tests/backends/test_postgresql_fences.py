@@ -103,14 +103,18 @@ async def test_a_fence_that_a_transaction_holds_delays_no_renewal(backend, guard
     await backend.acquire(other)
     await postgresql_server.execute("UPDATE fencing.fencing_lock SET expires_at = now() WHERE name = 'seats/42'")
     async with writing(postgresql_server, guard, before.token):
-        waiting = asyncio.create_task(backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT)]))
         statement = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        while not await postgresql_server.value(statement):
-            assert not waiting.done()
-        assert [outcome.name for outcome in await backend.renew([other])] == ["RENEWED"]
-        assert not waiting.done()
-        with pytest.raises(BackendUnavailableError, match="another transaction keeps"):
-            await waiting
+        for _ in range(3):  # while the machine stands still, the patience for the fence may end
+            waiting = asyncio.create_task(backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT)]))
+            while not waiting.done() and not await postgresql_server.value(statement):
+                pass
+            assert [outcome.name for outcome in await backend.renew([other])] == ["RENEWED"]
+            overtaken = not waiting.done()
+            with pytest.raises(BackendUnavailableError, match="another transaction keeps"):
+                await waiting
+            if overtaken:
+                break
+        assert overtaken, "the renewal waited for the fence"
         assert await backend.inspect(SEAT) is None
     assert (await granted(backend, [(guard, SEAT)])).token > before.token
 
@@ -136,7 +140,7 @@ async def test_a_holder_of_a_lock_has_its_fence_from_the_start(guard, postgresql
                 with pytest.raises(StaleTokenError):
                     await guard.admit(connection, SEAT, Token(lease.token - 1, "zombie"))
             waiting = asyncio.create_task(locks.lock(SEAT, fences=[guard], wait=0.5).acquire())
-            with pytest.raises(AcquireTimeoutError):
+            with pytest.raises((AcquireTimeoutError, BackendUnavailableError)):
                 await waiting
             assert await guard.highest(SEAT) == lease.token
     assert [event.resource for event in events if isinstance(event, FenceRaised)] == [SEAT, SEAT]

@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
+from patience import until
 from postgresql_stage import ENDS, line, nothing_left, sessions, terminate, waiting
-from stays import LONG, PATIENCE, SHORT, Stay, eventually, opened, staying
+from stays import LONG, PATIENCE, SHORT, Stay, eventually, opened, renewed_or_over, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed
 from fencing_sdk._lease import state_of
@@ -32,7 +33,7 @@ async def test_tokens_grow_over_every_crash(how, tokens, start_postgresql):
     seen = []
     async with opened(server.url, tokens=tokens) as (locks, _):
         for _ in range(3):
-            lease = await locks.lock("a", ttl=1, wait=PATIENCE).acquire()
+            lease = await locks.lock("a", ttl=30, wait=PATIENCE).acquire()
             seen.append(state_of(lease).number)
             await asyncio.to_thread(crash, server, how)
             await lease.release()
@@ -93,7 +94,7 @@ async def _in_line(server, number) -> bool:
 async def test_a_restart_for_longer_than_the_lease_ends_the_body_in_time(start_postgresql):
     server = start_postgresql()
     async with opened(server.url) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
-        await log.seen(Renewed)
+        await renewed_or_over(log, stay)
         await asyncio.to_thread(server.stop, immediate=True)
         await stay.over()
         assert stay.lost is not None
@@ -137,12 +138,15 @@ async def test_a_server_that_is_down_when_the_client_opens_is_told_at_once(start
 
 
 @pytest.mark.parametrize("which", ["query ILIKE 'listen%'", "query NOT ILIKE 'listen%'", "true"])
-async def test_a_terminated_session_costs_waiters_a_moment(which, postgresql_server):
+async def test_a_terminated_session_costs_waiters_a_moment(which, postgresql_server, monkeypatch):
+    listener = "fencing_sdk.backends.postgresql.connection.listener"
+    monkeypatch.setattr(f"{listener}.ECHO_PATIENCE", PATIENCE)  # on a slow machine an echo takes long
     server = postgresql_server
     async with opened(server.url) as (locks, _), opened(server.url) as (others, log):
         async with staying(others.lock("a", **LONG | {"ttl": 20})) as stay:
             waiters = [Stay(locks.lock("a", ttl=60), work=0) for _ in range(10)]
             await waiting(server, 10)
+            await until(lambda: locks._backend._waiters.listening)
             assert await terminate(server, which) > 0
             renewed = len(log.of(Renewed))
             await log.seen(Renewed, renewed + 1)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from postgresql_replicas import Replicated
 from postgresql_stage import waiting
-from stays import LONG, PATIENCE, SHORT, Stay, opened, staying
+from stays import LONG, PATIENCE, SHORT, Stay, answered, opened, renewed_or_over, staying
 
 from fencing_sdk import BackendUnavailableError, Lost, RenewalFailed, Renewed, StaleTokenError
 from fencing_sdk.guards.memory import MemoryGuard
@@ -27,7 +27,7 @@ async def grants_around_a_failover(group: Replicated, tokens: str) -> tuple[int,
         token = first.token
         promoted = await group.promote()
         async with opened(promoted.url, tokens=tokens) as (after, _):
-            second = await after.lock("a", wait=0).acquire()  # the lease is lost: the new primary knows nothing of it
+            second = await after.lock("a", wait=PATIENCE).acquire()  # the new primary knows nothing of the first lease
             return token, second.token
 
 
@@ -82,8 +82,8 @@ async def test_a_grant_that_a_synchronous_standby_has_survives_the_failover(post
         await promoted.execute("ALTER SYSTEM RESET synchronous_standby_names")
         await promoted.execute("SELECT pg_reload_conf()")
         async with opened(promoted.url) as (after, _):
-            assert await after.lock("a").try_acquire() is None
-            found = await after.inspect("a")
+            assert await answered(after.lock("a").try_acquire) is None
+            found = await answered(lambda: after.inspect("a"))
             assert (found.token, found.holder) == (token, holder)
 
 
@@ -144,7 +144,7 @@ async def test_a_client_of_two_hosts_follows_a_failover_with_its_lease(how, post
             promoted = await group.promote()
             renewed = len(log.of(Renewed))
             await log.seen(Renewed, renewed + 2)
-            found = await locks.inspect("a")
+            found = await answered(lambda: locks.inspect("a"))
             assert (found.token, found.holder) == (stay.token, stay.lease.holder)
             assert await promoted.value("SELECT token FROM fencing.fencing_lock WHERE name = 'a'") == stay.token
             await stay.end()
@@ -191,7 +191,7 @@ async def test_a_primary_that_becomes_a_standby_is_left_for_the_other(postgresql
 async def test_a_failover_that_comes_too_late_ends_the_body_in_time(postgresql_group):
     group = postgresql_group
     async with opened(group.url) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
-        await log.seen(Renewed)
+        await renewed_or_over(log, stay)
         await group.synced()
         group.primary.kill()
         await stay.over()

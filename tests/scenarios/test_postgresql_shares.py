@@ -11,7 +11,7 @@ from patience import until
 from postgresql_server import PostgresqlServer
 from postgresql_stage import idle_in_transaction, line
 from shares_suite import NAME, claim_of, granted, served
-from stays import eventually
+from stays import PATIENCE, eventually
 
 from fencing_sdk.abc import READER, WRITER, Claim, Grant, Held, Turn
 from fencing_sdk.backends.postgresql import PostgresqlBackend, from_url, waiters
@@ -41,6 +41,7 @@ async def test_a_few_statements_let_in_all_readers_of_a_client(
 ):
     """Three times as many as are woken at once; and no waiter tries on its own."""
     monkeypatch.setattr(waiters, "LINE_POLL", 240.0)
+    monkeypatch.setattr("fencing_sdk.backends.postgresql.connection.listener.ECHO_PATIENCE", PATIENCE)
     writer, claims, asked = claim_of(WRITER), [claim_of(READER) for _ in range(192)], []
     await granted(rival, writer)
     run = backend._connection.run

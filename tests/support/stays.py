@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from event_log import CLOCK, Log
+from patience import until
 
 import fencing_sdk
-from fencing_sdk import Lease, Lock, LockClient, LossReason, connect
+from fencing_sdk import BackendUnavailableError, Lease, Lock, LockClient, LossReason, Renewed, connect
 from fencing_sdk._values.clock import wall_micros
+
+T = TypeVar("T")
 
 PACKAGE = Path(fencing_sdk.__file__).parent
 PATIENCE = 20.0
@@ -145,6 +148,27 @@ async def eventually(ask: Any, *, what: str, within: float = PATIENCE) -> Any:
         assert CLOCK.now() < stop, f"{what}: not within {within} s"
         await asyncio.sleep(0.01)
     return answer
+
+
+async def answered(ask: Callable[[], Awaitable[T]], *, within: float = PATIENCE) -> T:
+    """
+    Make a call that is not repeated by itself until the store answers; return the answer, or raise its refusal.
+
+    On a machine that stands still the client gives such a call up, also because a renewal beside it was given up.
+    """
+    stop = CLOCK.now() + within
+    while True:
+        try:
+            return await ask()
+        except BackendUnavailableError:
+            if CLOCK.now() >= stop:
+                raise
+        await asyncio.sleep(0.01)
+
+
+async def renewed_or_over(log: Log, stay: Stay) -> None:
+    """Wait until a short lease was renewed, or is over already because the machine stood still."""
+    await until(lambda: log.of(Renewed) or stay.task.done(), what="the lease is renewed")
 
 
 async def use_in_turn(clients: Any, *, tasks: int, times: int, **options: Any) -> list[int]:

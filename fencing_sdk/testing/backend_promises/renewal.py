@@ -17,7 +17,7 @@ class RenewalPromises(BackendUnderTest):
 
     async def test_a_renewal_restarts_the_ttl(self, backend: Backend) -> None:
         """A rival is refused for a whole ttl after the renewal was sent, and granted then."""
-        claim, renewed_at = await self._renewed_late(backend)
+        claim, renewed_at = await self._renewed_in_time(backend, after=0.4)
         by = self.now() + self.ended_after(claim.ttl)
         freed_at = await self.freed(backend, self.claim(claim.name), by=by)
         assert freed_at >= self.lasted_until(renewed_at, claim.ttl)
@@ -83,9 +83,7 @@ class RenewalPromises(BackendUnderTest):
 
     async def test_a_renewal_may_set_a_longer_ttl(self, backend: Backend) -> None:
         """It counts from the renewal on: so a job leaves its lock to the store for a while."""
-        claim = self.claim(ttl=self.ttl)
-        await self.granted(backend, claim)
-        await self._kept(backend, backend, claim)
+        await self._kept(backend, backend)
 
     async def test_a_renewal_may_set_a_shorter_ttl(self, backend: Backend) -> None:
         """A rival is granted when it is over, although the first one is not."""
@@ -97,21 +95,17 @@ class RenewalPromises(BackendUnderTest):
     @needs("keeps_alone")
     async def test_a_longer_ttl_outlives_the_client(self, backend: Backend, reopen: Reopen) -> None:
         """The process that ran the job may have ended."""
-        claim = self.claim(ttl=self.ttl)
-        await self.granted(backend, claim)
         async with aclosing(reopen()) as other:
-            await self._kept(backend, other, claim, leaves=True)
+            await self._kept(backend, other, leaves=True)
 
-    async def _kept(self, backend: Backend, other: Backend, claim: Claim, *, leaves: bool = False) -> None:
+    async def _kept(self, backend: Backend, other: Backend, *, leaves: bool = False) -> None:
         """Renew with a longer ttl, and look when *other* gets the lock."""
-        longer = 2 * self.ttl + self.expiry_lag  # more than the first ttl may last
-        renewed_at = self.now()
-        assert await self.renewed(backend, replace(claim, ttl=longer)) is Renewal.RENEWED
-        by = self.now() + self.ended_after(longer)
+        claim, renewed_at = await self._renewed_in_time(backend, longer=True)
+        by = self.now() + self.ended_after(claim.ttl)
         if leaves:
             await backend.aclose()
-        freed_at = await self.freed(other, self.claim(), by=by)
-        assert freed_at >= self.lasted_until(renewed_at, longer)
+        freed_at = await self.freed(other, self.claim(claim.name), by=by)
+        assert freed_at >= self.lasted_until(renewed_at, claim.ttl)
 
     # Many in one call
 
@@ -162,17 +156,33 @@ class RenewalPromises(BackendUnderTest):
         for number, answer in enumerate(outcomes):
             assert list(answer) == [Renewal.RENEWED] * number + [Renewal.REFUSED] * (10 - number)
 
-    async def _renewed_late(self, backend: Backend) -> tuple[Claim, float]:
-        """Renew a grant when part of its ttl has passed; start again, with twice the ttl, if the machine was slower."""
+    async def _renewed_in_time(
+        self, backend: Backend, *, after: float = 0.0, longer: bool = False
+    ) -> tuple[Claim, float]:
+        """
+        Renew a grant while it lives; start again, with twice the ttl, if the machine was slower than that.
+
+        Args:
+            backend: The backend under test.
+
+            after: The part of the ttl that passes before the renewal.
+
+            longer: Whether to renew with a ttl that is longer than the first one may last.
+
+        Returns:
+            The claim as it was renewed, and the moment before that.
+        """
         for attempt in range(TRIES):
             claim = self.claim(f"{NAME}/{attempt}", ttl=self.ttl * 2**attempt)
             sent_at = self.now()
             await self.granted(backend, claim)
-            await self.pass_time(claim.ttl * 0.4)
+            if after:
+                await self.pass_time(claim.ttl * after)
+            again = replace(claim, ttl=2 * claim.ttl + self.expiry_lag) if longer else claim
             renewed_at = self.now()
-            outcome = await self.renewed(backend, claim)
+            outcome = await self.renewed(backend, again)
             if outcome is Renewal.RENEWED:
-                return claim, renewed_at
+                return again, renewed_at
             assert self.now() >= self.lasted_until(sent_at, claim.ttl), f"a living grant was not renewed: {outcome}"
         msg = f"this machine needs longer than ttl = {self.ttl} for one renewal; declare a longer one"
         raise AssertionError(msg)
