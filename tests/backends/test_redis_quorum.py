@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 from patience import until
@@ -65,9 +65,9 @@ class QuorumSuite(BackendSuite):
 
     @pytest.fixture
     async def backend(self, reopen: Callable[[], RedisQuorumBackend]) -> AsyncIterator[RedisQuorumBackend]:
-        made = reopen()
-        yield made
-        await made.aclose()
+        async with aclosing(reopen()) as made:
+            await self.all_vote(made)
+            yield made
 
     async def expire(self, ttl: float) -> None:
         """Wait until the holds have ended on every node: on a busy machine some nodes begin a ttl later than others."""
@@ -95,7 +95,13 @@ class QuorumSuite(BackendSuite):
             await asyncio.to_thread(node.kill)
         for node in self.up:
             await asyncio.to_thread(node.start)
-        return await super().restart(backend, reopen)
+        restarted = await super().restart(backend, reopen)
+        await self.all_vote(restarted)
+        return restarted
+
+    async def all_vote(self, backend: Backend) -> None:
+        """Wait until the client knows all nodes that are up: an open client may know a majority, and asks no others."""
+        await until(lambda: _voters(backend) == len(self.up), what="all nodes vote that are up")
 
     async def granted_everywhere(self) -> None:
         """Wait for the nodes that a grant did not wait for: one that never hears of it is given a hold later."""
@@ -106,6 +112,12 @@ class QuorumSuite(BackendSuite):
         assert isinstance(backend, RedisQuorumBackend)
         for node in self.up:
             await node.command("DEL", backend._requests.hold(name))
+
+
+def _voters(backend: Backend) -> int:
+    assert isinstance(backend, RedisQuorumBackend)
+    voters = backend._nodes.voters()
+    return 0 if voters is None else len(voters.nodes)
 
 
 def _holds(node: RedisServer) -> frozenset[object]:

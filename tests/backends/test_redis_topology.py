@@ -135,13 +135,14 @@ async def test_sentinels_that_are_not_reached_are_all_told_with_the_reason():
     assert "hunter2" not in str(unreachable.value)
 
 
-async def test_a_master_that_is_not_where_the_sentinels_say_is_told_so(redis_sentinels):
-    port = redis_sentinels.master.port
-    redis_sentinels.master.kill()
-    with pytest.raises(UnreachableError) as unreachable:
-        await dialer(sentinel_url(redis_sentinels)).dial(Ears())
+async def test_a_master_that_is_not_where_the_sentinels_say_is_told_so(start_redis):
+    master = start_redis()
+    with lone_sentinel(master) as sentinel:
+        master.kill()
+        with pytest.raises(UnreachableError) as unreachable:
+            await dialer(f"redis+sentinel://{HOST}:{sentinel.port}/alone").dial(Ears())
     assert str(unreachable.value) == (
-        f"no connection to {HOST}:{port} (Connection refused), where the Sentinels say that the master is"
+        f"no connection to {HOST}:{master.port} (Connection refused), where the Sentinels say that the master is"
     )
 
 

@@ -68,7 +68,7 @@ async def test_a_lease_moves_with_its_slot(redis_cluster: Cluster):
             await renewals.more("a")
             assert lease.token == token
             assert target.ask("EXISTS", lease_of("a")) == 1
-        assert target.ask("EXISTS", lease_of("a")) == 0
+        await until(lambda: not target.ask("EXISTS", lease_of("a")), what="it is released", within=10)  # not expired
         async with locks.lock("a") as later:
             assert later.token > token
 
@@ -102,12 +102,12 @@ async def test_a_node_that_stands_still_stops_no_other(redis_cluster: Cluster):
     async with connect(url_of(redis_cluster), observers=[renewals]) as locks:
         async with locks.lock(there, ttl=20, heartbeat_interval=0.3) as other:
             with pytest.raises(LeaseLostError):
-                async with locks.lock(here, ttl=3, heartbeat_interval=0.3):
+                async with locks.lock(here, ttl=4, heartbeat_interval=0.3):
                     await renewals.more(here)
                     frozen.pause()
+                    before = renewals.of.get(there, 0)
                     await asyncio.sleep(30)
-            before = renewals.of[there]
-            assert before >= 5  # it went on all the time
+            assert renewals.of[there] >= before + 3  # it went on all the time
             assert other.held
         frozen.resume()
         await asyncio.to_thread(redis_cluster.heal)
@@ -122,12 +122,15 @@ async def test_one_connection_for_each_node_whatever_happens(redis_cluster: Clus
             async with locks.lock(f"name/{number % 40}", ttl=30):
                 pass
 
+        async def one_each() -> None:
+            await until(lambda: [connections(node) for node in redis_cluster.nodes] == [1, 1, 1], what="one for each")
+
         await asyncio.gather(*(work(number) for number in range(200)))
-        assert [connections(node) for node in redis_cluster.nodes] == [1, 1, 1]
+        await one_each()
         for node in redis_cluster.nodes:
             node.ask("CLIENT", "KILL", "TYPE", "normal")
         await asyncio.gather(*(work(number) for number in range(200)))
-        assert [connections(node) for node in redis_cluster.nodes] == [1, 1, 1]
+        await one_each()
     await until(lambda: sum(map(connections, redis_cluster.nodes)) == 0, what="every connection is closed")
 
 
@@ -143,5 +146,5 @@ async def test_the_line_leaves_no_channel_behind(redis_cluster: Cluster):
             await (await task).release()
         if sharded(node):
             await until(lambda: not channels(node), what="nobody listens any more")
-        assert node.ask("KEYS", "*") == ["{fencing:a}:t"]
+        await until(lambda: node.ask("KEYS", "*") == ["{fencing:a}:t"], what="only the last token is left")
     await until(lambda: not channels(node), what="nobody listens any more")

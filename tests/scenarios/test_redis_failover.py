@@ -73,6 +73,7 @@ async def test_a_master_that_misses_its_replicas_is_left_because_they_may_have_a
         await backend.aclose()
 
 
+@pytest.mark.usefixtures("answers_may_be_late")
 async def test_a_failover_that_loses_a_grant_does_not_lose_its_token(group: Replicated):
     first, second = await grants_around_a_failover(group, "hybrid")
     guard = MemoryGuard()
@@ -81,6 +82,7 @@ async def test_a_failover_that_loses_a_grant_does_not_lose_its_token(group: Repl
         guard.admit("a", first)
 
 
+@pytest.mark.usefixtures("answers_may_be_late")
 async def test_a_plain_counter_repeats_a_token_after_such_a_failover(group: Replicated):
     """The stated risk of ``tokens="counter"``, and why a guard compares holders too."""
     first, second = await grants_around_a_failover(group, "counter")
@@ -92,6 +94,7 @@ async def test_a_plain_counter_repeats_a_token_after_such_a_failover(group: Repl
     assert refused.value.conflict
 
 
+@pytest.mark.usefixtures("answers_may_be_late")
 async def test_a_grant_that_the_replica_confirms_survives_the_failover(group: Replicated):
     async with connect(f"redis://127.0.0.1:{group.master.port}?min_replicas=1") as before:
         lease = await before.lock("a", ttl=60).acquire()
@@ -107,7 +110,7 @@ async def test_a_grant_that_the_replica_confirms_survives_the_failover(group: Re
 async def test_a_grant_that_no_replica_confirms_is_undone_and_tried_again(group: Replicated):
     async with connect(f"redis://127.0.0.1:{group.master.port}?min_replicas=1") as locks:
         group.cut_replication()
-        with pytest.raises(BackendUnavailableError, match="replicas"):
+        with pytest.raises(BackendUnavailableError, match=r"replicas|no answer"):  # a busy machine may answer too late
             await locks.lock("a", ttl=60, wait=2).acquire()
         await until(lambda: not group.master.ask("EXISTS", "{fencing:a}:l"), what="the grant is undone")
         waiting = asyncio.create_task(locks.lock("a", ttl=60).acquire())

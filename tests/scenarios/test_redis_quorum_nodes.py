@@ -10,16 +10,25 @@ from pathlib import Path
 import pytest
 from patience import until
 from redis_quorum import Quorum, QuorumNetwork
-from redis_stage import key
+from redis_stage import held_by_all, key
 from stays import PATIENCE, eventually, opened, staying
 from zookeeper_clock import WallClock, require_compiler
 
-from fencing_sdk import BackendError, BackendRefusedError, BackendUnavailableError, LossReason, Lost, Renewed
+from fencing_sdk import (
+    BackendError,
+    BackendRefusedError,
+    BackendUnavailableError,
+    LockClient,
+    LossReason,
+    Lost,
+    Renewed,
+)
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.redis.connection.dial import OpenConnection
 from fencing_sdk.backends.redis.keys import RedisKeys
 from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url
 from fencing_sdk.backends.redis.quorum.options import QuorumTopology
+from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
 
 pytest_plugins = ["redis_fixtures"]
@@ -31,9 +40,9 @@ HELD = {"ttl": 8.0, "heartbeat_interval": 0.2}
 
 @pytest.fixture
 async def backend(redis_quorum: Quorum) -> AsyncIterator[RedisQuorumBackend]:
-    made = from_url(redis_quorum.url)
-    yield made
-    await made.aclose()
+    async with contextlib.aclosing(from_url(redis_quorum.url)) as made:
+        await voting(made, 3)
+        yield made
 
 
 async def token(backend: RedisQuorumBackend, claim: Claim) -> int:
@@ -55,6 +64,13 @@ async def voting(backend: RedisQuorumBackend, number: int) -> None:
             await asyncio.sleep(0.02)
 
 
+async def counted(locks: LockClient) -> QuorumHold:
+    """Wait until the one hold of a client counts on every node, and return it; a grant waits for a majority alone."""
+    ((hold, _),) = locks._backend._holds._holds.values()
+    await until(lambda: all(map(hold.counts, range(3))), what="the hold counts on every node")
+    return hold
+
+
 async def run(quorum: Quorum, node: int, call) -> object:
     words = call.by_text()
     return await quorum.nodes[node].command(*words)
@@ -65,15 +81,14 @@ async def run(quorum: Quorum, node: int, call) -> object:
 
 async def test_a_lease_is_held_while_each_node_in_turn_is_away_until_its_hold_is_over(redis_quorum: Quorum):
     async with opened(redis_quorum.url) as (locks, log), staying(locks.lock("a", **HELD)) as stay:
-        await log.seen(Renewed)
-        ((hold, _),) = locks._backend._holds._holds.values()
+        hold = await counted(locks)
         for number, node in enumerate(redis_quorum.nodes):
             with contextlib.suppress(ConnectionError):
-                node.ask_all(["DEL", key("a", "h")], ["SHUTDOWN"])
-            node.stop()
+                await asyncio.to_thread(node.ask_all, ["DEL", key("a", "h")], ["SHUTDOWN"])
+            await asyncio.to_thread(node.stop)
             renewed = len(log.of(Renewed))
             await log.seen(Renewed, renewed + 3)
-            node.start()
+            await asyncio.to_thread(node.start)
             await eventually(lambda node=node: node.command("EXISTS", key("a", "h")), what="the node is healed")
             # The client hears later than the server that the node is healed, and a whole round must follow.
             await until(lambda number=number: hold.counts(number), what="the node counts")
@@ -84,8 +99,6 @@ async def test_a_lease_is_held_while_each_node_in_turn_is_away_until_its_hold_is
 
 async def test_a_release_reaches_a_node_that_was_away(redis_quorum: Quorum, backend: RedisQuorumBackend):
     claim = Claim("a", 30.0)
-    await backend.open()
-    await voting(backend, 3)
     await token(backend, claim)
     await until(lambda: redis_quorum.nodes[2].ask("EXISTS", key("a", "h")), what="the slowest node has the hold, too")
     redis_quorum.nodes[2].kill()
@@ -100,7 +113,6 @@ async def test_a_release_reaches_a_node_that_was_away(redis_quorum: Quorum, back
 
 
 async def test_an_attempt_that_finds_no_majority_leaves_nothing(redis_quorum: Quorum, backend: RedisQuorumBackend):
-    await backend.open()
     for node in redis_quorum.nodes[:2]:
         node.pause()
     with pytest.raises((BackendUnavailableError, TimeoutError)):
@@ -114,7 +126,7 @@ async def test_an_attempt_that_finds_no_majority_leaves_nothing(redis_quorum: Qu
 async def test_a_grant_whose_answer_is_lost_is_found_again_or_undone(redis_quorum: Quorum, lost: int):
     async with QuorumNetwork(redis_quorum) as network:
         backend = from_url(network.url)
-        await backend.open()
+        await voting(backend, 3)
         for proxy in network.proxies[:lost]:
             proxy.lose_replies(of=b"EVALSHA")
         claim = Claim("a", 30.0)
@@ -124,6 +136,7 @@ async def test_a_grant_whose_answer_is_lost_is_found_again_or_undone(redis_quoru
             with pytest.raises((BackendUnavailableError, TimeoutError)):
                 async with asyncio.timeout(2):
                     await backend.acquire(claim)
+        await voting(backend, 3)
         first = await token(backend, claim)
         assert await token(backend, claim) == first
         await backend.release(claim)
@@ -134,20 +147,18 @@ async def test_a_grant_whose_answer_is_lost_is_found_again_or_undone(redis_quoru
 async def test_acquisitions_that_are_cancelled_at_any_moment_leave_nothing(
     redis_quorum: Quorum, backend: RedisQuorumBackend
 ):
-    await backend.open()
     for turns in range(60):
-        task = asyncio.create_task(backend.acquire(Claim("a", 30.0)))
+        claim = Claim("a", 60.0)
+        task = asyncio.create_task(backend.acquire(claim))
         for _ in range(turns % 12):
             await asyncio.sleep(0)
-        if task.done():
-            break
         task.cancel()
         await asyncio.wait([task])
-    claim = Claim("b", 30.0)
-    await token(backend, claim)
+        if not task.cancelled():
+            await backend.release(claim)  # it was quicker
     for node in redis_quorum.nodes:
-        if not task.done() or task.cancelled():
-            assert await node.command("EXISTS", key("a", "h")) == 0
+        await until(lambda node=node: not node.ask("EXISTS", key("a", "h")), what="nothing is left", within=PATIENCE)
+    await token(backend, Claim("b", 30.0))
 
 
 # Rivals
@@ -162,10 +173,15 @@ async def test_rivals_that_split_the_nodes_have_one_winner_each_time(redis_quoru
         rivals = [from_url(one.url), from_url(two.url)]
         for rival in rivals:
             await rival.open()
-        for _ in range(10):
+        won = lost = 0
+        while won < 10:
             pairs = [(rival, Claim("a", 30.0)) for rival in rivals]
             outcomes = await asyncio.gather(*(rival.acquire(claim) for rival, claim in pairs))
-            assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 1
+            winners = sum(isinstance(outcome, Grant) for outcome in outcomes)
+            assert winners <= 1
+            won += winners
+            lost += 1 - winners
+            assert lost <= 3, "a round has no winner only if a node stands still"
             for rival, claim in pairs:
                 await rival.release(claim)
         for rival in rivals:
@@ -173,22 +189,22 @@ async def test_rivals_that_split_the_nodes_have_one_winner_each_time(redis_quoru
 
 
 async def test_a_refused_attempt_frees_the_nodes_that_had_granted_it(redis_quorum: Quorum, backend: RedisQuorumBackend):
-    await token(backend, Claim("a", 30.0))
+    await token(backend, Claim("a", 60.0))
+    await held_by_all(redis_quorum, "a")
     await redis_quorum.nodes[2].command("DEL", key("a", "h"))
-    rival = from_url(redis_quorum.url)
-    await rival.open()
-    assert isinstance(await rival.acquire(Claim("a", 30.0)), Held)
-    await rival.aclose()
-    assert await redis_quorum.nodes[2].command("EXISTS", key("a", "h")) == 0
+    async with contextlib.aclosing(from_url(redis_quorum.url)) as rival:
+        await voting(rival, 3)
+        assert isinstance(await rival.acquire(Claim("a", 60.0)), Held)
+        await until(lambda: not redis_quorum.nodes[2].ask("EXISTS", key("a", "h")), what="it is free", within=PATIENCE)
 
 
 # Memory
 
 
 async def test_a_node_that_has_forgotten_does_not_vote_and_is_admitted_while_leases_go_on(redis_quorum: Quorum):
-    quick = HELD | {"ttl": 3.0}  # admission waits for the longest hold to end
+    quick = HELD | {"ttl": 4.0}  # admission waits for the longest hold to end
     async with opened(redis_quorum.url) as (locks, log), staying(locks.lock("a", **quick)) as stay:
-        await log.seen(Renewed)
+        hold = await counted(locks)
         redis_quorum.nodes[1].ask("FLUSHALL")
         renewed = len(log.of(Renewed))
         await log.seen(Renewed, renewed + 3)
@@ -196,7 +212,6 @@ async def test_a_node_that_has_forgotten_does_not_vote_and_is_admitted_while_lea
         assert "1 of 3" in await redis_quorum.found()
         node = redis_quorum.nodes[1]
         await eventually(lambda: node.command("EXISTS", key("a", "h")), what="the node has the hold again")
-        ((hold, _),) = locks._backend._holds._holds.values()
         await until(lambda: hold.counts(1), what="the node counts")
         redis_quorum.nodes[0].kill()
         async with locks.lock("b", wait=PATIENCE) as lease:
@@ -350,9 +365,10 @@ async def test_one_node_with_a_wrong_clock_changes_nothing(tmp_path: Path, hours
     with quorum:
         await quorum.found()
         async with opened(quorum.url) as (locks, log), staying(locks.lock("a", **HELD)) as stay:
-            await log.seen(Renewed)
+            await counted(locks)
             clock.shift(hours * 3600)
             rival = from_url(quorum.url)
+            await voting(rival, 3)
             renewed = len(log.of(Renewed))
             while len(log.of(Renewed)) < renewed + 6:
                 assert isinstance(await rival.acquire(Claim("a", 1.0)), Held)
@@ -369,7 +385,7 @@ async def test_one_node_with_a_wrong_clock_changes_nothing(tmp_path: Path, hours
 
 async def test_a_hold_that_is_deleted_on_one_node_is_healed_and_on_a_majority_the_lease_is_lost(redis_quorum: Quorum):
     async with opened(redis_quorum.url) as (locks, log), staying(locks.lock("a", **HELD)) as stay:
-        await log.seen(Renewed)
+        await counted(locks)
         redis_quorum.nodes[0].ask("DEL", key("a", "h"))
         renewed = len(log.of(Renewed))
         await log.seen(Renewed, renewed + 3)
@@ -408,6 +424,7 @@ async def test_a_late_undo_of_an_earlier_attempt_spares_the_hold_of_the_next(red
 async def test_a_renewal_of_a_broken_hold_is_refused(redis_quorum: Quorum, backend: RedisQuorumBackend):
     claim = Claim("a", 30.0)
     await token(backend, claim)
+    await held_by_all(redis_quorum, "a")
     for node in redis_quorum.nodes[:2]:  # the same owner has a hold again, but not the same one
         await node.command("DEL", key("a", "h"))
         epoch = await node.command("GET", EPOCH)

@@ -39,9 +39,13 @@ def url_of(server, password="s3cret") -> str:
     return server.url.replace("://", f"://app:{password}@")
 
 
+LATE = ("no answer", "the connection broke", "no connection to")
+"""What a renewal may fail with on a busy machine, where an answer comes too late or a connection takes too long."""
+
+
 def refusals(log) -> list[RenewalFailed]:
-    """The renewals that the server refused; a busy machine may answer some too late."""
-    return [event for event in log.of(RenewalFailed) if "no answer" not in event.error]
+    """The renewals that the server refused."""
+    return [event for event in log.of(RenewalFailed) if not any(text in event.error for text in LATE)]
 
 
 async def everything(url, server) -> None:
@@ -59,7 +63,7 @@ async def everything(url, server) -> None:
             await stay.end()
         await waiting.begun()
         await waiting.end()
-        async with locks.lock("a", ttl=10) as lease:
+        async with locks.lock("a", ttl=30) as lease:
             await lease.renew()
         assert log.of(Lost) == refusals(log) == []
     await nothing_left(server)
@@ -137,7 +141,7 @@ async def test_holders_are_told_to_a_user_who_may_not_count_the_waiters(denied, 
             await waiting.abandon()
 
 
-async def test_these_permissions_are_enough_and_all_of_them_are_used(start_redis):
+async def test_these_permissions_are_enough_and_all_of_them_are_used(start_redis, answers_may_be_late):
     server = start_redis(user=[rule(NEEDED + WELCOME)])
     await server.command("CONFIG", "RESETSTAT")
     await everything(url_of(server), server)
@@ -182,7 +186,6 @@ async def test_a_password_that_changes_ends_the_body_in_time_and_is_shown_nowher
     caplog.set_level(logging.DEBUG)
     server = start_redis(user=[rule(NEEDED + WELCOME)])
     async with opened(url_of(server)) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
-        await log.seen(Renewed)
         server.ask_all(["ACL", "SETUSER", "app", "resetpass", ">changed"], ["CLIENT", "KILL", "TYPE", "normal"])
         for connection in await connections(server):
             await server.command("CLIENT", "KILL", "ID", connection["id"])
@@ -296,7 +299,7 @@ async def test_a_line_of_another_type_is_refused_to_those_who_wait_and_heals(par
     await nothing_left(redis_server)
 
 
-async def test_a_lease_that_is_not_ours_to_read_is_told_as_such(redis_server):
+async def test_a_lease_that_is_not_ours_to_read_is_told_as_such(redis_server, answers_may_be_late):
     await redis_server.command("SET", key("a"), "mine")
     async with opened(redis_server.url) as (locks, _):
         with pytest.raises(BackendRefusedError):
@@ -346,7 +349,7 @@ async def test_scripts_may_be_forgotten_between_any_two_calls(redis_server):
         await redis_server.command("SCRIPT", "FLUSH")
 
     async with opened(redis_server.url) as (locks, _):
-        async with staying(locks.lock("a", ttl=10)) as stay:
+        async with staying(locks.lock("a", ttl=30)) as stay:
             await flush()
             assert (await locks.inspect("a")).token == stay.token
             waiting = Stay(locks.lock("a", ttl=10, wait=PATIENCE))

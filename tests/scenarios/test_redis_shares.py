@@ -149,12 +149,16 @@ async def _let_in_readers(server, count: int) -> list[int]:
             await client.open()  # a new connection wakes its waiters
         writer, readers = claim_of(WRITER), [claim_of(READER) for _ in range(count)]
         await granted(clients[0], writer)
-        waiting = []
+        line = []
         for number, reader in enumerate(readers):
             client = clients[number % len(clients)]
             turn = await stack.enter_async_context(client.queue(reader))
             assert isinstance(await client.acquire(reader), Held)
-            waiting.append(asyncio.create_task(_served_when_woken(client, reader, turn, tries)))
+            line.append((client, reader, turn))
+        # A waiter leaves the line 3 s after its last sign of life, so all of them give one more.
+        signs = await asyncio.gather(*(client.acquire(reader) for client, reader, _ in line))
+        assert all(isinstance(sign, Held) for sign in signs)
+        waiting = [asyncio.create_task(_served_when_woken(*place, tries)) for place in line]
         await clients[0].release(writer)
         tokens = {grant.token for grant in await asyncio.gather(*waiting)}
         assert len(tokens) == 1

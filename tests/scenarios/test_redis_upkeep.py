@@ -27,7 +27,7 @@ async def test_an_idle_counter_expires_and_hybrid_tokens_grow_all_the_same(redis
         async with locks.lock("a") as lease:
             first = lease.token
         left = await redis_server.command("PTTL", key("a", "t"))
-        assert 0 < left <= 1000
+        assert 0 < left <= 1000 or left == -2  # it has expired already
 
         async def forgotten() -> bool:
             return not await redis_server.command("EXISTS", key("a", "t"))
@@ -167,5 +167,9 @@ async def test_a_thousand_leases_cost_one_connection_and_are_all_given_back(redi
         assert len(await connections(redis_server)) == 1
         assert len({lease.token for lease in leases}) > 1
         await asyncio.gather(*(lease.release() for lease in leases[:500]))
-        assert len(await keys(redis_server)) == 500
+
+        async def released() -> bool:
+            return len(await keys(redis_server)) == 500
+
+        await eventually(released, what="500 are given back")
     await nothing_left(redis_server)  # closing gives back what is still held

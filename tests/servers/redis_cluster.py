@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self
 
@@ -125,7 +125,8 @@ class Cluster:
             what="the replica has all data",
         )
         lost.kill()
-        replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
+        with suppress(hiredis.ReplyError):  # it is refused if the replica has been elected meanwhile
+            replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
         await asyncio.to_thread(wait_until, lambda: lost not in self.masters and self._ok(), what="a new master")
         return replica
 

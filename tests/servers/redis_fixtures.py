@@ -98,6 +98,12 @@ def certificates(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
+def answers_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine stands still for more than a second now and then: an attempt without patience waits for that."""
+    monkeypatch.setattr("fencing_sdk._engine.terms._LAST_CALL", 60.0)
+
+
+@pytest.fixture
 async def proxy(redis_server: RedisServer) -> AsyncIterator[FaultProxy]:
     """A network with faults in front of the shared server."""
     async with FaultProxy(redis_server.port) as proxy:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 
+from patience import until
+from redis_quorum import Quorum
 from redis_server import RedisServer
 from stays import PATIENCE, eventually
 
@@ -36,6 +38,12 @@ async def nothing_left(server: RedisServer, *, within: float = PATIENCE) -> None
         await eventually(clean, what="nothing is left", within=within)
     assert await keys(server) == set()
     assert await connections(server) == []
+
+
+async def held_by_all(quorum: Quorum, name: str) -> None:
+    """Wait until every node has the hold: a grant waits for a majority alone."""
+    hold = key(name, "h")
+    await until(lambda: all(node.ask("EXISTS", hold) for node in quorum.nodes), what="every node has the hold")
 
 
 async def milliseconds_left(server: RedisServer, name: str) -> int:
