@@ -123,7 +123,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     few = len(named) <= 3 and all(name.endswith(".py") for name in named)
     if few or "PYTEST_XDIST_WORKER" in os.environ:  # a test that runs pytest is one of several at a time itself
         return 0
-    return (os.cpu_count() or 2) + 4
+    return (os.cpu_count() or 2) + 6
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
@@ -224,7 +224,9 @@ class Stage:
 
     def soon(self, *calls: Callable[[], object]) -> None:
         """Make *calls* one after the other, in one turn of the loop, after the caller had time to suspend."""
-        asyncio.get_running_loop().call_later(0.01, lambda: [call() for call in calls])
+        loop = asyncio.get_running_loop()
+        # uvloop runs a timer before the callbacks that are ready already, and the caller may be one of those.
+        loop.call_later(0.01, loop.call_soon, lambda: [call() for call in calls])
 
     def revoke(self, name: str = "a") -> None:
         self.store.take_away(name)

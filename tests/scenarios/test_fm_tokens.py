@@ -96,7 +96,7 @@ async def test_mode_10_the_order_of_tokens_is_the_order_of_grants():
 
         async def work(number: int) -> None:
             client = (one, two)[number % 2]
-            async with client.lock("seats/42", ttl=5) as lease:
+            async with client.lock("seats/42", ttl=60) as lease:
                 used.append((int(lease.token), lease.holder))
                 await ticks(number % 3)
 

@@ -10,7 +10,7 @@ LOSS = "lease on 'job' (token 1) is over: its deadline passed"
 
 LOSES = """
 async def lose(locks):
-    lease = await locks.lock("job", max_hold=0.05).acquire()
+    lease = await locks.lock("job", ttl=300, max_hold=0.05).acquire()
     await lease.wait_lost()
 """
 

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from fencing_sdk import Acquired, Event, Lease, LeaseLostError, Lost, Renewed, connect
+from fencing_sdk import Acquired, BackendUnavailableError, Event, Lease, LeaseLostError, Lost, Renewed, connect
 from fencing_sdk._values.clock import BootClock
 
 CLOCK = BootClock()
@@ -119,6 +119,8 @@ async def main(url: str, sink: str, name: str, ttl: str, tasks: str, shape: str)
                 report("left", reason="finished", tokens=[])
             except* LeaseLostError as lost:
                 report("left", reason=reasons(lost)[0], tokens=sorted(tokens(lost)))
+            except* BackendUnavailableError:  # it stood still for a ttl with a request on its way
+                pass
 
 
 def leaves(group: BaseExceptionGroup[LeaseLostError]) -> list[LeaseLostError]:
