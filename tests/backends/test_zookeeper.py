@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
-from zookeeper_promises import ZooKeeperPromises
+from zookeeper_promises import AsksAgain, ZooKeeperPromises, asking_again
 from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
 
 from fencing_sdk.abc import Backend
-from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.testing import BackendSuite
 from fencing_sdk.testing.backend_promises.backend_under_test import Reopen
 
@@ -27,7 +26,7 @@ def own_zookeeper() -> Iterator[ZooKeeperServer]:
 
 
 class TestZooKeeperBackend(ZooKeeperPromises, BackendSuite):
-    make = staticmethod(from_url)
+    make = staticmethod(asking_again)
 
     @pytest.fixture(autouse=True)
     def url(self, own_zookeeper: ZooKeeperServer) -> str:
@@ -37,12 +36,15 @@ class TestZooKeeperBackend(ZooKeeperPromises, BackendSuite):
 
     @asynccontextmanager
     async def break_store(self, backend: Backend) -> AsyncIterator[None]:
-        """Kill the server."""
+        """Kill the server, and ask in vain once only: each time takes a second."""
+        assert isinstance(backend, AsksAgain)
         await asyncio.to_thread(self.own_server.kill)
+        backend.tries = 1
         try:
             yield
         finally:
             await asyncio.to_thread(self.own_server.start)
+            backend.tries = AsksAgain.tries
 
     async def restart(self, backend: Backend, reopen: Reopen) -> Backend:
         """Restart the server too, by force."""

@@ -9,10 +9,10 @@ import pytest
 from campaigns import amount
 from etcd_clock import ClockError, ForeignClock
 from etcd_server import EtcdCluster, EtcdMember, StartEtcd, gone
-from etcd_stage import backend_on, count_of_keys, granted, held_for, keys
+from etcd_stage import SHORT_IN_LINE, backend_on, count_of_keys, granted, held_for, keys
 from event_log import CLOCK, ENDED_BY_TIME
 from fault_proxy import FaultProxy
-from stays import SHORT, Stay, opened, staying
+from stays import Stay, opened, staying
 
 from fencing_sdk import LossReason, StaleTokenError
 from fencing_sdk.abc import Claim
@@ -81,7 +81,7 @@ async def test_an_etcd_whose_clock_runs_a_fifth_fast_hands_on_after_the_work_has
         async with clients[0] as (locks, _), clients[1] as (others, _):
             with clock_of(server.members[0]) as clock:
                 clock.set(rate=1.2)
-                async with staying(locks.lock("a", **SHORT)) as stay:
+                async with staying(locks.lock("a", **SHORT_IN_LINE)) as stay:
                     waiting = Stay(others.lock("a", ttl=10))
                     await count_of_keys(server, "a", 2)
                     network.blackhole()
@@ -95,17 +95,20 @@ async def test_an_etcd_whose_clock_runs_a_fifth_fast_hands_on_after_the_work_has
                     network.heal()
 
 
-async def test_a_leader_whose_clock_leaps_ends_grants_early_and_the_guard_refuses_their_holders(
-    etcd_cluster: EtcdCluster,
-):
-    """No lease can be kept by a clock that leaps: what is left is the token, and a notice of the loss."""
-    url = etcd_cluster.url
+async def test_a_leader_whose_clock_leaps_ends_grants_early_and_the_guard_refuses_their_holders(start_etcd: StartEtcd):
+    """
+    No lease can be kept by a clock that leaps: what is left is the token, and a notice of the loss.
+
+    The leader is alone. One of three may lead no more when it goes on after its clock was set.
+    """
+    server = start_etcd()
+    url = server.url
     async with opened(url) as (locks, _), opened(url) as (others, _), EtcdGuard(url) as guard:
-        with clock_of(await etcd_cluster.await_leader()) as clock:
+        with clock_of(server.members[0]) as clock:
             async with staying(locks.lock("a", ttl=600)) as stay:
                 await guard.execute("a", stay.token, put("data/a", "old"))
                 waiting = Stay(others.lock("a", ttl=600, fences=[guard]))
-                await count_of_keys(etcd_cluster, "a", 2)
+                await count_of_keys(server, "a", 2)
                 clock.set(wall=HOUR, leap=HOUR)  # up to 3.4, etcd looks at both
                 await stay.over()
                 assert stay.lost is LossReason.REVOKED
@@ -123,11 +126,11 @@ async def test_followers_whose_clocks_are_off_cost_nothing_also_when_one_of_them
     one, other = (member for member in etcd_cluster.members if member is not leader)
     async with opened(etcd_cluster.url) as (locks, log), opened(etcd_cluster.url) as (others, _):
         with clock_of(one) as ahead, clock_of(other) as behind:
+            ahead.set(wall=HOUR, leap=HOUR)  # before the lease is taken: one of them may lead from now on
+            behind.set(wall=-HOUR, rate=0.9)
             async with staying(
                 locks.lock("a", **amount({"ttl": 6.0}, short={"ttl": 20.0, "heartbeat_interval": 0.5}))
             ) as stay:
-                ahead.set(wall=HOUR, leap=HOUR)
-                behind.set(wall=-HOUR, rate=0.9)
                 await held_for(1, log, others, "a")
                 leader.kill()
                 await held_for(amount(7.5, short=2.0), log, others, "a")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster, b64
-from etcd_stage import ask_first, backend_on, count_of_keys, granted, keys, waiters
+from etcd_stage import ask_first, backend_on, count_of_keys, granted, keep_no_lease_alive_first, keys, waiters
 from event_log import CLOCK
 from fault_proxy import FaultProxy
 from patience import until
@@ -124,7 +124,7 @@ async def test_a_key_that_was_deleted_and_made_again_by_a_late_request_is_not_th
 
 
 async def test_a_claim_that_nobody_renews_ends_although_its_lease_is_kept_alive(etcd: EtcdBackend, etcd_server):
-    left, kept = Claim("left", 2.5), Claim("kept", 2.5)
+    left, kept = Claim("left", 3.5), Claim("kept", 3.5)
     token = await granted(etcd, left)
     await granted(etcd, kept)
     async with asyncio.timeout(20), backend_on(etcd_server.url) as rival:
@@ -137,10 +137,10 @@ async def test_a_claim_that_nobody_renews_ends_although_its_lease_is_kept_alive(
 
 
 async def test_a_claim_past_its_ttl_is_not_revived_by_a_lease_that_others_kept_alive(etcd: EtcdBackend):
-    left, kept = Claim("left", 2.5), Claim("kept", 2.5)
+    left, kept = Claim("left", 3.5), Claim("kept", 3.5)
     await granted(etcd, left)
     await granted(etcd, kept)
-    stop = CLOCK.now() + 2.5
+    stop = CLOCK.now() + 3.5
     while CLOCK.now() < stop + 0.01:
         assert list(await etcd.renew([kept])) == [Renewal.RENEWED]
         await asyncio.sleep(0.05)
@@ -157,6 +157,7 @@ async def test_a_request_that_arrives_long_after_it_was_given_up_leaves_nothing_
         slow.blackhole()
         slow.lose_ends()  # etcd would drop the request of a client that is known to be gone
         late, before = Claim("late", 12.0), slow.bytes_up
+        keep_no_lease_alive_first(backend)
         acquiring = asyncio.create_task(backend.acquire(late))
         await until(lambda: slow.bytes_up > before, within=20)
         await asyncio.sleep(0.2)  # for the rest of it
@@ -197,8 +198,11 @@ async def test_a_release_that_was_not_confirmed_is_made_good_with_the_next_keep_
 
 
 @pytest.mark.parametrize("left", ["place", "lock"])
-async def test_what_was_left_while_etcd_did_not_answer_is_deleted_at_the_closing(etcd_server: EtcdCluster, left: str):
+async def test_what_was_left_while_etcd_did_not_answer_is_deleted_at_the_closing(
+    etcd_server: EtcdCluster, left: str, monkeypatch: pytest.MonkeyPatch
+):
     """No keep-alive will make it good any more, and its lease lasts for ten minutes."""
+    monkeypatch.setattr("fencing_sdk.backends.etcd._LEAVING", 20.0)  # a machine may stand still
     port = etcd_server.members[0].port
     async with backend_on(etcd_server.url) as rival, FaultProxy(port) as network:
         async with backend_on(f"etcd://127.0.0.1:{network.port}") as backend:
@@ -245,6 +249,7 @@ async def test_an_acquisition_whose_answer_was_lost_finds_its_own_grant(etcd_ser
         claim = Claim("a", 30.0)
         await granted(backend, Claim("warm", 30.0))
         etcd_proxy.half_open()
+        keep_no_lease_alive_first(backend)
         acquiring = asyncio.create_task(backend.acquire(claim))
         await count_of_keys(etcd_server, "a", 1)
         etcd_proxy.cut()
@@ -266,6 +271,7 @@ async def test_a_refusal_after_a_lost_request_is_no_refusal(etcd_server, etcd_pr
         etcd_proxy.blackhole()
         claim = Claim("a", 30.0)
         before = etcd_proxy.bytes_up
+        keep_no_lease_alive_first(backend)
         acquiring = asyncio.create_task(backend.acquire(claim))
         await until(lambda: etcd_proxy.bytes_up > before, what="the request is sent")
         etcd_proxy.cut()

@@ -120,9 +120,11 @@ async def stay_in_line(backend: EtcdBackend, claim: Claim) -> None:
 
 
 async def test_a_joining_that_arrives_after_its_waiter_was_cancelled_leaves_no_place_in_the_line(
-    etcd: EtcdBackend, etcd_server: EtcdCluster
+    etcd: EtcdBackend, etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ):
     """A busy etcd may carry out a request that was given up after the deletion: all behind it would wait for a ttl."""
+    for limit in ("_JOINING", "_LEAVING"):  # the answer comes soon, unless the machine stands still
+        monkeypatch.setattr(f"fencing_sdk.backends.etcd.{limit}", 60.0)
     holder, claim = Claim("a", 60.0), Claim("a", 60.0)
     await granted(etcd, holder)
     join, free = etcd._requests.join_line, asyncio.Event()
@@ -141,7 +143,7 @@ async def test_an_attempt_beside_an_answered_joining_is_deleted_when_it_arrives_
     etcd: EtcdBackend, etcd_server: EtcdCluster
 ):
     """That joining was answered says nothing of the attempt; another lock keeps the lease of the late key alive."""
-    holder, claim, kept = Claim("a", 2.0), Claim("a", 2.0), Claim("kept", 2.0)
+    holder, claim, kept = Claim("a", 60.0), Claim("a", 60.0), Claim("kept", 60.0)
     await granted(etcd, kept)
     await granted(etcd, holder)
     take, stand, free, stood = etcd._requests.take, etcd._requests.join_line, asyncio.Event(), asyncio.Event()

@@ -71,13 +71,16 @@ async def test_a_loss_before_the_watch_began_is_not_missed(etcd_server: EtcdClus
         await told(stay)
 
 
-async def test_locks_that_are_held_for_a_moment_cost_no_watch(etcd_server: EtcdCluster):
+async def test_locks_that_are_held_for_a_moment_cost_no_watch(
+    etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(losses, "_MOMENT", 1.0)  # so long a moment that a machine may stand still in it
     before = await asyncio.to_thread(etcd_server.calls, "Watch")
     async with opened(etcd_server.url) as (locks, _):
         for number in range(50):
             async with locks.lock(f"a/{number}"):
                 pass
-        await asyncio.sleep(3 * losses._MOMENT)
+        await asyncio.sleep(1.5 * losses._MOMENT)
     assert await asyncio.to_thread(etcd_server.calls, "Watch") == before
 
 
@@ -159,10 +162,14 @@ async def test_a_silent_network_is_left_for_a_new_stream(
     monkeypatch.setattr(losses, "_SILENCE", 2.0)
     url = f"etcd://127.0.0.1:{etcd_proxy.port}"
     async with opened(url) as (locks, _), holding(locks, "a") as (stay,):
-        await watched(etcd_server, 1)
-        accepted = etcd_proxy.accepted
-        await asyncio.sleep(2.2)
-        assert etcd_proxy.accepted == accepted  # it has answered that it is there
+        for _ in range(5):
+            await watched(etcd_server, 1)
+            accepted = etcd_proxy.accepted
+            await asyncio.sleep(2.6)  # longer than it takes to leave a silent member and to ask again
+            if etcd_proxy.accepted == accepted:  # it has answered that it is there
+                break
+        else:  # once or twice the machine may have stood still, which is silence, too
+            pytest.fail("a member that answers was left again and again")
         etcd_proxy.half_open()
         await asyncio.to_thread(etcd_server.delete, "fencing/a/")
         accepted = etcd_proxy.accepted
@@ -175,7 +182,8 @@ async def test_a_silent_network_is_left_for_a_new_stream(
 async def test_a_member_that_dies_takes_no_notice_along(etcd_cluster: EtcdCluster):
     async with opened(etcd_cluster.url) as (locks, _), holding(locks, "a") as (stay,):
         await watched(etcd_cluster, 1)
-        etcd_cluster.members[0].kill()  # the first of the URL
+        asked = locks._backend._gateway._endpoints.in_turn()[0].origin
+        next(member for member in etcd_cluster.members if member.origin == asked).kill()
         await etcd_cluster.await_leader()
         await asyncio.to_thread(etcd_cluster.delete, "fencing/a/")
         await told(stay)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
 
 import pytest
 from campaigns import amount
 from etcd_network import PeerNetwork
 from etcd_server import EtcdCluster, EtcdMember, b64, gone
-from etcd_stage import backend_on, count_of_keys, granted, held_for, in_order, six_in_line
+from etcd_stage import SHORT_IN_LINE, backend_on, count_of_keys, granted, held_for, in_order, six_in_line
 from event_log import ENDED_BY_TIME
-from stays import SHORT, Stay, opened, staying
+from stays import PATIENCE, SHORT, Stay, opened, staying
 
 from fencing_sdk import StaleTokenError
 from fencing_sdk.abc import Claim
@@ -18,6 +21,8 @@ from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.guards.etcd import EtcdGuard, put
 
 pytest_plugins = ["etcd_fixtures"]
+
+T = TypeVar("T")
 
 KEPT = amount({"ttl": 6.0}, short={"ttl": 20.0, "heartbeat_interval": 0.5})
 BEYOND = amount(7.5, short=2.0)
@@ -49,8 +54,8 @@ async def test_a_holder_at_the_cut_off_member_is_out_before_the_majority_hands_o
     """It knows no other member. Its keep-alives may still be answered there; they prove nothing by themselves."""
     alone, rest = await sides(partitioned_etcd, leads=leads)
     async with opened(url_of(alone)) as (locks, _), opened(url_of(*rest)) as (others, _):
-        async with staying(locks.lock("a", **SHORT)) as stay:
-            waiting = Stay(others.lock("a", ttl=10))
+        async with staying(locks.lock("a", **SHORT_IN_LINE)) as stay:
+            waiting = Stay(others.lock("a", ttl=20))
             await count_of_keys(partitioned_etcd, "a", 2)
             with network_of(partitioned_etcd).isolated(alone.address):
                 await stay.over()
@@ -112,13 +117,13 @@ async def test_when_no_member_reaches_another_the_work_ends_and_nobody_begins(pa
         async with staying(locks.lock("a", **SHORT)) as stay:
             for member in partitioned_etcd.members:
                 network_of(partitioned_etcd).isolate(member.address)
-            waiting = Stay(others.lock("a", ttl=10))
+            waiting = Stay(others.lock("a", ttl=20))
             await stay.over()
             assert stay.lost in ENDED_BY_TIME
             assert not waiting.entered.is_set()
             network_of(partitioned_etcd).heal()
             if waiting.task.done():  # the store was silent for as long as it waits for an answer
-                waiting = Stay(others.lock("a", ttl=10))
+                waiting = Stay(others.lock("a", ttl=20))
             await waiting.begun()
             assert waiting.granted_at > stay.body_ended_at
             assert waiting.token > stay.token
@@ -142,6 +147,15 @@ async def test_two_members_that_only_a_third_reaches_both_cost_no_lease(partitio
     await gone(partitioned_etcd, "fencing/")
 
 
+async def answered(call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call again until the majority answers: it may have to elect a leader first."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            with suppress(BackendUnavailableError):
+                return await call()
+            await asyncio.sleep(0.1)
+
+
 @LEADER_OR_FOLLOWER
 async def test_what_a_stale_holder_writes_at_the_cut_off_member_never_counts(
     partitioned_etcd: EtcdCluster, leads: bool
@@ -154,9 +168,10 @@ async def test_what_a_stale_holder_writes_at_the_cut_off_member_never_counts(
         await old.execute("a", token, put("data/a", "old"))
         with network_of(partitioned_etcd).isolated(alone.address):
             writing = asyncio.ensure_future(old.execute("a", token, put("data/a", "late")))
-            await backend.release(claim)
-            higher = await granted(backend, Claim("a", 30.0))
-            await fresh.execute("a", higher, put("data/a", "new"))
+            await answered(lambda: backend.release(claim))
+            following = Claim("a", 30.0)
+            higher = await answered(lambda: granted(backend, following))
+            await answered(lambda: fresh.execute("a", higher, put("data/a", "new")))
         with pytest.raises((BackendUnavailableError, StaleTokenError)):
             await writing
         await partitioned_etcd.command("kv/put", {"key": b64("x"), "value": b64("x")})

@@ -25,7 +25,10 @@ QUOTED = "hunter2%40%2F%3A%2C"
 
 @pytest.fixture
 def secured(start_etcd: StartEtcd) -> EtcdCluster:
-    cluster = start_etcd(auth_token_ttl=1)
+    return with_login(start_etcd())
+
+
+def with_login(cluster: EtcdCluster) -> EtcdCluster:
     cluster.enable_auth(user="locker", password=PASSWORD)
     return cluster
 
@@ -52,9 +55,10 @@ async def test_a_user_limited_to_the_prefix_holds_locks_and_waits(secured: EtcdC
             await (await waiting).release()
 
 
-async def test_a_token_that_expired_is_made_again(secured: EtcdCluster):
+async def test_a_token_that_expired_is_made_again(start_etcd: StartEtcd):
     """etcd forgets a token that was not used for a second; the heartbeat is slower than that."""
-    async with opened(login(secured)) as (locks, log), staying(locks.lock("a", ttl=20, heartbeat_interval=2.5)) as stay:
+    url = login(with_login(start_etcd(auth_token_ttl=1)))
+    async with opened(url) as (locks, log), staying(locks.lock("a", ttl=20, heartbeat_interval=2.5)) as stay:
         await log.seen(Renewed)
         await stay.end()
 

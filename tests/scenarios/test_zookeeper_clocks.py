@@ -11,10 +11,10 @@ from event_log import CLOCK
 from stays import PATIENCE, eventually, opened, staying
 from zookeeper_clock import WallClock, require_compiler
 from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
-from zookeeper_stage import Operator, operating
+from zookeeper_stage import Operator, granted, operating
 
 from fencing_sdk._lease import state_of
-from fencing_sdk._values.claim import Claim, Grant
+from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent, delete, get
 
@@ -49,8 +49,7 @@ async def test_a_wall_clock_that_jumps_ends_no_session_and_keeps_none_alive(hour
         async with staying(locks.lock("living", ttl=10, heartbeat_interval=0.5)) as stay:
             gone = from_url(url)
             left_at = CLOCK.now()
-            before = await gone.acquire(Claim("gone", 2.0))
-            assert isinstance(before, Grant)
+            before = await granted(gone, Claim("gone", 2.0))
             await gone.aclose()  # without its session, which nobody keeps alive from now on
             clock.shift(hours)
             assert abs(await _wall_clock(operator) - time.time() - hours) < HOURS / 2

@@ -75,9 +75,9 @@ async def test_who_may_ask_all_members_keeps_its_lease_although_its_follower_is_
     lone = (await asyncio.to_thread(lambda: split_ensemble.followers))[0]
     rest = [member for member in split_ensemble.members if member is not lone]
     away, everywhere = from_url(f"{lone.url}{root}"), from_url(f"zk://{lone.address}{root}")
-    claim, other = Claim("a", 20.0), Claim("b", 20.0)
+    claim, other = Claim("a", 60.0), Claim("b", 60.0)
     grant = await everywhere.acquire(claim)
-    session = everywhere._sessions.of(20.0)
+    session = everywhere._sessions.of(60.0)
     assert isinstance(grant, Grant)
     assert isinstance(await away.acquire(other), Grant)
     hosts = ",".join(member.address for member in split_ensemble.members)
@@ -87,7 +87,7 @@ async def test_who_may_ask_all_members_keeps_its_lease_although_its_follower_is_
     with pytest.raises(BackendUnavailableError):
         await away.renew([other])
     await eventually(lambda: _renews(everywhere, claim), what="a renewal by way of another member")
-    assert session.id == everywhere._sessions.of(20.0).id
+    assert session.id == everywhere._sessions.of(60.0).id
     assert await everywhere.acquire(claim) == grant
     assert all(member.role(patience=PATIENCE) in {"leader", "follower"} for member in rest)
     member_network.heal()

@@ -34,7 +34,7 @@ async def rival(zookeeper_url: str) -> AsyncIterator[ZooKeeperBackend]:
 async def line_of(backend: ZooKeeperBackend) -> list[str]:
     """The nodes of all who hold or wait."""
     session = backend._sessions.any()
-    await session.ready()
+    assert await session.settled()
     return [node.name for node in await backend._recipe.look(session, NAME)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from patience import wait_until
 from zookeeper_clock import require_compiler
 
 pytest_plugins = ["zookeeper_fixtures"]
@@ -37,11 +38,11 @@ def test_settings_reach_the_server(start_zookeeper):
 
 def test_an_ensemble_has_one_leader_and_another_one_when_that_dies(zookeeper_ensemble):
     leader = zookeeper_ensemble.leader
-    assert [member.role(patience=20) for member in zookeeper_ensemble.followers] == ["follower"] * 2
+    wait_until(lambda: [member.role(patience=20) for member in zookeeper_ensemble.followers] == ["follower"] * 2)
     leader.kill()
     assert zookeeper_ensemble.leader is not leader
     zookeeper_ensemble.heal()
-    assert leader.role(patience=20) == "follower"
+    wait_until(lambda: leader.role(patience=20) == "follower")
 
 
 def test_elsewhere_a_missing_compiler_is_a_skip_that_says_what_to_install(monkeypatch):

@@ -24,6 +24,9 @@ from fencing_sdk.errors import BackendUnavailableError
 
 WORKER = Path(__file__).parents[1] / "scenarios" / "workers" / "etcd_waiters.py"
 
+SHORT_IN_LINE = {"ttl": 6.0, "safety_buffer": 2.4, "heartbeat_interval": 0.4}
+"""`SHORT` for a lease that is to be lost after another claim has joined the line: it is valid for 3.5 s, not 1.6 s."""
+
 
 async def keys(cluster: EtcdCluster, name: str = "") -> list[str]:
     """The keys of a lock, or of all locks, the oldest first."""
@@ -44,6 +47,12 @@ def ask_first(gateway: Gateway, port: int) -> None:
     endpoints = gateway._endpoints
     while not endpoints.in_turn()[0].origin.endswith(f":{port}"):
         endpoints.mark_failed(endpoints.in_turn()[0])
+
+
+def keep_no_lease_alive_first(backend: EtcdBackend) -> None:
+    """Let the next request go first: half a second after the last keep-alive, another keep-alive goes before it."""
+    for lease in backend._leases._leases.values():
+        lease.renewed_at = backend._leases.now()
 
 
 async def granted(backend: Backend, claim: Claim) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
-from stays import eventually
+from stays import PATIENCE, eventually
 
 from fencing_sdk import LockClient
+from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, KazooDriver
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent, delete, exists
@@ -26,7 +27,7 @@ class Operator:
 
     async def session(self) -> ZooKeeperSession:
         session = self._backend._sessions.any()
-        await session.ready()
+        assert await session.settled()
         return session
 
     async def line(self, name: str) -> list[str]:
@@ -68,6 +69,16 @@ async def in_place(locks: LockClient, number: int = 1) -> None:
         return sum(bool(own_node.watched) for own_node in backend._own_nodes.all()) == number
 
     await eventually(look, what=f"{number} wait")
+
+
+async def granted(backend: ZooKeeperBackend, claim: Claim) -> Grant:
+    """Ask for a grant until there is one: a connection may break, or take its time."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            with suppress(BackendUnavailableError):
+                if isinstance(outcome := await backend.acquire(claim), Grant):
+                    return outcome
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
