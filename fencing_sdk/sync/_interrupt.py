@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
@@ -65,7 +64,7 @@ class Interrupt:
         UnsupportedError: the system has no such signals.
     """
 
-    __slots__ = ("_before", "_lease", "_told")
+    __slots__ = ("_before", "_lease", "_over", "_told")
 
     def __init__(self, name: str) -> None:
         if not hasattr(signal, "pthread_kill"):
@@ -76,6 +75,7 @@ class Interrupt:
             raise UsageError(msg)
         self._lease: SyncLease | None = None
         self._told = False
+        self._over = threading.Event()
         self._before: _Handler = None
 
     def begin(self, lease: SyncLease) -> None:
@@ -88,6 +88,7 @@ class Interrupt:
         """Break nothing any more."""
         if self._lease is not None:
             self._lease = None
+            self._over.set()
             signal.signal(signal.SIGURG, signal.SIG_DFL if self._before is None else self._before)
 
     def _send(self, reason: LossReason) -> None:
@@ -101,7 +102,7 @@ class Interrupt:
         while self._lease is not None and main is not None and reason not in _NO_REASON and not self._told:
             with suppress(ProcessLookupError):
                 signal.pthread_kill(main, signal.SIGURG)
-            time.sleep(_AGAIN)
+            self._over.wait(_AGAIN)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         lease = self._lease
