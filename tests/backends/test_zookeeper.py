@@ -11,6 +11,7 @@ from zookeeper_promises import AsksAgain, ZooKeeperPromises, asking_again
 from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
 
 from fencing_sdk.abc import Backend
+from fencing_sdk.backends.zookeeper import ZooKeeperBackend
 from fencing_sdk.testing import BackendSuite
 from fencing_sdk.testing.backend_promises.backend_under_test import Reopen
 
@@ -35,7 +36,7 @@ class TestZooKeeperBackend(ZooKeeperPromises, BackendSuite):
         return self.own_url
 
     @asynccontextmanager
-    async def break_store(self, backend: Backend) -> AsyncIterator[None]:
+    async def break_store(self, backend: ZooKeeperBackend) -> AsyncIterator[None]:
         """Kill the server, and ask in vain once only: each time takes a second."""
         assert isinstance(backend, AsksAgain)
         await asyncio.to_thread(self.own_server.kill)
