@@ -59,6 +59,7 @@ class Child:
         """Whether this process stopped itself together with the command."""
         self._ended = asyncio.Event()
         self._code: int | None = None
+        self._pid = 0  # until it is started
         script = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid()), str(death_signal)]
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._look)
@@ -71,8 +72,8 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the command itself has not ended; what it left behind does not count."""
-        return self._code is None
+        """Whether the command itself was started and has not ended; what it left behind does not count."""
+        return self._pid != 0 and self._code is None
 
     @property
     def code(self) -> int:
@@ -106,7 +107,8 @@ class Child:
 
     def _signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, number)
+            if self._pid != 0:
+                os.killpg(self._pid, number)
 
     def _group_lives(self) -> bool:
         try:

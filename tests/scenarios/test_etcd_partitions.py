@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import TypeVar
 
 import pytest
 from campaigns import amount
@@ -13,7 +10,7 @@ from etcd_network import PeerNetwork
 from etcd_server import EtcdCluster, EtcdMember, b64, gone
 from etcd_stage import SHORT_IN_LINE, backend_on, count_of_keys, granted, held_for, in_order, six_in_line
 from event_log import ENDED_BY_TIME
-from stays import PATIENCE, SHORT, Stay, opened, staying
+from stays import SHORT, Stay, answered, opened, staying
 
 from fencing_sdk import StaleTokenError
 from fencing_sdk.abc import Claim
@@ -21,8 +18,6 @@ from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.guards.etcd import EtcdGuard, put
 
 pytest_plugins = ["etcd_fixtures"]
-
-T = TypeVar("T")
 
 KEPT = amount({"ttl": 6.0}, short={"ttl": 20.0, "heartbeat_interval": 0.5})
 BEYOND = amount(7.5, short=2.0)
@@ -145,15 +140,6 @@ async def test_two_members_that_only_a_third_reaches_both_cost_no_lease(partitio
             await held_for(1, log, others, "a")
             await stay.end()
     await gone(partitioned_etcd, "fencing/")
-
-
-async def answered(call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call again until the majority answers: it may have to elect a leader first."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            with suppress(BackendUnavailableError):
-                return await call()
-            await asyncio.sleep(0.1)
 
 
 @LEADER_OR_FOLLOWER
