@@ -61,10 +61,11 @@ class Child:
         self._code: int | None = None
         self._pid = 0  # until it is started
         script = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid()), str(death_signal)]
+        # The handlers come before the start: a stop of this process alone would let the command run on.
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._look)
         loop.add_signal_handler(signal.SIGCONT, self.go_on)
-        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:  # before: a stop of this process alone stops no work
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGTSTP, self._signal_group, signal.SIGTSTP)
         self._pid = os.posix_spawn(
             sys.executable, [*script, *command], environment, setpgroup=0, setsigdef=(signal.SIGPIPE,)

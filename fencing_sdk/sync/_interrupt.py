@@ -18,9 +18,6 @@ from fencing_sdk.errors import LossReason, UnsupportedError, UsageError, shown
 from fencing_sdk.sync._lease import SyncLease
 from fencing_sdk.sync._lock import SyncLock
 
-_AGAIN = 0.2
-"""Seconds until the next signal to a block that the last one did not break."""
-
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
@@ -37,6 +34,7 @@ class InterruptingLock(SyncLock):
         self._interrupt = interrupt
         try:
             interrupt.begin(lease)
+            lease.check()  # the signal of a loss that came meanwhile has broken nothing
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
@@ -52,7 +50,7 @@ class InterruptingLock(SyncLock):
 
 
 _OWN = frozenset({InterruptingLock.__enter__.__code__, InterruptingLock.__exit__.__code__})
-"""Where the handler raises nothing: a later signal breaks the block, or its end tells the loss by itself."""
+"""Where the handler raises nothing: the end of the block tells the loss by itself."""
 
 
 class Interrupt:
@@ -64,7 +62,7 @@ class Interrupt:
         UnsupportedError: the system has no such signals.
     """
 
-    __slots__ = ("_before", "_lease", "_over", "_told")
+    __slots__ = ("_before", "_lease")
 
     def __init__(self, name: str) -> None:
         if not hasattr(signal, "pthread_kill"):
@@ -74,8 +72,6 @@ class Interrupt:
             msg = f"lock {shown(name)} has interrupt=True, which works in the main thread alone; ask lease.check() here"
             raise UsageError(msg)
         self._lease: SyncLease | None = None
-        self._told = False
-        self._over = threading.Event()
         self._before: _Handler = None
 
     def begin(self, lease: SyncLease) -> None:
@@ -88,26 +84,18 @@ class Interrupt:
         """Break nothing any more."""
         if self._lease is not None:
             self._lease = None
-            self._over.set()
             signal.signal(signal.SIGURG, signal.SIG_DFL if self._before is None else self._before)
 
-    def _send(self, reason: LossReason) -> None:
-        """
-        In a thread of its own: call the main thread away from what it does, until its block has been told.
-
-        The first signal may find the main thread where it breaks nothing: while it enters the block, or on the last
-        step into a call that blocks.
-        """
+    def _send(self, _reason: LossReason) -> None:
+        """In a thread of its own: call the main thread away from what it does."""
         main = threading.main_thread().ident
-        while self._lease is not None and main is not None and reason not in _NO_REASON and not self._told:
+        if self._lease is not None and main is not None:
             with suppress(ProcessLookupError):
                 signal.pthread_kill(main, signal.SIGURG)
-            self._over.wait(_AGAIN)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         lease = self._lease
         if lease is not None and lease.lost_reason not in _NO_REASON and not _is_own(frame):
-            self._told = True
             raise state_of(lease).loss()
         if callable(self._before):  # the block around this one has been lost, or the signal was for the program
             self._before(number, frame)

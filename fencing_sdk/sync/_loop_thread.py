@@ -40,7 +40,6 @@ _PATCHED = ("threading", "thread", "select", "socket")
 
 _running: set[LoopThread] = set()
 """The bridges of this process and its parents whose thread runs."""
-_interpreter_ends = threading.Event()
 
 
 class LoopThread:
@@ -208,9 +207,6 @@ class LoopThread:
 
     def _start(self) -> asyncio.AbstractEventLoop:
         check_threads_are_real()
-        if _interpreter_ends.is_set() and threading.current_thread().daemon:  # it may run on, and nothing closes again
-            msg = "the interpreter ends; a lock that a daemon thread takes now would stay taken until its ttl is over"
-            raise UsageError(msg)
         if self._opening is not None:
             msg = "this client is being opened by the call that this handler of a signal interrupted; use it later"
             raise UsageError(msg)
@@ -313,8 +309,7 @@ def close_before_a_child_ends() -> None:
 
 
 def close_all() -> None:
-    """Give back what the clients of this process hold as it ends, within a bounded time."""
-    _interpreter_ends.set()
+    """Give back what the clients of this process hold, within a bounded time."""
     mine = [bridge for bridge in tuple(_running) if not bridge.inherited]
     for bridge in mine:
         bridge.close_soon()
