@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import cast
 
-from fencing_sdk._lease import AnyLease, Lease
+from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import NoLeaseError
 
@@ -18,7 +18,10 @@ _leases: ContextVar[tuple[AnyLease, ...]] = ContextVar("fencing_sdk_leases", def
 
 def current_lease(name: str | None = None) -> Lease:
     """
-    Return the innermost lease of this context, or the innermost one on lock *name*.
+    Return the innermost lease of this context that is held alone, or the innermost one of any kind on *name*.
+
+    Without *name*, permits of semaphores and leases of readers are passed over: a semaphore around a write bounds how
+    many write, and the resource knows the lock. The writer of a read/write lock holds alone.
 
     The lease may be over; its token tells. In a thread that holds a lock of ``fencing_sdk.sync`` it is a lease of that
     module: import `fencing_sdk.sync.current_lease` there.
@@ -31,20 +34,23 @@ def current_lease(name: str | None = None) -> Lease:
 
 def innermost(name: str | None) -> AnyLease:
     """
-    Do the same for a lease of either kind.
+    Do the same for a lease of either world.
 
     Raises:
         NoLeaseError: this code does not run under such a lock.
     """
-    for lease in reversed(_leases.get()):
-        if name is None or lease.name == name:
+    leases = _leases.get()
+    for lease in reversed(leases):
+        if lease.name == name or (name is None and not state_of(lease).claim.mode.shared):
             return lease
-    raise NoLeaseError(name)
+    raise NoLeaseError(name, leases[-1].name if name is None and leases else None)
 
 
 def current_token(name: str | None = None) -> Token:
     """
     Return the fencing token of `current_lease`, checked against the clock at this moment.
+
+    Without *name* it is never that of a permit or a reader: ``current_token("gpu-pool")`` asks for one.
 
     Raises:
         NoLeaseError: this code does not run under such a lock.

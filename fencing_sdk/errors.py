@@ -119,13 +119,23 @@ class UsageError(FencingError, RuntimeError):
 
 
 class NoLeaseError(UsageError, LookupError):
-    """There is no lease in the current context."""
+    """
+    There is no lease in the current context.
 
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__(name)
+    ``shared`` is the name of a permit or a reader that the context has, where no name was asked for.
+    """
+
+    def __init__(self, name: str | None = None, shared: str | None = None) -> None:
+        super().__init__(name, *filter(None, (shared,)))
         self.name = name
+        self.shared = shared
 
     def __str__(self) -> str:
+        if self.shared is not None:
+            return (
+                f"no lease in this context that is held alone; ask for the permit or reader of {shown(self.shared)} by "
+                f"its name, such as current_token({self.shared!r})"
+            )
         what = "no lease" if self.name is None else f"no lease on {shown(self.name)}"
         return (
             f"{what} in this context; call from inside 'async with lock', or pass the lease along "

@@ -77,7 +77,7 @@ def fencing_hook(
     Args:
         origins: Scheme, host and port, such as ``"https://seats.example"``, compared exactly.
 
-        name: Send the token of this lock. By default, of the innermost one.
+        name: Send the token of this lock, or of this permit or reader. By default, of the innermost lock.
 
         required: Whether a request outside of such a lease is an error.
 

@@ -21,7 +21,7 @@ _NAMES = frozenset(name.lower() for name in ACCEPTED_HEADERS)
 
 def current_metadata(name: str | None = None) -> tuple[tuple[str, str], ...]:
     """
-    The pairs that carry the token of the current lease, or of the one on lock *name*.
+    The pairs that carry the token of the innermost lock, or of the lease on *name*: also of a permit or a reader.
 
     A message may lie in a queue for a day. It carries the number that was good when it was sent;
     the guard where it is worked on decides.

@@ -101,8 +101,9 @@ def connect(
 
 def current_lease(name: str | None = None) -> AnyLease:
     """
-    Return the innermost lease of this thread, or the innermost one on lock *name*. It may be over; its token tells.
+    Return the innermost lease of this thread that is held alone, or the innermost one of any kind on *name*.
 
+    Without *name*, permits of semaphores and leases of readers are passed over. The lease may be over; its token tells.
     A thread that another one has started does not see the leases of that one: pass them on.
 
     Raises:

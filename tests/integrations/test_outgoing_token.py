@@ -180,6 +180,25 @@ async def test_of_several_leases_the_innermost_or_the_named_one_is_sent(client, 
         assert inner.token != outer.token
 
 
+@pytest.mark.parametrize("kind", ["permit", "reader"])
+async def test_permits_and_readers_are_sent_on_request_only(client, locks, server, kind):
+    share = locks.semaphore("pool", permits=4) if kind == "permit" else locks.rwlock("pool").reader
+    origins = [server.url]
+    async with share as lease:
+        await client.put(f"{server.url}/seats/42", origins=origins)
+        with pytest.raises(NoLeaseError, match="pool"):
+            await client.put(f"{server.url}/seats/42", origins=origins, required=True)
+        await client.put(f"{server.url}/pool", origins=origins, name="pool", required=True)
+        assert server.numbers == [None, lease.token]
+    async with locks.lock("seats/42") as lock, locks.lock("more"), share as lease:
+        await client.put(f"{server.url}/seats/42", origins=origins, name="seats/42")
+        await client.put(f"{server.url}/pool", origins=origins, name="pool")
+        assert server.numbers[2:] == [lock.token, lease.token]
+    async with locks.lock("seats/42") as lock, share:
+        await client.put(f"{server.url}/seats/42", origins=origins, required=True)
+        assert server.numbers[4:] == [lock.token]
+
+
 async def test_a_lease_that_is_over_stops_the_request(client, locks, server):
     async with locks.lock("seats/42") as lease:
         await lease.release()

@@ -5,8 +5,10 @@ import contextvars
 
 import pytest
 
-from fencing_sdk import LeaseLostError, NoLeaseError, UsageError, current_lease, current_token
+from fencing_sdk import LeaseLostError, LockClient, NoLeaseError, UsageError, current_lease, current_token, sync
 from fencing_sdk._current_lease import held_here, pop, push
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.integrations.messages import current_metadata
 
 
 async def test_without_a_lock_there_is_no_lease_and_the_error_says_where_there_would_be_one():
@@ -42,6 +44,62 @@ async def test_the_innermost_lease_is_current_and_each_is_found_by_its_name(stag
             with pytest.raises(NoLeaseError, match="'other'"):
                 current_lease("other")
         assert current_lease() is outer
+
+
+SHARES = {
+    "permit": lambda locks: locks.semaphore("pool", permits=2),
+    "reader": lambda locks: locks.rwlock("pool").reader,
+}
+"""What is passed over unless it is asked for by its name."""
+
+
+def check_that_shares_are_passed_over(share, lock=None):
+    """What the code sees under *share*, and perhaps under *lock*."""
+    assert (current_token("pool"), current_token("pool").holder) == (share.token, share.token.holder)
+    assert dict(current_metadata("pool")) == {"fencing-token": share.headers()["Fencing-Token"]}
+    if lock is not None:
+        assert sync.current_lease() is lock
+        assert current_token() == lock.token
+        assert dict(current_metadata()) == {"fencing-token": lock.headers()["Fencing-Token"]}
+        return
+    for ask in (sync.current_lease, current_token, current_metadata):
+        with pytest.raises(NoLeaseError, match=r"by its name, such as current_token\('pool'\)") as none:
+            ask()
+        assert (none.value.name, none.value.shared) == (None, "pool")
+
+
+@pytest.mark.parametrize("kind", SHARES)
+@pytest.mark.parametrize("outer", ["share", "lock"])
+@pytest.mark.parametrize("alone", ["lock", "writer"])
+async def test_permits_and_readers_are_current_on_request_only(kind, outer, alone):
+    async with LockClient(MemoryBackend(tokens="counter")) as locks:
+        share = SHARES[kind](locks)
+        lock = locks.lock("seats") if alone == "lock" else locks.rwlock("seats").writer
+        async with share as lease:
+            check_that_shares_are_passed_over(lease)
+        if outer == "share":
+            async with share as lease, lock as held:
+                check_that_shares_are_passed_over(lease, held)
+        else:
+            async with lock as held, share as lease:
+                check_that_shares_are_passed_over(lease, held)
+
+
+@pytest.mark.parametrize("kind", SHARES)
+@pytest.mark.parametrize("outer", ["share", "lock"])
+@pytest.mark.parametrize("alone", ["lock", "writer"])
+def test_in_threads_permits_and_readers_are_current_on_request_only(kind, outer, alone):
+    with sync.SyncLockClient(LockClient(MemoryBackend(tokens="counter"))) as locks:
+        share = SHARES[kind](locks)
+        lock = locks.lock("seats") if alone == "lock" else locks.rwlock("seats").writer
+        with share as lease:
+            check_that_shares_are_passed_over(lease)
+        if outer == "share":
+            with share as lease, lock as held:
+                check_that_shares_are_passed_over(lease, held)
+        else:
+            with lock as held, share as lease:
+                check_that_shares_are_passed_over(lease, held)
 
 
 async def test_a_lease_is_found_by_the_users_name_and_not_by_the_stores(stage):
