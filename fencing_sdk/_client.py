@@ -36,6 +36,7 @@ from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.names import check_name, check_namespace, in_namespace
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, patience, seconds
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, UsageError
 from fencing_sdk.events import Observer
@@ -48,7 +49,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class LockClient(SharingClient, OperatingClient):
+class LockClient(SharingClient, OperatingClient, Uncopied):
     """
     Makes locks on one backend and renews all their leases with one heartbeat.
 

@@ -11,10 +11,11 @@ from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.token_wire import token_headers
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import LossReason, StaleTokenError, shown
 
 
-class AnyLease:
+class AnyLease(Uncopied):
     """What may be asked about a lease from any thread: the part that `Lease` and the lease of a thread share."""
 
     __slots__ = ("__weakref__", "_state")
@@ -24,13 +25,6 @@ class AnyLease:
 
     def __repr__(self) -> str:
         return repr(self._state)
-
-    def __copy__(self) -> Self:
-        """Return the lease itself: a second handle that is dropped would give the lock back."""
-        return self
-
-    def __deepcopy__(self, _: object) -> Self:
-        return self
 
     @property
     def name(self) -> str:

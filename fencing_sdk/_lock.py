@@ -23,12 +23,13 @@ from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Mode
 from fencing_sdk._values.timing import Seconds, patience
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown
 
 L = TypeVar("L", bound="Lock")
 
 
-class Lock:
+class Lock(Uncopied):
     """
     A lock, described. Nothing is sent until it is entered or acquired.
 

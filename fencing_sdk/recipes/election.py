@@ -36,6 +36,7 @@ from fencing_sdk._lock import Lock, telling
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import logger
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import BackendUnavailableError, DrainingError, LeaseLostError, shown
 from fencing_sdk.recipes.election_term import ElectionState, ElectionTerm, TermBlock
 
@@ -69,7 +70,7 @@ class ElectionStanding(StrEnum):
     """The term is over, and its body has not ended yet."""
 
 
-class Election:
+class Election(Uncopied):
     """
     An election, described. Nothing is sent until ``async for`` stands in it. Made by `LockClient.election`.
 

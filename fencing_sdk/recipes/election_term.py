@@ -22,6 +22,7 @@ from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk._lock import Lock, enter_with
 from fencing_sdk._values import forks
 from fencing_sdk._values.observers import logger
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import LeaseLostError, UsageError, shown
 
 
@@ -83,7 +84,7 @@ class ElectionState:
         return any(term.lease.held for term in tuple(self.here.terms))
 
 
-class ElectionTerm:
+class ElectionTerm(Uncopied):
     """
     The lead of this process, for as long as its lease is held: ``async with term as lease``, at once and once.
 

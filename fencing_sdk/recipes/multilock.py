@@ -23,6 +23,7 @@ from fencing_sdk._lock import Lock, enter
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.names import check_name
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import AcquireTimeoutError, ConfigurationError, shown
 
 L = TypeVar("L", bound=AnyLease)
@@ -38,7 +39,7 @@ class _Take(Protocol):
     def __call__(self, lock: Lock, /, *, wait: float | None) -> Awaitable[Lease]: ...
 
 
-class HeldLeases(Mapping[str, L], Generic[L]):
+class HeldLeases(Mapping[str, L], Uncopied, Generic[L]):
     """The leases of several locks, by the names of the locks, in the order of their names."""
 
     __slots__ = ("_leases",)
@@ -89,7 +90,7 @@ class HeldLocks(HeldLeases[Lease]):
     __slots__ = ()
 
 
-class MultiLock:
+class MultiLock(Uncopied):
     """
     Several locks, described. Nothing is sent until ``async with`` enters it. Made by `LockClient.multilock`.
 

@@ -18,10 +18,11 @@ from typing import NoReturn
 from fencing_sdk._lock import Lock, engine_of
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.names import in_namespace
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import UsageError, shown
 
 
-class ReadWriteLock:
+class ReadWriteLock(Uncopied):
     """
     Two locks on one name: `reader`, which many may hold together, and `writer`. Made by `LockClient.rwlock`.
 
@@ -64,8 +65,7 @@ class ReadWriteLock:
         Raises:
             UsageError: always.
         """
-        msg = f"enter {shown(self.name)} as a reader or as the writer: async with rwlock.reader, or rwlock.writer"
-        raise UsageError(msg)
+        raise enter_one_of_the_two(self.name, "async with")
 
     async def __aexit__(self, *_: object) -> None:
         """Never called."""
@@ -78,3 +78,8 @@ class ReadWriteLock:
             BackendError, UsageError: as `Lock.locked`.
         """
         return await engine_of(self._writer).holders(in_namespace(self._namespace, self.name))
+
+
+def enter_one_of_the_two(name: str, block: str) -> UsageError:
+    """Return the error for a *block*, ``async with`` or ``with``, of both locks."""
+    return UsageError(f"enter {shown(name)} as a reader or as the writer: {block} rwlock.reader, or rwlock.writer")

@@ -17,6 +17,7 @@ from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.client_status import Status
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.timing import Seconds, seconds
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.recipes.drain_signals import check_signals
 from fencing_sdk.recipes.jobs import Ran, Skipped
@@ -32,7 +33,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class SyncLockClient:
+class SyncLockClient(Uncopied):
     """
     Makes locks for threads on one backend, and renews all their leases in one background thread.
 

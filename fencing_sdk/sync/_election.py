@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar
 
 from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import LeaseLostError, UsageError, shown
 from fencing_sdk.recipes.election import Election, ElectionStanding, candidacy_of
 from fencing_sdk.recipes.election_term import ElectionState, is_end_of, not_entered
@@ -28,7 +29,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class SyncElectionTerm:
+class SyncElectionTerm(Uncopied):
     """
     The lead of this process, for as long as its lease is held: ``with term as lease``, at once and once.
 
@@ -142,7 +143,7 @@ class SyncTermBlock:
             raise not_entered(self._election, "before its loop went on", "with")
 
 
-class SyncElection:
+class SyncElection(Uncopied):
     """
     An election for threads, described. Nothing is sent until ``for`` stands in it. Made by `SyncLockClient.election`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import EllipsisType, TracebackType
-from typing import cast
+from typing import NoReturn, cast
 
 from fencing_sdk._current_lease import held_here
 from fencing_sdk._engine.deadlock import already_held, may_wait_for_itself
@@ -14,8 +14,9 @@ from fencing_sdk._lease import Lease, PermitLease, state_of
 from fencing_sdk._lock import Lock, terms_of
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.timing import Seconds, patience
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import UsageError, shown
-from fencing_sdk.recipes.rwlock import ReadWriteLock
+from fencing_sdk.recipes.rwlock import ReadWriteLock, enter_one_of_the_two
 from fencing_sdk.recipes.semaphore import Semaphore
 from fencing_sdk.sync._lease import SyncLease, SyncPermitLease, bridge_of, enter, give_back, is_inside, leave
 from fencing_sdk.sync._loop_thread import LoopThread
@@ -24,7 +25,7 @@ Bridge = Callable[[], LoopThread]
 """The bridge of this process: a forked child has another one."""
 
 
-class SyncLock:
+class SyncLock(Uncopied):
     """
     A lock for threads, described. Nothing is sent until it is entered or acquired. Made by `SyncLockClient.lock`.
 
@@ -158,7 +159,7 @@ class SyncSemaphore(SyncLock):
         return cast("SyncPermitLease", super().__enter__())
 
 
-class SyncReadWriteLock:
+class SyncReadWriteLock(Uncopied):
     """
     Two locks on one name for threads: `reader`, which many may hold together, and `writer`.
 
@@ -190,6 +191,18 @@ class SyncReadWriteLock:
 
     def __repr__(self) -> str:
         return f"<SyncReadWriteLock {shown(self.name)}>"
+
+    def __enter__(self) -> NoReturn:
+        """
+        Never: one of the two locks is entered.
+
+        Raises:
+            UsageError: always.
+        """
+        raise enter_one_of_the_two(self.name, "with")
+
+    def __exit__(self, *_: object) -> None:
+        """Never called."""
 
     def holders(self) -> Sequence[Holder]:
         """Tell who holds it: readers, or one writer. An answer may be outdated when it arrives."""

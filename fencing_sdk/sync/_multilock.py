@@ -7,6 +7,7 @@ from functools import partial
 from types import TracebackType
 
 from fencing_sdk._lease import Lease
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.recipes.multilock import HeldLeases, MultiLock, acquire_all, release_all
 from fencing_sdk.sync._lease import SyncLease, enter, leave
@@ -23,7 +24,7 @@ class SyncHeldLocks(HeldLeases[SyncLease]):
     __slots__ = ()
 
 
-class SyncMultiLock:
+class SyncMultiLock(Uncopied):
     """
     Several locks for a thread, described: ``with locks.multilock("accounts/1", "accounts/7") as held:``.
 

@@ -1,7 +1,6 @@
 """A name and a way to hold it: entering, the plain handle, and what goes with a grant."""
 
 import asyncio
-import copy
 import time
 from datetime import timedelta
 
@@ -99,13 +98,6 @@ async def test_a_forked_child_acquires_nothing_by_the_client_of_its_parent(monke
             in_the_child.setattr(forks, "count", forks.count + 1)
             with pytest.raises(UsageError, match="before a fork"):
                 await locks.lock("a").acquire()
-
-
-async def test_a_copy_of_a_lease_that_is_dropped_gives_nothing_back(stage):
-    async with stage.lock() as lease:
-        assert copy.copy(lease) is copy.deepcopy(lease) is lease
-        await asyncio.sleep(0)
-        assert not await stage.free()
 
 
 async def test_a_loss_that_only_the_clock_has_shown_is_told_before_the_release():
