@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from redis_server import RedisServer
 from redis_stage import calls_of, key
 from stays import PATIENCE, eventually, no_loose_ends
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Grant, Held, Permit, Renewal
 from fencing_sdk.backends.redis import RedisBackend, from_url
+from fencing_sdk.backends.redis.errors import translating
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 pytest_plugins = ["redis_fixtures"]
@@ -174,6 +176,147 @@ async def test_a_lock_is_given_back_although_only_its_lease_has_moved(redis_clus
         assert (await backend.inspect("a")).holder == claim.holder
         await backend.release(claim)
         assert await backend.inspect("a") is None
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Who holds and who waits for the name ``a``, so that no key of the scripts is missing; and what is asked then."""
+
+    held: Sequence[Claim]
+    waiting: Claim
+    ask: Callable[[RedisBackend, Stand], Awaitable[object]]
+
+
+def permit() -> Claim:
+    return Claim("a", 60, metadata="m", mode=Permit(2))
+
+
+def reader() -> Claim:
+    return Claim("a", 60, metadata="m", mode=READER)
+
+
+async def release_all(backend: RedisBackend, stand: Stand) -> None:
+    for claim in stand.held:
+        await backend.release(claim)
+
+
+async def revoke_last(backend: RedisBackend, stand: Stand) -> None:
+    token = max(holder.token for holder in await backend.holders("a"))
+    await backend.revoke("a", token, "test")
+
+
+async def leave_line(backend: RedisBackend, stand: Stand) -> None:
+    with translating("queue"):
+        await backend._router.run(backend._requests.leave_share_line(stand.waiting))
+
+
+STANDS = {
+    "permits are released": Stand([permit(), permit()], permit(), release_all),
+    "readers are released": Stand([reader(), reader()], Claim("a", 60, mode=WRITER), release_all),
+    "the last permit is released": Stand([permit()], permit(), release_all),
+    "the last reader is released": Stand([reader()], Claim("a", 60, mode=WRITER), release_all),
+    "a permit is revoked": Stand([permit(), permit()], permit(), revoke_last),
+    "readers are revoked": Stand([reader(), reader()], Claim("a", 60, mode=WRITER), revoke_last),
+    "a permit is asked for": Stand([permit()], permit(), lambda backend, stand: backend.acquire(stand.waiting)),
+    "a reader asks": Stand([reader()], reader(), lambda backend, stand: backend.acquire(stand.waiting)),
+    "a permit is repeated": Stand([permit(), permit()], permit(), lambda backend, it: backend.acquire(it.held[0])),
+    "a waiter leaves": Stand([permit(), permit()], permit(), leave_line),
+    "a lock is released": Stand([Claim("a", 60)], Claim("a", 60), release_all),
+    "a lock is revoked": Stand([Claim("a", 60)], Claim("a", 60), revoke_last),
+}
+
+
+async def put_in_line(backend: RedisBackend, node: RedisServer, claim: Claim) -> None:
+    """Let *claim* stand in line, without a client that keeps it there."""
+    if claim.mode == LOCK:
+        now = int((await node.command("TIME"))[0]) * 1000
+        await node.command("ZADD", key("a", "q"), 1, claim.owner)
+        await node.command("HSET", key("a", "w"), claim.owner, f"{now} silent 1 60000 1 PUBLISH c\0")
+    else:
+        await backend._router.run(backend._requests.join_share_line(claim, "PUBLISH", "-", "1"))
+
+
+async def stored(node: RedisServer) -> dict[str, object]:
+    """Every key of ``a``: sets and hashes as they are."""
+    kinds = {"string": ["GET"], "zset": ["ZRANGE", 0, -1, "WITHSCORES"], "hash": ["HGETALL"]}
+    found: dict[str, object] = {}
+    for each in await node.command("KEYS", "{fencing:a}:*"):
+        command, *rest = kinds[str(await asked_for(node, "TYPE", each))]
+        found[each] = await asked_for(node, command, each, *rest)
+    return found
+
+
+async def asked_for(node: RedisServer, *command: Any) -> object:
+    """Ask a server that may have the key, although the slot is not its own yet."""
+    return (await asyncio.to_thread(node.ask_all, ["ASKING"], command))[1]
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        pytest.param(Claim("a", 60, mode=Permit(2)), id="permit"),
+        pytest.param(Claim("a", 60, mode=READER), id="reader"),
+        pytest.param(Claim("a", 60, mode=READER), id="one of two readers"),
+        pytest.param(Claim("a", 60, mode=WRITER), id="writer"),
+    ],
+)
+@pytest.mark.parametrize("there", [False, True], ids=["keys are here", "keys are there"])
+async def test_a_share_is_renewed_and_given_back_while_its_slot_moves(
+    claim: Claim, there: bool, request: pytest.FixtureRequest, redis_cluster: Cluster
+):
+    """Those that share a name, and are one of several, are given back when the slot has moved."""
+    two = "one of two" in request.node.callspec.id
+    slot = redis_cluster.slot_of(key("a"))
+    source = redis_cluster.owner_of(slot)
+    target = redis_cluster.other_than(source)
+    async with using(url_of(redis_cluster)) as backend:
+        await granted(backend, claim, *([Claim("a", 60, mode=READER)] if two else []))
+        redis_cluster.start_move(slot, to=target)
+        if there:
+            redis_cluster.move_keys(slot, to=target)
+        assert await backend.renew([claim]) == [Renewal.RENEWED]
+        if two:
+            with pytest.raises(BackendUnavailableError, match="the slot is moving"):
+                await backend.release(claim)
+        else:
+            await backend.release(claim)
+        redis_cluster.finish_move(slot, to=target)
+        await backend.release(claim)
+        assert len(await backend.holders("a")) == two
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["keys are here", "keys are there"])
+@pytest.mark.parametrize("stand", [pytest.param(stand, id=name) for name, stand in STANDS.items()])
+async def test_nothing_is_half_done_while_a_slot_moves(stand: Stand, there: bool, redis_cluster: Cluster):
+    """A server refuses commands for keys that a script has just emptied: so it must refuse the script as a whole."""
+    slot = redis_cluster.slot_of(key("a"))
+    source = redis_cluster.owner_of(slot)
+    target = redis_cluster.other_than(source)
+    async with using(url_of(redis_cluster)) as backend:
+        await granted(backend, *stand.held)
+        if len(stand.held) == 1 and stand.held[0].mode != LOCK:  # it leaves the lease, where it stands alone
+            second = replace(stand.held[0], owner="second")
+            await granted(backend, second)
+            await backend.release(second)
+        await put_in_line(backend, source, stand.waiting)
+        if stand.ask is revoke_last:
+            await source.command("HSET", key("a", "x"), "another", "reason")
+        redis_cluster.start_move(slot, to=target)
+        if there:
+            redis_cluster.move_keys(slot, to=target)
+        node = target if there else source
+        before = await stored(node)
+        if stand.held[0].mode == LOCK and stand.ask is release_all:  # it needs the lease alone
+            await stand.ask(backend, stand)
+            assert await stored(node) == {each: value for each, value in before.items() if each != key("a")}
+        else:
+            with pytest.raises(BackendUnavailableError, match="the slot is moving"):
+                await stand.ask(backend, stand)
+            assert await stored(node) == before
+        redis_cluster.finish_move(slot, to=target)
+        await stand.ask(backend, stand)
+        if stand.ask is release_all:
+            assert not await backend.holders("a")
 
 
 async def test_waiters_are_woken_by_messages_after_a_failover(redis_binary, monkeypatch):

@@ -69,7 +69,7 @@ from fencing_sdk.backends.redis.channels import ListeningWaiter
 from fencing_sdk.backends.redis.connection.cluster import SlotMap
 from fencing_sdk.backends.redis.connection.dial import RedisDialer
 from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
-from fencing_sdk.backends.redis.connection.node import RedisNode, UnconfirmedError, outcome_of
+from fencing_sdk.backends.redis.connection.node import CallOutcome, RedisNode, UnconfirmedError, outcome_of
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import ClusterRouter, RedisRouter, SingleMasterRouter
 from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis, read_time
@@ -134,9 +134,11 @@ class RedisBackend:
         topology = client if isinstance(client, RedisTopology) else topology_from_client(client)
         self._servers = topology.servers
         keys = RedisKeys(check_prefix(prefix))
-        self._requests = RedisRequests(keys, tokens=tokens, fair=fair, retention=retention, min_replicas=min_replicas)
+        sharded = isinstance(topology.servers, SlotMap)
+        self._requests = RedisRequests(
+            keys, tokens=tokens, fair=fair, retention=retention, min_replicas=min_replicas, sharded=sharded
+        )
         self._router = self._make_router(topology)
-        sharded = isinstance(self._router, ClusterRouter)
         self._batch = 1 if sharded else _BATCH  # on a cluster each lock has a slot of its own
         notices = LossNotices()
         self._losses = RedisLossWatcher(self.renew, notices)
@@ -249,12 +251,22 @@ class RedisBackend:
             for call, batch in zip(calls, batches, strict=True):
                 self._losses.renewing(call.keys, batch)
         outcomes = await self._router.run_all(calls)
+        if shared:
+            outcomes = [await self._renewed_alone(*each) for each in zip(outcomes, batches, strict=True)]
         failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if failures and len(failures) == len(outcomes):
             with translating("renew"):
                 raise failures[0]
         answers = zip(batches, outcomes, strict=True)
         return [renewal for batch, outcome in answers for renewal in read_renewals(outcome, len(batch))]
+
+    async def _renewed_alone(self, outcome: CallOutcome, claims: Sequence[Claim]) -> CallOutcome:
+        """Renew a share with fewer keys where its slot is moving, and the server has not all of them."""
+        for call in self._requests.renew_share_alone(claims[0]) if len(claims) == 1 else ():
+            if not (isinstance(outcome, ReplyError) and outcome.code == "TRYAGAIN"):
+                break
+            outcome = await outcome_of(self._router.run(call))
+        return outcome
 
     async def _renew_apart(self, claims: Sequence[Claim], shared: Sequence[Claim]) -> Sequence[Renewal]:
         """Renew the shares and the others: two scripts do it. Raise only if neither has an answer."""
@@ -285,7 +297,7 @@ class RedisBackend:
         try:
             await self._router.run(call)
         except ReplyError as error:
-            if error.code != "TRYAGAIN" or claim.mode != LOCK:
+            if error.code != "TRYAGAIN":
                 raise
             # The slot is moving, and its keys are on two servers. The waiters in the line try once a second.
             await self._router.run(self._requests.release_alone(claim))

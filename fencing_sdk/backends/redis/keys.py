@@ -10,6 +10,7 @@ The keys of a lock, all of them in one slot of a Redis Cluster.
     {fencing:invoices/42}:e    permits and readers: the owners that hold, by the time at which they end
     {fencing:invoices/42}:h    permits and readers: the token, the permit and the metadata of each owner
     {fencing:invoices/42}:x    owner -> why its grant was revoked, for as long as that would have lasted
+    {fencing:invoices/42}:n    never written; see `never_key`
 
 A hash tag ends at the first closing brace, so braces in a name are percent-encoded. Otherwise two
 names could have the same tag, or a tag could be empty.
@@ -97,6 +98,16 @@ def share_keys(tag: str) -> tuple[str, str]:
 def share_line_keys(tag: str) -> tuple[str, str]:
     """The keys of the line of shares: the order of arrival, and the signs of life."""
     return f"{tag}:sq", f"{tag}:sw"
+
+
+def never_key(tag: str) -> str:
+    """
+    A key that never exists: a server of a cluster refuses a script with it as a whole while the slot moves.
+
+    Otherwise the script would begin if all its other keys were there, and fail in its middle: such a server refuses
+    every command for a key that it does not have, even if the script itself has just emptied it.
+    """
+    return f"{tag}:n"
 
 
 def revoked_key(tag: str) -> str:

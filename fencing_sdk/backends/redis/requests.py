@@ -17,6 +17,7 @@ from fencing_sdk.backends.redis.keys import (
     RedisKeys,
     lease_key,
     line_keys,
+    never_key,
     revoked_key,
     share_keys,
     share_line_keys,
@@ -82,13 +83,23 @@ class RedisRequests:
 
         min_replicas: Replicas that must have a grant or a renewal before it counts.
 
+        sharded: Whether the keys of a lock may move to another server, as on a cluster.
+
     Raises:
         ConfigurationError: an argument has a wrong type or value.
     """
 
     def __init__(
-        self, keys: RedisKeys, *, tokens: object, fair: object, retention: object, min_replicas: object
+        self,
+        keys: RedisKeys,
+        *,
+        tokens: object,
+        fair: object,
+        retention: object,
+        min_replicas: object,
+        sharded: bool = False,
     ) -> None:
+        self._sharded = sharded
         self.hybrid = read_hybrid(tokens)
         kept = milliseconds(_check_retention(retention)) if self.hybrid else 0
         self._keys = keys
@@ -118,7 +129,7 @@ class RedisRequests:
         if not claim.mode.shared:
             return ScriptCall(ACQUIRE_WRITER, keys, arguments, self.replicas, keys[:1], untracked=True)
         mode: tuple[Argument, ...] = (claim.mode.word, _permits(claim))
-        all_keys = (*keys, *share_keys(tag))
+        all_keys = self._whole(tag, *keys, *share_keys(tag))
         return ScriptCall(ACQUIRE_SHARE, all_keys, (*arguments, *mode), self.replicas, keys[:1], untracked=True)
 
     def renew(self, claims: Sequence[Claim]) -> ScriptCall:
@@ -137,11 +148,24 @@ class RedisRequests:
             noted = int(claim.mode != READER or claim.metadata is not None)
             arguments = (claim.owner, claim.mode.word, noted)
             return ScriptCall(RELEASE_SHARE, self._share_keys(claim), arguments, untracked=True)
-        return ScriptCall(RELEASE, self._all_keys(claim.name), (claim.owner, *self._tokens))
+        keys = self._whole(self._keys.tag(claim.name), *self._all_keys(claim.name))
+        return ScriptCall(RELEASE, keys, (claim.owner, *self._tokens))
 
     def release_alone(self, claim: Claim) -> ScriptCall:
-        """Release a lock without access to its line: its waiters notice at their next sign of life."""
-        return ScriptCall(RELEASE, (self.lease(claim.name),), (claim.owner, *self._tokens))
+        """
+        Release what stands in the lease, without access to the line: its waiters notice at their next sign of life.
+
+        The error is TRYAGAIN for a share that does not stand there, because another share has joined it.
+        """
+        keys = (self.lease(claim.name),)
+        if claim.mode != LOCK:
+            return self.release(claim)._replace(keys=keys)
+        return ScriptCall(RELEASE, keys, (claim.owner, *self._tokens))
+
+    def renew_share_alone(self, claim: Claim) -> tuple[ScriptCall, ...]:
+        """Renew a share with fewer keys: it stands in the lease, or is that of a reader without metadata."""
+        call = self.renew((claim,))
+        return tuple(call._replace(keys=call.keys[:count]) for count in ((1, 2) if claim.mode == READER else (1,)))
 
     def stand(self, lines: Sequence[Sequence[WaiterSign]]) -> ScriptCall:
         """Give signs of life for waiters, those of one lock after the other, all in one slot on a cluster."""
@@ -199,7 +223,7 @@ class RedisRequests:
     def revoke(self, name: str, token: int, reason: str) -> ScriptCall:
         """End the grants with a token; the reply is 1 if there were any."""
         tag = self._keys.tag(name)
-        keys = (*self._all_keys(name), *share_line_keys(tag), *share_keys(tag), revoked_key(tag))
+        keys = self._whole(tag, *self._all_keys(name), *share_line_keys(tag), *share_keys(tag), revoked_key(tag))
         return ScriptCall(REVOKE, keys, (token, reason, *self._tokens), self.replicas, untracked=True)
 
     def revoked(self, claim: Claim) -> ScriptCall:
@@ -208,7 +232,11 @@ class RedisRequests:
 
     def _share_keys(self, claim: Claim) -> tuple[str, ...]:
         tag = self._keys.tag(claim.name)
-        return (lease_key(tag), *share_line_keys(tag), *share_keys(tag))
+        return self._whole(tag, lease_key(tag), *share_line_keys(tag), *share_keys(tag))
+
+    def _whole(self, tag: str, *keys: str) -> tuple[str, ...]:
+        """The keys of a script that may empty one of them and then touch it again: it runs whole or not at all."""
+        return (*keys, never_key(tag)) if self._sharded else keys
 
     def _all_keys(self, name: str) -> tuple[str, ...]:
         tag = self._keys.tag(name)

@@ -63,7 +63,7 @@ local function settle(lease, e, h, now)
   local left = string.format('%.0f', tonumber(last) - now)
   redis.call('PEXPIRE', lease, left)
   redis.call('PEXPIRE', e, left)
-  redis.call('PEXPIRE', h, left)
+  if h then redis.call('PEXPIRE', h, left) end
 end
 
 -- Whether a share fits beside those that are held, of which none has ended.
