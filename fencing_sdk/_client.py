@@ -33,7 +33,7 @@ from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import template_for_tasks
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.names import check_name, check_namespace, in_namespace
+from fencing_sdk._values.names import check_name, check_namespace, in_namespace, name_for
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, patience, seconds
 from fencing_sdk._values.uncopied import Uncopied
@@ -224,7 +224,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         """
         in_order = check_names(names, options.get("fences"))
         wait = patience(options.pop("wait", None))
-        return MultiLock([self.lock(name, **options) for name in in_order], wait, self._clock)
+        return MultiLock([self.lock(name_for("multilock", name), **options) for name in in_order], wait, self._clock)
 
     def locked(
         self, name: str, **options: Unpack[LockOptions]
@@ -280,10 +280,10 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             msg = "election() takes no wait: a candidate waits until it leads; put a timeout around the loop instead"
             raise ConfigurationError(msg)
         drain = seconds(options.pop("drain", 0.0), "drain")
-        given = cast("LockOptions", options)
+        given, led = cast("LockOptions", options), name_for("election", name)
 
         def lock() -> Lock:
-            return self.lock(name, **(LockOptions(metadata=this_process()) | given))  # at each loop: forks differ
+            return self.lock(led, **(LockOptions(metadata=this_process()) | given))  # at each loop: forks differ
 
         return Election(lock, self._opened, functools.partial(self.inspect, name), drain, self._elections)
 

@@ -39,7 +39,7 @@ class SharingClient(ABC):
             UnsupportedError: the backend has no permits.
         """
         check_shares(self._backend, "semaphores")
-        return in_mode(self.lock(name, **options), check_permits(name, permits), Semaphore)
+        return in_mode(self.lock(name, **options), check_permits(name, permits), Semaphore, "semaphore")
 
     def rwlock(self, name: str, **options: Unpack[LockOptions]) -> ReadWriteLock:
         """
@@ -56,4 +56,5 @@ class SharingClient(ABC):
         """
         check_shares(self._backend, "read/write locks")
         lock = self.lock(name, **options)
-        return ReadWriteLock(self._namespace, in_mode(lock, READER, Lock), in_mode(lock, WRITER, Lock))
+        reader, writer = in_mode(lock, READER, Lock, "reader"), in_mode(lock, WRITER, Lock, "writer")
+        return ReadWriteLock(self._namespace, reader, writer)

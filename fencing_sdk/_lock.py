@@ -22,6 +22,7 @@ from fencing_sdk._engine.lease_scope import LeaseScope
 from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import Mode
+from fencing_sdk._values.names import name_for
 from fencing_sdk._values.timing import Seconds, patience
 from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown
@@ -212,6 +213,7 @@ def telling(lock: Lock, on_held: Callable[[], object]) -> Lock:
     return Lock(lock._engine, lock._terms._replace(on_held=on_held), lock._fences)  # noqa: SLF001
 
 
-def in_mode(lock: Lock, mode: Mode, kind: type[L]) -> L:
+def in_mode(lock: Lock, mode: Mode, kind: type[L], recipe: str) -> L:
     """Describe *lock* again, as one of another *kind* that is held in another way. For this package alone."""
-    return kind(lock._engine, lock._terms._replace(mode=mode), lock._fences)  # noqa: SLF001
+    terms = lock._terms._replace(mode=mode, name=name_for(recipe, lock.name))  # noqa: SLF001
+    return kind(lock._engine, terms, lock._fences)  # noqa: SLF001

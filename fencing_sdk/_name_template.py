@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fencing_sdk._values.names import FilledName, check_name
+from fencing_sdk._values.names import LockName, check_name
 from fencing_sdk.errors import ConfigurationError, shown
 
 _LARGE = re.compile(r"\d{4}")
@@ -72,7 +72,7 @@ class NameTemplate:
         msg = f"name {shown(self._template)} has {what}; its parameters are: {known}; write {{{{ }}}} for braces"
         raise ConfigurationError(msg) from error
 
-    def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FilledName:
+    def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LockName:
         """
         Return the name for one call, which remembers the template.
 
@@ -84,7 +84,7 @@ class NameTemplate:
         bound = self._bind(args, kwargs)
         bound.apply_defaults()
         try:
-            return FilledName(_FORMATTER.vformat(self._template, (), bound.arguments), self._template)
+            return LockName(_FORMATTER.vformat(self._template, (), bound.arguments), self._template)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             msg = f"name {shown(self._template)} cannot be filled in from this call: {shown(error)}"
             raise ConfigurationError(msg) from error

@@ -17,20 +17,49 @@ _EMPTY_HINTS = {
 }
 
 
-class FilledName(str):
-    """A lock name that was made from a template, which it remembers: metrics are kept by template, not by name."""
+PLAIN = "lock"
+"""The recipe of a plain lock, whose name remembers none."""
 
-    __slots__ = ("template",)
 
-    template: str
+class LockName(str):
+    """A lock name that remembers how it was made, by which metrics are kept: by a template, or for a recipe."""
 
-    def __new__(cls, name: str, template: str) -> Self:
-        filled = super().__new__(cls, name)
-        filled.template = template
-        return filled
+    __slots__ = ("recipe", "template")
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
-        return type(self), (str(self), self.template)
+    recipe: str
+    """What it names: ``lock``, ``semaphore``, ``reader``, ``writer``, ``multilock``, ``election`` or ``job``."""
+    template: str | None
+    """What was filled in; None for a name that no template made."""
+
+    def __new__(cls, name: str, template: str | None = None, recipe: str = PLAIN) -> Self:
+        made = super().__new__(cls, name)
+        made.template = template
+        made.recipe = recipe
+        return made
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str | None, str]]:
+        return type(self), (str(self), self.template, self.recipe)
+
+
+def name_for(recipe: str, name: object) -> LockName:
+    """
+    Return *name* as one that remembers its *recipe*.
+
+    Raises:
+        ConfigurationError: it is no name.
+    """
+    checked = check_name(name)
+    return LockName(checked, template_of(checked), recipe)
+
+
+def template_of(name: str) -> str | None:
+    """Return the template that made *name*, such as ``report/{report_id}``, or None."""
+    return name.template if isinstance(name, LockName) else None
+
+
+def recipe_of(name: str) -> str:
+    """Return what *name* was made for: ``lock`` where it does not remember anything else."""
+    return name.recipe if isinstance(name, LockName) else PLAIN
 
 
 def check_name(name: object, *, parameter: str = "name") -> str:
@@ -48,7 +77,7 @@ def check_name(name: object, *, parameter: str = "name") -> str:
     if not isinstance(name, str):
         msg = f"{parameter} must be a str, not {type(name).__name__}"
         raise ConfigurationError(msg)
-    if type(name) is not FilledName:
+    if type(name) is not LockName:
         name = str.__str__(name)  # the text itself: a member of an enum may print as something else
     if not name:
         hint = _EMPTY_HINTS.get(parameter, "")

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from fencing_sdk._arguments import check_flag
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.names import FilledName, check_name
+from fencing_sdk._values.names import LockName, check_name
 from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, TEXT_LIMIT, parse_token, read_token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
@@ -77,7 +77,7 @@ class ResourceTemplate:
             literal.replace("%", "%%") + (f"%({field})s" if field else "") for literal, field, _ in pieces
         )
 
-    def fill(self, values: Mapping[str, object]) -> FilledName:
+    def fill(self, values: Mapping[str, object]) -> LockName:
         """
         Return the name for a request whose router found *values*. It remembers the template.
 
@@ -85,7 +85,7 @@ class ResourceTemplate:
             ConfigurationError: the route has no such parameter; fix the template.
         """
         try:
-            return FilledName(self._text % values, self._template)
+            return LockName(self._text % values, self._template)
         except KeyError as error:
             msg = f"{shown(self._template)} cannot be filled in: the route has no parameter {shown(error.args[0])}"
             raise ConfigurationError(msg) from error

@@ -6,7 +6,8 @@ What is measured, once for every library of metrics: an observer that moves inst
                             counters
     held, waiting           gauges
 
-Every instrument is kept by `lock`, the template of a name: a name of each call would make series of each call.
+Every instrument is kept by two labels: `lock`, the template of a name, and `recipe`, what the name was made for. A name
+of each call would make series of each call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock, RLock
 
-from fencing_sdk._values.names import FilledName
+from fencing_sdk._values.names import recipe_of, template_of
 from fencing_sdk._values.observers import Meter
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import (
@@ -32,10 +33,10 @@ from fencing_sdk.events import (
     StaleRejected,
 )
 
-__all__ = ["Label", "MetricsObserver", "Series", "check_label", "template_of"]
+__all__ = ["Label", "MetricsObserver", "Series", "labels_of"]
 
 Label = Callable[[str], str]
-"""From the name of a lock to the value of the label ``lock``, of which there should be few. ``str`` keeps the name."""
+"""From a name that no template made to the label ``lock``, of which there should be few. ``str`` keeps the name."""
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The upper bounds of the histograms' buckets: from one round trip to a lock that is held for minutes."""
@@ -55,24 +56,24 @@ HELP = {
 }
 
 
-def template_of(name: str) -> str:
-    """The template of a name that a decorator filled in, such as ``report/{report_id}``; ``other`` for any other."""
-    return name.template if isinstance(name, FilledName) else "other"
+def labels_of(label: object) -> Label:
+    """
+    Return what makes the label of every name: its template, or *label* where it has none. None means ``other``.
 
-
-def check_label(label: object) -> Label:
-    """Return *label* if it can make labels of names; None means `template_of`."""
+    Raises:
+        ConfigurationError: *label* is not callable.
+    """
     if label is None:
-        return template_of
+        return lambda name: template_of(name) or "other"
     if not callable(label):
         msg = f"label must be a callable that makes a label of a lock name, such as label=str, not {shown(label)}"
         raise ConfigurationError(msg)
-    return label
+    return lambda name: template_of(name) or label(name)
 
 
 @dataclass(slots=True)
 class Series:
-    """The instruments of one lock label, ready to be moved, and its two gauges, which are numbers to be read."""
+    """The instruments of one lock label and recipe, ready to be moved, and two gauges, which are numbers to be read."""
 
     wait: Callable[[float], object]
     hold: Callable[[float], object]
@@ -92,13 +93,13 @@ class Series:
 
 
 class MetricsObserver(Meter):
-    """An observer that moves the `Series` of each lock; *make* makes those of a label that was not seen before."""
+    """An observer that moves the `Series` of each lock and recipe; *make* makes those that were not seen before."""
 
-    def __init__(self, make: Callable[[str], Series], label: Label | None) -> None:
+    def __init__(self, make: Callable[[str, str], Series], label: Label | None) -> None:
         self._make = make
-        self._label = check_label(label)
-        self.made: dict[str, Series] = {}
-        """By the label."""
+        self._label = labels_of(label)
+        self.made: dict[tuple[str, str], Series] = {}
+        """By the label and the recipe."""
         self._making = RLock()  # a finalizer may come in between, in this very thread, and report, too
         self._last: tuple[str, Series] | None = None
         """A lease is told of three times in a row, with one object as its name."""
@@ -152,17 +153,17 @@ class MetricsObserver(Meter):
         last = self._last
         if last is not None and name is last[0]:
             return last[1]
-        label = self._label(name)
-        series = self.made.get(label) or self._new(label)
+        labels = self._label(name), recipe_of(name)
+        series = self.made.get(labels) or self._new(labels)
         self._last = name, series
         return series
 
-    def _new(self, label: str) -> Series:
-        """Make the series of *label*, unless another thread has just done so: with two, the gauges would be wrong."""
+    def _new(self, labels: tuple[str, str]) -> Series:
+        """Make the series of *labels*, unless another thread has just done so: with two, the gauges would be wrong."""
         with self._making:
-            series = self.made.get(label)
+            series = self.made.get(labels)
             if series is None:
-                series = self.made[label] = self._make(label)
+                series = self.made[labels] = self._make(*labels)
             return series
 
 

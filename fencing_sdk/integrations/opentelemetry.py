@@ -17,6 +17,7 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter
 from opentelemetry.trace import Span, Status, StatusCode, TracerProvider, get_tracer
 
+from fencing_sdk._values.names import recipe_of
 from fencing_sdk.events import (
     Acquired,
     Acquiring,
@@ -30,7 +31,7 @@ from fencing_sdk.events import (
     RenewalLate,
     StaleRejected,
 )
-from fencing_sdk.integrations._measures import HELP, SECONDS, Label, MetricsObserver, Series, check_label
+from fencing_sdk.integrations._measures import HELP, SECONDS, Label, MetricsObserver, Series, labels_of
 
 __all__ = ["OpenTelemetryMetrics", "OpenTelemetrySpans"]
 
@@ -48,14 +49,16 @@ class OpenTelemetrySpans:
     """
     An observer that makes two spans of each acquisition, ``acquire <label>`` and ``hold <label>``.
 
-    Both have the attributes ``fencing.lock.name`` and ``fencing.holder``; ``hold`` has ``fencing.token`` and
-    ``fencing.mode`` too. A loss is the event ``fencing.lost`` of the span ``hold``, which is an error then. Stale
-    tokens and troubles of renewals are events also. A renewal that is confirmed is none: there may be many.
+    Both have the attributes ``fencing.lock.name``, ``fencing.recipe`` and ``fencing.holder``; ``hold`` has
+    ``fencing.token`` and ``fencing.mode`` too. A loss is the event ``fencing.lost`` of the span ``hold``, which is an
+    error then. Stale tokens and troubles of renewals are events also. A renewal that is confirmed is none: there may be
+    many.
 
     Args:
         tracer_provider: Where the spans are made; the global one by default.
 
-        label: From the name of a lock to what the span's name says of it: by default its template, or ``other``.
+        label: From a name that no template made to what the span's name says of it: ``other`` by default. The span of
+            a decorated name says the template.
 
     Raises:
         ConfigurationError: *label* is not callable.
@@ -63,7 +66,7 @@ class OpenTelemetrySpans:
 
     def __init__(self, *, tracer_provider: TracerProvider | None = None, label: Label | None = None) -> None:
         self._tracer = get_tracer(_SCOPE, tracer_provider=tracer_provider)
-        self._label = check_label(label)
+        self._label = labels_of(label)
         self._spans: dict[str, tuple[Span, Context]] = {}
 
     def __call__(self, event: Event) -> None:
@@ -86,7 +89,8 @@ class OpenTelemetrySpans:
 
     def _begin(self, what: str, event: Event, holder: str, caller: Context, more: _Attributes) -> None:
         name = f"{what} {self._label(event.name)}"
-        attributes = {"fencing.lock.name": str(event.name), "fencing.holder": holder, **more}
+        lock, recipe = str(event.name), recipe_of(event.name)
+        attributes = {"fencing.lock.name": lock, "fencing.recipe": recipe, "fencing.holder": holder, **more}
         self._spans[holder] = self._tracer.start_span(name, caller, attributes=attributes), caller
 
     def _not_acquired(self, span: Span, reason: NotAcquiredReason) -> None:
@@ -117,7 +121,10 @@ def _details(event: Event) -> _Attributes:
 
 class OpenTelemetryMetrics(MetricsObserver):
     """
-    An observer that keeps metrics, named ``fencing.*``, in seconds. Every point has the attribute ``lock``.
+    An observer that keeps metrics, named ``fencing.*``, in seconds.
+
+    Every point has the attributes ``lock`` and ``recipe``: ``lock``, ``semaphore``, ``reader``, ``writer``,
+    ``multilock``, ``election`` or ``job``.
 
     Counters and gauges are counted here and read when they are exported, because an instrument of the SDK costs more
     than an acquisition. The three histograms are recorded as they come.
@@ -125,9 +132,9 @@ class OpenTelemetryMetrics(MetricsObserver):
     Args:
         meter_provider: Where the metrics are kept; the global one by default.
 
-        label: From the name of a lock to its label. By default the template of a decorated name, such as
-            ``report/{report_id}``, and ``other`` for a name that no template made. ``label=str`` keeps every name:
-            each is then a series of its own.
+        label: From a name that no template made to its attribute ``lock``, which is ``other`` by default. ``label=str``
+            keeps every such name: each is then a series of its own. The label of a decorated name is its template,
+            such as ``report/{report_id}``.
 
     Raises:
         ConfigurationError: *label* is not callable.
@@ -148,24 +155,24 @@ class OpenTelemetryMetrics(MetricsObserver):
             f"fencing.{what}", "s", HELP[what], explicit_bucket_boundaries_advisory=SECONDS
         )
 
-    def _of(self, lock: str) -> Series:
-        attributes = {"lock": lock}
+    def _of(self, lock: str, recipe: str) -> Series:
+        attributes, labels = {"lock": lock, "recipe": recipe}, (lock, recipe)
         tallies = self._tallies
         return Series(
             wait=partial(self._wait.record, attributes=attributes),
             hold=partial(self._hold.record, attributes=attributes),
             spare=partial(self._spare.record, attributes=attributes),
-            not_acquired=partial(tallies["not_acquired"].add, lock),
-            lost=partial(tallies["lost"].add, lock),
-            stale_rejected=partial(tallies["stale_rejected"].add, lock, ""),
-            renewals_failed=partial(tallies["renewals_failed"].add, lock, ""),
-            renewals_late=partial(tallies["renewals_late"].add, lock, ""),
-            jobs=partial(tallies["jobs"].add, lock),
+            not_acquired=partial(tallies["not_acquired"].add, labels),
+            lost=partial(tallies["lost"].add, labels),
+            stale_rejected=partial(tallies["stale_rejected"].add, labels, ""),
+            renewals_failed=partial(tallies["renewals_failed"].add, labels, ""),
+            renewals_late=partial(tallies["renewals_late"].add, labels, ""),
+            jobs=partial(tallies["jobs"].add, labels),
         )
 
     def _read(self, what: str, _options: CallbackOptions) -> Iterable[Observation]:
-        for lock, series in self.made.copy().items():
-            yield Observation(getattr(series, what), {"lock": lock})
+        for (lock, recipe), series in self.made.copy().items():
+            yield Observation(getattr(series, what), {"lock": lock, "recipe": recipe})
 
 
 _COUNTED = {
@@ -176,23 +183,24 @@ _COUNTED = {
     "renewals_late": "",
     "jobs": "outcome",
 }
-"""The counters, and the attribute that some of them have besides ``lock``."""
+"""The counters, and the attribute that some of them have besides ``lock`` and ``recipe``."""
 
 
 class _Tally:
-    """One counter: a number for each lock and detail, read when the SDK collects."""
+    """One counter: a number for each lock, recipe and detail, read when the SDK collects."""
 
     def __init__(self, create: Callable[..., object], what: str, word: str = "") -> None:
         self._word = word
-        self._numbers: dict[tuple[str, str], int] = {}
+        self._numbers: dict[tuple[str, str, str], int] = {}
         self._lock = RLock()  # of several threads; a finalizer may come in between, in this very thread
         create(f"fencing.{what}", [self._read], "1", HELP[what])
 
-    def add(self, lock: str, detail: str) -> None:
-        key = lock, detail
+    def add(self, labels: tuple[str, str], detail: str) -> None:
+        key = *labels, detail
         with self._lock:
             self._numbers[key] = self._numbers.get(key, 0) + 1
 
     def _read(self, _options: CallbackOptions) -> Iterable[Observation]:
-        for (lock, detail), number in self._numbers.copy().items():
-            yield Observation(number, {"lock": lock} | ({self._word: detail} if self._word else {}))
+        for (lock, recipe, detail), number in self._numbers.copy().items():
+            labels = {"lock": lock, "recipe": recipe}
+            yield Observation(number, labels | ({self._word: detail} if self._word else {}))

@@ -17,20 +17,23 @@ from fencing_sdk.integrations._measures import HELP, SECONDS, Label, MetricsObse
 
 __all__ = ["PrometheusMetrics"]
 
+_LABELS = ["lock", "recipe"]
+
 
 class PrometheusMetrics(MetricsObserver):
     """
     An observer that keeps the metrics of all clients that it is given to.
 
     Make one for each registry: Prometheus refuses a second metric of the same name. The times are in seconds. Every
-    metric has the label ``lock``.
+    metric has the labels ``lock`` and ``recipe``: ``lock``, ``semaphore``, ``reader``, ``writer``, ``multilock``,
+    ``election`` or ``job``.
 
     Args:
         registry: Where the metrics are registered; that of ``prometheus_client.REGISTRY`` by default.
 
-        label: From the name of a lock to its label. By default the template of a decorated name, such as
-            ``report/{report_id}``, and ``other`` for a name that no template made. ``label=str`` keeps every name:
-            each is then a series of its own.
+        label: From a name that no template made to its label ``lock``, which is ``other`` by default. ``label=str``
+            keeps every such name: each is then a series of its own. The label of a decorated name is its template,
+            such as ``report/{report_id}``.
 
     Raises:
         ConfigurationError: *label* is not callable, or *registry* is no registry or has these metrics already.
@@ -55,19 +58,19 @@ class PrometheusMetrics(MetricsObserver):
         self._failed, self._late = counter("renewals_failed"), counter("renewals_late")
         self._held, self._waiting = _gauge(registry, "held"), _gauge(registry, "waiting")
 
-    def _of(self, lock: str) -> Series:
+    def _of(self, *labels: str) -> Series:
         series = Series(
-            wait=self._wait.labels(lock).observe,
-            hold=self._hold.labels(lock).observe,
-            spare=self._spare.labels(lock).observe,
-            not_acquired=lambda reason: self._not_acquired.labels(lock, reason).inc(),
-            lost=lambda reason: self._lost.labels(lock, reason).inc(),
-            stale_rejected=self._stale.labels(lock).inc,
-            renewals_failed=self._failed.labels(lock).inc,
-            renewals_late=self._late.labels(lock).inc,
-            jobs=lambda outcome: self._jobs.labels(lock, outcome).inc(),
+            wait=self._wait.labels(*labels).observe,
+            hold=self._hold.labels(*labels).observe,
+            spare=self._spare.labels(*labels).observe,
+            not_acquired=lambda reason: self._not_acquired.labels(*labels, reason).inc(),
+            lost=lambda reason: self._lost.labels(*labels, reason).inc(),
+            stale_rejected=self._stale.labels(*labels).inc,
+            renewals_failed=self._failed.labels(*labels).inc,
+            renewals_late=self._late.labels(*labels).inc,
+            jobs=lambda outcome: self._jobs.labels(*labels, outcome).inc(),
         )
-        held, waiting = self._held.labels(lock), self._waiting.labels(lock)
+        held, waiting = self._held.labels(*labels), self._waiting.labels(*labels)
         if _in_files():
             series.tell = partial(_add, waiting, held)
         else:
@@ -94,13 +97,13 @@ def _in_files() -> bool:
 
 
 def _histogram(registry: CollectorRegistry, what: str, name: str) -> Histogram:
-    return Histogram(name, HELP[what], ["lock"], buckets=SECONDS, registry=registry)
+    return Histogram(name, HELP[what], _LABELS, buckets=SECONDS, registry=registry)
 
 
 def _counter(registry: CollectorRegistry, what: str, *labels: str) -> Counter:
-    return Counter(f"fencing_{what}", HELP[what], ["lock", *labels], registry=registry)
+    return Counter(f"fencing_{what}", HELP[what], [*_LABELS, *labels], registry=registry)
 
 
 def _gauge(registry: CollectorRegistry, what: str) -> Gauge:
     live: Literal["livesum"] = "livesum"  # of several processes: the sum over those that live
-    return Gauge(f"fencing_{what}", HELP[what], ["lock"], multiprocess_mode=live, registry=registry)
+    return Gauge(f"fencing_{what}", HELP[what], _LABELS, multiprocess_mode=live, registry=registry)

@@ -29,7 +29,7 @@ from fencing_sdk._lease import state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import template_for_tasks
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.names import check_name
+from fencing_sdk._values.names import check_name, name_for
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import MAX_TTL, Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, LeaseLostError, LockHeldError
@@ -94,7 +94,7 @@ class Jobs:
 
             @functools.wraps(function)
             async def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
-                lock = self._make_lock(template.fill(args, kwargs), wait=0, **options)
+                lock = self._make_lock(name_for("job", template.fill(args, kwargs)), wait=0, **options)
                 call = _JobCall(self._observers, self._clock, lock.name, least)
                 return await call.run(lock, functools.partial(function, *args, **kwargs))
 

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 from fencing_sdk import (
     ConfigurationError,
     Event,
+    LockClient,
     LossReason,
     Lost,
     RenewalFailed,
@@ -32,9 +33,10 @@ from fencing_sdk import (
     StaleTokenError,
     connect,
     current_lease,
+    sync,
 )
 from fencing_sdk._engine import observer_reports
-from fencing_sdk._values.names import FilledName
+from fencing_sdk._values.names import LockName
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations._measures import HELP, Label, MetricsObserver, Series
 from fencing_sdk.integrations.logs import LogEvents
@@ -44,7 +46,12 @@ from fencing_sdk.integrations.prometheus import PrometheusMetrics
 ROOT = Path(__file__).parents[2]
 Spans = tuple[TracerProvider, Callable[[], dict[str, ReadableSpan]]]
 Numbers = dict[tuple[str, str, str], float]
-"""By metric, lock and detail: a number, or how many values a histogram has."""
+"""By metric, lock and detail: a number, or how many values a histogram has. The recipe stands before another lock."""
+
+
+def series_of(labels: Mapping[str, object]) -> str:
+    lock, recipe = str(labels["lock"]), str(labels["recipe"])
+    return lock if recipe == "lock" else f"{recipe} {lock}"
 
 
 def prometheus(label: Label | None = None) -> tuple[MetricsObserver, Callable[[], Numbers]]:
@@ -58,7 +65,7 @@ def prometheus(label: Label | None = None) -> tuple[MetricsObserver, Callable[[]
                     continue
                 metric = family.name.removeprefix("fencing_").removesuffix("_seconds").removeprefix("renewal_")
                 detail = sample.labels.get("reason", sample.labels.get("outcome", ""))
-                found[metric, sample.labels["lock"], detail] = sample.value
+                found[metric, series_of(sample.labels), detail] = sample.value
         return found
 
     return PrometheusMetrics(registry=registry, label=label), numbers
@@ -76,7 +83,7 @@ def opentelemetry(label: Label | None = None) -> tuple[MetricsObserver, Callable
             for point in metric.data.data_points:
                 with_details = point.attributes or {}
                 detail = str(with_details.get("reason", with_details.get("outcome", "")))
-                key = metric.name.removeprefix("fencing."), str(with_details["lock"]), detail
+                key = metric.name.removeprefix("fencing."), series_of(with_details), detail
                 found[key] = point.count if hasattr(point, "count") else point.value
         return found
 
@@ -129,18 +136,97 @@ async def test_every_event_of_a_story_is_counted_under_its_template(library: Lib
     assert (seen.count("acquiring"), seen.count("acquired"), seen.count("released")) == (6, 4, 4)
     assert {key: number for key, number in numbers().items() if number} == {
         ("wait", "report/{report_id}", ""): 2,
-        ("wait", "nightly/{day}", ""): 1,
+        ("wait", "job nightly/{day}", ""): 1,
         ("wait", "other", ""): 1,
         ("hold", "report/{report_id}", ""): 2,
-        ("hold", "nightly/{day}", ""): 1,
+        ("hold", "job nightly/{day}", ""): 1,
         ("hold", "other", ""): 1,
         ("not_acquired", "other", "held"): 1,
-        ("not_acquired", "nightly/{day}", "held"): 1,
-        ("jobs", "nightly/{day}", "ran"): 1,
-        ("jobs", "nightly/{day}", "skipped"): 1,
+        ("not_acquired", "job nightly/{day}", "held"): 1,
+        ("jobs", "job nightly/{day}", "ran"): 1,
+        ("jobs", "job nightly/{day}", "skipped"): 1,
         ("lost", "other", "closed"): 1,
         ("stale_rejected", "other", ""): 1,
     }
+
+
+async def every_recipe(locks: LockClient, name: str) -> None:
+    """One lease of each recipe, under one name."""
+
+    @locks.job(name, at_least_for=0.01)
+    async def job() -> None: ...
+
+    one_of_each = (
+        locks.lock(name),
+        locks.semaphore(name, permits=2),
+        locks.rwlock(name).reader,
+        locks.rwlock(name).writer,
+        locks.multilock(name),
+    )
+    for lock in one_of_each:
+        async with lock:
+            pass
+    async for term in locks.election(name):
+        async with term:
+            break
+    await job()
+
+
+def every_recipe_of_threads(locks: sync.SyncLockClient, name: str) -> None:
+    one_of_each = (
+        locks.lock(name),
+        locks.semaphore(name, permits=2),
+        locks.rwlock(name).reader,
+        locks.rwlock(name).writer,
+        locks.multilock(name),
+    )
+    for lock in one_of_each:
+        with lock:
+            pass
+    for term in locks.election(name):
+        with term:
+            break
+    locks.job(name, at_least_for=0.01)(lambda: None)()
+
+
+def kept_apart(lock: str) -> set[tuple[str, str]]:
+    """Each recipe of `every_recipe`, by its label *lock*. That of a job is always a template, so it keeps the name."""
+    series = lock, *(f"{word} {lock}" for word in ("semaphore", "reader", "writer", "multilock", "election")), "job a"
+    return {(metric, one) for metric in ("wait", "hold") for one in series}
+
+
+@LIBRARIES
+@pytest.mark.parametrize("given", [itself, inside_another])
+async def test_each_recipe_is_a_series_of_its_own(library: Library, given: Given) -> None:
+    observer, numbers = library()
+    async with connect("memory://", observers=[given(observer)]) as locks:
+        await every_recipe(locks, "a")
+    found = numbers()
+    assert {key[:2] for key, number in found.items() if number and key[0] != "jobs"} == kept_apart("other")
+    assert found["jobs", "job a", "ran"] == 1
+
+
+@LIBRARIES
+def test_each_recipe_of_threads_is_a_series_of_its_own(library: Library) -> None:
+    observer, numbers = library(str)
+    with sync.connect("memory://", observers=[observer]) as locks:
+        every_recipe_of_threads(locks, "a")
+    assert {key[:2] for key, number in numbers().items() if number and key[0] != "jobs"} == kept_apart("a")
+
+
+@LIBRARIES
+async def test_a_label_of_ones_own_is_for_names_that_no_template_made(library: Library) -> None:
+    asked: list[str] = []
+
+    def label(name: str) -> str:
+        asked.append(name)
+        return name.partition("/")[0]
+
+    observer, numbers = library(label)
+    await a_story(observer)
+    found = {key[:2] for key, number in numbers().items() if number}
+    assert found >= {("wait", "report/{report_id}"), ("wait", "job nightly/{day}"), ("wait", "plain")}
+    assert set(asked) == {"plain", "seats/42"}, "the second by a guard"
 
 
 @LIBRARIES
@@ -164,11 +250,11 @@ def test_two_threads_that_see_a_lock_for_the_first_time_move_the_same_gauges(
     observer, numbers = library(str)
     make, other = observer._make, threading.Thread(target=observer.acquiring, args=("a",))
 
-    def interrupted(label: str) -> Series:
+    def interrupted(*labels: str) -> Series:
         if threading.current_thread() is not other:
             other.start()
             other.join(0.5)  # with one series for both it waits for this thread
-        return make(label)
+        return make(*labels)
 
     monkeypatch.setattr(observer, "_make", interrupted)
     observer.acquiring("a")
@@ -188,8 +274,8 @@ def test_two_threads_that_count_the_same_thing_are_both_counted(monkeypatch: pyt
     lost = Lost(name="a", at=1.0, holder="h", token=1, reason=LossReason.CLOSED)
     other = threading.Thread(target=observer, args=(lost,))
 
-    class Interrupted(dict[tuple[str, str], int]):
-        def __setitem__(self, key: tuple[str, str], number: int) -> None:
+    class Interrupted(dict[tuple[str, str, str], int]):
+        def __setitem__(self, key: tuple[str, str, str], number: int) -> None:
             if threading.current_thread() is not other:
                 other.start()
                 other.join(0.5)  # with a lock it waits for this thread
@@ -265,8 +351,8 @@ def test_gauges_of_several_processes_are_written_to_their_files(tmp_path: Path) 
         text=True,
         check=True,
     ).stdout
-    assert 'fencing_held{lock="a"} 1.0' in told
-    assert 'fencing_waiting{lock="a"} 0.0' in told
+    assert 'fencing_held{lock="a",recipe="lock"} 1.0' in told
+    assert 'fencing_waiting{lock="a",recipe="lock"} 0.0' in told
 
 
 @LIBRARIES
@@ -286,9 +372,10 @@ def test_a_label_that_cannot_be_called_is_refused(library: Library) -> None:
 
 
 def test_a_name_remembers_its_template_through_a_pickle_and_is_the_same_name() -> None:
-    name = FilledName("report/42", "report/{report_id}")
+    name = LockName("report/42", "report/{report_id}", "job")
     copy = pickle.loads(pickle.dumps(name))
-    assert (copy, copy.template, hash(copy)) == ("report/42", "report/{report_id}", hash("report/42"))
+    assert (copy, copy.template, copy.recipe) == ("report/42", "report/{report_id}", "job")
+    assert hash(copy) == hash("report/42")
 
 
 @pytest.fixture
@@ -315,6 +402,7 @@ async def test_an_acquisition_and_its_lease_are_spans_under_the_callers(spans: S
     assert acquire.parent == hold.parent == request.get_span_context()
     assert dict(hold.attributes or {}) == {
         "fencing.lock.name": "report/7",
+        "fencing.recipe": "lock",
         "fencing.holder": holder,
         "fencing.token": token,
         "fencing.mode": "lock",
