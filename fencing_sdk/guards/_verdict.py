@@ -19,7 +19,7 @@ from fencing_sdk._values.claim import Token
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.observers import Observers, stale_rejected
-from fencing_sdk._values.token_wire import check_token
+from fencing_sdk._values.token_wire import check_token, conflicting
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
 from fencing_sdk.events import FenceRaised, Observer
 
@@ -64,11 +64,6 @@ def check_token_of(resource: str, token: int) -> dict[str, Token]:
         ConfigurationError: *resource* or *token* is not one.
     """
     return {check_name(resource, parameter="resource"): check_token(token)}
-
-
-def conflicting(token: Token, fence: Token) -> bool:
-    """Whether one number came from two holders, both known."""
-    return token == fence and token.holder != fence.holder and None not in {token.holder, fence.holder}
 
 
 def refusal(resource: str, token: Token, fence: Token) -> StaleTokenError:

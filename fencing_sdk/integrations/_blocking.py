@@ -34,6 +34,12 @@ def token_of(variables: Mapping[str, Any]) -> Token | None:
     return presented(*found)
 
 
+def sent_target(variables: Mapping[str, Any]) -> bytes | None:
+    """Return the target of a request as it was sent, from one of two variables that are no part of WSGI, or None."""
+    target = variables.get("REQUEST_URI") or variables.get("RAW_URI")
+    return target.encode("latin-1", "replace") if isinstance(target, str) else None
+
+
 class BlockingCheckpoint(Checkpoint[R]):
     """
     What a middleware checks in a request of type *R*, in the thread that serves it.
@@ -49,7 +55,7 @@ class BlockingCheckpoint(Checkpoint[R]):
         guard: Guard | None,
         resource: str | Callable[[R], str | None] | None,
         read: Callable[[R], Token | None],
-        path_of: Callable[[R], str],
+        path_of: Callable[[R], tuple[str, bytes | None]],
         *,
         path: str | None,
         locks: SyncLockClient | None,
@@ -81,11 +87,13 @@ def _check_locks(locks: object, guard: Guard | None) -> SyncLockClient | None:
 
 
 def _naming(
-    resource: str | Callable[[R], str | None] | None, path: str | None, path_of: Callable[[R], str]
+    resource: str | Callable[[R], str | None] | None,
+    path: str | None,
+    path_of: Callable[[R], tuple[str, bytes | None]],
 ) -> Callable[[R], str | None] | None:
     if isinstance(resource, str):
         template = RouteTemplate(resource, path=path)
-        return lambda request: template.match(path_of(request))
+        return lambda request: template.match(*path_of(request))
     if path is not None:
         msg = "path goes with a resource that is a template; a callable gets the whole request"
         raise ConfigurationError(msg)

@@ -12,14 +12,14 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Generic, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from fencing_sdk._arguments import check_flag
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import LockName, check_name
-from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, TEXT_LIMIT, parse_token, read_token
+from fencing_sdk._values.token_wire import TEXT_LIMIT, parse_one_token, read_token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
-from fencing_sdk.guards._verdict import conflicting
 from fencing_sdk.integrations._problem import (
     RequestRefused,
     check_stale_status,
@@ -41,20 +41,9 @@ def presented(values: Sequence[str], old: Sequence[str] = ()) -> Token | None:
         RequestRefused: a header came twice or is no token, or the two disagree.
     """
     if len(values) == 1 and not old and len(values[0]) <= TEXT_LIMIT and (token := read_token(values[0])) is not None:
-        return token  # the usual case; the rest finds the error
-    if not (values and old):
-        return _only(values or old) if values or old else None
-    token, same = _only(values), _only(old)
-    if token != same or conflicting(token, same):
-        raise RequestRefused(malformed_token(f"{' and '.join(ACCEPTED_HEADERS)} disagree"))
-    return token if same.holder is None else same
-
-
-def _only(values: Sequence[str]) -> Token:
-    if len(values) > 1:
-        raise RequestRefused(malformed_token("the token came more than once"))
+        return token  # the usual case
     try:
-        return parse_token(values[0])
+        return parse_one_token(values, old)
     except ConfigurationError as error:
         raise RequestRefused(malformed_token(str(error))) from error
 
@@ -99,17 +88,19 @@ class RouteTemplate(ResourceTemplate):
         resource: The name. ``{seat}`` is one segment of the path, ``{file:path}`` is its whole rest.
 
         path: Where such requests go, when that is not ``"/" + resource``. Every path below it
-            belongs to the resource, too.
+            belongs to the resource, too. If it ends with a slash, so may all these.
 
     Raises:
         ConfigurationError: a template is malformed, or the path lacks a placeholder of the name.
     """
 
-    __slots__ = ("_canonical", "_pattern")
+    __slots__ = ("_canonical", "_pattern", "_slashed")
 
     def __init__(self, resource: str, *, path: str | None = None) -> None:
         super().__init__(resource)
-        route = _route(f"/{resource.lstrip('/')}" if path is None else path)
+        path = f"/{resource.lstrip('/')}" if path is None else path
+        self._slashed = path != "/" and path.endswith("/")
+        route = _route(path.removesuffix("/") if self._slashed else path)
         if missing := self.fields - {field for _, field, _ in route}:
             msg = f"resource {shown(resource)} has {{{min(missing)}}}, which path {shown(path)} does not give"
             raise ConfigurationError(msg)
@@ -119,14 +110,54 @@ class RouteTemplate(ResourceTemplate):
     def __str__(self) -> str:
         return f"path {shown(self._canonical)}"
 
-    def match(self, path: str) -> str | None:
-        """Return the resource of a request for *path*, or None when it is not one of ours."""
-        match = self._pattern.fullmatch(path)
-        return None if match is None else self.fill(match.groupdict())
+    def match(self, path: str, sent: bytes | None = None) -> str | None:
+        """
+        Return the resource of a request for *path*, or None when it is not one of ours.
+
+        Raises:
+            RequestRefused: `check_path` does not take it.
+        """
+        match = self._pattern.fullmatch(_SLASHES.sub("/", path))  # a router may merge them, and run the handler
+        if match is None:
+            return None
+        check_path(path, sent, slashed=self._slashed)
+        return self.fill(match.groupdict())
 
     def covers(self, canonical: str) -> bool:
         """Whether a route that is written like this belongs to the resource."""
         return canonical == self._canonical or canonical.startswith(f"{self._canonical}/")
+
+
+_SLASHES = re.compile("//+")
+_BEFORE_PATH = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+_NO_SEGMENTS = frozenset({"", ".", ".."})
+
+
+def check_path(path: str, sent: bytes | None, *, slashed: bool) -> None:
+    """
+    Refuse a path that two services may read differently: they would fence two resources.
+
+    Args:
+        path: The path as the server has decoded it.
+
+        sent: The target of the request before that; None where the server does not hand it over, and hides ``%2F``.
+
+        slashed: Whether paths of this route end with a slash.
+
+    Raises:
+        RequestRefused: it has an empty segment, ``.`` or ``..``, an escaped slash, bytes that are no UTF-8, or U+FFFD,
+            which such bytes may have become.
+    """
+    if sent is not None:
+        raw = _BEFORE_PATH.sub(b"", sent.partition(b"#")[0].partition(b"?")[0], count=1)
+        if b"%2f" in raw.lower():
+            raise RequestRefused(unnamed_resource("the path has an escaped slash, which ends a name to some servers"))
+        path = unquote_to_bytes(raw).decode("utf-8", "replace")
+    segments = (path.removesuffix("/") if slashed else path).split("/")[1:]
+    if not _NO_SEGMENTS.isdisjoint(segments):
+        raise RequestRefused(unnamed_resource("the path has an empty segment, '.' or '..', which some servers remove"))
+    if "\ufffd" in path:
+        raise RequestRefused(unnamed_resource("the path has bytes that are no UTF-8, which servers read differently"))
 
 
 _Piece = tuple[str, str | None, str]

@@ -19,7 +19,7 @@ from fencing_sdk._values.claim import Token
 from fencing_sdk._values.token_wire import HEADER, OLD_HEADER
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, presented
+from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, check_path, presented
 from fencing_sdk.integrations._outgoing import Outgoing, SentHeaders, answers
 from fencing_sdk.integrations._problem import (
     BODY_LIMIT,
@@ -200,9 +200,13 @@ class _Routes:
 
     def __call__(self, request: web.Request) -> str | None:
         match = request.match_info
-        if match.route.resource in self._covered or self._is_new(request):
-            return self._template.fill(match)
-        return None
+        resource = match.route.resource
+        if resource not in self._covered and not self._is_new(request):
+            return None
+        assert resource is not None  # what is covered is a route of the application
+        target = request.raw_path.encode("utf-8", "surrogateescape")
+        check_path(request.path, target, slashed=resource.canonical.endswith("/"))
+        return self._template.fill(match)
 
     def _is_new(self, request: web.Request) -> bool:
         """Whether the route turns out to be ours, in an application that was not seen before."""

@@ -161,7 +161,7 @@ def _naming(
 ) -> Callable[[Scope], str | None] | None:
     if isinstance(resource, str):
         template = RouteTemplate(resource, path=path)
-        return lambda scope: template.match(_path(scope))
+        return lambda scope: template.match(_path(scope), scope.get("raw_path"))
     if path is not None:
         msg = "path goes with a resource that is a template; a callable gets the whole scope"
         raise ConfigurationError(msg)

@@ -24,7 +24,7 @@ from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError
 from fencing_sdk.guards.sql._protocols import SyncTransaction
-from fencing_sdk.integrations._blocking import BlockingCheckpoint, token_of
+from fencing_sdk.integrations._blocking import BlockingCheckpoint, sent_target, token_of
 from fencing_sdk.integrations._incoming import WRITES
 from fencing_sdk.integrations._problem import MAPPED, Problem, problem_of
 from fencing_sdk.sync import SyncLockClient
@@ -57,7 +57,7 @@ def guard_middleware(
         guard,
         resource,
         request_token,
-        _path,
+        lambda request: (str(request.path_info), _sent(request)),
         path=path,
         locks=locks,
         methods=methods,
@@ -168,5 +168,7 @@ def _response(problem: Problem) -> HttpResponse:
     )
 
 
-def _path(request: HttpRequest) -> str:
-    return str(request.path_info)
+def _sent(request: HttpRequest) -> bytes | None:
+    """The target of the request: under ASGI, Django keeps the scope."""
+    scope = getattr(request, "scope", None)
+    return sent_target(request.META) if scope is None else cast("bytes | None", scope.get("raw_path"))

@@ -28,6 +28,7 @@ from fencing_sdk.integrations._incoming import (
     ResourceTemplate,
     blames,
     check_guard,
+    check_path,
     check_resource,
     demanded,
     presented,
@@ -180,6 +181,8 @@ def _naming(name: object, parameter: str) -> Callable[..., object]:
     template = ResourceTemplate(name, parameter=parameter)
 
     async def by_path(request: Request) -> str:
+        scope, route = request.scope, str(getattr(request.scope.get("route"), "path", ""))
+        check_path(scope["path"], scope.get("raw_path"), slashed=route.endswith("/"))
         return template.fill(request.path_params)
 
     return by_path

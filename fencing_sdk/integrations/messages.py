@@ -11,12 +11,11 @@ from collections.abc import Iterable
 
 from fencing_sdk._current_lease import current_token
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, parse_token, token_metadata
-from fencing_sdk.errors import ConfigurationError
+from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, parse_one_token, token_metadata
 
 __all__ = ["current_metadata", "token_of"]
 
-_NAMES = frozenset(name.lower() for name in ACCEPTED_HEADERS)
+_NAME, _OLD_NAME = (name.lower() for name in ACCEPTED_HEADERS)
 
 
 def current_metadata(name: str | None = None) -> tuple[tuple[str, str], ...]:
@@ -38,12 +37,11 @@ def token_of(pairs: Iterable[tuple[str, str | bytes]]) -> Token | None:
     The token in the metadata of a call or the headers of a message, to be admitted by a guard.
 
     Raises:
-        ConfigurationError: it is no token, or there is more than one. Do not do the work.
+        ConfigurationError: it is no token, a name came twice, or ``fencing-token`` and ``x-fencing-token`` disagree.
+            Do not do the work.
     """
-    found = [value for key, value in pairs if key.lower() in _NAMES]
-    if len(found) > 1:
-        msg = "the token came more than once"
-        raise ConfigurationError(msg)
-    for value in found:
-        return parse_token(value.decode("latin-1") if isinstance(value, bytes) else value)
-    return None
+    found: dict[str, list[str]] = {_NAME: [], _OLD_NAME: []}
+    for key, value in pairs:
+        if (name := key.lower()) in found:
+            found[name].append(value.decode("latin-1") if isinstance(value, bytes) else value)
+    return parse_one_token(found[_NAME], found[_OLD_NAME])

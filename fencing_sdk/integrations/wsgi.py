@@ -19,7 +19,7 @@ from fencing_sdk._values.claim import Token
 from fencing_sdk._values.observers import logger
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, FencingError, shown
-from fencing_sdk.integrations._blocking import BlockingCheckpoint, token_of
+from fencing_sdk.integrations._blocking import BlockingCheckpoint, sent_target, token_of
 from fencing_sdk.integrations._incoming import WRITES
 from fencing_sdk.integrations._problem import MAPPED, Problem, check_stale_status, problem_of
 from fencing_sdk.sync import SyncLockClient
@@ -81,7 +81,7 @@ class GuardedApplication:
             guard,
             resource,
             request_token,
-            _path,
+            lambda environ: (_path(environ), sent_target(environ)),
             path=path,
             locks=locks,
             methods=methods,

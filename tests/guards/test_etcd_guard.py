@@ -195,10 +195,12 @@ async def test_the_fence_is_readable_and_what_is_none_is_refused(etcd_server, gu
     await guard.raise_to("seats/42", NEW)
     assert guard.fence_key("seats/42") == "fence/seats%2F42"
     assert value(etcd_server, "fence/seats%2F42") == '34;holder="bbbbbbbb"'
-    await etcd_server.command("kv/put", {"key": b64("fence/b"), "value": b64("thirty")})
-    with pytest.raises(BackendRefusedError, match="no fence"):
-        await guard.raise_to("b", NEW)
-    assert value(etcd_server, "fence/b") == "thirty"
+    for foreign in ("thirty", '33; holder="aa"', "33;ttl=5", "033"):
+        await etcd_server.command("kv/put", {"key": b64("fence/b"), "value": b64(foreign)})
+        for call in (guard.raise_to("b", NEW), guard.highest("b")):
+            with pytest.raises(BackendRefusedError, match="no fence"):
+                await call
+        assert value(etcd_server, "fence/b") == foreign
 
 
 async def test_etcds_own_refusal_leaves_as_ours(etcd_server, guard):

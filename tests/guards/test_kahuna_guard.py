@@ -116,6 +116,7 @@ async def test_a_fence_without_data_is_told_from_empty_data(guard):
         b"fencing/1 -34 0123456789abcdef\nAda",
         b'fencing/1 34;holder="x 0123456789abcdef\nAda',
         b"fencing/1 99999999999999999999 0123456789abcdef\nAda",
+        b"fencing/1 34;ttl=5 0123456789abcdef\nAda",
         b"fencing/1 34 0123456789abcdef \nAda",
         b"\nfencing/1 34 0123456789abcdef\nAda",
     ],

@@ -335,7 +335,23 @@ async def test_a_replica_refuses_and_a_user_without_permission_is_refused(start_
 
 
 async def test_what_is_no_fence_lets_nobody_in(guard, redis_server):
-    for value in ("", "x", "-1", "34 zz", "34\n", "34 aa bb", "1.5", "34  aa", "34aa", "34 "):
+    """One grammar: what the script takes for a fence, `highest` does, and what neither has written is none."""
+    wrong = (
+        "",
+        "x",
+        "-1",
+        "34 zz",
+        "34\n",
+        "34 aa bb",
+        "1.5",
+        "34  aa",
+        "34aa",
+        "34 ",
+        "034",
+        "34 AA",
+        f"34 {'a' * 65}",
+    )
+    for value in (*wrong, f"{'1' * 20}", f"{2**53}", "9" * 16, f"34 {'a' * 70}"):
         redis_server.ask("SET", "fence:{a}", value)
         for call in (guard.set("a", NEW, "x", 1), guard.raise_to("a", NEW), guard.highest("a")):
             with pytest.raises(BackendRefusedError, match="no fence"):

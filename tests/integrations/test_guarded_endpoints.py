@@ -50,16 +50,19 @@ Write = Callable[[str, Token | None], None]
 """What a handler does with the seat of its path and the token of its request; it may raise."""
 
 WHATEVER = "seats/{seat}"
+WITH_SLASHES = "seats/{seat:path}"
 
 
-def aiohttp_app(guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409):
+def aiohttp_app(
+    guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
+):
     async def handler(request):
         write(request.match_info["seat"], fenced_aiohttp.request_token(request))
         return web.Response(text="done")
 
-    middleware = fenced_aiohttp.guard_middleware(guard, resource=WHATEVER, required=required, stale_status=stale_status)
+    middleware = fenced_aiohttp.guard_middleware(guard, resource=template, required=required, stale_status=stale_status)
     app = web.Application(middlewares=[middleware])
-    app.router.add_route("*", "/seats/{seat}", handler)
+    app.router.add_route("*", f"/{template.replace(':path', ':.+')}", handler)
     app.router.add_route("*", "/health", handler_of_health)
     return aiohttp_server(app)
 
@@ -68,7 +71,9 @@ async def handler_of_health(request):
     return web.Response(text="well")
 
 
-def asgi_app(guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409):
+def asgi_app(
+    guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
+):
     async def handler(request: Request):
         write(request.path_params["seat"], fenced_asgi.request_token(request.scope))
         return PlainTextResponse("done")
@@ -78,28 +83,30 @@ def asgi_app(guard: Guard | None, write: Write, *, required: bool = True, stale_
 
     every = ["GET", "PUT", "POST", "DELETE", "PATCH"]
     app = Starlette(
-        routes=[Route("/seats/{seat}", handler, methods=every), Route("/health", health, methods=every)],
+        routes=[Route(f"/{template}", handler, methods=every), Route("/health", health, methods=every)],
     )
     app.add_middleware(
-        fenced_asgi.FencingMiddleware, guard=guard, resource=WHATEVER, required=required, stale_status=stale_status
+        fenced_asgi.FencingMiddleware, guard=guard, resource=template, required=required, stale_status=stale_status
     )
     return uvicorn_server(app)
 
 
-def fastapi_app(guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409):
+def fastapi_app(
+    guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
+):
     app = FastAPI()
     fenced_fastapi.answer_problems(app, stale_status=stale_status)
     if guard is None:
         token_of = fenced_fastapi.Presented(required=required)
     else:
-        token_of = fenced_fastapi.Fenced(guard, resource=WHATEVER, required=required)
+        token_of = fenced_fastapi.Fenced(guard, resource=template.replace(":path", ""), required=required)
 
-    @app.api_route("/seats/{seat}", methods=["PUT", "POST", "DELETE", "PATCH"])
+    @app.api_route(f"/{template}", methods=["PUT", "POST", "DELETE", "PATCH"])
     async def handler(seat: str, token: Annotated[Token | None, token_of]) -> str:
         write(seat, token)
         return "done"
 
-    @app.get("/seats/{seat}")
+    @app.get(f"/{template}")
     async def reader(seat: str) -> str:
         write(seat, None)
         return "done"
@@ -111,7 +118,9 @@ def fastapi_app(guard: Guard | None, write: Write, *, required: bool = True, sta
     return uvicorn_server(app)
 
 
-def wsgi_app(guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409):
+def wsgi_app(
+    guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
+):
     def handler(environ, start_response):
         if environ["PATH_INFO"].startswith("/seats/"):
             seat = environ["PATH_INFO"].encode("latin-1").decode().removeprefix("/seats/")
@@ -121,10 +130,12 @@ def wsgi_app(guard: Guard | None, write: Write, *, required: bool = True, stale_
 
     locks = None if guard is None else connect("memory://")
     options = {"required": required, "stale_status": stale_status}
-    return waitress_server(fenced_wsgi.GuardedApplication(handler, guard, resource=WHATEVER, locks=locks, **options))
+    return waitress_server(fenced_wsgi.GuardedApplication(handler, guard, resource=template, locks=locks, **options))
 
 
-def django_app(guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409):
+def django_app(
+    guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
+):
     def handler(request, seat):
         write(seat, fenced_django.request_token(request))
         return HttpResponse("done")
@@ -134,7 +145,7 @@ def django_app(guard: Guard | None, write: Write, *, required: bool = True, stal
 
     locks = None if guard is None else connect("memory://")
     options = {"required": required, "stale_status": stale_status}
-    middleware = fenced_django.guard_middleware(guard, resource=WHATEVER, locks=locks, **options)
+    middleware = fenced_django.guard_middleware(guard, resource=template, locks=locks, **options)
     return django_server([path("seats/<path:seat>", handler), path("health", health)], middleware)
 
 
@@ -179,6 +190,13 @@ async def test_a_token_is_admitted_and_handed_to_the_handler_with_its_holder(ser
     ((seat, token),) = seats.writes
     assert (seat, token, token.holder) == ("42", 34, "9f8a01c2")
     assert await guard.highest("seats/42") == 34
+
+
+@pytest.mark.parametrize("parameters", [b'; holder="aa"', b';ttl=5;holder="aa"', b';holder="aa"; note="x; y"'])
+async def test_what_rfc_9651_allows_is_read(serve, seats, parameters):
+    async with serve(MemoryGuard(), seats) as url:
+        assert (await send(url, b"Fencing-Token: 34" + parameters)).status == 200
+    assert [(int(token), token.holder) for _, token in seats.writes] == [(34, "aa")]
 
 
 @pytest.mark.parametrize("name", [b"Fencing-Token", b"fencing-token", b"FENCING-TOKEN", b"X-Fencing-Token"])
@@ -285,7 +303,9 @@ TWO_READINGS = {
     "full-width digits": ("Fencing-Token: \uff13\uff14".encode(),),
     "latin-1": (b"Fencing-Token: \xb2",),
     "not UTF-8": (b"Fencing-Token: 34\xff",),
-    "an unknown parameter": (b"Fencing-Token: 34;ttl=5",),
+    "half a parameter": (b"Fencing-Token: 34;ttl=",),
+    "two holders": (b'Fencing-Token: 34;holder="aa";holder="bb"',),
+    "a space in front of a parameter": (b'Fencing-Token: 34 ;holder="aa"',),
     "an owner-like holder": (b'Fencing-Token: 34;holder="' + b"a" * 65 + b'"',),
     "quoted": (b'Fencing-Token: "34"',),
     "a folded line": (b"Fencing-Token: 34\r\n 5",),
@@ -337,6 +357,42 @@ async def test_a_path_that_names_no_resource_is_400(serve, seats, segment):
     assert answer.status == 400
     assert answer.problem["type"] == "urn:fencing-sdk:problem:no-such-resource"
     assert seats.writes == []
+
+
+TWO_RESOURCES = [b"/seats/4%2F2", b"/seats%2f42", b"/seats/%FF", b"/seats/4%C0%AF2", b"/seats/%ED%A0%80", b"/seats/42/"]
+TWO_RESOURCES += [b"/seats//42", b"/seats/4//2", b"/seats/4/../42", b"/seats/./42", b"/seats/%2E%2E", b"/seats/42%2F"]
+
+
+@pytest.mark.parametrize("path", TWO_RESOURCES)
+async def test_a_path_that_two_services_may_read_differently_names_no_resource(serve, seats, path):
+    """Two services with one database of fences would fence two names. A router may know no such path: that is 404."""
+    events = []
+    for template in (WHATEVER, WITH_SLASHES):
+        async with serve(MemoryGuard(observers=[events.append]), seats, template=template) as url:
+            answer = await send(url, b"Fencing-Token: 34", path=path)
+        assert answer.status == 400 or (answer.status in {404, 307} and serve in {aiohttp_app, fastapi_app})
+        if template is WITH_SLASHES and path != b"/seats%2f42":
+            assert (answer.status, answer.problem["type"]) == (400, "urn:fencing-sdk:problem:no-such-resource")
+    assert (events, seats.writes) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("path", "resource"),
+    [
+        (b"/seats/4/2", "seats/4/2"),
+        (b"/seats/B%C3%A4r", "seats/B\u00e4r"),
+        (b"/seats/a%252Fb", "seats/a%2Fb"),
+        (b"/seats/a+b%20c%2B", "seats/a+b c+"),
+        (b"/seats/a;b=c,d", "seats/a;b=c,d"),
+        (b"/seats/.a..b", "seats/.a..b"),
+        (b"/seats/a%3Fb%23?c=%2F//#/", "seats/a?b#"),
+    ],
+)
+async def test_one_path_is_one_resource_to_all(serve, seats, path, resource):
+    events = []
+    async with serve(MemoryGuard(observers=[events.append]), seats, template=WITH_SLASHES) as url:
+        assert (await send(url, b"Fencing-Token: 34", path=path)).status == 200
+    assert [event.resource for event in events] == [resource]
 
 
 @pytest.mark.parametrize("segment", [b"%0A", b"a%00b", b"x" * 600])

@@ -37,6 +37,11 @@ def test_both_names_are_read_in_any_case(key):
     assert token_of([("trace", b"\xff"), (key, "0")]) == 0
 
 
+def test_both_names_may_agree_as_in_http():
+    token = token_of([("Fencing-Token", b"34"), ("x-fencing-token", '34; holder="aa"')])
+    assert (token, token.holder) == (34, "aa")
+
+
 def test_a_message_without_a_token_has_none():
     assert token_of([]) is None
     assert token_of([("fencing_token", "34"), ("token", b"34")]) is None
@@ -46,7 +51,9 @@ def test_a_message_without_a_token_has_none():
     "pairs",
     [
         [("fencing-token", "34"), ("fencing-token", "34")],
-        [("fencing-token", "34"), ("x-fencing-token", "34")],
+        [("fencing-token", "34"), ("x-fencing-token", "35")],
+        [("fencing-token", '34;holder="aa"'), ("x-fencing-token", b'34;holder="bb"')],
+        [("x-fencing-token", "34"), ("X-Fencing-Token", "34")],
         [("fencing-token", b"34"), ("Fencing-Token", b"35")],
         [("fencing-token", "34, 35")],
         [("fencing-token", "-1")],
@@ -57,5 +64,5 @@ def test_a_message_without_a_token_has_none():
     ],
 )
 def test_what_is_not_exactly_one_token_is_refused(pairs):
-    with pytest.raises(ConfigurationError, match="token"):
+    with pytest.raises(ConfigurationError, match=r"(?i)token"):
         token_of(pairs)

@@ -28,7 +28,7 @@ from fencing_sdk._etcd.options import make_gateway, read_url
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name, safe_segment
-from fencing_sdk._values.token_wire import check_token, format_token, parse_token
+from fencing_sdk._values.token_wire import check_token, format_token, parse_written
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted, check_token_of, check_tokens
@@ -274,7 +274,7 @@ class EtcdGuard:
         if not found:
             return _FenceState(None, 0)
         try:
-            return _FenceState(parse_token(found[0].value.decode("ascii", "replace")), found[0].modified)
+            return _FenceState(parse_written(found[0].value.decode("ascii", "replace")), found[0].modified)
         except ConfigurationError as error:
             detail = f"the value of {shown(found[0].key)} is no fence; set another prefix"
             raise BackendRefusedError(_GUARD, operation, detail) from error

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import safe_segment
+from fencing_sdk._values.token_wire import token_of_parts
 from fencing_sdk.errors import ConfigurationError, shown
 
 _UNKNOWN_HOLDER = "-"
 _EMPTY = ".empty"
 _HOLDER = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
-_NAME = re.compile(r"([0-9]{16})\.([0-9]{8,})\.([0-9a-f]{1,64}|-)(\.empty)?", re.ASCII)
+_NAME = re.compile(r"([0-9]{16})\.([0-9]{8,})\.([0-9a-f]+|-)(\.empty)?", re.ASCII)
 
 _FOLDER_LIMIT = 180
 _FOLDER_KEPT = 140
@@ -58,12 +59,12 @@ def following(last: Generation | None, fence: Token, *, has_data: bool) -> Gener
 def in_order(names: Iterable[str]) -> list[Generation]:
     """The generations among file *names*, the one that counts last. Other files are ignored."""
     matches = filter(None, map(_NAME.fullmatch, names))
-    return sorted((_parsed(match) for match in matches), key=lambda generation: generation.order)
+    return sorted(filter(None, map(_parsed, matches)), key=lambda generation: generation.order)
 
 
-def _parsed(match: re.Match[str]) -> Generation:
-    holder = None if match[3] == _UNKNOWN_HOLDER else match[3]
-    return Generation(Token(int(match[1]), holder), int(match[2]), match[4] is None)
+def _parsed(match: re.Match[str]) -> Generation | None:
+    token = token_of_parts(match[1].lstrip("0") or "0", None if match[3] == _UNKNOWN_HOLDER else match[3])
+    return None if token is None else Generation(token, int(match[2]), match[4] is None)
 
 
 def folder_of(resource: str) -> str:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from fencing_sdk._values.claim import Token
-from fencing_sdk._values.token_wire import format_token, parse_token
+from fencing_sdk._values.token_wire import format_token, parse_written
 from fencing_sdk.errors import ConfigurationError
 
 __all__ = ["FencedValue", "ForeignValueError"]
@@ -53,7 +53,7 @@ class FencedValue:
         if match is None:
             raise ForeignValueError
         try:
-            fence = parse_token(match[1].decode())
+            fence = parse_written(match[1].decode())
         except ConfigurationError as error:
             raise ForeignValueError from error
         return cls(fence, data if newline else None, match[2].decode())

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
 from fencing_sdk._values.claim import Token
+from fencing_sdk._values.token_wire import token_of_parts
 from fencing_sdk.errors import BackendRefusedError, shown
 from fencing_sdk.guards._verdict import refusal
 from fencing_sdk.guards.redis._commands import Command
 
 _REFUSED, _ACCEPTED = 0, 1
-_FENCE = re.compile(r"([0-9]{1,16})(?: ([0-9a-f]{1,64}))?", re.ASCII)
 
 
 def accepted(tokens: Mapping[str, Token], fences: Sequence[bytes], reply: object) -> object:
@@ -41,10 +40,11 @@ def fence_from(stored: object, key: bytes) -> Token:
     Raises:
         BackendRefusedError: it is no fence.
     """
-    match = _FENCE.fullmatch(_text(stored))
-    if match is None:
+    number, space, holder = _text(stored).partition(" ")
+    token = token_of_parts(number, holder if space else None)
+    if token is None:
         raise _no_fence(key, "highest")
-    return Token(int(match[1]), match[2])
+    return token
 
 
 def unless_failed(replies: list[object], commands: Sequence[Command]) -> list[object]:

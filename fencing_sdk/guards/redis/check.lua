@@ -17,11 +17,13 @@ end
 for which, claim in ipairs(asked) do
   claim.fence = redis.call('GET', claim.key)
   if claim.fence then
-    local number, known = string.match(claim.fence, '^%d+$'), ''
-    if not number then number, known = string.match(claim.fence, '^(%d+) (%x+)$') end
-    if not number then return {-1, which} end
-    -- Both are below 2^53, where a double is exact.
+    -- The grammar of token_of_parts in fencing_sdk/_values/token_wire.py, which reads what `highest` finds.
+    local number, known = string.match(claim.fence, '^[0-9]+$'), ''
+    if not number then number, known = string.match(claim.fence, '^([0-9]+) ([0-9a-f]+)$') end
+    if not number or #number > 16 or #known > 64 or string.match(number, '^0.') then return {-1, which} end
+    -- Below 2^53 a double is exact.
     local ahead, token = tonumber(number), tonumber(claim.token)
+    if ahead >= 9007199254740992 then return {-1, which} end
     local conflict = ahead == token and known ~= '' and claim.holder ~= '' and known ~= claim.holder
     if ahead > token or conflict then return {0, number, known, which} end
     if ahead == token and claim.holder == '' then claim.holder = known end
