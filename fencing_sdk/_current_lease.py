@@ -9,11 +9,38 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import cast
 
+from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import NoLeaseError
 
 _leases: ContextVar[tuple[AnyLease, ...]] = ContextVar("fencing_sdk_leases", default=())
+
+
+class WaitingThread:
+    """A thread that uses a client of ``fencing_sdk.sync``, as that client's loop knows it."""
+
+    __slots__ = ("inside", "name", "runs_a_loop")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.inside: list[LeaseState] = []
+        """The leases whose blocks it is inside, in whatever context: also those of other coroutines that it runs."""
+        self.runs_a_loop = False
+        """Whether it runs an event loop, which stands still while it waits."""
+
+
+_caller: ContextVar[WaitingThread | None] = ContextVar("fencing_sdk_caller", default=None)
+
+
+def waiting_thread() -> WaitingThread | None:
+    """Return the thread that waits until this task has ended. None where no thread does."""
+    return _caller.get()
+
+
+def run_for(thread: WaitingThread) -> None:
+    """Note that *thread* waits for what runs in this context."""
+    _caller.set(thread)
 
 
 def current_lease(name: str | None = None) -> Lease:

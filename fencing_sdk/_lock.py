@@ -14,8 +14,8 @@ from functools import partial
 from types import EllipsisType, TracebackType
 from typing import Any, TypeVar
 
-from fencing_sdk._current_lease import held_here
-from fencing_sdk._engine.deadlock import held_above, hold_below
+from fencing_sdk._current_lease import held_here, waiting_thread
+from fencing_sdk._engine.deadlock import doubt_about, hold_in_doubt
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.fences import Fences
 from fencing_sdk._engine.lease_scope import LeaseScope
@@ -108,8 +108,8 @@ class Lock(Uncopied):
     def _acquire(self, terms: Terms) -> Coroutine[Any, Any, Lease]:
         """Return the coroutine that waits for the lease, not awaited: each one in between would cost a resumption."""
         engine = self._engine()
-        if held_here() and (above := held_above(terms, engine)) is not None:
-            return hold_below(above, terms, engine.hold(terms, self._fences))
+        if (held_here() or waiting_thread() is not None) and (doubt := doubt_about(terms, engine)) is not None:
+            return hold_in_doubt(doubt, terms, engine.hold(terms, self._fences))
         return engine.hold(terms, self._fences)
 
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:

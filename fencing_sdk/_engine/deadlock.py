@@ -1,17 +1,19 @@
 """
-A task that waits for itself: for a lock that it holds, or that its parent holds while the parent awaits it.
+A task or a thread that waits for itself. The heartbeat renews every lease, so such a wait has no end.
 
-The heartbeat renews every lease, so such a wait has no end. The first case is refused. The second looks like a task
-that waits for its turn while its parent works on, so it is a warning, after one ttl.
+    it holds the lock itself            refused
+    its parent holds the lock (tasks)   a warning after one ttl: it may wait for its turn while its parent works on
+    it runs an event loop (threads)     a warning after one ttl: the holder may be a task of that loop
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextvars import Context
+from functools import partial
 
-from fencing_sdk._current_lease import held_here
+from fencing_sdk._current_lease import WaitingThread, held_here, waiting_thread
 from fencing_sdk._engine.lease_state import Keeper, LeaseState
 from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease, state_of
@@ -19,34 +21,54 @@ from fencing_sdk._values.claim import LOCK, Permit
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import UsageError, shown
 
+_IN_COROUTINES = "in coroutines use the client of fencing_sdk.connect(): async with"
 
-def held_above(terms: Terms, keeper: Keeper) -> LeaseState | None:
+Doubt = Callable[[asyncio.Task[object]], str]
+"""Says why the task that waits may wait for ever. Empty: it has no reason any more."""
+
+
+def doubt_about(terms: Terms, keeper: Keeper) -> Doubt | None:
     """
-    Return the lease on this lock under which the task that waits was started; None if there is none.
+    Return what makes this wait suspicious, or None.
 
     Raises:
-        UsageError: this task holds the lock itself.
+        UsageError: this task holds the lock itself, or the thread that waits for it does.
     """
-    if not may_wait_for_itself(terms):
+    if not _may_wait_for_itself(terms):
         return None
+    thread = waiting_thread()
+    if thread is not None:
+        for lease in tuple(thread.inside):
+            if _is_on(lease, terms, keeper):
+                raise _already_held(terms, lease, thread)
     for lease in map(state_of, held_here()):
-        if lease.claim.name == terms.store_name and lease.keeper is keeper and lease.task is not None and lease.held:
+        if lease.task is not None and _is_on(lease, terms, keeper):
             if lease.task is asyncio.current_task():
-                raise already_held(terms, lease, "task")
-            return lease
-    return None
+                raise _already_held(terms, lease, None)
+            return partial(_child_of, lease, terms)
+    return None if thread is None or not thread.runs_a_loop else partial(_stops_a_loop, thread, terms)
 
 
-def may_wait_for_itself(terms: Terms) -> bool:
+def _is_on(lease: LeaseState, terms: Terms, keeper: Keeper) -> bool:
+    return lease.claim.name == terms.store_name and lease.keeper is keeper and lease.held
+
+
+def _may_wait_for_itself(terms: Terms) -> bool:
     """Whether a caller that holds the lock would wait for it without an end, or in vain."""
     if isinstance(terms.mode, Permit):
         return terms.wait is None  # else another permit may be free by then
     return terms.wait != 0
 
 
-def already_held(terms: Terms, lease: LeaseState, caller: str) -> UsageError:
-    """Return the error for a *caller*, a task or a thread, that waits for what it holds by *lease*."""
+def _already_held(terms: Terms, lease: LeaseState, thread: WaitingThread | None) -> UsageError:
+    """Return the error for a *thread*, or for this task, that waits for what it holds by *lease*."""
     name, held, wanted = shown(terms.name), lease.claim.mode, terms.mode
+    caller = "task" if thread is None else "thread"
+    if thread is not None and thread.runs_a_loop:
+        return UsageError(
+            f"this thread is inside a block of {name}, and would wait for it while its event loop stands still; "
+            f"{_IN_COROUTINES}"
+        )
     if isinstance(wanted, Permit) and isinstance(held, Permit):
         return UsageError(
             f"this {caller} holds a permit of {name} already, and would wait for another one without an end: {caller}s "
@@ -60,25 +82,35 @@ def already_held(terms: Terms, lease: LeaseState, caller: str) -> UsageError:
     )
 
 
-async def hold_below(above: LeaseState, terms: Terms, holding: Awaitable[Lease]) -> Lease:
-    """Await the lease. After one ttl, log a warning that a task above holds the lock."""
+async def hold_in_doubt(doubt: Doubt, terms: Terms, holding: Awaitable[Lease]) -> Lease:
+    """Await the lease. After one ttl, log what makes the wait suspicious."""
     task = asyncio.current_task()
     assert task is not None  # an acquisition runs in a task
-    timer = task.get_loop().call_later(terms.timing.ttl, _warn, terms, task, above, context=Context())
+    timer = task.get_loop().call_later(terms.timing.ttl, _warn, doubt, task, context=Context())
     try:
         return await holding
     finally:
         timer.cancel()
 
 
-def _warn(terms: Terms, waiter: asyncio.Task[object], lease: LeaseState) -> None:
+def _warn(doubt: Doubt, waiter: asyncio.Task[object]) -> None:
+    if reason := doubt(waiter):
+        logger.warning("%s", reason)
+
+
+def _child_of(lease: LeaseState, terms: Terms, waiter: asyncio.Task[object]) -> str:
     holder = lease.task
-    if lease.held and holder is not None and not holder.done():
-        logger.warning(
-            "task %s has waited %.3g s for lock %s, which task %s holds and under which it was started; "
-            "if that task waits for it, neither goes on: locks are not reentrant",
-            shown(waiter.get_name()),
-            terms.timing.ttl,
-            shown(terms.name),
-            shown(holder.get_name()),
-        )
+    if not lease.held or holder is None or holder.done():
+        return ""
+    return (
+        f"task {shown(waiter.get_name())} has waited {terms.timing.ttl:.3g} s for lock {shown(terms.name)}, which task "
+        f"{shown(holder.get_name())} holds and under which it was started; "
+        "if that task waits for it, neither goes on: locks are not reentrant"
+    )
+
+
+def _stops_a_loop(thread: WaitingThread, terms: Terms, _: asyncio.Task[object]) -> str:
+    return (
+        f"thread {shown(thread.name)} has waited {terms.timing.ttl:.3g} s for lock {shown(terms.name)} and runs an "
+        f"event loop, which stands still meanwhile; {_IN_COROUTINES}"
+    )

@@ -15,7 +15,9 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextvars import Context
+from typing import NamedTuple
 
+from fencing_sdk._current_lease import WaitingThread, waiting_thread
 from fencing_sdk._engine.acquisition import Acquisition
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.posted_requests import Flight
@@ -25,6 +27,18 @@ from fencing_sdk.errors import DrainingError, LossReason
 
 _GRACE = 5.0
 """Seconds after the bound in which a body that was cancelled may end."""
+
+
+class _Caller(NamedTuple):
+    """Who waits for the end of a drain: a task, or the thread that waits for that task."""
+
+    task: asyncio.Task[object] | None
+    thread: WaitingThread | None
+
+    def is_inside(self, lease: LeaseState) -> bool:
+        """Whether *lease* is its own: it can give that back after the wait only."""
+        in_task = lease.task is not None and lease.task is self.task
+        return in_task or (self.thread is not None and lease in self.thread.inside)
 
 
 class Draining:
@@ -45,7 +59,7 @@ class Draining:
         self._given_up = False
         self._cut_short = False
         self._changed = asyncio.Event()
-        self._callers: set[asyncio.Task[object] | None] = set()
+        self._callers: list[_Caller] = []
 
     def check(self, name: str) -> None:
         """
@@ -90,14 +104,14 @@ class Draining:
         The caller's own locks are not waited for. Bodies that go on although they were cancelled are left alone
         after a while.
         """
-        task = asyncio.current_task()
-        self._callers.add(task)
+        caller = _Caller(asyncio.current_task(), waiting_thread())
+        self._callers.append(caller)
         try:
             while not self._given_up and self._goes_on():
                 self._changed.clear()
                 await self._changed.wait()
         finally:
-            self._callers.discard(task)
+            self._callers.remove(caller)
         return not self._cut_short
 
     def look_again(self) -> None:
@@ -111,10 +125,14 @@ class Draining:
         )
 
     def _is_in_use(self, lease: LeaseState) -> bool:
-        task = lease.task
-        if task is None:  # a plain handle: nothing tells whether its work ends when it is lost
+        if self._is_of_a_caller(lease):
+            return False
+        if lease.task is None:  # a plain handle: nothing tells whether its work ends when it is lost
             return not self._bound_is_over
-        return task not in self._callers and not task.done()
+        return not lease.task.done()
+
+    def _is_of_a_caller(self, lease: LeaseState) -> bool:
+        return any(caller.is_inside(lease) for caller in self._callers)
 
     def _interrupt_waiters(self) -> None:
         for acquisition in tuple(self.waiting):
@@ -123,7 +141,7 @@ class Draining:
     def _end_bodies(self) -> None:
         self._bound_is_over = True
         for lease in tuple(self._releases.unreleased.values()):
-            if lease.task not in self._callers or lease.task is None:
+            if not self._is_of_a_caller(lease):
                 self._cut_short = self._cut_short or lease.held
                 lease.lose(LossReason.DRAINED)
         self._changed.set()

@@ -20,7 +20,7 @@ from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, LossReason, shown
 from fencing_sdk.sync._loop_thread import LoopThread
-from fencing_sdk.sync._thread_call import ClosedMeanwhileError
+from fencing_sdk.sync._thread_call import ClosedMeanwhileError, this_thread
 
 LossCallback = Callable[[LossReason], object]
 """Called in a thread of its own with the reason of the loss."""
@@ -104,11 +104,13 @@ class SyncLease(AnyLease):
 
     def _enter(self) -> None:
         self._thread = threading.get_ident()
+        this_thread().inside.append(self._state)
         push(self)
 
     def _leave(self, raised: BaseException | None) -> None:
         lost = self.lost_reason  # the clock, once more: a body that finished too late was not covered
         pop(self)
+        this_thread().inside.remove(self._state)
         self._give_back(raised)
         if lost is not None:
             tell_loss(self._state, lost, raised)

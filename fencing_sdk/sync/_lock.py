@@ -7,18 +7,15 @@ from functools import partial
 from types import EllipsisType, TracebackType
 from typing import NoReturn, cast
 
-from fencing_sdk._current_lease import held_here
-from fencing_sdk._engine.deadlock import already_held, may_wait_for_itself
-from fencing_sdk._engine.terms import Terms
-from fencing_sdk._lease import Lease, PermitLease, state_of
-from fencing_sdk._lock import Lock, terms_of
+from fencing_sdk._lease import Lease, PermitLease
+from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder
-from fencing_sdk._values.timing import Seconds, patience
+from fencing_sdk._values.timing import Seconds
 from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.recipes.rwlock import ReadWriteLock, enter_one_of_the_two
 from fencing_sdk.recipes.semaphore import Semaphore
-from fencing_sdk.sync._lease import SyncLease, SyncPermitLease, bridge_of, enter, give_back, is_inside, leave
+from fencing_sdk.sync._lease import SyncLease, SyncPermitLease, enter, give_back, is_inside, leave
 from fencing_sdk.sync._loop_thread import LoopThread
 
 Bridge = Callable[[], LoopThread]
@@ -63,8 +60,6 @@ class SyncLock(Uncopied):
             FencingError: as `Lock.acquire`. `UsageError` when this thread is inside ``with`` of this lock.
             UnsupportedError: gevent or eventlet has replaced the threads of this process.
         """
-        terms = terms_of(self._lock)
-        self._check_not_held(terms if wait is ... else terms._replace(wait=patience(wait)))
         return self._take(partial(self._lock.acquire, wait=wait))
 
     def try_acquire(self) -> SyncLease | None:
@@ -87,7 +82,6 @@ class SyncLock(Uncopied):
         return self._bridge().call(self._lock.locked)
 
     def __enter__(self) -> SyncLease:
-        self._check_not_held(terms_of(self._lock))
         lease = self._take(self._lock.acquire)
         try:
             enter(lease)
@@ -105,18 +99,6 @@ class SyncLock(Uncopied):
     def _take(self, acquire: Callable[[], Awaitable[Lease]]) -> SyncLease:
         bridge = self._bridge()
         return _lease(bridge.call(acquire, undo=give_back), bridge)
-
-    def _check_not_held(self, terms: Terms) -> None:
-        if not may_wait_for_itself(terms):
-            return
-        for lease in held_here():
-            if isinstance(lease, SyncLease) and self._is_held_by(lease) and lease.held:
-                raise already_held(terms, state_of(lease), "thread")
-
-    def _is_held_by(self, lease: SyncLease) -> bool:
-        """Whether this thread is inside ``with`` of this lock by *lease*."""
-        mine = is_inside(lease) and bridge_of(lease) is self._bridge()
-        return mine and state_of(lease).claim.name == terms_of(self._lock).store_name
 
     def _pair(self) -> SyncLease:
         """Find the entry that is left now: the last one of this thread. The list of entries only pairs the two."""

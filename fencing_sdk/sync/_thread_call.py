@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import sys
 import threading
+from asyncio.events import _get_running_loop
 from collections.abc import Awaitable, Callable
 from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
-from fencing_sdk._current_lease import held_here, pop, push
+from fencing_sdk._current_lease import WaitingThread, held_here, pop, push, run_for
 from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._engine.lease_scope import tell_loss
 from fencing_sdk._lease import AnyLease, state_of
@@ -23,6 +24,21 @@ _NAP = 0.2
 """Seconds that the main thread sleeps at most, before it looks whether a signal came."""
 _UNDO_LIMIT = 5.0
 """Seconds that an interrupted caller waits until what it asked for is undone. It is undone later, too."""
+
+
+class _Here(threading.local):
+    """What the loops of clients know of this thread."""
+
+    def __init__(self) -> None:
+        self.thread = WaitingThread(threading.current_thread().name)
+
+
+_here = _Here()
+
+
+def this_thread() -> WaitingThread:
+    """Return this thread, as the loops of its clients know it."""
+    return _here.thread
 
 
 class InThread(Protocol):
@@ -45,6 +61,7 @@ class ThreadCall(Generic[T]):
         "_function",
         "_left",
         "_task",
+        "_thread",
         "_undo",
         "_undoing",
         "_value",
@@ -68,11 +85,14 @@ class ThreadCall(Generic[T]):
         self._error: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
         self._undoing: asyncio.Task[None] | None = None
+        self._thread = this_thread()
+        self._thread.runs_a_loop = _get_running_loop() is not None
 
     # In the loop.
 
     def begin(self) -> None:
         """Start the coroutine. Where tasks may be eager, it is asked at once, and not in the next turn of the loop."""
+        run_for(self._thread)
         loop, coroutine = asyncio.get_running_loop(), self._run()
         if sys.version_info >= (3, 12):
             self._task = asyncio.Task(coroutine, loop=loop, eager_start=True)
@@ -219,6 +239,7 @@ class ThreadBody:
         try:
             for lease in self._fresh:
                 push(lease)
+                this_thread().inside.append(state_of(lease))
             self.value = self._function()
         except BaseException as error:  # noqa: BLE001  (it leaves by way of the coroutine)
             self.error = self._raised = error
@@ -240,3 +261,5 @@ class ThreadBody:
         """In the thread: take the leases of the coroutine out of its context. Idempotent."""
         for lease in self._fresh:
             pop(lease)
+            if (state := state_of(lease)) in (inside := this_thread().inside):
+                inside.remove(state)

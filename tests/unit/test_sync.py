@@ -151,6 +151,36 @@ def test_a_lock_is_not_reentrant(locks):
     assert free(locks)
 
 
+def test_coroutines_of_one_thread_that_wait_for_each_other_are_refused(locks):
+    async def work():
+        with locks.lock("a"):
+            await asyncio.sleep(0)
+
+    async def main():
+        return await asyncio.gather(work(), work(), return_exceptions=True)
+
+    ended = asyncio.run(main())
+    assert ended[0] is None
+    assert isinstance(ended[1], UsageError)
+    assert "its event loop stands still; in coroutines use the client of fencing_sdk.connect()" in str(ended[1])
+    assert free(locks)
+
+
+def test_a_thread_whose_event_loop_stands_still_while_it_waits_is_named_after_one_ttl(locks, caplog):
+    async def wait(ttl):
+        with pytest.raises(fencing_sdk.AcquireTimeoutError), locks.lock("a", ttl=ttl, wait=1):
+            pass
+
+    with locks.lock("a", ttl=30).acquire():
+        asyncio.run(wait(30))
+        with pytest.raises(fencing_sdk.AcquireTimeoutError), locks.lock("a", ttl=0.2, wait=1):
+            pass  # no loop runs here
+        assert not caplog.messages
+        asyncio.run(wait(0.2))
+    (message,) = caplog.messages
+    assert message.startswith("thread 'MainThread' has waited 0.2 s for lock 'a' and runs an event loop, which stands")
+
+
 def test_a_block_that_another_thread_leaves_is_an_error_and_frees_the_lock(locks):
     lock = locks.lock("a")
     lock.__enter__()

@@ -207,3 +207,20 @@ def test_ctrl_c_ends_a_closing_that_drains():
     assert time.monotonic() - began < PATIENCE
     assert lease.lost_reason is LossReason.CLOSED
     assert not locks.status().open
+
+
+def test_the_end_of_the_block_does_not_wait_for_a_lock_of_its_own_thread(locks):
+    """Waited for, it would be taken away when the bound is over."""
+    with locks.lock("a") as lease, locks.multilock("b", "c") as held:
+        with locks.draining_on(SIGNAL, within=2 * PATIENCE):
+            send()
+            wait_until(lambda: locks.draining, within=PATIENCE)
+        lease.check()
+        held.check()
+
+
+def test_closing_does_not_wait_for_a_lock_of_its_own_thread():
+    locks = connect("memory://", drain=2 * PATIENCE)
+    with pytest.raises(LeaseLostError) as loss, locks.lock("a"):
+        locks.close()
+    assert loss.value.reason is LossReason.CLOSED

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 
 import pytest
 from both_worlds import bare, in_both_worlds
+from stays import PATIENCE
 
+import fencing_sdk.sync
 from fencing_sdk import UsageError
 
 
@@ -26,6 +29,92 @@ async def test_what_belongs_to_this_process_is_neither_copied_nor_pickled(locks)
 
 @in_both_worlds
 async def test_both_locks_of_a_read_write_lock_are_not_entered_at_once(locks):
-    with pytest.raises(UsageError, match="enter 'a' as a reader or as the writer: (async )?with rwlock"):
+    with pytest.raises(UsageError, match=r"enter 'a' as a reader or as the writer: (async )?with rwlock"):
         async with locks.rwlock("a"):
             pass
+
+
+# Waiting for oneself
+
+
+async def lead(locks, name):
+    async for term in locks.election(name):
+        async with term:
+            return
+
+
+async def enter(block):
+    async with block:
+        pass
+
+
+WAITS = {
+    "lock": lambda locks: enter(locks.lock("a")),
+    "lock with patience": lambda locks: enter(locks.lock("a", wait=PATIENCE)),
+    "handle": lambda locks: locks.lock("a").acquire(),
+    "multilock": lambda locks: enter(locks.multilock("0", "a", "b")),
+    "reader": lambda locks: enter(locks.rwlock("a").reader),
+    "permit": lambda locks: enter(locks.semaphore("a", permits=2)),
+    "election": lambda locks: lead(locks, "a"),
+}
+
+
+@in_both_worlds
+async def test_what_waits_for_a_lock_of_its_own_block_is_refused(locks):
+    for name, wait in WAITS.items():
+        for block in (locks.lock("a"), locks.multilock("a", "z"), locks.rwlock("a").writer):
+            async with block:
+                with pytest.raises(UsageError, match="this (task|thread) holds "):
+                    await wait(locks)
+        assert await locks.inspect("a") is None, name
+    async with locks.semaphore("a", permits=2), locks.semaphore("a", permits=2, wait=PATIENCE):
+        assert await locks.lock("a").try_acquire() is None
+
+
+def test_the_body_of_a_job_that_waits_for_its_own_lock_is_refused_in_both_worlds():
+    with fencing_sdk.sync.connect("memory://") as locks:
+
+        @locks.job("a", at_least_for=0.01)
+        def work():
+            with pytest.raises(UsageError, match="this thread holds lock 'a' already"), locks.lock("a"):
+                pass
+            with pytest.raises(UsageError, match="this thread holds lock 'a' already"), locks.multilock("a", "b"):
+                pass
+            return "refused"
+
+        assert work().value == "refused"
+        with locks.lock("a", wait=PATIENCE):
+            pass
+
+    async def with_tasks():
+        async with fencing_sdk.connect("memory://") as locks:
+
+            @locks.job("a", at_least_for=0.01)
+            async def work():
+                with pytest.raises(UsageError, match="this task holds lock 'a' already"):
+                    await enter(locks.lock("a"))
+                with pytest.raises(UsageError, match="this task holds lock 'a' already"):
+                    await enter(locks.multilock("a", "b"))
+                return "refused"
+
+            assert (await work()).value == "refused"
+
+    asyncio.run(with_tasks())
+
+
+@in_both_worlds
+async def test_a_drain_and_a_closing_do_not_wait_for_the_locks_of_their_caller(locks):
+    """They are held when the drain is over, and lost by the closing."""
+    async with locks.lock("a") as lease, locks.multilock("b", "c") as held:
+        assert await locks.drain(within=2 * PATIENCE)
+        lease.check()
+        held.check()
+
+
+@in_both_worlds
+async def test_a_drain_whose_bound_is_over_takes_no_lock_of_its_caller_away(locks):
+    other = await locks.lock("b").acquire()
+    async with locks.lock("a") as lease:
+        assert not await locks.drain(within=0.05)
+        lease.check()
+        assert not other.held
