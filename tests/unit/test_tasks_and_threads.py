@@ -64,7 +64,7 @@ async def test_what_waits_for_a_lock_of_its_own_block_is_refused(locks):
     for name, wait in WAITS.items():
         for block in (locks.lock("a"), locks.multilock("a", "z"), locks.rwlock("a").writer):
             async with block:
-                with pytest.raises(UsageError, match="this (task|thread) holds "):
+                with pytest.raises(UsageError, match=r"this (task|thread) holds "):
                     await wait(locks)
         assert await locks.inspect("a") is None, name
     async with locks.semaphore("a", permits=2), locks.semaphore("a", permits=2, wait=PATIENCE):
