@@ -27,7 +27,7 @@ from fencing_sdk.sync._interrupt import InterruptingLock
 from fencing_sdk.sync._lock import SyncLock, SyncReadWriteLock, SyncSemaphore
 from fencing_sdk.sync._loop_thread import LoopThread
 from fencing_sdk.sync._multilock import SyncMultiLock
-from fencing_sdk.sync._thread_call import InThread
+from fencing_sdk.sync._thread_call import InThread, carried
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -310,7 +310,10 @@ class SyncLockClient(Uncopied):
         _check_runs(function, runs=callable(function))
 
         async def called() -> R:
-            running = function(*args, **kwargs)
+            try:
+                running = function(*args, **kwargs)
+            except StopIteration as error:
+                raise carried(error) from None
             _check_runs(function, runs=inspect.isawaitable(running))
             return await running
 

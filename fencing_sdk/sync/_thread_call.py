@@ -51,11 +51,37 @@ class ClosedMeanwhileError(UsageError):
     """The client was closed before the call was answered; what it held was given back."""
 
 
+class CarriedError(Exception):
+    """An error of the thread, on its way through a coroutine that would take it for an end of its own."""
+
+
+class CarriedExit(BaseException):
+    """One of those that no ``except Exception`` is to see."""
+
+
+def carried(error: BaseException) -> BaseException:
+    """Return what a coroutine may raise for *error*: `StopIteration` would be replaced, and a cancellation heeded."""
+    if isinstance(error, StopIteration):
+        return CarriedError(error)
+    return CarriedExit(error) if isinstance(error, (asyncio.CancelledError, GeneratorExit)) else error
+
+
+def _uncarried(error: BaseException) -> BaseException:
+    if not isinstance(error, (CarriedError, CarriedExit)):
+        return error
+    (mine,) = error.args
+    assert isinstance(mine, BaseException)
+    for note in getattr(error, "__notes__", ()):
+        mine.add_note(note)
+    return mine
+
+
 class ThreadCall(Generic[T]):
     """One coroutine that a thread waits for."""
 
     __slots__ = (
         "_body",
+        "_cut_off",
         "_done",
         "_error",
         "_function",
@@ -76,6 +102,7 @@ class ThreadCall(Generic[T]):
         self._undo = undo
         self._body: ThreadBody | None = None  # the last one that was handed over
         self._done = False
+        self._cut_off = False  # the client was closed while the coroutine ran
         self._left = False  # the thread does not wait any more
         self._woken = threading.Lock()  # held until the coroutine has ended, or has a body to run: cheap to sleep on
         self._woken.acquire()
@@ -104,6 +131,7 @@ class ThreadCall(Generic[T]):
             self._value = await self._function()
         except BaseException as error:  # noqa: BLE001  (it leaves in the thread that waits)
             self._error = error
+            self._cut_off = isinstance(error, (asyncio.CancelledError, GeneratorExit)) and not _goes_on()
         finally:
             self._done = True
             self._wake()
@@ -167,10 +195,10 @@ class ThreadCall(Generic[T]):
         if error is None:
             return cast("T", self._value)
         try:
-            if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+            if self._cut_off:
                 msg = "this client was closed while the call was waiting"
                 raise ClosedMeanwhileError(msg) from None
-            raise error
+            raise _uncarried(error)
         finally:
             del self, error  # a traceback that keeps its own error keeps leases from being collected
 
@@ -205,6 +233,12 @@ class ThreadCall(Generic[T]):
             nap = _NAP if threading.current_thread() is threading.main_thread() else -1
             while not self._woken.acquire(True, nap):  # noqa: FBT003
                 pass
+
+
+def _goes_on() -> bool:
+    """Whether this task runs, and nothing has cancelled it: an error that looks like an end is of its own making."""
+    task = asyncio.current_task() if _get_running_loop() is not None else None
+    return task is not None and not task.cancelling()
 
 
 class ThreadBody:
@@ -242,7 +276,8 @@ class ThreadBody:
                 this_thread().inside.append(state_of(lease))
             self.value = self._function()
         except BaseException as error:  # noqa: BLE001  (it leaves by way of the coroutine)
-            self.error = self._raised = error
+            self._raised = error
+            self.error = carried(error)
         finally:
             self.leave()
 

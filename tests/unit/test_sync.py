@@ -305,7 +305,70 @@ def test_the_error_of_a_job_leaves_as_it_is(locks, error):
         pass
 
 
-@pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(143), KeyboardInterrupt()], ids=repr)
+def in_a_block(locks, body):
+    with locks.lock("a"):
+        body()
+
+
+def in_a_term(locks, body):
+    for term in locks.election("a"):
+        with term:
+            body()
+
+
+BODIES = {
+    "block": in_a_block,
+    "locked": lambda locks, body: locks.locked("a")(body)(),
+    "job": lambda locks, body: locks.job("a", at_least_for=0.01)(body)(),
+    "term": in_a_term,
+    "elected": lambda locks, body: locks.elected("a")(body)(),
+    "run": lambda locks, body: locks.run(body),
+}
+
+
+@pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError, GeneratorExit, SystemExit, ValueError])
+@pytest.mark.parametrize("body", BODIES)
+def test_every_error_of_a_body_leaves_as_it_is(locks, body, error):
+    """Also those that mean something else to a coroutine."""
+
+    def fail():
+        raise error("mine")
+
+    with pytest.raises(error) as raised:
+        BODIES[body](locks, fail)
+    assert type(raised.value) is error
+    assert raised.value.args == ("mine",)
+    with locks.lock("a", wait=PATIENCE):
+        pass
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit])
+def test_what_an_async_function_raises_by_itself_leaves_as_it_is(locks, error):
+    async def fail():
+        await asyncio.sleep(0)
+        raise error("mine")
+
+    with pytest.raises(error, match="mine"):
+        locks.run(fail)
+
+
+def test_the_note_of_a_loss_stays_with_an_error_that_a_coroutine_has_carried(locks, store):
+    @locks.job("a", at_least_for=60)
+    def work():
+        revoke(locks, store)
+        wait_until(lambda: current_lease().lost_reason, what="it is lost")
+        raise StopIteration
+
+    with pytest.raises(StopIteration) as raised:
+        work()
+    assert "lost" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("mine"), SystemExit(143), KeyboardInterrupt(), GeneratorExit(), StopIteration()],
+    ids=repr,
+)
 def test_a_job_that_fails_or_ends_the_process_keeps_its_lock(locks, error):
     @locks.job("a", at_least_for=60)
     def fail(with_error):
