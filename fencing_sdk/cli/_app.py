@@ -70,7 +70,7 @@ def run(
 ) -> int:
     """Run a command while holding a lock.
 
-    The command finds FENCING_TOKEN, FENCING_LOCK and FENCING_DEADLINE in its environment. Its exit
+    The command finds FENCING_TOKEN, FENCING_HOLDER, FENCING_LOCK and FENCING_DEADLINE in its environment. Its exit
     code is passed through. Otherwise: 75 the lock is taken and nothing was run, 76 the lease was
     lost and the command was stopped, 69 the store cannot be used, 2 wrong usage.
 

@@ -26,7 +26,7 @@ from fencing_sdk._connect import connect
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.clock import BootClock, wall_seconds
-from fencing_sdk._values.token_wire import ENV_DEADLINE, ENV_LOCK, ENV_TOKEN, ENV_URL
+from fencing_sdk._values.token_wire import ENV_DEADLINE, ENV_HOLDER, ENV_LOCK, ENV_TOKEN, ENV_URL
 from fencing_sdk.cli._child import TO_THE_COMMAND, TO_THE_GROUP, Child
 from fencing_sdk.cli._job import Job
 from fencing_sdk.cli._streams import say
@@ -230,6 +230,7 @@ def _environment(lease: Lease) -> dict[str, str]:
     return {
         **os.environ,
         ENV_TOKEN: f"{lease.token:d}",
+        ENV_HOLDER: lease.holder,
         ENV_LOCK: lease.name,
         ENV_DEADLINE: f"{deadline:.3f}",
     }

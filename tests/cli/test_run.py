@@ -58,13 +58,16 @@ def test_the_command_gets_streams_files_and_arguments_as_they_are(fencing: Fenci
 
 def test_the_command_finds_the_lease_in_its_environment(fencing: Fencing):
     fencing.environment["MINE"] = "kept"
-    script = "echo $FENCING_TOKEN $FENCING_LOCK $FENCING_DEADLINE $MINE"
+    fencing.environment["FENCING_HOLDER"] = "00000000"  # of the command that has started this one
+    script = "echo $FENCING_TOKEN $FENCING_LOCK $FENCING_DEADLINE $MINE $FENCING_HOLDER"
     before = time.time()
     first, second = (fencing("run", "job/é", "--ttl", "5", *shell(script)).stdout.split() for _ in range(2))
     assert first[1] == "job/é"
     assert first[3] == "kept"
     assert before + 2 < float(first[2]) < time.time() + 5
     assert int(first[0]) < int(second[0])
+    assert re.fullmatch(r"[0-9a-f]{8}", first[4])
+    assert first[4] not in {second[4], "00000000"}
 
 
 def test_the_default_store_is_a_file_that_only_its_user_can_reach(fencing: Fencing):
