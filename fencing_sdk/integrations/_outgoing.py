@@ -16,24 +16,20 @@ from typing import NamedTuple, Protocol
 from fencing_sdk._arguments import check_flag
 from fencing_sdk._current_lease import current_token
 from fencing_sdk._values.names import check_name
-from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, HEADER, OLD_HEADER, format_token, parse_token
-from fencing_sdk.errors import ConfigurationError, NoLeaseError, StaleTokenError, shown
+from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, HEADER, OLD_HEADER, format_token
+from fencing_sdk.errors import ConfigurationError, NoLeaseError, shown
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _PORT_LIMIT = 65_535
 _ORIGIN = re.compile(r"(https?)://(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?/?", re.ASCII)
 
 
-class SentHeaders(Protocol):
-    """Headers that are on their way already; names are compared without case."""
+class Headers(Protocol):
+    """The part of a client library's headers that is used here; names are compared without case."""
 
     def __contains__(self, name: object, /) -> bool: ...
 
     def __getitem__(self, name: str, /) -> str: ...
-
-
-class Headers(SentHeaders, Protocol):
-    """The part of a client library's headers that is used here."""
 
     def __setitem__(self, name: str, value: str, /) -> None: ...
 
@@ -125,14 +121,6 @@ class Outgoing:
             return
         if not there:
             headers[HEADER] = format_token(token)
-
-
-def answers(error: StaleTokenError, headers: SentHeaders) -> bool:
-    """Whether a refusal is about the token in the *headers* of the request, and not about another token."""
-    try:
-        return all(parse_token(headers[name]) == error.token for name in ACCEPTED_HEADERS if name in headers)
-    except ConfigurationError:
-        return False
 
 
 def _check_origins(origins: object) -> frozenset[Origin]:

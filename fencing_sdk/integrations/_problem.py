@@ -20,10 +20,12 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from fencing_sdk._values.names import check_name
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.names import NAME_LIMIT, check_name
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.token_wire import check_token
+from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, check_token, parse_one_token
 from fencing_sdk.errors import (
     AcquireError,
     BackendError,
@@ -184,30 +186,52 @@ def may_be_stale(status: int, content_type: str) -> bool:
     return status in STALE_STATUSES and content_type.partition(";")[0].strip().lower() == MEDIA_TYPE
 
 
-def stale_error(status: int, body: bytes) -> StaleTokenError | None:
-    """
-    Return the `StaleTokenError` that *body* tells of, or None if it tells of anything else.
+class SentHeaders(Protocol):
+    """Headers that are on their way already; names are compared without case."""
 
-    Strict: an inconsistent answer is a problem of another service, not a refusal.
+    def __contains__(self, name: object, /) -> bool: ...
+
+    def __getitem__(self, name: str, /) -> str: ...
+
+
+def stale_error(status: int, body: bytes, *, headers: SentHeaders, path: str) -> StaleTokenError | None:
+    """
+    Return the `StaleTokenError` that an answer tells of, or None if it tells of anything else.
+
+    Its ``type`` makes it a refusal. A member that is missing is what can be known without it: the token is the one that
+    was sent, the resource is the path of the request, and the fence is the lowest that refuses that token. An
+    inconsistent member, or another token, makes it a problem of another service.
+
+    Args:
+        status: Of the answer, like *body*.
+
+        body: The document.
+
+        headers: Of the request, like *path*.
+
+        path: As it was sent.
     """
     if len(body) > BODY_LIMIT:
         return None
     try:
         document = json.loads(body)
-    except (ValueError, RecursionError):
+        sent = parse_one_token(*([headers[name]] if name in headers else [] for name in ACCEPTED_HEADERS))
+    except (ValueError, RecursionError):  # a ConfigurationError is a ValueError
         return None
-    if not isinstance(document, dict) or (document.get("type"), document.get("status")) != (_STALE, status):
+    if not isinstance(document, dict) or document.get("type") != _STALE or document.get("status", status) != status:
         return None
-    return _told(document)
+    return _told({"resource": path[:NAME_LIMIT], **document}, sent)
 
 
-def _told(document: dict[str, object]) -> StaleTokenError | None:
-    conflict = document.get("conflict")
+def _told(document: Mapping[str, object], sent: Token | None) -> StaleTokenError | None:
     try:
-        resource = check_name(document.get("resource"))
-        token, fence = check_token(document.get("token")), check_token(document.get("fence"))
+        resource = check_name(document["resource"])
+        token = check_token(document.get("token", sent))
+        higher = token + (document.get("conflict") is not True)
+        fence = check_token(document.get("fence", higher))
     except ConfigurationError:
         return None
-    if not isinstance(conflict, bool) or token > fence or conflict != (token == fence):
+    conflict = document.get("conflict", token == fence)
+    if not isinstance(conflict, bool) or token > fence or conflict != (token == fence) or sent not in {None, token}:
         return None
     return StaleTokenError(resource, int(token), int(fence), conflict=conflict)

@@ -20,12 +20,13 @@ from fencing_sdk._values.token_wire import HEADER, OLD_HEADER
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, check_path, presented
-from fencing_sdk.integrations._outgoing import Outgoing, SentHeaders, answers
+from fencing_sdk.integrations._outgoing import Outgoing
 from fencing_sdk.integrations._problem import (
     BODY_LIMIT,
     MAPPED,
     STALE_STATUSES,
     Problem,
+    SentHeaders,
     may_be_stale,
     problem_of,
     stale_error,
@@ -73,7 +74,7 @@ def fencing_middleware(
         outgoing.carry(origin, request.headers)
         response = await handler(request)
         if response.status in STALE_STATUSES and raise_stale and outgoing.allows(origin):
-            await _raise_for_stale(response, request.headers)
+            await _raise_for_stale(response, request.headers, url.raw_path)
         return response
 
     return fencing
@@ -88,16 +89,15 @@ async def raise_for_stale(response: ClientResponse) -> None:
     Raises:
         StaleTokenError: the token of this request was refused. Never retry it.
     """
-    await _raise_for_stale(response, response.request_info.headers)
+    await _raise_for_stale(response, response.request_info.headers, response.request_info.url.raw_path)
 
 
-async def _raise_for_stale(response: ClientResponse, headers: SentHeaders) -> None:
+async def _raise_for_stale(response: ClientResponse, headers: SentHeaders, path: str) -> None:
     if not may_be_stale(response.status, response.headers.get("Content-Type", "")):
         return
     if (response.content_length or 0) > BODY_LIMIT:
         return
-    error = stale_error(response.status, await response.read())
-    if error is not None and answers(error, headers):
+    if (error := stale_error(response.status, await response.read(), headers=headers, path=path)) is not None:
         raise error
 
 

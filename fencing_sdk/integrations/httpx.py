@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from typing import Protocol
 
-from fencing_sdk.integrations._outgoing import Headers, Origin, Outgoing, answers
+from fencing_sdk.integrations._outgoing import Headers, Origin, Outgoing
 from fencing_sdk.integrations._problem import may_be_stale, stale_error
 
 __all__ = ["fencing_hook", "raise_for_stale"]
@@ -21,6 +21,9 @@ class _Url(Protocol):
 
     @property
     def raw_host(self) -> bytes: ...
+
+    @property
+    def raw_path(self) -> bytes: ...
 
     @property
     def port(self) -> int | None: ...
@@ -106,8 +109,9 @@ def raise_for_stale(response: HttpxResponse) -> None:
     """
     if not may_be_stale(response.status_code, response.headers.get("Content-Type", "")):
         return
-    error = stale_error(response.status_code, response.content)
-    if error is not None and answers(error, response.request.headers):
+    request = response.request
+    path = request.url.raw_path.partition(b"?")[0].decode("ascii")
+    if (error := stale_error(response.status_code, response.content, headers=request.headers, path=path)) is not None:
         raise error
 
 

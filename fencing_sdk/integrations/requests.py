@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from requests import PreparedRequest, Response
 from requests.adapters import BaseAdapter, HTTPAdapter
 
-from fencing_sdk.integrations._outgoing import Headers, Origin, Outgoing, answers
+from fencing_sdk.integrations._outgoing import Headers, Origin, Outgoing
 from fencing_sdk.integrations._problem import may_be_stale, stale_error
 
 __all__ = ["FencingAdapter", "raise_for_stale"]
@@ -74,6 +74,6 @@ def raise_for_stale(response: Response) -> None:
     """
     if not may_be_stale(response.status_code, response.headers.get("Content-Type", "")):
         return
-    error = stale_error(response.status_code, response.content)
-    if error is not None and answers(error, cast("Headers", response.request.headers)):
+    headers, path = cast("Headers", response.request.headers), urlsplit(str(response.request.url)).path
+    if (error := stale_error(response.status_code, response.content, headers=headers, path=path)) is not None:
         raise error

@@ -338,17 +338,41 @@ async def _done(request):
     return web.Response(text="done")
 
 
-@pytest.mark.parametrize(
-    ("answer", "conflict"),
-    [(refusal(status=412), False), (refusal(fence=1, conflict=True), True), (refusal(other=[1]), False)],
-    ids=["412", "conflict", "with a member that we do not know"],
-)
-async def test_every_form_of_a_refusal_is_understood(client, locks, server, answer, conflict):
+TYPE = {"type": REFUSAL["type"]}
+OTHERS = {
+    "412": (refusal(status=412), (1, 2, False)),
+    "a conflict": (refusal(fence=1, conflict=True), (1, 1, True)),
+    "a member that we do not know": (refusal(other=[1]), (1, 2, False)),
+    "no status, which RFC 9457 allows": (lambda: _document({**REFUSAL, "status": ...}), (1, 2, False)),
+    "no token": (refusal(token=...), (1, 2, False)),
+    "no conflict": (refusal(conflict=...), (1, 2, False)),
+    "a higher fence": (refusal(fence=100, conflict=...), (1, 100, False)),
+    "equal numbers": (refusal(fence=1, conflict=...), (1, 1, True)),
+    "a conflict without numbers": (refusal(token=..., fence=..., conflict=True), (1, 1, True)),
+    "its type alone": (lambda: _document(TYPE), (1, 2, False)),
+}
+"""Refusals of services in any language: each with the token, the fence and the conflict that it tells of."""
+
+
+def _document(members):
+    document = {name: value for name, value in members.items() if value is not ...}
+    return web.json_response(document, status=409, content_type="application/problem+json")
+
+
+@pytest.mark.parametrize(("answer", "told"), OTHERS.values(), ids=OTHERS.keys())
+async def test_every_form_of_a_refusal_is_understood(client, locks, server, answer, told):
     server.answer = answer
     async with locks.lock("seats/42"):
         with pytest.raises(StaleTokenError) as caught:
-            await client.put(server.url, origins=[server.url])
-    assert caught.value.conflict is conflict
+            await client.put(f"{server.url}/a%20row/42?secret=1", origins=[server.url])
+    assert (caught.value.token, caught.value.fence, caught.value.conflict) == told
+    named = b"resource" in answer().body
+    assert caught.value.resource == ("seats/42" if named else "/a%20row/42")
+
+
+async def test_a_refusal_that_names_no_token_is_none_where_no_token_was_sent(client, server):
+    server.answer = lambda: _document(TYPE)
+    assert await client.put(server.url, origins=[server.url]) == 409
 
 
 def _differing(members):
@@ -361,23 +385,21 @@ FORGED = {
     "a success": refusal(status=200),
     "another type": refusal(type="about:blank"),
     "no type": refusal(type=...),
-    "no status": lambda: _differing({"status": None}),
+    "null for a status": lambda: _differing({"status": None}),
+    "null for a token": refusal(token=None),
+    "a conflict without numbers, of which one differs": refusal(resource=..., token=..., fence=2, conflict=True),
     "a status that differs from the document's": lambda: _differing({"status": 412}),
-    "no resource": refusal(resource=...),
     "an empty resource": refusal(resource=""),
     "a resource with a line break": refusal(resource="a\nb"),
-    "no token": refusal(token=...),
     "a token in quotes": refusal(token="1"),
     "a token that is a fraction": refusal(token=1.0),
     "true for a token": refusal(token=True),
     "somebody else's token": refusal(token=0),
-    "no fence": refusal(fence=...),
     "a fence beyond all tokens": refusal(fence=2**53),
     "a negative token": refusal(token=-1),
     "a fence below the token": refusal(fence=0),
     "a fence at the token without a conflict": refusal(fence=1),
     "a conflict with a higher fence": refusal(conflict=True),
-    "no conflict": refusal(conflict=...),
     "a conflict in words": refusal(conflict="false"),
     "a list": lambda: web.json_response([REFUSAL], status=409, content_type="application/problem+json"),
     "an empty body": lambda: web.Response(status=409, content_type="application/problem+json"),
