@@ -146,6 +146,21 @@ async def test_a_master_that_is_not_where_the_sentinels_say_is_told_so(start_red
     )
 
 
+async def test_a_certificate_that_is_not_made_for_what_the_sentinels_announce_is_told_so(start_redis, certificates):
+    """Mostly they announce an IP address, and the certificate is made for a name."""
+    master = start_redis(tls=certificates)
+    await master.command("CONFIG", "SET", "bind", f"{HOST} 127.0.0.2")
+    with _Sentinel(sentinel=[f"monitor alone 127.0.0.2 {master.tls_port} 1"]) as sentinel:
+        manager = redis.asyncio.sentinel.Sentinel(
+            [(HOST, sentinel.port)], ssl=True, ssl_ca_certs=str(certificates.authority)
+        )
+        with pytest.raises(BackendRefusedError) as refused:
+            await topology_from_client(manager.master_for("alone")).servers.dial(Ears())
+    told = f"the certificate is not made for 127.0.0.2:{master.tls_port}, where the Sentinels say that the master is; "
+    assert told in str(refused.value)
+    assert "announce-hostnames" in str(refused.value)
+
+
 async def test_a_server_in_the_place_of_a_sentinel_and_the_other_way_round_are_refused(redis_server, redis_sentinels):
     with pytest.raises(BackendRefusedError, match="no Sentinel"):
         await dialer(f"redis+sentinel://{HOST}:{redis_server.port}/service").dial(Ears())

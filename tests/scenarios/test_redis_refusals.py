@@ -127,6 +127,22 @@ async def test_a_listing_never_leaves_out_what_the_user_may_not_read(start_redis
             await lease.release()
 
 
+@pytest.mark.parametrize("missing", ["SET", "key", "EVAL", "EVALSHA", "PEXPIRE"])
+async def test_a_script_that_the_server_does_not_run_is_told_as_what_it_is(missing, start_redis):
+    """A permission that is missing, or a command that is disabled; no word of the age of the server."""
+    if missing in {"SET", "key"}:
+        keys = "~other*" if missing == "key" else "~{fencing*"
+        words = [word for word in NEEDED + WELCOME if word != "set"] if missing == "SET" else NEEDED + WELCOME
+        server = start_redis(user=[rule(words, f"{keys} &*")])
+        url, told = url_of(server), "the user may not (run 'set'|use a command or a key; ACL LOG names it)"
+    else:
+        server = start_redis(rename_command=[f'{missing} ""'])
+        url, told = server.url, f"the server does not know ('{missing.lower()}'|a command); was it renamed or disabled"
+    async with opened(url) as (locks, _):
+        with pytest.raises(BackendRefusedError, match=told):
+            await locks.lock("a").acquire()
+
+
 @pytest.mark.parametrize("denied", ["zcard", "hvals"])
 async def test_holders_are_told_to_a_user_who_may_not_count_the_waiters(denied, start_redis):
     """The number of the waiters is unknown then."""

@@ -139,7 +139,7 @@ async def test_an_error_shows_its_code_and_not_what_was_asked(far):
     await far.says(b"-ERR unknown command 'EVALSHA', with args beginning with: 'owner-id'\r\n")
     with pytest.raises(ReplyError) as caught:
         await answer(call)
-    assert caught.value.code == "ERR"
+    assert caught.value.code == "NOCOMMAND"
     assert "owner-id" not in str(caught.value) + repr(caught.value)
 
 
@@ -187,12 +187,48 @@ async def test_a_refused_subscription_raises_and_the_next_one_is_confirmed(far):
         ("NOPERM User app has no permissions to run the 'client|setname' command", "client|setname"),
         ("NOPERM ACL failure in script: User app has no permissions to access the '{a}:l' key", ""),
         ("NOPERM User app has no permissions to run the 'x y\x1b[2J' command", ""),
-        ("ERR User app has no permissions to run the 'zcard' command", ""),
+        ("ERR User app has no permissions to run the 'zcard' command", "zcard"),
         ("ERR The user executing the script can't run this command or subcommand", ""),
+        ("ERR unknown command 'EVAL', with args beginning with: 'return 1'", "eval"),
+        ("ERR unknown command `EVALSHA`, with args beginning with: `a`", "evalsha"),
+        ("ERR Unknown Redis command called from script script: a, on @user_script:1.", ""),
     ],
 )
-def test_a_denied_command_is_named_if_the_server_tells_a_plain_word(said, named):
-    assert ReplyError(said).denied == named
+def test_a_command_that_is_forbidden_or_unknown_is_named_if_the_server_tells_a_plain_word(said, named):
+    assert ReplyError(said).command == named
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        # Redis 6.2
+        ("@user_script: 1: @user_script: 1: -NOPERM this user has no permissions to run the 'set' command", "NOPERM"),
+        # Redis 7.0
+        (
+            "ERR The user executing the script can't run this command or subcommand script: a, on @user_script:1.",
+            "NOPERM",
+        ),
+        (
+            "ERR The user executing the script can't access at least one of the keys mentioned in the arguments",
+            "NOPERM",
+        ),
+        # Redis 7.2 to 8.2, Valkey
+        (
+            "ERR ACL failure in script: User a has no permissions to run the 'set' command script: on @user_script:1.",
+            "NOPERM",
+        ),
+        ("ERR ACL failure in script: No permissions to access a key", "NOPERM"),
+        ("ERR some later server says that a permission is missing", "NOPERM"),
+        ("ERR unknown command 'EVAL', with args beginning with: 'permission'", "NOCOMMAND"),
+        ("ERR Unknown command called from script script: on @user_script:1.", "NOCOMMAND"),
+        ("ERR Unknown Redis command called from script script: a, on @user_script:1.", "NOCOMMAND"),
+        ("ERR Script attempted to access a non local key in a cluster node script: a, on @user_script:1.", "TRYAGAIN"),
+        ("ERR syntax error", "ERR"),
+        ("ERR value 'permissions' is not an integer", "ERR"),
+    ],
+)
+def test_an_error_without_a_code_of_its_own_gets_one(said, code):
+    assert ReplyError(said).code == code
 
 
 async def test_an_unsubscription_that_nobody_asked_for_is_heard(far):

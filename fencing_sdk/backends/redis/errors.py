@@ -18,7 +18,7 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict
 from fencing_sdk.backends.redis.connection.dial import BACKEND
 from fencing_sdk.backends.redis.connection.node import UnconfirmedError
-from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError, denied_command
+from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError, named_command
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
@@ -40,7 +40,11 @@ CODES: dict[str, Verdict] = {
     "NOPERM": (BackendRefusedError, f"the user may not use a command or a key; ACL LOG names it; {_RULES}"),
     "WRONGTYPE": (BackendRefusedError, "a key of the lock holds something else; set another prefix"),
     "TOKENRANGE": (BackendRefusedError, "the next token would not fit into 53 bits; is the server's clock right?"),
-    "ERR": (BackendRefusedError, "the server is older than Redis 6.2, or a key of the lock holds something else"),
+    "NOCOMMAND": (BackendRefusedError, "the server does not know a command; was it renamed or disabled?"),
+    "ERR": (
+        BackendRefusedError,
+        "the server refuses a command of a script; does a key of the lock hold something else?",
+    ),
 }
 
 CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
@@ -70,11 +74,13 @@ def translated(operation: str, error: Exception) -> BackendError:
     if isinstance(error, UnreachableError):
         return BackendUnavailableError(BACKEND, operation, str(error))
     kind, hint = _verdict(error)
-    denied = error.denied if isinstance(error, ReplyError) else ""
+    command = error.command if isinstance(error, ReplyError) else ""
     if isinstance(error, driver.NoPermissionError):  # of the login
-        denied = denied_command(str(error))
-    if denied:
-        hint = f"the user may not run '{denied}'; {_RULES}"
+        command = named_command(str(error))
+    if command and isinstance(error, ReplyError) and error.code == "NOCOMMAND":
+        hint = f"the server does not know '{command}'; was it renamed or disabled?"
+    elif command:
+        hint = f"the user may not run '{command}'; {_RULES}"
     cause = error.code if isinstance(error, ReplyError) else type(error).__name__
     return kind(BACKEND, operation, f"{hint} ({cause})")
 

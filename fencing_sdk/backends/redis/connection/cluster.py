@@ -18,6 +18,7 @@ from redis.exceptions import ClusterDownError, ResponseError
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.backends.redis.connection.dial import (
     BACKEND,
+    AddressSource,
     RedisDialer,
     ServerDialer,
     ServerSettings,
@@ -30,7 +31,10 @@ SLOTS = 16384
 
 _NO_CLUSTER = "the server is not part of a cluster; write redis://host:6379 for a single one"
 
-_FROM_CLUSTER = "where the cluster says that a node is"
+_FROM_CLUSTER = AddressSource(
+    "where the cluster says that a node is",
+    "set cluster-announce-hostname on every node, and 'cluster-preferred-endpoint-type hostname'",
+)
 
 Address = tuple[str, int]
 Remap = Callable[[Address], Address]

@@ -38,6 +38,8 @@ CONNECT_TIMEOUT = 4.0
 OLDEST = (6, 2)
 
 _TOO_OLD = "the server does not speak RESP3, or is older than 6.2; Redis 6.2 or newer, or Valkey, is needed"
+_MISMATCHES = {62, 64}
+"""OpenSSL's codes for a certificate of another host name, or of another IP address."""
 _A_SENTINEL = "this is a Sentinel, not a server; write redis+sentinel://host:26379/service"
 
 
@@ -128,6 +130,16 @@ class ServerSettings:
         return replies
 
 
+class AddressSource(NamedTuple):
+    """Where an address comes from, if not from the user."""
+
+    where: str
+    """The end of a sentence about the server at that address."""
+
+    names: str
+    """How the source is made to tell host names, for which certificates are made, instead of IP addresses."""
+
+
 class ServerDialer:
     """
     Opens connections to one server.
@@ -138,7 +150,7 @@ class ServerDialer:
         source: Where the address comes from, if not from the user; an error says so.
     """
 
-    def __init__(self, server: ServerSettings, *, source: str = "") -> None:
+    def __init__(self, server: ServerSettings, *, source: AddressSource | None = None) -> None:
         self.server = server
         self._source = source
 
@@ -147,9 +159,16 @@ class ServerDialer:
         try:
             return await self._dial(protocol)
         except UnreachableError as error:
-            if not self._source:
+            if self._source is None:
                 raise
-            raise UnreachableError(*(f"{server}, {self._source}" for server in error.servers)) from error
+            raise UnreachableError(*(f"{server}, {self._source.where}" for server in error.servers)) from error
+        except ssl.SSLCertVerificationError as error:
+            if self._source is None or error.verify_code not in _MISMATCHES:
+                raise
+            detail = (
+                f"the certificate is not made for {self.server.address}, {self._source.where}; {self._source.names}"
+            )
+            raise BackendRefusedError(BACKEND, "connect", detail) from error
 
     async def _dial(self, protocol: asyncio.Protocol) -> OpenConnection:
         async with _logged_in(self.server) as connection:

@@ -42,18 +42,18 @@ class ReplyError(Exception):
     Only the code is shown: the text of some errors repeats the command, which may have owner ids.
     """
 
-    denied: str
-    """The name of the command that the user may not run, such as ``scan``; empty if the server does not tell it: one
-    before Redis 7.2 does not name a command of a script."""
+    command: str
+    """The command that the user may not run, or that the server does not know, such as ``scan``; empty if the server
+    does not tell it: one before Redis 7.2 does not name a command of a script."""
 
     def __init__(self, text: str) -> None:
         if text.startswith("@user_script: "):  # Redis 6.2 puts the place in the script first
             text = text.split(" ", 2)[-1].removeprefix("-")
             text = text if text.partition(" ")[0].isupper() else f"ERR {text}"
-        if text.startswith(_DENIED_IN_SCRIPT):
-            text = f"NOPERM {text}"
+        if text.startswith("ERR "):
+            text = next((f"{code} {text}" for code, said in _WITHOUT_CODE if said.match(text)), text)
         self.words = text.split(" ", 3)[:3]  # enough for MOVED, and no owner id
-        self.denied = denied_command(text) if self.code == "NOPERM" else ""
+        self.command = named_command(text) if self.code in {"NOPERM", "NOCOMMAND"} else ""
         super().__init__(self.code)
 
     @property
@@ -63,15 +63,20 @@ class ReplyError(Exception):
 
 
 _CODE = re.compile("[A-Z]{1,32}")
-_DENIED = re.compile(r" run the '([a-z|]{1,40})' command")
-_DENIED_IN_SCRIPT = "ERR The user executing the script can't "
-"""How a script reports that one of its commands, or a key, is forbidden to the user."""
+_NAMED = re.compile(r" run the '([a-z|]{1,40})' command|ERR unknown command ['`]([A-Za-z|]{1,40})['`]")
+_WITHOUT_CODE = (
+    # Redis 7.0 says "The user executing the script can't ...", from 7.2 on and Valkey "ACL failure in script: ...".
+    ("NOPERM", re.compile(r"ERR (The user executing the script can't |[^'`]*\b(ACL|permissions?)\b)")),
+    ("NOCOMMAND", re.compile(r"ERR unknown (\w+ )?command\b", re.IGNORECASE)),
+    ("TRYAGAIN", re.compile(r"ERR Script attempted to access a non local key")),
+)
+"""What servers report as ERR alone, by the words before the first quote; later versions may give it a code."""
 
 
-def denied_command(text: str) -> str:
-    """The command that the user may not run, by the *text* of the server; empty if it tells none, or no plain word."""
-    found = _DENIED.search(text)
-    return "" if found is None else found[1]
+def named_command(text: str) -> str:
+    """The command that the *text* of the server says is forbidden or unknown; empty if it names no such word."""
+    found = _NAMED.search(text)
+    return "" if found is None else (found[1] or found[2]).lower()
 
 
 _CLOCK = BootClock()

@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 
 from fencing_sdk.backends.redis.connection.dial import (
     BACKEND,
+    AddressSource,
     OpenConnection,
     ServerDialer,
     ServerSettings,
@@ -25,7 +26,10 @@ from fencing_sdk.backends.redis.connection.first_success import first_success
 from fencing_sdk.errors import BackendRefusedError
 
 _NO_SENTINEL = "the server is no Sentinel; the hosts of redis+sentinel:// are Sentinels, mostly on port 26379"
-_FROM_SENTINELS = "where the Sentinels say that the master is"
+_FROM_SENTINELS = AddressSource(
+    "where the Sentinels say that the master is",
+    "set 'sentinel resolve-hostnames yes' and 'sentinel announce-hostnames yes', and let them monitor a host name",
+)
 _DOWN = {b"s_down", b"o_down"}
 
 
