@@ -60,7 +60,6 @@ RULES = EndpointRules(
     plain_port=2379,
     tls_port=2379,
     paths=(TXN, RANGE, GRANT, KEEP_ALIVE, TIME_TO_LIVE, WATCH, STATUS, ALARM, MEMBERS, METRICS, _AUTHENTICATE),
-    user_hint="which stands once, before the first; write etcd://user:password@host:port,host:port",
 )
 
 MEMBER_LIMIT = 3.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
@@ -18,6 +17,7 @@ from fencing_sdk._http.endpoints import read_endpoints
 from fencing_sdk._http.options import check_connections
 from fencing_sdk._http.pool import HttpPool
 from fencing_sdk._http.tls import tls_context
+from fencing_sdk._values.store_url import refuse_url, split_url
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.errors import ConfigurationError
 
@@ -78,17 +78,16 @@ def read_url(url: str, options: dict[str, Any]) -> tuple[Sequence[str], dict[str
     Raises:
         ConfigurationError: the URL has a path, or a login that can be misread.
     """
-    parts = urlsplit(url)
+    parts = split_url(url)
     if parts.path not in {"", "/"}:
-        msg = "url has a path, which etcd does not have; write etcd://host:port,host:port and prefix= for a place in it"
-        raise ConfigurationError(msg)
-    login, at, hosts = parts.netloc.rpartition("@")
-    user, _, password = login.partition(":")
-    if at and not (user and password and not {"@", ","} & set(login)):
-        msg = "url must have user:password@ once, before all hosts; in a password, write %40 for @ and %2C for a comma"
-        raise ConfigurationError(msg)
-    if at and {"user", "password"} & options.keys():
-        msg = "user and password are given twice; pass them in the url or as options"
-        raise ConfigurationError(msg)
-    from_url = {"user": unquote(user), "password": unquote(password)} if at else {}
-    return hosts.split(","), {**options, **from_url, "tls": parts.scheme == "etcd+https"}
+        refuse_url(
+            "has a path, which etcd does not have; write etcd://host:port,host:port, and prefix= for a place in it"
+        )
+    chosen = {**options, "tls": parts.scheme == "etcd+https"}
+    if parts.user is not None:
+        if not (parts.user and parts.password):
+            refuse_url("must have both user and password before the '@'; write etcd://user:password@host:port")
+        if {"user", "password"} & options.keys():
+            refuse_url("has a login that is given as an option too; pass user and password once")
+        chosen |= {"user": parts.user, "password": parts.password}
+    return parts.host_texts(), chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +9,10 @@ from dataclasses import dataclass, field
 from yarl import URL
 
 from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._values.store_url import joined, read_hosts
 from fencing_sdk.errors import ConfigurationError
 
 __all__ = ["Endpoint", "EndpointRules", "Endpoints", "read_endpoints"]
-
-_HIGHEST_PORT = 65535
-_ENDPOINT = re.compile(
-    r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?)(?::(?P<port>[0-9]{1,5}))?"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +24,6 @@ class EndpointRules:
     plain_port: int
     tls_port: int
     paths: tuple[str, ...]
-    user_hint: str
-    """What to write instead of an endpoint with a user or a password, for messages."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,29 +120,18 @@ def read_endpoints(texts: object, rules: EndpointRules, *, tls: bool) -> Endpoin
         host = rules.example.partition("://")[2]
         msg = f"endpoints must be a sequence of 'host:port', such as ['{host}']"
         raise ConfigurationError(msg)
-    read = dict.fromkeys(_read(text, number, rules, tls=tls) for number, text in enumerate(texts, 1))
+    port, scheme = (rules.tls_port, "https") if tls else (rules.plain_port, "http")
+    read = dict.fromkeys(address.at(port) for address in read_hosts(texts, "endpoints"))
     if not read:
         msg = f"endpoints must name at least one node, such as {rules.example}"
         raise ConfigurationError(msg)
-    return Endpoints(_endpoint(origin, rules) for origin in JITTER.sample(list(read), len(read)))
+    return Endpoints(_endpoint(scheme, *address, rules.paths) for address in JITTER.sample(list(read), len(read)))
 
 
-def _read(text: object, number: int, rules: EndpointRules, *, tls: bool) -> str:
-    match = _ENDPOINT.fullmatch(text) if isinstance(text, str) else None
-    port = int((match and match["port"]) or (rules.tls_port if tls else rules.plain_port))
-    if match is None or not 0 < port <= _HIGHEST_PORT:
-        if isinstance(text, str) and "@" in text:
-            msg = f"endpoint {number} has a user or password, {rules.user_hint}"
-            raise ConfigurationError(msg)
-        msg = f"endpoint {number} must be host:port, with a port from 1 to {_HIGHEST_PORT} or none"
-        raise ConfigurationError(msg)
-    return f"{'https' if tls else 'http'}://{match['host'].lower()}:{port}"
-
-
-def _endpoint(origin: str, rules: EndpointRules) -> Endpoint:
+def _endpoint(scheme: str, host: str, port: int, paths: Iterable[str]) -> Endpoint:
     try:
-        urls = {path: URL(origin + path) for path in rules.paths}
+        urls = {path: URL.build(scheme=scheme, host=host, port=port, path=path) for path in paths}
     except ValueError:
-        msg = "an endpoint has a host that cannot be read; write a name, an IPv4 address or an [IPv6 address]"
+        msg = "endpoints has a host that cannot be read; write a name, an IPv4 address or an [IPv6 address]"
         raise ConfigurationError(msg) from None
-    return Endpoint(origin, urls)
+    return Endpoint(f"{scheme}://{joined(host, port)}", urls)

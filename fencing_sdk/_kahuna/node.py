@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import aiohttp
@@ -14,8 +14,9 @@ from fencing_sdk._http.bodies import UnreadableAnswerError, read_body
 from fencing_sdk._http.endpoints import EndpointRules
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, request_failed
 from fencing_sdk._http.pool import HttpPool
+from fencing_sdk._values.store_url import refuse_url, split_url
 
-__all__ = ["NodeClient", "rules_for"]
+__all__ = ["NodeClient", "nodes_of_url", "rules_for"]
 
 T = TypeVar("T")
 
@@ -33,8 +34,22 @@ def rules_for(*paths: str) -> EndpointRules:
         plain_port=2070,
         tls_port=2071,
         paths=paths,
-        user_hint="which Kahuna does not have; write host:port",
     )
+
+
+def nodes_of_url(url: str) -> tuple[Sequence[str], bool]:
+    """
+    Return the endpoints that *url* names, and whether its scheme asks for TLS.
+
+    Raises:
+        ConfigurationError: the URL names something that Kahuna does not have, or a host that cannot be read.
+    """
+    parts = split_url(url)
+    if parts.path not in {"", "/"}:
+        refuse_url("has a path, which Kahuna does not have; write kahuna://host:port,host:port")
+    if parts.user is not None:
+        refuse_url("has a user or a password, which Kahuna does not have; write kahuna://host:port,host:port")
+    return parts.host_texts(), parts.scheme == "kahuna+https"
 
 
 class NodeClient(Generic[T]):

@@ -15,8 +15,9 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
+from fencing_sdk._values.store_url import split_url
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, shown
 
@@ -152,7 +153,7 @@ def take_options(url: str, options: dict[str, object], known: tuple[str, ...]) -
             msg = f"unknown option {shown(key)} of this backend; {stated}"
             raise ConfigurationError(msg)
     merged = dict(options)
-    for key, value in _query(url):
+    for key, value in parse_qsl(split_url(url).query, keep_blank_values=True):
         if key not in known:
             msg = f"unknown option in the url's query; {stated} (a '?' or '&' in a password is written %3F, %26)"
             raise ConfigurationError(msg)
@@ -161,15 +162,3 @@ def take_options(url: str, options: dict[str, object], known: tuple[str, ...]) -
             raise ConfigurationError(msg)
         merged[key] = value
     return merged
-
-
-def _query(url: str) -> list[tuple[str, str]]:
-    if "#" in url:
-        msg = "url has a '#', after which nothing would be read; write %23 where it is meant"
-        raise ConfigurationError(msg)
-    try:
-        return parse_qsl(urlsplit(url).query, keep_blank_values=True)
-    except ValueError:  # it quotes the user and the password, so it is no part of the chain either
-        pass
-    msg = "url has a host that cannot be read; percent-encode what is not plain in user and password"
-    raise ConfigurationError(msg)

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack, aclosing
 from enum import IntEnum, unique
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import anyio
 from rich.console import Console
@@ -58,9 +57,9 @@ def run_doctor(url: str | None, *, over: float, ttl: float, as_json: bool, svg: 
     if as_json:
         write_out(json.dumps(diagnosis.as_dict(), indent=2) + "\n")
     else:
-        _print(Output(), diagnosis, urlsplit(url).scheme)
+        _print(Output(), diagnosis, url.partition("://")[0])
     if svg is not None:
-        draw_screen(svg, "fencing doctor", lambda console: _print(console, diagnosis, urlsplit(url).scheme))
+        draw_screen(svg, "fencing doctor", lambda console: _print(console, diagnosis, url.partition("://")[0]))
     return _health(diagnosis)
 
 

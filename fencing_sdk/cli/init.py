@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import aclosing
-from urllib.parse import urlsplit
 
 import anyio
 
@@ -35,7 +34,7 @@ def prepare(url: str | None, *, sql: bool) -> int:
     if isinstance(backend, SupportsFounding):
         return _found(backend)
     if not isinstance(backend, SupportsSchema):
-        say(f"nothing to do: {urlsplit(url).scheme}:// needs no tables, or makes them by itself")
+        say(f"nothing to do: {url.partition('://')[0]}:// needs no tables, or makes them by itself")
         return 0
     if sql:
         write_out(f"{backend.schema_sql()}\n")  # for a migration: fencing init --sql > 0042_locks.sql

@@ -72,6 +72,6 @@ def test_an_old_version_and_an_even_number_of_members_are_found():
 
 
 def test_an_open_connection_over_a_network_is_noted():
-    settings = ZooKeeperSettings("zk1:2181", "/fencing", 1.0, acl=())
+    settings = ZooKeeperSettings([("zk1", 2181)], "/fencing", 1.0, acl=())
     assert [(each.check, each.severity) for each in _access(settings, ["zk1:2181"])] == [("zookeeper.tls", NOTE)]
     assert not list(_access(settings, ["127.0.0.1:2181", "[::1]:2181"]))

@@ -1,10 +1,15 @@
 """Whatever a URL is: a backend, or one error that says what to do and repeats nothing of the URL."""
 
+from ipaddress import IPv6Address
+from urllib.parse import quote, urlsplit
+
 import hypothesis.strategies as st
 import pytest
 from fuzzing import checked, little_work, long_ones, pieces
-from hypothesis import example, given
+from hypothesis import assume, example, given
+from refused_urls import refuse_every_url
 
+from fencing_sdk._values.store_url import StoreUrl, split_url
 from fencing_sdk.backends import BUILTIN, from_url
 from fencing_sdk.errors import ConfigurationError
 
@@ -39,6 +44,59 @@ PARTS = (
     *("connect_timeout=", "ssl_context=", "sentinel_password=", "client_name=", "\ud800", "\u0130", "\u00b2", "\uff10"),
 )
 every_scheme = pytest.mark.parametrize("scheme", sorted(BUILTIN))
+
+
+ports = st.one_of(st.none(), st.integers(1, 65535))
+names = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,8}[a-z0-9])?", fullmatch=True)
+zones = st.one_of(st.just(""), st.from_regex(r"%25[a-z0-9.~_-]{1,8}", fullmatch=True))
+ipv6 = st.builds(lambda number, zone: (f"{IPv6Address(number)}", zone), st.integers(0, 2**128 - 1), zones)
+no_control = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=8)
+
+
+def written(host: str | tuple[str, str], port: int | None) -> str:
+    text = host if isinstance(host, str) else f"[{''.join(host)}]"
+    return text if port is None else f"{text}:{port}"
+
+
+@checked(500)
+@given(
+    hosts=st.lists(st.tuples(st.one_of(names, ipv6), ports), min_size=1, max_size=5),
+    login=st.one_of(st.none(), st.tuples(no_control, no_control)),
+    path=st.sampled_from(["", "/", "/0", "/a/b"]),
+)
+def test_what_is_written_into_a_url_is_read_from_it(hosts, login, path: str):
+    user, password = login or (None, None)
+    at = "" if login is None else f"{quote(user, safe='')}:{quote(password, safe='')}@"
+    with pytest.MonkeyPatch.context() as patch:
+        refuse_every_url(patch)
+        parts = split_url(f"x://{at}{','.join(written(*host) for host in hosts)}{path}?a=b")
+    assert (parts.user, parts.password, parts.path, parts.query) == (user, password, path, "a=b")
+    assert list(parts.addresses()) == [
+        (host if isinstance(host, str) else host[0] + host[1].replace("%25", "%"), port) for host, port in hosts
+    ]
+
+
+def read(url: str) -> StoreUrl | None:
+    try:
+        parts = split_url(url)
+        parts.addresses()
+    except ConfigurationError:
+        return None
+    return parts
+
+
+@checked(500)
+@given(rest=pieces(*PARTS, "u:p@", "h.example", most=6))
+@example(rest="u:p@h:1/a?b=c")
+@example(rest="u:p@[::1]:1")
+def test_a_url_of_one_host_is_read_as_urlsplit_reads_it_or_refused(rest: str):
+    parts = read(f"x://{rest}")
+    assume(parts is not None and "," not in rest and "%" not in rest and rest.isprintable())
+    known = urlsplit(f"x://{rest}")
+    [address] = parts.addresses()
+    assert (address.host, address.port) == (known.hostname, known.port)
+    assert (parts.user, parts.password) == (known.username, known.password)
+    assert (parts.path, parts.query) == (known.path, known.query)
 
 
 def opened(url: str) -> str:

@@ -80,7 +80,8 @@ async def test_who_may_ask_all_members_keeps_its_lease_although_its_follower_is_
     session = everywhere._sessions.of(60.0)
     assert isinstance(grant, Grant)
     assert isinstance(await away.acquire(other), Grant)
-    hosts = ",".join(member.address for member in split_ensemble.members)
+    addresses = [member.address.rpartition(":") for member in split_ensemble.members]
+    hosts = [(host, int(port)) for host, _, port in addresses]
     session._driver._client.set_hosts(hosts)  # it may ask all of them, and is connected to this one
     member_network.split(lone.member)
     await eventually(lambda: _silent(lone), what="the follower has noticed")

@@ -24,6 +24,7 @@ import pytest
 from campaigns import amount
 from event_log import CLOCK
 from patience import wait_until
+from refused_urls import refuse_every_url
 from stays import PATIENCE
 
 from fencing_sdk import (
@@ -76,6 +77,16 @@ def answered(ask: Callable[[], T]) -> T:
 
 class SyncSuite:
     """What the threads of one process see."""
+
+    async def test_a_lock_is_held_where_urlsplit_refuses_every_url(self, bench: SyncBench, monkeypatch):
+        from_url(bench.url)  # loads the driver
+        refuse_every_url(monkeypatch)
+
+        def hold() -> None:
+            with connect(bench.url) as locks, locks.lock("a", ttl=60) as lease:
+                assert lease.held
+
+        await asyncio.to_thread(hold)
 
     async def test_one_thread_at_a_time_is_inside_and_tokens_grow(self, bench: SyncBench):
         await asyncio.to_thread(self._take_turns, bench.url)

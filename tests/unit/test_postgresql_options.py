@@ -3,7 +3,7 @@
 import pytest
 
 from fencing_sdk.backends.postgresql import from_url, schema_sql
-from fencing_sdk.backends.postgresql.options import address_from_url
+from fencing_sdk.backends.postgresql.options import read_url
 from fencing_sdk.backends.postgresql.schema import newest_function, objects_sql
 from fencing_sdk.errors import ConfigurationError
 
@@ -11,21 +11,32 @@ SECRET = "s3cr3t"
 
 
 @pytest.mark.parametrize(
-    ("url", "urls"),
+    ("url", "hosts", "rest"),
     [
-        ("postgresql://", ["postgresql://"]),
-        ("postgres://h/db", ["postgres://h/db"]),
-        ("postgresql://u:p@h:1/db?sslmode=require", ["postgresql://u:p@h:1/db?sslmode=require"]),
-        ("postgresql://u:p@a:1,b:2,[::1]:3/db", [f"postgresql://u:p@{host}/db" for host in ("a:1", "b:2", "[::1]:3")]),
-        ("postgresql:///db?host=a,b&port=1,2", ["postgresql://a:1/db", "postgresql://b:2/db"]),
-        ("postgresql:///db?host=a,b&port=1", ["postgresql://a:1/db", "postgresql://b:1/db"]),
-        ("postgresql:///db?host=/run/pg", ["postgresql://%2Frun%2Fpg/db"]),
-        ("postgresql://u@/db?host=%2Frun%2Fpg&user=v", ["postgresql://u@%2Frun%2Fpg/db?user=v"]),
-        ("postgresql://h/db?options=-c%20a%3Db%20c", ["postgresql://h/db?options=-c%20a%3Db%20c"]),
+        ("postgresql://", [{}], {}),
+        ("postgres://h/db", [{"host": ["h"]}], {"database": "db"}),
+        ("postgresql://u:p@h:1", [{"host": ["h"], "port": [1]}], {"user": "u", "password": "p"}),
+        (
+            "postgresql://u:p@a:1,b,[::1]:3/db",
+            [{"host": ["a"], "port": [1]}, {"host": ["b"]}, {"host": ["::1"], "port": [3]}],
+            {"user": "u", "password": "p", "database": "db"},
+        ),
+        (
+            "postgresql:///?host=a,::1&port=1,2&user=u&password=p&dbname=db",
+            [{"host": ["a"], "port": [1]}, {"host": ["::1"], "port": [2]}],
+            {"user": "u", "password": "p", "database": "db"},
+        ),
+        ("postgresql:///?host=a,b&port=1", [{"host": ["a"], "port": [1]}, {"host": ["b"], "port": [1]}], {}),
+        ("postgresql://a,b:2/?port=1", [{"host": ["a"], "port": [1]}, {"host": ["b"], "port": [2]}], {}),
+        ("postgresql:///db?host=/run/pg", [{"host": ["/run/pg"]}], {"database": "db"}),
+        ("postgresql://%2Frun%2FPg/db", [{"host": ["/run/Pg"]}], {"database": "db"}),
+        ("postgresql:///?port=1", [{"port": 1}], {}),
+        ("postgresql://u@/a@b?host=%2Frun%2Fpg&user=v", [{"host": ["/run/pg"]}], {"user": "u", "database": "a@b"}),
     ],
 )
-def test_each_host_has_a_url_of_its_own(url, urls):
-    assert list(address_from_url(url).urls) == urls
+def test_each_host_has_arguments_of_its_own(url, hosts, rest, monkeypatch):
+    monkeypatch.delenv("PGPORT", raising=False)
+    assert [host.arguments() for host in read_url(url).each_host()] == [{**host, **rest} for host in hosts]
 
 
 @pytest.mark.parametrize(
@@ -50,11 +61,13 @@ def test_each_host_has_a_url_of_its_own(url, urls):
         "postgresql://u:{}@h/db?sslmode=",
         "postgresql://u:{}@h/db?sslmode=a&sslmode=b",
         "postgresql:///db?host=a,b&port=1,2,3&password={}",
+        "postgresql://u:{}@h/db?host=h2",
+        "postgresql:///db?port=1,2&password={}",
     ],
 )
 def test_a_url_that_cannot_work_is_refused_without_repeating_it(url):
     with pytest.raises(ConfigurationError) as caught:
-        address_from_url(url.replace("{}", SECRET))
+        read_url(url.replace("{}", SECRET))
     error: BaseException | None = caught.value
     while error is not None:
         assert SECRET not in f"{error} {error!r}"
@@ -63,14 +76,15 @@ def test_a_url_that_cannot_work_is_refused_without_repeating_it(url):
 
 def test_options_of_the_call_and_of_the_query_reach_the_driver_and_ours_do_not():
     backend = from_url("postgresql://h/db?schema=x&sslmode=require", application_name="a b", tokens="counter")
-    (url,) = backend._dialer._address.urls
-    assert sorted(url.partition("?")[2].split("&")) == ["application_name=a%20b", "sslmode=require"]
+    (host,) = backend._dialer.hosts
+    assert host.options == {"application_name": "a b", "sslmode": "require"}
+    assert "application_name=a%20b" in str(host.options_dsn)
     assert backend.schema_sql() == schema_sql("x")
 
 
 def test_no_password_in_the_repr_of_what_knows_it():
     backend = from_url(f"postgresql://u:{SECRET}@h/db")
-    assert SECRET not in f"{backend!r} {backend._dialer!r} {backend._dialer._address!r} {backend._connection!r}"
+    assert SECRET not in f"{backend!r} {backend._dialer!r} {backend._dialer.hosts!r} {backend._connection!r}"
 
 
 def test_a_schema_is_quoted_wherever_it_stands():

@@ -29,7 +29,6 @@ import os
 import ssl
 from collections.abc import Sequence
 from functools import partial
-from urllib.parse import urlsplit
 
 import anyio
 
@@ -37,7 +36,7 @@ from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import check_connections, read_numbers
 from fencing_sdk._http.outcomes import RequestFailedError
 from fencing_sdk._http.tls import tls_context
-from fencing_sdk._kahuna.node import NodeClient
+from fencing_sdk._kahuna.node import NodeClient, nodes_of_url
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.findings import Finding
@@ -64,7 +63,7 @@ from fencing_sdk.backends.kahuna.requests import (
     RequestWriter,
 )
 from fencing_sdk.backends.kahuna.waiters import KahunaWaiters
-from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 __all__ = ["KahunaBackend", "from_url"]
 
@@ -312,9 +311,5 @@ def from_url(url: str, **options: object) -> KahunaBackend:
         ConfigurationError: the URL names no node, or an option is unknown or cannot work.
     """
     chosen = read_numbers(take_options(url, options, OPTIONS))
-    parts = urlsplit(url)
-    if parts.path not in {"", "/"}:
-        msg = "url has a path, which Kahuna does not have; write kahuna://host:port,host:port"
-        raise ConfigurationError(msg)
-    endpoints = parts.netloc.split(",")
-    return KahunaBackend(endpoints, tls=parts.scheme == "kahuna+https", **chosen)  # type: ignore[arg-type]
+    endpoints, tls = nodes_of_url(url)
+    return KahunaBackend(endpoints, tls=tls, **chosen)  # type: ignore[arg-type]

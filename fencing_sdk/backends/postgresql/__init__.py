@@ -36,7 +36,6 @@ from typing import Any
 
 from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
-from fencing_sdk._values.postgresql_identity import database_identity
 from fencing_sdk.abc import Guard, LossNotice, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.revocation_reasons import with_reasons
@@ -48,7 +47,7 @@ from fencing_sdk.backends.postgresql.errors import translating
 from fencing_sdk.backends.postgresql.fenced_acquire import FencedAcquire
 from fencing_sdk.backends.postgresql.losses import PostgresqlLossWatcher
 from fencing_sdk.backends.postgresql.operating import OperatorCalls
-from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS, address_from_url, read_options, with_options
+from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS, read_options, read_url, with_options
 from fencing_sdk.backends.postgresql.requests import (
     ROW_PATIENCE_MS,
     Arguments,
@@ -120,7 +119,8 @@ class PostgresqlBackend:
                 "connect_timeout": connect_timeout,
             }
         )
-        self._dialer = PostgresqlDialer(address_from_url(url), checked, driver or {})
+        parts = read_url(url)
+        self._dialer = PostgresqlDialer(parts.each_host(), checked, driver or {})
         self._requests = PostgresqlRequests(checked.schema, hybrid=checked.hybrid)
         self._connection = PostgresqlConnection(self._dialer)
         self._fenced_connection = PostgresqlConnection(self._dialer)
@@ -130,7 +130,7 @@ class PostgresqlBackend:
         self._losses = PostgresqlLossWatcher(self._connection, self._operators, checked.schema)
         self._sweep = Sweep(self._connection, self._requests.sweep, checked.retention)
         # An argument of the driver may lead to another database than the URL says.
-        self._database_identity = None if driver else database_identity(url)
+        self._database_identity = None if driver else parts.identity()
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fencing_sdk._values.findings import Finding, error, note, warning
+from fencing_sdk._values.postgresql_url import PostgresqlUrl
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection, DriverRow
 from fencing_sdk.backends.postgresql.errors import translated
-from fencing_sdk.backends.postgresql.options import PostgresqlOptions, host_of
+from fencing_sdk.backends.postgresql.options import PostgresqlOptions
 from fencing_sdk.backends.postgresql.schema import newest_function, quoted
 
 _LIMIT = 8.0
@@ -77,33 +78,33 @@ class PostgresqlDiagnosis:
 
     async def run(self) -> list[Finding]:
         """Ask every host, and judge what they tell."""
-        urls = self._dialer.urls
-        answers = await asyncio.gather(*map(self._ask, urls), return_exceptions=True)
+        hosts = self._dialer.hosts
+        answers = await asyncio.gather(*map(self._ask, hosts), return_exceptions=True)
         facts = [answer for answer in answers if isinstance(answer, PostgresqlFacts)]
         findings: list[Finding] = []
-        for url, answer in zip(urls, answers, strict=True):
+        for host, answer in zip(hosts, answers, strict=True):
             if isinstance(answer, Exception):
-                findings.append(_unreachable(host_of(url), answer, is_fatal=not facts))
+                findings.append(_unreachable(host.place, answer, is_fatal=not facts))
         primaries = [each for each in facts if not each.is_true("standby")]
         if facts and not primaries:
             findings.append(_only_standbys(facts))
         return [*findings, *(finding for each in primaries for finding in self._judge(each))]
 
-    async def _ask(self, url: str) -> PostgresqlFacts:
+    async def _ask(self, host: PostgresqlUrl) -> PostgresqlFacts:
         async with asyncio.timeout(_LIMIT):
-            connection = await self._dialer.open_host(url)
+            connection = await self._dialer.open_host(host)
             try:
                 # A prepared statement would be lost with a pooler, and the driver prepares each one with parameters.
                 schema = self._options.schema
                 text = _FACTS.replace("$1", _literal(newest_function(schema))).replace("$2", _literal(quoted(schema)))
                 row = await connection.fetchrow(text)
-                pooled = await self._is_pooled(connection, url)
+                pooled = await self._is_pooled(connection, host)
             finally:
                 connection.terminate()
         assert row is not None
-        return PostgresqlFacts(host_of(url), _told(row), pooled)
+        return PostgresqlFacts(host.place, _told(row), pooled)
 
-    async def _is_pooled(self, connection: DriverConnection, url: str) -> bool:
+    async def _is_pooled(self, connection: DriverConnection, host: PostgresqlUrl) -> bool:
         """
         Whether transactions of one connection run in different processes of the server.
 
@@ -111,7 +112,7 @@ class PostgresqlDiagnosis:
         pooler of transactions, the first one then gets another.
         """
         before = await connection.fetchrow(_PID)
-        other = await self._dialer.open_host(url)
+        other = await self._dialer.open_host(host)
         try:
             await other.execute("BEGIN")
             await other.fetchrow(_PID)

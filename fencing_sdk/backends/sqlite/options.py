@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
+from fencing_sdk._values.store_url import split_url
 from fencing_sdk.backends.sqlite.connection.file import SYNCHRONOUS
 from fencing_sdk.errors import ConfigurationError, shown
 
@@ -18,8 +19,8 @@ def path_of(url: str) -> str:
     Raises:
         ConfigurationError: the URL has a host.
     """
-    parts = urlsplit(url)
-    if parts.netloc:
+    parts = split_url(url)
+    if parts.user is not None or parts.hosts:
         msg = (
             "write sqlite:///relative.db or sqlite:////absolute.db; the third slash ends the host, which a file has not"
         )

@@ -55,7 +55,7 @@ class ZooKeeperFacts:
 
 async def diagnose_servers(settings: ZooKeeperSettings, session: SessionFacts) -> list[Finding]:
     """Ask every server, and judge what they tell."""
-    hosts = settings.hosts.split(",")
+    hosts = settings.places
     facts = await asyncio.gather(*(_ask(host, settings) for host in hosts))
     findings = [*_hosts(facts), *_versions(facts), *_ensemble(facts), *_words(facts)]
     return [*findings, *_session(session), *_access(settings, hosts)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from urllib.parse import unquote, urlsplit
 
+from fencing_sdk._values.store_url import decoded, read_hosts, refuse_url, split_url
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.option_values import read_seconds, read_switch
@@ -30,8 +29,6 @@ OPTIONS = (
 )
 PORT = 2181
 DEFAULT_ROOT = "/fencing"
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
-_HIGHEST_PORT = 65_535
 _ROOT_LIMIT = 512
 _ACLS: Mapping[str, Sequence[object]] = {"open": ALL_CLIENTS, "creator": CREATOR}
 
@@ -51,17 +48,14 @@ def read_url(url: str, options: dict[str, object]) -> tuple[list[str], dict[str,
         chosen["tls"] = read_switch("tls", tls)
     if isinstance(limit := chosen.get("connect_timeout"), str):
         chosen["connect_timeout"] = read_seconds("connect_timeout", limit)
-    parts = urlsplit(url)
-    login, at, hosts = parts.netloc.rpartition("@")
-    if at:
-        user, colon, password = login.partition(":")
-        if not (user and colon and password) or "@" in login:
-            msg = "url must have one user with a password; write zk://user:password@host,host, and %40 for an '@' in it"
-            raise ConfigurationError(msg)
-        chosen |= {"user": unquote(user), "password": unquote(password)}
+    parts = split_url(url)
+    if parts.user is not None:
+        if not (parts.user and parts.password):
+            refuse_url("must have both user and password before the '@'; write zk://user:password@host,host")
+        chosen |= {"user": parts.user, "password": parts.password}
     if parts.path not in {"", "/"}:
-        chosen["root"] = unquote(parts.path)
-    return hosts.split(","), chosen
+        chosen["root"] = decoded(parts.path, "path")
+    return parts.host_texts(), chosen
 
 
 def read_settings(
@@ -93,19 +87,11 @@ def read_settings(
     )
 
 
-def _hosts(hosts: object) -> str:
+def _hosts(hosts: object) -> Sequence[tuple[str, int]]:
     if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:
         msg = "hosts must be a list of 'host:port'; write zk://host:2181,host:2181"
         raise ConfigurationError(msg)
-    return ",".join(_host(host) for host in hosts)
-
-
-def _host(host: object) -> str:
-    match = _HOST.fullmatch(host) if isinstance(host, str) else None
-    if match is None or not 0 < int(match[3] or PORT) <= _HIGHEST_PORT:
-        msg = "hosts must be 'host:port' each, or '[address]:port' for IPv6, separated by commas in a url"
-        raise ConfigurationError(msg)
-    return f"{f'[{match[1]}]' if match[1] else match[2]}:{match[3] or PORT}"
+    return tuple(address.at(PORT) for address in read_hosts(hosts, "hosts"))
 
 
 def _root(root: object) -> str:

@@ -36,7 +36,7 @@ from fencing_sdk.guards._verdict import Reports, admitted, check_token_of, check
 __all__ = ["EtcdGuard", "delete", "put"]
 
 _GUARD = "EtcdGuard"
-_URL = re.compile(r"etcd(\+https)?://[^\x00-\x20\x7f?#]+")
+_URL = re.compile(r"etcd(\+https)?://[^\x00-\x1f\x7f?#]+")
 _PREFIX = re.compile(r"[!-~]{1,256}")
 _TRIES = 100
 _REMEMBERED = 4096

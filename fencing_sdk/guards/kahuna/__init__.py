@@ -22,11 +22,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import NoReturn, Self
-from urllib.parse import urlsplit
 
 from fencing_sdk._http.options import check_connections
 from fencing_sdk._http.tls import tls_context
-from fencing_sdk._kahuna.node import NodeClient
+from fencing_sdk._kahuna.node import NodeClient, nodes_of_url
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.timing import seconds
@@ -40,7 +39,7 @@ from fencing_sdk.guards.kahuna._requests import GUARD, KahunaValues, ValueAnswer
 
 __all__ = ["KahunaGuard"]
 
-_URL = re.compile(r"kahuna(\+https)?://[^\x00-\x20\x7f/?#]+/?")
+_URL = re.compile(r"kahuna(\+https)?://[^\x00-\x1f\x7f?#]+")
 _PREFIX = re.compile(r"[!-~]{1,256}")
 _DATA_LIMIT = 2**19
 """Bytes of data: half of the largest value that was tried on a real server."""
@@ -97,8 +96,7 @@ class KahunaGuard:
         if not _matches(_PREFIX, prefix):
             msg = f"prefix must be 1 to 256 printable ASCII characters without spaces, got {shown(prefix)}"
             raise ConfigurationError(msg)
-        parts = urlsplit(url)
-        tls = parts.scheme == "kahuna+https"
+        endpoints, tls = nodes_of_url(url)
         nodes = NodeClient(
             ValueAnswer.read,
             body_limit=_BODY_LIMIT,
@@ -106,7 +104,7 @@ class KahunaGuard:
             connect_timeout=seconds(connect_timeout, "connect_timeout", above=True),
             connections=check_connections(connections),
         )
-        self._values = KahunaValues(nodes, read_nodes(parts.netloc.split(","), tls=tls))
+        self._values = KahunaValues(nodes, read_nodes(endpoints, tls=tls))
         self._prefix = prefix
         self._reports = Reports(observers)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
+from urllib.parse import parse_qs
 
+from fencing_sdk._values.store_url import decoded, refuse_url, split_url
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.guards.redis._commands import Argument
 from fencing_sdk.guards.redis._scripts import CheckedScript
@@ -23,6 +25,7 @@ _Send: TypeAlias = Callable[..., Awaitable[object]]
 _SINGLE = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
 _CLUSTER = {f"{scheme}+cluster": plain for scheme, plain in _SINGLE.items() if scheme != "unix"}
 
+_PORT = 6379
 PATIENCE = 5.0
 """Seconds that a client for a URL waits for an answer, unless the URL sets another limit."""
 RESENDS = 3
@@ -197,24 +200,57 @@ def _check_client(client: object) -> str:
 
 
 def _client_for(url: str) -> _RedisClient:
-    scheme, colon, rest = url.partition("://")
-    plain = _SINGLE.get(scheme) or _CLUSTER.get(scheme)
-    if not colon or plain is None:
+    scheme, colon, _ = url.partition("://")
+    if not colon or not (scheme in _SINGLE or scheme in _CLUSTER):
         msg = f"url must begin with one of {', '.join([*_SINGLE, *_CLUSTER])}; for Sentinel pass a client"
         raise ConfigurationError(msg)
+    parts = split_url(url)
     try:
-        from redis.asyncio import Redis, RedisCluster  # noqa: PLC0415  (a client of your own may be valkey-py's)
-        from redis.asyncio.retry import Retry  # noqa: PLC0415
-        from redis.backoff import ExponentialWithJitterBackoff  # noqa: PLC0415
+        from redis.asyncio.connection import URL_QUERY_ARGUMENT_PARSERS  # noqa: PLC0415  (a client may be valkey-py's)
     except ModuleNotFoundError as error:
         msg = f"{error.name} is not installed; run: pip install 'fencing-sdk[redis]'"
         raise ConfigurationError(msg) from error
+    addresses = [address.at(_PORT) for address in parts.addresses()] if parts.hosts else [("localhost", _PORT)]
+    login = {"username": parts.user or None, "password": parts.password or None}
+    path = decoded(parts.path, "path")
     with suppress(TypeError, ValueError, AttributeError):  # they may quote the url, so they must not become the cause
+        given = {name: texts[0] for name, texts in parse_qs(parts.query).items()}
+        options = {name: URL_QUERY_ARGUMENT_PARSERS.get(name, str)(text) for name, text in given.items()}
+        arguments = {"socket_timeout": PATIENCE, **login, **options}
         if scheme in _CLUSTER:
-            return cast("_RedisClient", RedisCluster.from_url(f"{plain}://{rest}", socket_timeout=PATIENCE))
-        retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=1), RESENDS)
-        client = cast("_RedisClient", Redis.from_url(f"{plain}://{rest}", socket_timeout=PATIENCE, retry=retry))
-        client.connection_pool.make_connection()  # checks the options, and does not connect
-        return client
-    msg = "url cannot be used: its host cannot be read, or an option in its query is unknown or has a wrong value"
+            return _cluster_client(addresses, path, arguments | ({"ssl": True} if _CLUSTER[scheme] == "rediss" else {}))
+        return _single_client(_SINGLE[scheme], addresses, path, arguments)
+    msg = "url cannot be used: its path is no database, or an option in its query is unknown or has a wrong value"
     raise ConfigurationError(msg)
+
+
+def _cluster_client(addresses: Sequence[tuple[str, int]], path: str, arguments: Mapping[str, Any]) -> _RedisClient:
+    from redis.asyncio.cluster import ClusterNode, RedisCluster  # noqa: PLC0415
+
+    if path.strip("/0"):
+        refuse_url("names a database, but a cluster has only one; leave it out")
+    return cast(
+        "_RedisClient", RedisCluster(startup_nodes=[ClusterNode(*address) for address in addresses], **arguments)
+    )
+
+
+def _single_client(
+    kind: str, addresses: Sequence[tuple[str, int]], path: str, arguments: Mapping[str, Any]
+) -> _RedisClient:
+    from redis.asyncio import Redis, connection  # noqa: PLC0415
+    from redis.asyncio.retry import Retry  # noqa: PLC0415
+    from redis.backoff import ExponentialWithJitterBackoff  # noqa: PLC0415
+
+    chosen = {"retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=1), RESENDS), **arguments}
+    if kind == "unix":
+        pool = connection.ConnectionPool(connection.UnixDomainSocketConnection, path=path, **chosen)
+    else:
+        if len(addresses) > 1:
+            refuse_url("names several hosts; for a cluster write redis+cluster://")
+        if path.strip("/"):
+            chosen.setdefault("db", int(path.strip("/")))
+        sort = connection.SSLConnection if kind == "rediss" else connection.Connection
+        pool = connection.ConnectionPool(sort, host=addresses[0][0], port=addresses[0][1], **chosen)
+    client = cast("_RedisClient", Redis.from_pool(pool))
+    client.connection_pool.make_connection()  # checks the options, and does not connect
+    return client

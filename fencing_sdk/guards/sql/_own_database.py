@@ -14,11 +14,13 @@ import sqlite3
 from collections.abc import Callable, Coroutine
 from contextlib import closing
 from typing import Protocol, TypeVar, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import anyio
 import anyio.to_thread
 
+from fencing_sdk._values.postgresql_url import SCHEMES
+from fencing_sdk._values.store_url import split_url
 from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
 from fencing_sdk.guards.sql._identifiers import POSTGRESQL, SQLITE
@@ -154,9 +156,7 @@ def own_database(connect: object) -> OwnDatabase:
     if isinstance(connect, os.PathLike):
         connect = os.fspath(connect)
     if isinstance(connect, str):
-        return (
-            PostgresqlDatabase(connect) if connect.partition("://")[0] in _SERVERS else SqliteDatabase(_path(connect))
-        )
+        return PostgresqlDatabase(connect) if connect.partition("://")[0] in SCHEMES else SqliteDatabase(_path(connect))
     if hasattr(connect, "sync_engine") and hasattr(connect, "begin"):
         return EngineDatabase(cast("AlchemyAsyncEngine", connect))
     msg = (
@@ -164,9 +164,6 @@ def own_database(connect: object) -> OwnDatabase:
         f"AsyncEngine, not {type(connect).__name__}"
     )
     raise ConfigurationError(msg)
-
-
-_SERVERS = {"postgresql", "postgres"}
 
 
 def _path(text: str) -> str:
@@ -178,14 +175,15 @@ def _path(text: str) -> str:
 
 
 def _path_of_url(url: str) -> str:
-    parts = urlsplit(url)
-    if "+" in parts.scheme:
+    scheme = url.partition("://")[0]
+    if "+" in scheme:
         msg = (
             "drop the '+driver' of the URL (postgresql://host/app, sqlite:///app.db), or pass SQLAlchemy's engine: "
             "SqlGuard(create_async_engine(url)); if it is missing: pip install 'fencing-sdk[sqlalchemy]'"
         )
         raise ConfigurationError(msg)
-    if parts.scheme != "sqlite" or parts.netloc or parts.query or parts.fragment:
+    parts = split_url(url)
+    if scheme != "sqlite" or parts.user is not None or parts.hosts or parts.query:
         msg = "write sqlite:///relative.db or sqlite:////absolute.db, without options, or postgresql://host/database"
         raise ConfigurationError(msg)
     return unquote(parts.path.removeprefix("/"), errors="surrogateescape")

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar, cast
 
 import anyio
 
-from fencing_sdk._values.postgresql_identity import database_identity
+from fencing_sdk._values.postgresql_url import read_postgresql_url
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.guards.sql._identifiers import POSTGRESQL
 from fencing_sdk.guards.sql._protocols import AsyncpgConnection
@@ -34,7 +34,9 @@ class _OwnConnection(AsyncpgConnection, Protocol):
 
 
 class _Connect(Protocol):
-    async def __call__(self, dsn: str, /, *, timeout: float, statement_cache_size: int) -> _OwnConnection: ...
+    async def __call__(
+        self, dsn: str | None, /, *, timeout: float, statement_cache_size: int, **parts: object
+    ) -> _OwnConnection: ...
 
 
 class PostgresqlDatabase:
@@ -49,14 +51,16 @@ class PostgresqlDatabase:
         Raises:
             ConfigurationError: it cannot be read, or asyncpg is missing. The message never repeats the URL.
         """
-        self.identity = database_identity(url)
-        self._url = url
+        self._url = read_postgresql_url(url)
+        self.identity = self._url.identity()
         self._connect = _driver()
 
     async def run(self, work: Callable[[Transaction], Steps[T]]) -> T:
         """Run *work* in a transaction of its own."""
         # Behind a proxy that pools transactions, a prepared statement may be another client's, so none is cached.
-        connection = await self._connect(self._url, timeout=_CONNECT_PATIENCE, statement_cache_size=0)
+        connection = await self._connect(
+            self._url.options_dsn, timeout=_CONNECT_PATIENCE, statement_cache_size=0, **self._url.arguments()
+        )
         try:
             # At other levels PostgreSQL refuses to raise a fence that another transaction raised meanwhile.
             await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")

@@ -11,12 +11,13 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from fencing_sdk._values.postgresql_url import PostgresqlUrl
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.postgresql.connection import driver
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
 from fencing_sdk.backends.postgresql.errors import BACKEND, ReadOnlyError, StandbyError, translated
-from fencing_sdk.backends.postgresql.options import PostgresqlAddress, PostgresqlOptions, host_of
+from fencing_sdk.backends.postgresql.options import PostgresqlOptions
 from fencing_sdk.backends.postgresql.schema import create, newest_function
 from fencing_sdk.errors import BackendRefusedError, shown
 
@@ -42,15 +43,18 @@ class PostgresqlDialer:
     Opens sessions.
 
     Args:
-        address: A URL for each host.
+        hosts: The same database at each host.
 
         options: The options of the backend.
 
         arguments: More arguments of ``asyncpg.connect``.
     """
 
-    def __init__(self, address: PostgresqlAddress, options: PostgresqlOptions, arguments: Mapping[str, object]) -> None:
-        self._address = address
+    def __init__(
+        self, hosts: Sequence[PostgresqlUrl], options: PostgresqlOptions, arguments: Mapping[str, object]
+    ) -> None:
+        self.hosts = hosts
+        """The same database at each host."""
         self._options = options
         self._arguments = {**arguments, "timeout": options.connect_timeout, "statement_cache_size": 0}
         self.pooled = options.pooled
@@ -81,7 +85,7 @@ class PostgresqlDialer:
 
     async def _connect_to_any(self, prepare: _Preparation | None) -> DriverConnection:
         """Ask all hosts at once. The first that takes writes is chosen, and the other connections are closed."""
-        tasks = {asyncio.create_task(self._connect_to(url, prepare)) for url in self._address.urls}
+        tasks = {asyncio.create_task(self._connect_to(host, prepare)) for host in self.hosts}
         chosen: DriverConnection | None = None
         try:
             chosen = await _first_success(tasks)
@@ -91,11 +95,11 @@ class PostgresqlDialer:
             await _close_others(tasks, chosen=chosen)
         return chosen
 
-    async def _connect_to(self, url: str, prepare: _Preparation | None) -> DriverConnection:
+    async def _connect_to(self, host: PostgresqlUrl, prepare: _Preparation | None) -> DriverConnection:
         connection: DriverConnection | None = None
         try:
             async with asyncio.timeout(self._options.connect_timeout):
-                connection = await self._reach(url)
+                connection = await self._reach(host)
                 complete = await self._takes_writes(connection)
             if prepare is not None and not complete:
                 async with asyncio.timeout(_CREATE_PATIENCE):
@@ -106,12 +110,7 @@ class PostgresqlDialer:
             raise
         return connection
 
-    @property
-    def urls(self) -> Sequence[str]:
-        """A URL for each host. They may hold a password."""
-        return self._address.urls
-
-    async def open_host(self, url: str) -> DriverConnection:
+    async def open_host(self, host: PostgresqlUrl) -> DriverConnection:
         """
         Connect to one host, whether it takes writes or not.
 
@@ -119,19 +118,19 @@ class PostgresqlDialer:
             BackendRefusedError: the URL cannot be used.
             Exception: the driver's error.
         """
-        return await self._open(url)
+        return await self._open(host)
 
-    async def _reach(self, url: str) -> DriverConnection:
+    async def _reach(self, host: PostgresqlUrl) -> DriverConnection:
         try:
-            return await self._open(url)
+            return await self._open(host)
         except (FileNotFoundError, ssl.SSLError):  # these have sentences of their own
             raise
         except OSError as error:
-            raise NoConnectionError(host_of(url)) from error
+            raise NoConnectionError(host.place) from error
 
-    async def _open(self, url: str) -> DriverConnection:
+    async def _open(self, host: PostgresqlUrl) -> DriverConnection:
         try:
-            return await driver.connect(url, self._arguments)
+            return await driver.connect(host, self._arguments)
         except (driver.ClientConfigurationError, ValueError, TypeError):
             pass  # its message may quote the URL
         detail = "the URL or an argument of the driver cannot be used; is every option in the query one of libpq's?"

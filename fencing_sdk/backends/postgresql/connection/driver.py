@@ -7,6 +7,8 @@ from typing import Any, Protocol, cast
 
 import asyncpg
 
+from fencing_sdk._values.postgresql_url import PostgresqlUrl
+
 ServerError: type[Exception] = asyncpg.PostgresError
 """An error that the server sent; `code_of` returns its SQLSTATE."""
 
@@ -84,9 +86,9 @@ class DriverConnection(Protocol):
         ...
 
 
-def connect(dsn: str, arguments: Mapping[str, object]) -> Awaitable[DriverConnection]:
-    """Open a connection."""
-    return cast("Awaitable[DriverConnection]", asyncpg.connect(dsn, **arguments))
+def connect(url: PostgresqlUrl, arguments: Mapping[str, object]) -> Awaitable[DriverConnection]:
+    """Open a connection to what *url* names, unless *arguments* name something else."""
+    return cast("Awaitable[DriverConnection]", asyncpg.connect(url.options_dsn, **{**url.arguments(), **arguments}))
 
 
 def code_of(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from redis.asyncio.connection import Connection, SSLConnection
 
+from fencing_sdk._values.store_url import refuse_url
 from fencing_sdk.backends.redis.connection.client_settings import servers_of_client
 from fencing_sdk.backends.redis.connection.dial import RedisDialer, ServerDialer
 from fencing_sdk.backends.redis.options import DEFAULT_PORT, RedisUrlKind, read_url
@@ -45,12 +46,12 @@ def topology_from_url(url: str, options: Mapping[str, object]) -> QuorumTopology
         ConfigurationError: the URL or an option cannot be used.
     """
     parts = read_url(url, options, SCHEMES)
-    if not parts.hosts:
-        parts.refuse("must look like redis+quorum://host:6379,host:6379,host:6379")
-    parts.take_database(parts.path.strip("/"))
+    if not parts.url.hosts:
+        refuse_url("must look like redis+quorum://host:6379,host:6379,host:6379")
     addresses = parts.addresses(DEFAULT_PORT)
+    parts.take_database(parts.url.path.strip("/"))
     if len(set(addresses)) < len(addresses):
-        parts.refuse("names one server twice: it would vote twice")
+        refuse_url("names one server twice: it would vote twice")
     return QuorumTopology([ServerDialer(parts.server().at(*address)) for address in addresses])
 
 

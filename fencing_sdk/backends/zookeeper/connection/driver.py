@@ -22,6 +22,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
+from fencing_sdk._values.store_url import joined
 from fencing_sdk.backends._driver_versions import DIFFERS, KnownDriver
 from fencing_sdk.backends.zookeeper.connection.dial import Dial
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS
@@ -46,13 +47,18 @@ _LEAST_FIRST_TIMEOUT = 0.25
 class ZooKeeperSettings:
     """How to reach the servers. Nothing of it is shown: it holds passwords."""
 
-    hosts: str
+    hosts: Sequence[tuple[str, int]]
     root: str
     connect_timeout: float
     acl: Sequence[object] = field(default=ALL_CLIENTS, repr=False)
     auth: Sequence[tuple[str, str]] = field(default=(), repr=False)
     sasl: Mapping[str, str] | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
+
+    @property
+    def places(self) -> Sequence[str]:
+        """Each server as ``host:port``."""
+        return [joined(*host) for host in self.hosts]
 
 
 class ConnectionNews(NamedTuple):
@@ -72,6 +78,13 @@ def _quiet_logger() -> logging.Logger:
     return logger
 
 
+class _Client(KazooClient):  # type: ignore[misc]
+    """A client that is given hosts and ports. kazoo reads them from a text, with `urllib.parse.urlsplit`."""
+
+    def set_hosts(self, hosts: Sequence[tuple[str, int]]) -> None:
+        self.hosts, self.chroot = list(hosts), ""
+
+
 class KazooDriver:
     """
     One ZooKeeper session, by way of one kazoo client.
@@ -85,7 +98,7 @@ class KazooDriver:
         self._identity = identity
         self._refusal: Exception | None = None
         self._broken_logins = 0
-        hosts = settings.hosts.split(",")
+        hosts = settings.hosts
         self._dial = Dial(
             connect_timeout=settings.connect_timeout,
             first_timeout=max(timeout * _FIRST_TIMEOUT, _LEAST_FIRST_TIMEOUT) if len(hosts) > 1 else math.inf,
@@ -96,7 +109,7 @@ class KazooDriver:
             self._client = self._make_client(settings, timeout, identity)
 
     def _make_client(self, settings: ZooKeeperSettings, timeout: float, identity: Identity | None) -> Any:
-        client: Any = KazooClient(
+        client: Any = _Client(
             hosts=settings.hosts,
             timeout=timeout,
             client_id=identity,

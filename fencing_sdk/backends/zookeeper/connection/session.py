@@ -77,7 +77,7 @@ class ZooKeeperSession:
         self._rung = False
         self._under_way: dict[asyncio.Future[Any], None] = {}
         self._heard_at = 0.0
-        self._first_silence = _FIRST_SILENCE if "," in settings.hosts else _SILENCE
+        self._first_silence = _FIRST_SILENCE if len(settings.hosts) > 1 else _SILENCE
         self._silence = self._first_silence
         self._alarm: asyncio.TimerHandle | None = None
         self.connected = False
@@ -133,7 +133,7 @@ class ZooKeeperSession:
             raise self.error
         if not self.connected:
             reason = None if self._driver is None else self._driver.last_error
-            raise NoConnectionError(*self._settings.hosts.split(",")) from reason
+            raise NoConnectionError(*self._settings.places) from reason
 
     async def settled(self) -> bool:
         """Wait for the connection for as long as it takes; False when the session ends instead."""
