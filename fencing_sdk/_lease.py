@@ -122,7 +122,7 @@ class Lease(AnyLease):
             state = self._state
         except AttributeError:  # it was made of nothing
             return
-        if state.released or state.generation != forks.count:
+        if state.released or state.generation != forks.here():
             return
         lost = state.lost  # before the loop, in another thread, begins to give the lease back
         with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock
@@ -161,7 +161,7 @@ class Lease(AnyLease):
 
     async def release(self) -> None:
         """Give the lock back. Idempotent, shielded from cancellation and bounded; never touches another's grant."""
-        if self._state.generation != forks.count:
+        if self._state.generation != forks.here():
             return
         self._state.check_loop()
         await self._state.keeper.release(self._state)

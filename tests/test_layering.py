@@ -46,10 +46,9 @@ ONE_HOME = {
     "CancelScope": {"_engine.cancellation", "_engine.lease_state", "_engine.timers"},
     "ContextVar": {"_current_lease"},
     "tenacity": {"_engine.acquisition", "_engine.terms"},
-    "secrets": {"_values.claim"},
     "aiohttp": {"_http", "_etcd", "_kahuna", "integrations"},
     "threading": {"_engine.stall_watch", "backends.sqlite", "backends.zookeeper", "guards.memory", "guards.files"}
-    | {"cli", "sync", "diagnosis.pauses"},
+    | {"cli", "sync", "diagnosis.pauses", "_values.forks"},
 }
 TIME_HOME = {"_values.clock"}
 RANDOM_HOME = {"_values.jitter"}

@@ -60,7 +60,7 @@ class Engine:
         self._clock = clock
         self._observers = observers
         self._report = LeaseReport(observers, clock)
-        self._generation = forks.count
+        self._generation = forks.here()
         self._store_calls = StoreCalls(backend, clock)
         self._heartbeat = Heartbeat(backend, clock, self._store_calls, observers, watch_stalls=watch_stalls)
         self._beating: asyncio.Task[None] | None = None
@@ -97,7 +97,7 @@ class Engine:
         Raises:
             UsageError: another event loop or none, a client that is closed or still opens, or a failed heartbeat.
         """
-        if self._generation != forks.count:
+        if self._generation != forks.here():
             msg = "this client was opened before a fork, and is the parent's; enter it again here with 'async with'"
             raise UsageError(msg)
         if running_loop() is not self._loop:
@@ -116,7 +116,7 @@ class Engine:
     @property
     def _may_begin(self) -> bool:
         beating = self._beating is not None and not self._beating.done()
-        return beating and not self._closing.begun and not self.draining.begun and self._generation == forks.count
+        return beating and not self._closing.begun and not self.draining.begun and self._generation == forks.here()
 
     def _check_may_begin(self, name: str) -> None:
         self.check_usable()
@@ -250,7 +250,7 @@ class Engine:
 
     def status(self, leads: Sequence[str]) -> Status:
         """Tell how the client stands, without asking the store."""
-        here = self._generation == forks.count
+        here = self._generation == forks.here()
         usable = here and self._beating is not None and not self._beating.done() and not self._closing.begun
         return self._heartbeat.status(leads, usable=usable, draining=self.draining.begun)
 
@@ -272,7 +272,7 @@ class Engine:
 
         The wait for a posted release has no shield. If the caller is cancelled, `Releases.finish` goes on, shielded.
         """
-        if lease.generation != forks.count or not lease.mark_released() or not self._releases.take(lease):
+        if lease.generation != forks.here() or not lease.mark_released() or not self._releases.take(lease):
             return  # in a forked child the lock belongs to its parent
         if self._closing.begun:
             self._closing.look_again()
@@ -370,7 +370,7 @@ class Engine:
         Raises:
             UsageError: the event loop that opened the client runs elsewhere.
         """
-        if self._generation != forks.count:
+        if self._generation != forks.here():
             self._closing.over = True
         if self._closing.over:
             return

@@ -110,7 +110,7 @@ class LeaseState:
         self.deadline = min(deadline, self.hold_until)
         """The local moment, on the client's clock, at which the lease ends unless it is renewed."""
         self.loop = asyncio.get_running_loop()
-        self.generation = forks.count
+        self.generation = forks.here()
         self.released = False
         self.task: asyncio.Task[object] | None = None
         """The task that is inside ``async with`` by this lease."""
@@ -198,7 +198,7 @@ class LeaseState:
         To read it looks at the clock, and ends a lease whose deadline has passed.
         """
         if self.lost is None and not self.released:
-            if self.generation != forks.count:
+            if self.generation != forks.here():
                 self.lost = LossReason.CLOSED  # inert: the loop and the connection belong to the parent process
             elif self.clock.now() >= self.deadline:
                 self._expire()
@@ -214,7 +214,7 @@ class LeaseState:
         if (
             self.lost is None
             and not self.released
-            and self.generation == forks.count
+            and self.generation == forks.here()
             and self.clock.now() < self.deadline
         ):
             return
@@ -246,7 +246,7 @@ class LeaseState:
         Raises:
             UsageError: this is another loop.
         """
-        if self.generation == forks.count and running_loop() is not self.loop:
+        if self.generation == forks.here() and running_loop() is not self.loop:
             msg = (
                 f"lease on {shown(self.name)} belongs to another event loop; "
                 "from a thread use anyio.from_thread.run or asyncio.run_coroutine_threadsafe"

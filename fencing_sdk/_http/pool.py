@@ -83,10 +83,10 @@ class _ForkSafeConnector(aiohttp.TCPConnector):
 
     def __init__(self, *, limit: int, keepalive_timeout: float, ssl: ssl.SSLContext | bool) -> None:
         super().__init__(limit=limit, keepalive_timeout=keepalive_timeout, ssl=ssl)
-        self._made_in = forks.count
+        self._made_in = forks.here()
 
     def __del__(self, *arguments: Any) -> None:
-        if self._made_in == forks.count:
+        if self._made_in == forks.here():
             super().__del__(*arguments)
 
 

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import math
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto, unique
@@ -49,23 +48,14 @@ def holder_of(owner: str) -> str:
     return hashlib.sha256(owner.encode()).hexdigest()[:8]
 
 
-_owners: list[str] = []
-_OWNERS = 256
-"""Owner ids that are drawn at once: to ask the system for each costs as much as the rest of a claim."""
-
-
 def new_owner() -> str:
-    """128 random bits as 32 digits, which no other call returns."""
-    while True:
-        try:
-            return _owners.pop()
-        except IndexError:
-            digits = secrets.token_hex(16 * _OWNERS)
-            _owners.extend(digits[place : place + 32] for place in range(0, len(digits), 32))
+    """
+    128 random bits as 32 digits, which no other call returns.
 
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_owners.clear)  # the parent goes on with these
+    They are drawn at each call: what is drawn ahead would be used twice, by a process and by its copy (a fork in C, a
+    snapshot that is restored).
+    """
+    return os.urandom(16).hex()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class LoopOwner:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._generation = forks.count
+        self._generation = forks.here()
 
     @property
     def is_current(self) -> bool:
@@ -50,7 +50,7 @@ class LoopOwner:
     @property
     def in_this_process(self) -> bool:
         """Whether this process is the owner's. If not, a parent owns it: leave it alone, do not even close it."""
-        return self._generation == forks.count
+        return self._generation == forks.here()
 
 
 class ForkDetector:
@@ -59,11 +59,11 @@ class ForkDetector:
     __slots__ = ("_generation",)
 
     def __init__(self) -> None:
-        self._generation = forks.count
+        self._generation = forks.here()
 
     def forked(self) -> bool:
         """Whether the process was forked since the last call."""
-        if self._generation == forks.count:
+        if self._generation == forks.here():
             return False
-        self._generation = forks.count
+        self._generation = forks.here()
         return True

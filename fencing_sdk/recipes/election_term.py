@@ -71,8 +71,8 @@ class ElectionState:
     @property
     def here(self) -> ElectionRoles:
         """The roles of this process: a forked child has none of its parent's."""
-        roles = self._roles.get(forks.count)
-        return self._roles.setdefault(forks.count, ElectionRoles()) if roles is None else roles
+        roles = self._roles.get(forks.here())
+        return self._roles.setdefault(forks.here(), ElectionRoles()) if roles is None else roles
 
     def heard(self) -> None:
         """The store has answered a candidate that another process leads."""

@@ -56,7 +56,7 @@ class SyncLockClient(Uncopied):
         return repr(self._client).replace("LockClient", "SyncLockClient", 1)
 
     def __del__(self) -> None:
-        bridge: LoopThread | None = getattr(self, "_bridges", {}).get(forks.count)
+        bridge: LoopThread | None = getattr(self, "_bridges", {}).get(forks.here())
         if bridge is not None:
             bridge.close_soon()
 
@@ -321,8 +321,8 @@ class SyncLockClient(Uncopied):
 
     def _bridge(self) -> LoopThread:
         """The bridge of this process."""
-        bridge = self._bridges.get(forks.count)
-        return bridge or self._bridges.setdefault(forks.count, LoopThread(self._client))
+        bridge = self._bridges.get(forks.here())
+        return bridge or self._bridges.setdefault(forks.here(), LoopThread(self._client))
 
 
 def _as_task(function: Callable[P, R], in_thread: InThread | None) -> Callable[P, Coroutine[Any, Any, R]]:

@@ -72,7 +72,7 @@ class SyncTermBlock:
 
     def __init__(self, election: ElectionState, lease: SyncLease) -> None:
         self._election = election
-        self._generation = forks.count
+        self._generation = forks.here()
         self.lease = lease
         """The lease of the term."""
         self.entered = False
@@ -88,7 +88,7 @@ class SyncTermBlock:
     @property
     def _inherited(self) -> bool:
         """Whether it is the term of a parent process."""
-        return self._generation != forks.count
+        return self._generation != forks.here()
 
     def stop(self) -> None:
         """Ask the body to end. The lease is held, and renewed, until it has."""

@@ -47,7 +47,7 @@ class LoopThread:
 
     def __init__(self, client: LockClient) -> None:
         self._client = client
-        self._generation = forks.count
+        self._generation = forks.here()
         self._gate = threading.RLock()  # one that the handler of a signal may pass when it interrupts the holder
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.AbstractEventLoop | None = None  # the loop of a closing that goes on
@@ -60,7 +60,7 @@ class LoopThread:
     @property
     def inherited(self) -> bool:
         """Whether the thread is that of a parent process, and does not exist in this one."""
-        return self._generation != forks.count
+        return self._generation != forks.here()
 
     def call(
         self,

@@ -203,10 +203,10 @@ class ThreadCall(Generic[T]):
             del self, error  # a traceback that keeps its own error keeps leases from being collected
 
     def _run_body(self) -> None:
-        body, generation = self._body, forks.count
+        body, generation = self._body, forks.here()
         if body is not None and body.claim():
             body.run()
-            if self._left or forks.count != generation:
+            if self._left or forks.here() != generation:
                 self.loop = None  # it has ended, or is that of a parent: nothing is to be undone there
                 body.leave_alone()
             with contextlib.suppress(RuntimeError):  # the loop is closed

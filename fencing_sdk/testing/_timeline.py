@@ -19,6 +19,8 @@ from typing import Any, TypeVarTuple
 from fencing_sdk._values.jitter import JITTER
 
 Ts = TypeVarTuple("Ts")
+_Draws = tuple[tuple[Any, ...], random.Random | None]
+"""The state of `random`, and what `JITTER` draws from."""
 
 
 def never() -> bool:
@@ -40,7 +42,7 @@ class Timeline:
         self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._numbers = itertools.count()
         # What the program and the package draw from in the world.
-        self._inside = random.Random(f"{seed} program").getstate(), random.Random(seed).getstate()
+        self._inside: _Draws = random.Random(f"{seed} program").getstate(), random.Random(seed)
         self._depth = 0
 
     def at(self, when: float, call: Callable[[*Ts], object], *args: *Ts) -> None:
@@ -102,11 +104,11 @@ class Timeline:
                 _draw_from(outside)
 
 
-def _drawn() -> tuple[Any, Any]:
-    """What the two generators will draw next."""
-    return random.getstate(), JITTER.getstate()
+def _drawn() -> _Draws:
+    """What the program and the package will draw next."""
+    return random.getstate(), JITTER.drawn_from
 
 
-def _draw_from(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    JITTER.setstate(states[1])
+def _draw_from(draws: _Draws) -> None:
+    random.setstate(draws[0])
+    JITTER.drawn_from = draws[1]

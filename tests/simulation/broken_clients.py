@@ -274,16 +274,7 @@ def _hung_for_ever() -> Iterable[Change]:
 
 
 def _same_owner_twice() -> Iterable[Change]:
-    yield claim, "secrets", _Loaded()
-    yield claim, "_owners", []  # what earlier histories left there would go first
-
-
-class _Loaded:
-    """A random source that a fork has copied: every process draws the same."""
-
-    @staticmethod
-    def token_hex(_size: int) -> str:
-        return "0123456789abcdef" * 2
+    yield claim, "new_owner", lambda: "0123456789abcdef" * 2
 
 
 def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Control:

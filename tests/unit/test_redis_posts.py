@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import hiredis
 import pytest
@@ -196,7 +197,7 @@ async def test_without_a_connection_nothing_is_posted(backend):
 
 async def test_a_forked_child_posts_nothing_on_the_connection_of_its_parent(backend, monkeypatch):
     await backend.open()
-    monkeypatch.setattr(forks, "count", forks.count + 1)
+    monkeypatch.setattr(forks, "here", partial(int, forks.here() + 1))
     assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
     monkeypatch.undo()
 

@@ -1,6 +1,7 @@
 """``client.status()``: for health endpoints, told from what the client knows."""
 
 import asyncio
+from functools import partial
 
 import pytest
 from virtual_time import in_virtual_time, settle
@@ -114,7 +115,7 @@ async def test_the_elections_that_this_process_leads():
 async def test_in_a_forked_child_the_client_of_the_parent_is_not_open_and_says_why(monkeypatch):
     async with LockClient(MemoryBackend()) as locks:
         with monkeypatch.context() as child:
-            child.setattr(forks, "count", 1)
+            child.setattr(forks, "here", partial(int, forks.here() + 1))
             assert not locks.status().open
             with pytest.raises(UsageError, match="before a fork"):
                 await asyncio.to_thread(lambda: asyncio.run(locks.inspect("a")))

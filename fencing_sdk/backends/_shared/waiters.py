@@ -13,10 +13,21 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.errors import BackendError
 
-__all__ = ["Waiter", "WaiterTable"]
+__all__ = ["Waiter", "WaiterTable", "new_ticket"]
+
+
+def new_ticket() -> str:
+    """
+    Name a waiter in the messages of its store, by at most 19 digits.
+
+    They are random. Two copies of one process (a fork in C, a snapshot that was restored) listen on one channel, and
+    with numbers that count each would take the grants of the other.
+    """
+    return str(JITTER.getrandbits(63))
 
 
 class Waiter:

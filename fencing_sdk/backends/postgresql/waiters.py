@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 
 from fencing_sdk._values.claim import LOCK, Claim
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
-from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
+from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable, new_ticket
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.listener import NotifyListener
 from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
@@ -55,7 +54,6 @@ class PostgresqlWaiters:
         self._connection = connection
         self._requests = requests
         self._listener = NotifyListener(dialer, self._notify, self)
-        self._tickets = itertools.count(1)
         self._table: WaiterTable[PostgresqlWaiter] = WaiterTable()
 
     @property
@@ -79,7 +77,7 @@ class PostgresqlWaiters:
 
     async def join(self, claim: Claim) -> PostgresqlWaiter:
         """Join the line of a lock. Return once the client listens, or after a second without."""
-        waiter = self._table.add(PostgresqlWaiter(claim, str(next(self._tickets))))
+        waiter = self._table.add(PostgresqlWaiter(claim, new_ticket()))
         try:
             self._listener.open()
             waiter.channel = self._listener.channel

@@ -32,7 +32,7 @@ class ChannelId:
     """
     The part of a channel's name that only this client has. A forked child makes its own.
 
-    Tickets count from one in each process. Siblings on one channel would take the grants that are meant for each other.
+    The copies of a snapshot that was restored share it, and ignore the messages with tickets of the others.
     """
 
     __slots__ = ("_fork", "_text")

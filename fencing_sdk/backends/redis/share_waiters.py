@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk.backends._shared.waiters import WaiterTable
+from fencing_sdk.backends._shared.waiters import WaiterTable, new_ticket
 from fencing_sdk.backends.redis.channels import ListeningWaiter, WakeChannels
 from fencing_sdk.backends.redis.connection.dial import BACKEND
 from fencing_sdk.backends.redis.connection.node import RedisNode
@@ -37,7 +36,6 @@ class ShareWaiters:
         self._router = router
         self._requests = requests
         self._keys = keys
-        self._tickets = itertools.count(1)
         self._table: WaiterTable[ListeningWaiter] = WaiterTable()
         self._channels = WakeChannels(router, keys, self._table, sharded=sharded)
 
@@ -47,7 +45,7 @@ class ShareWaiters:
 
     async def join(self, claim: Claim) -> ListeningWaiter:
         """Join the line of a lock, until `leave`."""
-        waiter = self._table.add(ListeningWaiter(claim, str(next(self._tickets)), self._keys.tag(claim.name)))
+        waiter = self._table.add(ListeningWaiter(claim, new_ticket(), self._keys.tag(claim.name)))
         try:
             await self._enter_line(waiter)
         except BaseException:

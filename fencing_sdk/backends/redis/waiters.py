@@ -35,7 +35,7 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.abc import Tell
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
-from fencing_sdk.backends._shared.waiters import WaiterTable
+from fencing_sdk.backends._shared.waiters import WaiterTable, new_ticket
 from fencing_sdk.backends.redis.answers import LineAnswer, read_line, read_token
 from fencing_sdk.backends.redis.channels import WakeChannels
 from fencing_sdk.backends.redis.connection.node import RedisNode
@@ -77,7 +77,6 @@ class RedisWaiters:
         self._keys = keys
         self._losses = losses
         self._sharded = sharded
-        self._tickets = itertools.count(1)
         self._table: WaiterTable[RedisWaiter] = WaiterTable()
         self._channels = WakeChannels(router, keys, self._table, sharded=sharded)
         self._left: OrderedDict[str, RedisWaiter] = OrderedDict()
@@ -88,7 +87,7 @@ class RedisWaiters:
 
     def stand(self, claim: Claim, tell: Tell | None) -> RedisWaiter:
         """Join the line of a lock in the background; without *tell*, to be woken only."""
-        waiter = RedisWaiter(claim, str(next(self._tickets)), self._keys.tag(claim.name), tell, self.remove)
+        waiter = RedisWaiter(claim, new_ticket(), self._keys.tag(claim.name), tell, self.remove)
         waiter.direct = waiter.direct and self._requests.fair and not self._requests.replicas
         self._table.add(waiter)
         self._plan(waiter.due)

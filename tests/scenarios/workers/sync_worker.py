@@ -1,22 +1,25 @@
 """
 A process without an event loop that uses locks from its threads, as services do.
 
-    sync_worker.py URL KIND
+    sync_worker.py URL KIND [FILE [FORK]]
 
 It says a line for each step, and goes on when it reads one. The kinds are functions below.
 """
 
 import contextlib
+import ctypes
 import os
 import sys
 import threading
 from pathlib import Path
 
-from fencing_sdk import BackendUnavailableError, LeaseLostError
+from fencing_sdk import BackendRefusedError, BackendUnavailableError, LeaseLostError
 from fencing_sdk.sync import connect, current_token
 
 locks = connect(sys.argv[1])
 held = []
+fork = ctypes.PyDLL(None).fork if sys.argv[4:] == ["c"] else os.fork
+"""Such as uWSGI forks: Python learns nothing of it."""
 
 
 def say(*words):
@@ -47,19 +50,26 @@ def see_renewed(lease):
 def counts():
     """Four threads add to a number in a file, under a lock, without any other protection."""
 
+    errors = []
+
     def add():
-        for _ in range(5):
-            with locks.lock("a", ttl=60, wait=100) as lease, Path(sys.argv[3]).open("r+") as file:
-                number = int(file.read())
-                file.seek(0)
-                file.write(str(number + 1))
-                say("token", int(lease.token))
+        try:
+            for _ in range(5):
+                with locks.lock("a", ttl=60, wait=100) as lease, Path(sys.argv[3]).open("r+") as file:
+                    number = int(file.read())
+                    file.seek(0)
+                    file.write(str(number + 1))
+                    say("token", int(lease.token))
+        except BackendRefusedError as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=add) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if errors:
+        raise errors[0]
 
 
 def siblings():
@@ -67,16 +77,19 @@ def siblings():
     locks.inspect("a")
     children = []
     for _ in range(4):
-        if (child := os.fork()) == 0:
+        if (child := fork()) == 0:
             status = 1
             try:
                 counts()
                 locks.close()
                 status = 0
+            except BackendRefusedError as error:
+                sys.stderr.write(f"{type(error).__name__}: {error}\n")
             finally:
                 os._exit(status)
         children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    sys.exit(max(ends))
 
 
 def exits():
@@ -116,9 +129,15 @@ def forks():
     """It forks inside a block. The child is no holder, and has a client that works."""
     with locks.lock("a", ttl=30, heartbeat_interval=0.3) as lease:
         token = int(lease.token)
-        child = os.fork()
+        child = fork()
         if child == 0:
-            say("inert", lease.held, lease.lost_reason.value, answered(locks.lock("a").try_acquire))
+            try:
+                found = answered(locks.lock("a").try_acquire)
+            except BackendRefusedError as error:
+                say("refused")
+                sys.stderr.write(f"{error}\n")
+                os._exit(0)
+            say("inert", lease.held, lease.lost_reason.value, found)
             with locks.lock("b", ttl=30) as own:
                 say("child", current_token() == own.token)
             lease.release()  # does nothing

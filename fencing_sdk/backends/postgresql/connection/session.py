@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from fencing_sdk._values import forks
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection, DriverRow, PreparedStatement
 
 T = TypeVar("T")
@@ -137,5 +137,4 @@ def _after_fork() -> None:
     _sessions.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+forks.in_child(_after_fork)

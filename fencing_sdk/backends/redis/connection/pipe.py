@@ -102,7 +102,7 @@ class Pipe(asyncio.Protocol):
         self._loss: str | None = None  # why the connection is lost
         self._unsent: list[bytes] = []
         self._flushing = False
-        self._forks = forks.count
+        self._forks = forks.here()
         self._expected: deque[asyncio.Future[Reply] | Take] = deque()  # what each reply to come is for, in their order
         self._subscribing: deque[tuple[asyncio.Future[Reply], bytes, bytes]] = deque()
         self._confirmation: asyncio.Future[Reply] | None = None
@@ -163,7 +163,7 @@ class Pipe(asyncio.Protocol):
             transport is None
             or self._loss is not None
             or transport.is_closing()
-            or self._forks != forks.count
+            or self._forks != forks.here()
             or asyncio.get_running_loop() is not self._loop
         ):
             return False

@@ -15,13 +15,12 @@ far as the clients' clocks agree. A node grants a free lock to the head of its l
 from __future__ import annotations
 
 import asyncio
-import itertools
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import wall_micros
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.unawaited import retrieve
-from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
+from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable, new_ticket
 from fencing_sdk.backends.redis.channels import ChannelId
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
@@ -78,7 +77,6 @@ class QuorumWaiters:
         self._requests = requests
         self._keys = keys
         self._id = ChannelId()
-        self._tickets = itertools.count(1)
         self._last_score = 0
         self._table: WaiterTable[QuorumWaiter] = WaiterTable()
 
@@ -99,7 +97,7 @@ class QuorumWaiters:
         """
         await self._nodes.quorum()
         self._last_score = max(self._last_score + 1, wall_micros())
-        place = LinePlace(self._last_score, self._channel, str(next(self._tickets)))
+        place = LinePlace(self._last_score, self._channel, new_ticket())
         waiter = self._table.add(QuorumWaiter(claim, place, self._nodes.majority))
         entered = Countdown(len(self._nodes), self._nodes.majority)
         try:

@@ -6,7 +6,8 @@ thread is a daemon: a disk that hangs must not keep the process from ending.
 
 A connection must not exist during a fork. SQLite remembers in the process's memory which file locks it holds. A child
 inherits the memory but not the locks, so that its connections would rely on locks that the kernel does not know. So
-every thread ends, and closes its connection, before a fork; parent and child start anew with their next call.
+every thread ends, and closes its connection, before a fork; parent and child start anew with their next call. A fork
+in C runs no hook before it: a child that inherited a connection from it refuses to work.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from fencing_sdk._values import forks
 from fencing_sdk.backends.sqlite.errors import BACKEND
 from fencing_sdk.backends.sqlite.operator_rows import OperatorRows
 from fencing_sdk.errors import BackendRefusedError
@@ -116,6 +118,11 @@ class SqlThread:
         """Whether it has a thread now."""
         return self._life is not None
 
+    def forget(self) -> bool:
+        """Have no thread: it does not exist in this process. Return whether there was one."""
+        life, self._life = self._life, None
+        return life is not None
+
     def start_again(self) -> None:
         """
         Have a thread again after a fork, and do not wait for work: the work may be to give locks back at the exit.
@@ -181,12 +188,17 @@ class _Forks:
     """Ends every thread before this process forks, and refuses to work in a child where that failed."""
 
     def __init__(self) -> None:
-        self.gate = threading.RLock()
-        """Held during a fork, so that no thread starts meanwhile, and for a moment by every call."""
+        self._gate = threading.RLock()
         self._threads: weakref.WeakSet[SqlThread] = weakref.WeakSet()
         self._ended: list[SqlThread] = []
         self._stuck = False
         self._unsafe = False
+
+    @property
+    def gate(self) -> threading.RLock:
+        """Held during a fork, so that no thread starts meanwhile, and for a moment by every call."""
+        forks.here()  # after a fork in C it is replaced: a thread of the parent may hold it
+        return self._gate
 
     def add(self, thread: SqlThread) -> None:
         with self.gate:
@@ -194,7 +206,10 @@ class _Forks:
 
     def check(self) -> None:
         if self._unsafe:
-            detail = "this process was forked while a connection was stuck; start it by spawn instead of fork"
+            detail = (
+                "this process was forked while the file was open, and SQLite does not survive that; open it after the "
+                "fork (uWSGI: lazy-apps = true), or start the process by spawn"
+            )
             raise BackendRefusedError(BACKEND, "open", detail)
 
     def before(self) -> None:
@@ -209,15 +224,16 @@ class _Forks:
         self._ended = []
         self.gate.release()
 
-    def after_in_child(self) -> None:
+    def in_child(self) -> None:
+        """Begin anew. After a fork in C the threads are those of the parent, and so are their connections."""
+        self._gate = threading.RLock()
         self._ended = []
-        self._unsafe = self._unsafe or self._stuck
-        self.gate.release()
+        inherited = [thread for thread in tuple(self._threads) if thread.forget()]
+        self._unsafe = self._unsafe or self._stuck or bool(inherited)
 
 
 _forks = _Forks()
+forks.in_child(_forks.in_child)
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_forks.before, after_in_parent=_forks.after_in_parent, after_in_child=_forks.after_in_child
-    )
+    os.register_at_fork(before=_forks.before, after_in_parent=_forks.after_in_parent)
