@@ -1,9 +1,9 @@
 """
 Opens a connection: from the settings of a server to a transport that is logged in and speaks RESP3.
 
-redis-py connects and logs in: DNS, TLS, credential providers, AUTH, SELECT. Then this module takes the
-transport from redis-py's connection. It is the only module that uses the private parts of that connection,
-and it knows nothing of locks.
+The socket is connected here (see `dialing`), and redis-py logs in: TLS, credential providers, AUTH, SELECT. Then this
+module takes the transport from redis-py's connection. It is the only module that uses the private parts of that
+connection, and it knows nothing of locks.
 
 A `dial` that returns has lost no byte of the transport. A `dial` that raises, or is cancelled, leaves no
 socket open.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, Respons
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from fencing_sdk.backends._driver_versions import KnownDriver
+from fencing_sdk.backends._shared.dialing import connected_socket
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError, reason_of
 from fencing_sdk.errors import BackendRefusedError
 
@@ -188,7 +190,7 @@ async def _logged_in(server: ServerSettings) -> AsyncIterator[Any]:
         await asyncio.to_thread(read_certificates)  # it takes 20 ms and more
     try:
         async with asyncio.timeout(patience):
-            await _log_in(connection)
+            await _log_in(connection, server.address)
             yield connection
     except (TimeoutError, RedisTimeoutError) as error:
         hint = "; does it speak TLS?" if isinstance(connection, SSLConnection) else ""
@@ -203,14 +205,40 @@ async def _logged_in(server: ServerSettings) -> AsyncIterator[Any]:
         await _abort(connection)
 
 
-async def _log_in(connection: Any) -> None:
+async def _log_in(connection: Any, address: str) -> None:
+    with REDIS_PY.known("connect"):
+        link = await _reached(connection, address)
     try:
         await connection.connect()
-    except RedisConnectionError as error:
+    except BaseException as error:
+        if link is not None:
+            link.close()
+        if not isinstance(error, RedisConnectionError):
+            raise
         inner = error.__context__
         if isinstance(inner, RedisError | ssl.SSLCertVerificationError):  # outside, only the text would tell the cause
             raise inner from None
         raise
+
+
+async def _reached(connection: Any, address: str) -> socket.socket | None:
+    """Connect a socket for *connection* to use, unless it has a way of its own to connect."""
+    kind = type(connection)
+    ways = {Connection._connection_arguments, SSLConnection._connection_arguments}  # noqa: SLF001
+    if not issubclass(kind, Connection):
+        return None
+    if kind._connect is not Connection._connect or kind._connection_arguments not in ways:  # noqa: SLF001
+        return None
+    arguments = dict(connection._connection_arguments())  # noqa: SLF001
+    host, port = arguments.pop("host"), arguments.pop("port")
+    try:
+        link = await connected_socket(host, port)
+    except OSError as error:
+        raise UnreachableError.at(address, reason_of(error)) from error
+    if link is not None:
+        name = {"server_hostname": host} if arguments.get("ssl") else {}
+        connection._connection_arguments = lambda: {**arguments, **name, "sock": link}  # noqa: SLF001
+    return link
 
 
 async def _speak_resp3(connection: Any) -> dict[bytes, object]:

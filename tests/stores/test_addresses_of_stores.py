@@ -1,0 +1,124 @@
+"""Every store that is a server is found although the first address of its name swallows packets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
+from etcd_server import EtcdCluster
+from kahuna_server import KahunaServer
+from local_ports import HOST
+from postgresql_server import PostgresqlServer
+from redis_sentinels import Sentinels
+from redis_server import RedisServer
+from throwaway_certificates import Certificates
+from zookeeper_server import ZooKeeperServer
+
+from fencing_sdk import connect
+
+pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+
+NAME = "localhost"
+"""For this name the certificates of the tests are made."""
+SILENT = "127.0.0.2"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store by its name, and the ports that have to be found."""
+
+    url: str
+    ports: list[int]
+
+
+@contextmanager
+def swallowing(port: int) -> Iterator[None]:
+    """Let *port* of the first address take no connection, and refuse it neither: its backlog is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind((SILENT, port))
+        listener.listen(0)
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.settimeout(0.0)
+            filler.connect_ex((SILENT, port))
+        yield
+
+
+@pytest.fixture
+def two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `NAME` have two addresses, of which the first is `SILENT`."""
+    resolve: Callable[..., list[tuple[object, ...]]] = socket.getaddrinfo
+
+    def resolved(host: object, *arguments: object, **options: object) -> list[tuple[object, ...]]:
+        if host != NAME:
+            return resolve(host, *arguments, **options)
+        return [*resolve(SILENT, *arguments, **options), *resolve(HOST, *arguments, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+
+
+class AddressesSuite:
+    async def test_an_address_that_swallows_packets_hides_no_other(self, place: Place, two_addresses: None):
+        with ExitStack() as stack:
+            for port in place.ports:
+                stack.enter_context(swallowing(port))
+            async with asyncio.timeout(60), connect(place.url) as locks, locks.lock("a", ttl=30) as lease:
+                assert lease.held
+
+
+class TestRedis(AddressesSuite):
+    @pytest.fixture
+    def place(self, redis_server: RedisServer) -> Place:
+        return Place(f"redis://{NAME}:{redis_server.port}", [redis_server.port])
+
+
+class TestRedisWithTls(AddressesSuite):
+    @pytest.fixture
+    def place(self, start_redis, certificates: Certificates) -> Place:
+        port = start_redis(tls=certificates).tls_port
+        return Place(f"rediss://{NAME}:{port}?ssl_ca_certs={certificates.authority}", [port])
+
+
+class TestSentinel(AddressesSuite):
+    @pytest.fixture
+    def place(self, redis_sentinels: Sentinels) -> Place:
+        ports = [each.port for each in redis_sentinels.sentinels]
+        hosts = ",".join(f"{NAME}:{port}" for port in ports)
+        return Place(f"redis+sentinel://{hosts}/{redis_sentinels.name}", ports)
+
+
+class TestPostgresql(AddressesSuite):
+    @pytest.fixture
+    def place(self, postgresql_server: PostgresqlServer) -> Place:
+        return Place(postgresql_server.url.replace(HOST, NAME), [postgresql_server.port])
+
+
+class TestPostgresqlWithTls(AddressesSuite):
+    @pytest.fixture
+    def place(self, start_postgresql, postgresql_certificates: Certificates) -> Place:
+        server = start_postgresql(tls=postgresql_certificates)
+        options = f"?sslmode=verify-full&sslrootcert={postgresql_certificates.authority}"
+        return Place(server.url.replace(HOST, NAME) + options, [server.port])
+
+
+class TestEtcd(AddressesSuite):
+    @pytest.fixture
+    def place(self, etcd_server: EtcdCluster) -> Place:
+        return Place(etcd_server.url.replace(HOST, NAME), [int(etcd_server.url.rpartition(":")[2])])
+
+
+class TestZooKeeper(AddressesSuite):
+    @pytest.fixture
+    def place(self, zookeeper_server: ZooKeeperServer, zookeeper_url: str) -> Place:
+        return Place(zookeeper_url.replace(HOST, NAME), [int(zookeeper_server.address.rpartition(":")[2])])
+
+
+class TestKahuna(AddressesSuite):
+    @pytest.fixture
+    def place(self, kahuna_server: KahunaServer) -> Place:
+        return Place(kahuna_server.url.replace(HOST, NAME), list(kahuna_server.ports))
