@@ -54,11 +54,11 @@ async def worker(locks: LockClient) -> None:
 
 
 def fastapi_service(locks: LockClient) -> None:
-    """A service under uvicorn, which handles the signal too: it takes no more requests, and ends the lifespan."""
+    """A service under uvicorn: it takes no more requests, and ends the lifespan, in which the client drains."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with locks, locks.draining_on(signal.SIGTERM, within=25):
+        async with locks:
             jobs = [asyncio.create_task(job(locks)) for job in (work, wait_in_line)]
             yield
         await asyncio.gather(*jobs)
@@ -67,10 +67,10 @@ def fastapi_service(locks: LockClient) -> None:
 
 
 def aiohttp_service(locks: LockClient) -> None:
-    """The same with aiohttp, which handles the signal in its event loop."""
+    """The same with aiohttp."""
 
     async def draining(_: web.Application) -> AsyncIterator[None]:
-        async with locks, locks.draining_on(signal.SIGTERM, within=25):
+        async with locks:
             jobs = [asyncio.create_task(job(locks)) for job in (work, wait_in_line)]
             yield
         await asyncio.gather(*jobs)
@@ -127,8 +127,8 @@ if __name__ == "__main__":
         case ["worker", url]:
             asyncio.run(worker(connect(url)))
         case ["fastapi", url]:
-            fastapi_service(connect(url))
+            fastapi_service(connect(url, drain=25))
         case ["aiohttp", url]:
-            aiohttp_service(connect(url))
+            aiohttp_service(connect(url, drain=25))
         case _:
             asyncio.run(main())

@@ -317,12 +317,11 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         """
         Let what runs end, and begin nothing new: the last call before the client is closed.
 
-        From now on every acquisition raises `DrainingError`, and those that wait leave the line at once. Bodies go
-        on, and their leases are renewed, until they end or *within* is over. Then they are cancelled, with
-        `LossReason.DRAINED`. Each lock is given back after its body. A second call may bring the bound forward.
-
-        Not waited for: locks of the task that calls, plain handles that are held beyond *within*, and a body that
-        has not ended five seconds after it was cancelled.
+        Acquisitions that wait leave the line at once. Bodies go on, may acquire more, and are renewed until they end
+        or *within* is over. Then they are cancelled, with `LossReason.DRAINED`. Each lock is given back after its body.
+        All other acquisitions raise `DrainingError`, but not while a body runs, which a task group would cancel.
+        A second call may bring the bound forward. Not waited for: locks of the task that calls, plain handles that are
+        held beyond *within*, and a body that has not ended five seconds after it was cancelled.
 
         Args:
             within: Seconds that bodies may take.
@@ -346,6 +345,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         A second signal cancels the bodies now, a third does what it did before. A block that goes on a second after
         every lock was given back is cancelled, unless a server has a handler of its own (uvicorn, aiohttp): that one
         is called too, and ends the block. A `DrainingError` that leaves the block then is its end in order.
+        For the lifespan of an application and for fixtures there is ``connect(url, drain=25)`` instead.
 
         Args:
             *signals: Such as ``signal.SIGTERM``. One that is ignored stays ignored.
@@ -354,7 +354,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
         Raises:
             ConfigurationError: a signal cannot be handled, or *within* is no such time.
-            UsageError: on entering, the client is not open or this is not the main thread.
+            UsageError: on entering, the client is not open or this is not the main thread; on leaving, this is
+                another task than that which entered.
         """
         return DrainOnSignals(self._opened, check_signals(signals), seconds(within, "within"))
 

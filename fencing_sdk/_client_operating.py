@@ -11,6 +11,7 @@ from functools import cached_property
 from operator import index
 from weakref import WeakSet
 
+from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._values.claim import TOKEN_LIMIT, Holder, Waiting
@@ -173,3 +174,8 @@ def check_reason(reason: object) -> str:
         msg = f"reason must be a text of 1 to {_REASON_LIMIT} printable characters for the holder, not {shown(reason)}"
         raise ConfigurationError(msg)
     return reason
+
+
+def draining_of(client: OperatingClient) -> Draining:
+    """Return the drain of *client*, which is open. For this package alone."""
+    return client._opened().draining  # noqa: SLF001  (the one door to it)

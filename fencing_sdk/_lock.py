@@ -20,7 +20,7 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.fences import Fences
 from fencing_sdk._engine.lease_scope import LeaseScope
 from fencing_sdk._engine.terms import Terms
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease import AnyLease, Lease
 from fencing_sdk._values.claim import Mode
 from fencing_sdk._values.names import name_for
 from fencing_sdk._values.timing import Seconds, patience
@@ -183,9 +183,13 @@ class Lock(Uncopied):
 # What the rest of this package may do with a lock, and users may not. Only these functions read its private names.
 
 
-async def enter(lock: Lock, *, wait: float | None) -> Lease:
-    """Do what ``async with`` does first, with another patience. For this package alone: the caller leaves *lock*."""
-    return await lock._enter(lock._terms._replace(wait=wait))  # noqa: SLF001
+async def enter(lock: Lock, *, wait: float | None, under: tuple[AnyLease, ...]) -> Lease:
+    """
+    Do what ``async with`` does first, with another patience. For this package alone: the caller leaves *lock*.
+
+    *under*: the leases that the caller works under.
+    """
+    return await lock._enter(lock._terms._replace(wait=wait, under=under))  # noqa: SLF001
 
 
 def enter_with(lock: Lock, lease: Lease) -> None:

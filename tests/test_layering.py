@@ -36,7 +36,7 @@ ROOMS = {
     | {"_current_lease", "recipes", "_client_sharing", "_client_operating"},
     "_connect": {"errors", "events", "abc", "_values", "_arguments", "_recording", "backends", "_client"},
     "sync": {"errors", "events", "abc", "_values", "_engine", "_lease", "_current_lease", "_lock", "_arguments"}
-    | {"_name_template", "recipes", "_client", "_connect"},
+    | {"_name_template", "recipes", "_client_operating", "_client", "_connect"},
 }
 """Which rooms a room may enter besides itself. A room is a folder, or a module at the front."""
 EDGES = ("integrations", "testing", "cli")

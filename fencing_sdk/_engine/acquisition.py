@@ -164,8 +164,9 @@ class Acquisition:
     def interrupt(self) -> None:
         """End the waiting at once, also for an answer of the store: the client drains."""
         assert self._task is not None  # an acquisition runs in a task
-        self._interrupted = True
-        self._task.cancel()
+        if not self._interrupted:
+            self._interrupted = True
+            self._task.cancel()
 
     def _take_interruption_back(self, error: BaseException) -> DrainingError | None:
         """Tell the cancellation by `interrupt` from one that came from outside, which wins."""

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
 from fencing_sdk._engine.cancellation import scope_class
 from fencing_sdk._engine.closing import Closing
-from fencing_sdk._engine.draining import Draining
-from fencing_sdk._engine.fences import Fences, raise_fence, share_out
+from fencing_sdk._engine.draining import Draining, work_of
+from fencing_sdk._engine.fences import Fences, raise_all, share_out
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.observer_reports import LeaseReport
@@ -36,7 +36,6 @@ from fencing_sdk._values.timing import Timing
 from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.abc import (
     Backend,
-    Guard,
     Posted,
     SupportsLossNotice,
     SupportsOpen,
@@ -118,9 +117,9 @@ class Engine:
         beating = self._beating is not None and not self._beating.done()
         return beating and not self._closing.begun and not self.draining.begun and self._generation == forks.here()
 
-    def _check_may_begin(self, name: str) -> None:
+    def _check_may_begin(self, terms: Terms) -> None:
         self.check_usable()
-        self.draining.check(name)
+        self.draining.check(terms)
 
     async def hold(self, terms: Terms, fences: Fences) -> Lease:
         """
@@ -133,7 +132,7 @@ class Engine:
         3. No post can ask for this, or the backend takes none: an `Acquisition` asks from the beginning.
         """
         if running_loop() is not self._loop or not self._may_begin:
-            self._check_may_begin(terms.name)
+            await self._begin_late(terms)
         if fences:
             terms, fences = share_out(self._backend, terms, fences)
         posts = self._store_calls.posts
@@ -145,14 +144,14 @@ class Engine:
                 self._report.acquiring(terms.name, claim, sent_at)
             flight = posts.acquire(claim, sent_at, terms.limit(sent_at, sent_at))
             if flight.waiter is not None:
-                self.draining.waiting[flight] = None
+                self.draining.waiting[flight] = work_of(terms)
                 try:
                     await flight.waiter
                 except BaseException as error:
                     self._acquisition(terms, flight).abandon(error)  # which knows how to take the request back
                     raise
                 finally:
-                    self._waits_no_more(flight)
+                    self.draining.waits_no_more(flight)
             grant, now = granted(flight), self._clock.now()
             if grant is None or now >= terms.timing.deadline(sent_at) or not self._may_begin:
                 lease = self._begin(terms.name, *await self._acquire(terms, flight))
@@ -162,41 +161,52 @@ class Engine:
             await self._raise_all(lease, terms, fences)
         return Lease(lease) if lease.permit is None else PermitLease(lease)
 
-    def _waits_no_more(self, acquisition: Acquisition | Flight) -> None:
-        del self.draining.waiting[acquisition]
-        if self.draining.begun:
-            self.draining.look_again()
+    async def _begin_late(self, terms: Terms) -> None:
+        """Let a body begin while the client drains, and raise for all others."""
+        try:
+            self._check_may_begin(terms)
+        except DrainingError:
+            await asyncio.sleep(0)  # tasks run, although the caller may ask again at once
+            await self.draining.let_bodies_end()
+            raise
 
     async def _raise_all(self, lease: LeaseState, terms: Terms, apart: Fences) -> None:
         try:
-            for _, resource in terms.fences:
-                self._report.fence_raised(lease, resource, lease.token)
-            await self._raise_fences(lease, [(guard, lease.resource(name or terms.name)) for guard, name in apart])
-            self.draining.check(terms.name)
-        except BaseException:
+            await raise_all(lease, terms, apart, self._report)
+            self.draining.check(terms)
+        except BaseException as error:
             await self.release(lease)
+            if isinstance(error, DrainingError):
+                await self.draining.let_bodies_end()
             raise
 
     async def _acquire(self, terms: Terms, flight: Flight | None = None) -> AcquireResult:
+        try:
+            return await self._ask(terms, flight)
+        except DrainingError:
+            await self.draining.let_bodies_end()
+            raise
+
+    async def _ask(self, terms: Terms, flight: Flight | None) -> AcquireResult:
         acquisition = self._acquisition(terms, flight)
-        self.draining.waiting[acquisition] = None
+        self.draining.waiting[acquisition] = work_of(terms)
         try:
             if flight is not None:
-                self._check_goes_on(terms.name, acquisition)
+                self._check_goes_on(terms, acquisition)
             result = await acquisition.run()
         finally:
-            self._waits_no_more(acquisition)
+            self.draining.waits_no_more(acquisition)
         try:
-            self._check_may_begin(terms.name)
+            self._check_may_begin(terms)
         except (UsageError, DrainingError) as error:
             closed = isinstance(error, UsageError)
             acquisition.undo(result, NotAcquiredReason.CLOSED if closed else NotAcquiredReason.DRAINING)
             raise
         return result
 
-    def _check_goes_on(self, name: str, acquisition: Acquisition) -> None:
+    def _check_goes_on(self, terms: Terms, acquisition: Acquisition) -> None:
         try:
-            self._check_may_begin(name)
+            self._check_may_begin(terms)
         except (UsageError, DrainingError) as error:
             acquisition.abandon(error)
             raise
@@ -221,17 +231,6 @@ class Engine:
         if self._report.observed:
             self._report.acquired(lease, waited)
         return lease
-
-    async def _raise_fences(self, lease: LeaseState, fences: Sequence[tuple[Guard, str]]) -> None:
-        for guard, resource in fences:
-            token = lease.token
-            try:
-                await raise_fence(lease, guard, resource, token)
-            except StaleTokenError as error:
-                self._report.stale(lease, error)
-                raise
-            lease.check()
-            self._report.fence_raised(lease, resource, token)
 
     async def drain(self, within: float) -> bool:
         """Begin nothing new, and wait until every lock was given back; return whether every body ended by itself."""

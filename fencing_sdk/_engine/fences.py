@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import anyio
 
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._engine.terms import Terms
 from fencing_sdk._values.claim import LOCK, Token
 from fencing_sdk.abc import Backend, Guard, SupportsFence
-from fencing_sdk.errors import BackendUnavailableError
+from fencing_sdk.errors import BackendUnavailableError, StaleTokenError
 
 Fences = Sequence[tuple[Guard, str | None]]
 """Guards to raise at acquisition, each with its resource; None means the resource is named like the lock."""
@@ -25,7 +26,28 @@ def share_out(backend: Backend, terms: Terms, fences: Fences) -> tuple[Terms, Fe
     return terms._replace(fences=joint), [fence for fence in named if fence not in joint]
 
 
-async def raise_fence(lease: LeaseState, guard: Guard, resource: str, token: Token) -> None:
+async def raise_all(lease: LeaseState, terms: Terms, apart: Fences, report: LeaseReport) -> None:
+    """
+    Raise the fences *apart* that came not with the grant, one after the other, and report all.
+
+    Raises:
+        StaleTokenError, BackendUnavailableError, LeaseLostError: as `_raise`.
+        Exception: what a guard raised.
+    """
+    for _, resource in terms.fences:
+        report.fence_raised(lease, resource, lease.token)
+    for guard, name in apart:
+        resource, token = lease.resource(name or terms.name), lease.token
+        try:
+            await _raise(lease, guard, resource, token)
+        except StaleTokenError as error:
+            report.stale(lease, error)
+            raise
+        lease.check()
+        report.fence_raised(lease, resource, token)
+
+
+async def _raise(lease: LeaseState, guard: Guard, resource: str, token: Token) -> None:
     """
     Ask *guard*, within what the lease is worth now, and once more at half-time, as the answer may be lost.
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import tenacity
 
+from fencing_sdk._lease import AnyLease
 from fencing_sdk._values.claim import LOCK, Claim, Mode
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Guard
@@ -35,6 +36,8 @@ class Terms(NamedTuple):
     mode: Mode = LOCK
     on_held: Callable[[], object] | None = None
     """Called when the store answers that another holder has the lock."""
+    under: tuple[AnyLease, ...] | None = None
+    """The leases that the caller works under, where they are not all those of its context."""
 
     def claim(self) -> Claim:
         """A new claim, with an owner of its own."""

@@ -131,6 +131,8 @@ def lifespan(*clients: LockClient) -> Callable[[object], AbstractAsyncContextMan
     """
     Keep lock clients open while the application runs: ``Starlette(lifespan=lifespan(locks))``.
 
+    A client of ``connect(url, drain=25)`` lets bodies end for so many seconds when the application ends.
+
     For clients, not for locks: what a server does with the tasks of its lifespan is its own affair.
 
     Raises:

@@ -11,11 +11,15 @@ A drain that a signal begins.
 The handlers are set by `signal.signal`, not by the event loop. So a handler that a server has set in the loop before
 (aiohttp) is called as ever, and one that it has set in the process (uvicorn) is called by ours. Such a server ends
 the block by itself, so the block is not cancelled then.
+
+Several clients may have a block each around the same work. The signal goes from one to the next, and the blocks are
+cancelled when all of these clients have given back everything.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
@@ -24,8 +28,11 @@ from contextvars import Context
 from types import FrameType, TracebackType
 from typing import Any
 
+from fencing_sdk._current_lease import held_here
 from fencing_sdk._engine.cancellation import PacedScope, paced_scope
+from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.engine import Engine
+from fencing_sdk._lease import state_of
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import ConfigurationError, DrainingError, UsageError, shown
 
@@ -34,6 +41,11 @@ _LAST_STEPS = 1.0
 _PACE = 0.5
 """Seconds after which a block that goes on is cancelled again."""
 
+_OTHER_WAY = (
+    "have the client drain when it is closed instead: connect(url, drain=25), in a web application with "
+    "lifespan=lifespan(locks)"
+)
+
 Handler = Callable[[int, FrameType | None], Any] | int | None
 """What `signal.getsignal` returns."""
 
@@ -41,7 +53,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 class DrainOnSignals:
     """The block during which a signal drains the client. Made by `LockClient.draining_on`."""
 
-    __slots__ = ("_drain", "_draining", "_engine", "_handlers", "_loop", "_scope", "_within")
+    __slots__ = ("_drain", "_draining", "_engine", "_handlers", "_loop", "_scope", "_task", "_within")
 
     def __init__(self, engine: Callable[[], Engine], signals: tuple[signal.Signals, ...], within: float) -> None:
         self._engine = engine
@@ -59,7 +71,9 @@ class DrainOnSignals:
         engine.check_usable()
         self._draining = engine.draining
         self._loop = asyncio.get_running_loop()
-        self._handlers.set()
+        self._task = asyncio.current_task()
+        self._handlers.set(self._draining)
+        self._draining.around = tuple(map(state_of, held_here()))
         self._scope = paced_scope(_PACE)
         self._scope.__enter__()
 
@@ -68,12 +82,29 @@ class DrainOnSignals:
     ) -> bool:
         assert self._scope is not None  # __aenter__ made it
         try:
-            swallowed = self._scope.__exit__(kind, raised, traceback)
+            swallowed = self._close_scope(self._scope, kind, raised, traceback)
             if self._drain is not None:
                 await self._wait_for(self._drain)
         finally:
             self._handlers.restore()
         return self._drain is not None and (swallowed or (raised is not None and says_draining(raised)))
+
+    def _close_scope(
+        self,
+        scope: PacedScope,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if asyncio.current_task() is self._task:
+            with contextlib.suppress(RuntimeError):  # a scope that was entered later is not left
+                return scope.__exit__(kind, raised, traceback)
+        scope.give_up()
+        msg = (
+            "draining_on() was entered in one task and left in another (a fixture or a lifespan?), or left before a "
+            f"block inside it; {_OTHER_WAY}"
+        )
+        raise UsageError(msg) from raised
 
     async def _wait_for(self, drain: asyncio.Task[None]) -> None:
         """Let the bodies of other tasks end too; the block itself has ended."""
@@ -101,26 +132,29 @@ class DrainOnSignals:
 
     async def _end_block(self) -> None:
         """Cancel a block that goes on although the drain is over, unless a server is about to end it."""
-        served = self._handlers.of_a_server
-        await self._draining.wait()
-        if not served and self._scope is not None:
-            await asyncio.sleep(_LAST_STEPS)
+        if self._handlers.of_a_server:
+            return
+        await asyncio.sleep(0)  # blocks around this one begin to drain
+        await self._draining.wait_together()
+        await asyncio.sleep(_LAST_STEPS)
+        if self._scope is not None:
             self._scope.cancel()
 
 
 class SignalHandlers:
     """The handlers of one block. Each calls *receive*, and the handler of a server that was there before."""
 
-    __slots__ = ("_former", "_process", "_receive", "_signals")
+    __slots__ = ("_process", "_receive", "_signals", "draining", "former")
 
     def __init__(self, signals: tuple[signal.Signals, ...], receive: Callable[[int], object]) -> None:
         self._signals = signals
         self._receive = receive
-        self._former: dict[signal.Signals, Handler] = {}
+        self.former: dict[signal.Signals, Handler] = {}
+        self.draining: Draining | None = None
 
-    def set(self) -> None:
+    def set(self, draining: Draining | None = None) -> None:
         """
-        Handle the signals from now on.
+        Handle the signals from now on. A *draining* joins that of a block which handles one of them already.
 
         Raises:
             UsageError: this is not the main thread.
@@ -131,22 +165,44 @@ class SignalHandlers:
                 former = signal.getsignal(number)
                 if former is not signal.SIG_IGN:  # as under nohup: what was ignored is meant to be
                     signal.signal(number, self._handle)
-                    self._former[number] = former
+                    self.former[number] = former
         except ValueError as error:
-            msg = "draining_on() works in the main thread, where signals arrive; elsewhere call drain()"
+            msg = f"draining_on() works in the main thread alone, where signals arrive; elsewhere {_OTHER_WAY}"
             raise UsageError(msg) from error
+        around = next((one.draining for one in map(_ours, self.former.values()) if one and one.draining), None)
+        if around is draining:  # a block of the same client
+            return
+        if draining is not None and around is not None:
+            draining.join(around)
+        self.draining = draining
 
     def restore(self) -> None:
         """Let the signals do what they did before."""
-        while self._former:
-            number, former = self._former.popitem()
-            if signal.getsignal(number) == self._handle:
+        while self.former:
+            number, former = self.former.popitem()
+            inside = self._inside(number)
+            if inside is not None:  # a block that was entered later and has not been left
+                inside.former[number] = former
+            elif signal.getsignal(number) == self._handle:
                 signal.signal(number, signal.SIG_DFL if former is None else former)
+        if self.draining is not None:
+            self.draining.part()
+            self.draining = None
+
+    def _inside(self, number: signal.Signals) -> SignalHandlers | None:
+        """Return what passes the signal on to this one."""
+        inside = _ours(signal.getsignal(number))
+        while inside is not None and inside.former.get(number) != self._handle:
+            inside = _ours(inside.former.get(number))
+        return inside
 
     @property
     def of_a_server(self) -> bool:
         """Whether a server had a handler of its own, by which it ends the block."""
-        return any(callable(former) and _is_of_a_server(former) for former in self._former.values())
+        return any(
+            around.of_a_server if (around := _ours(former)) else callable(former) and _is_of_a_program(former)
+            for former in self.former.values()
+        )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Called by Python between two instructions of the main thread, wherever that is."""
@@ -154,9 +210,9 @@ class SignalHandlers:
             self.restore()
             signal.raise_signal(number)
             return
-        former = self._former.get(signal.Signals(number))
+        former = self.former.get(signal.Signals(number))
         self._receive(number)
-        if callable(former) and _is_of_a_server(former):
+        if callable(former) and _is_of_a_program(former):
             former(number, frame)
 
 
@@ -184,7 +240,13 @@ def _check_signal(number: object) -> signal.Signals:
     return checked
 
 
-def _is_of_a_server(handler: Callable[[int, FrameType | None], Any]) -> bool:
+def _ours(handler: Handler) -> SignalHandlers | None:
+    """Return the handlers of the block that has set *handler*."""
+    owner = getattr(handler, "__self__", None)
+    return owner if isinstance(owner, SignalHandlers) else None
+
+
+def _is_of_a_program(handler: Callable[[int, FrameType | None], Any]) -> bool:
     """Whether *handler* was set by a program, and not by Python or by `asyncio.run` to end it at once."""
     by_asyncio = isinstance(handler, functools.partial) and isinstance(
         getattr(handler.func, "__self__", None), asyncio.Runner

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
+from fencing_sdk._current_lease import held_here
 from fencing_sdk._lease import AnyLease, Lease
 from fencing_sdk._lock import Lock, enter
 from fencing_sdk._values.claim import Token
@@ -113,7 +115,8 @@ class MultiLock(Uncopied):
         return f"<MultiLock {', '.join(map(shown, self.names))}>"
 
     async def __aenter__(self) -> HeldLocks:
-        return HeldLocks(await self._take_all(enter, lambda lock, _: lock))
+        take = partial(enter, under=held_here())  # not those that it takes: its body has not begun
+        return HeldLocks(await self._take_all(take, lambda lock, _: lock))
 
     async def _take_all(self, take: _Take, leaving: _Leaving) -> dict[str, Lease]:
         """Take the locks in order. Those that were taken are left by what *leaving* returns if one is not."""

@@ -21,6 +21,9 @@ from functools import partial
 from types import TracebackType
 
 from fencing_sdk._client import LockClient
+from fencing_sdk._client_operating import draining_of
+from fencing_sdk._current_lease import held_here
+from fencing_sdk._lease import state_of
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import UsageError
 from fencing_sdk.recipes.drain_signals import SignalHandlers, says_draining
@@ -53,6 +56,7 @@ class SyncDrainOnSignals:
             raise UsageError(msg)
         self._loop = self._bridge().open()
         self._handlers.set()
+        draining_of(self._client).around = tuple(map(state_of, held_here()))
 
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None

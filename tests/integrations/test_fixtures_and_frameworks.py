@@ -6,20 +6,27 @@ Plug-ins of pytest run here in an interpreter of their own each, as their users 
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import unittest
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
 from anyio.from_thread import start_blocking_portal
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient as StarletteClient
 
-from fencing_sdk import LeaseLostError, LockClient, LossReason, current_lease, current_token
+from fencing_sdk import LeaseLostError, LockClient, LossReason, UsageError, current_lease, current_token
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.integrations.asgi import lifespan
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,6 +113,55 @@ def test_a_pytest_asyncio_fixture_that_yields_inside_a_lock_is_told_about_the_pl
     told = [line for line in output.splitlines() if "UsageError: lock 'seats/42' was entered in one task" in line]
     assert len([line for line in told if line.startswith("E ")]) == 2, output
     assert "async with await lock.acquire() as lease" in output
+
+
+def test_a_pytest_asyncio_fixture_that_drains_on_a_signal_is_told_about_the_client_that_drains(tmp_path):
+    summary, output = run_tests(
+        tmp_path,
+        PYTEST_ASYNCIO,
+        """
+        import signal
+
+        @pytest.fixture
+        async def on_a_signal():
+            async with LockClient(store) as locks, locks.draining_on(signal.SIGTERM, within=25):
+                yield locks
+
+        @pytest.fixture
+        async def drains():
+            async with LockClient(store, drain=25) as locks:
+                yield locks
+
+        async def test_one(on_a_signal):
+            pass
+
+        async def test_the_other(drains):
+            async with drains.lock("a"):
+                pass
+        """,
+    )
+    assert summary == "2 passed, 1 error"
+    assert "instead: connect(url, drain=25)" in output
+
+
+def test_a_lifespan_that_drains_on_a_signal_is_told_about_the_client_that_drains(store):
+    """`TestClient` of Starlette runs it in another thread than the main one."""
+
+    @asynccontextmanager
+    async def on_a_signal(_):
+        async with LockClient(store) as locks, locks.draining_on(signal.SIGTERM, within=25):
+            yield
+
+    with pytest.raises(UsageError, match=r"main thread .* lifespan=lifespan\(locks\)"):
+        StarletteClient(Starlette(lifespan=on_a_signal)).__enter__()
+    locks = LockClient(store, drain=25)
+
+    async def work(_):
+        async with locks.lock("a"):
+            return PlainTextResponse("worked")
+
+    with StarletteClient(Starlette(routes=[Route("/", work)], lifespan=lifespan(locks))) as client:
+        assert client.get("/").text == "worked"
 
 
 def test_a_lock_inside_an_anyio_fixture_works_because_one_task_runs_it_all(tmp_path):

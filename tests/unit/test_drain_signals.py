@@ -135,6 +135,116 @@ async def test_a_third_signal_does_what_it_did_before(locks):
         signal.signal(SIGNAL, before)
 
 
+async def test_a_block_of_two_clients_ends_when_both_have_given_back_everything(locks):
+    """That around the other one has nothing to wait for."""
+    ended = []
+
+    async def body(client: LockClient, others: LockClient) -> None:
+        async with client.lock("a") as lease:
+            await drained(locks)
+            async with others.lock("b"):
+                await asyncio.sleep(1.5)  # longer than an idle block may go on
+            lease.check()
+            ended.append("body")
+
+    async with LockClient(MemoryBackend()) as inner:
+        with anyio.fail_after(20):
+            async with locks.draining_on(SIGNAL, within=15), inner.draining_on(SIGNAL, within=15):
+                asyncio.get_running_loop().call_later(0.01, send)
+                await body(inner, locks)
+                await asyncio.Event().wait()
+    assert ended == ["body"]
+
+
+async def test_workers_of_two_clients_cut_no_body_of_each_other(locks):
+    ended = []
+
+    async def works(client: LockClient, seconds: float) -> None:
+        while True:
+            async with client.lock("a") as lease:
+                await asyncio.sleep(seconds)
+                lease.check()
+                ended.append(seconds)
+
+    async with LockClient(MemoryBackend()) as inner:
+        with anyio.fail_after(20):
+            async with locks.draining_on(SIGNAL, within=15), inner.draining_on(SIGNAL, within=15):
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(works(locks, 0.2))
+                    group.create_task(works(inner, 1.0))
+                    asyncio.get_running_loop().call_later(0.01, send)
+    assert ended == [0.2, 1.0]
+
+
+async def test_blocks_that_are_left_in_any_order_leave_the_handlers_as_they_were(locks):
+    before = signal.getsignal(SIGNAL)
+    async with LockClient(MemoryBackend()) as second, LockClient(MemoryBackend()) as third:
+        left, entered = [asyncio.Event() for _ in range(3)], [asyncio.Event() for _ in range(3)]
+
+        async def block(number: int, client: LockClient) -> None:
+            async with client.draining_on(SIGNAL, within=25):
+                entered[number].set()
+                await left[number].wait()
+
+        async with asyncio.TaskGroup() as group:
+            for number, client in enumerate((locks, second, third)):
+                group.create_task(block(number, client))
+                await entered[number].wait()
+            left[1].set()
+            await asyncio.sleep(0.01)
+            left[0].set()
+            await asyncio.sleep(0.01)
+            assert signal.getsignal(SIGNAL) != before
+            send()
+            await drained(third)
+            left[2].set()
+        assert (locks.draining, second.draining) == (False, False)
+    assert signal.getsignal(SIGNAL) == before
+
+
+async def test_a_lock_around_the_block_is_no_body_in_it(locks):
+    worked = []
+
+    async def works(name: str) -> None:
+        while True:
+            async with locks.lock(name):
+                worked.append(name)
+                await asyncio.sleep(0.01)
+
+    async with locks.lock("only one"):
+        with anyio.fail_after(20):
+            async with locks.draining_on(SIGNAL, within=3600), asyncio.TaskGroup() as group:
+                for name in "aab":
+                    group.create_task(works(name))
+                asyncio.get_running_loop().call_later(0.05, send)
+    assert set(worked) == {"a", "b"}
+
+
+@pytest.mark.parametrize("drains", [True, False])
+async def test_a_block_that_is_left_in_another_task_says_so_and_names_the_other_way(locks, drains):
+    """As in a fixture of pytest-asyncio, and in some lifespans."""
+    before, block = signal.getsignal(SIGNAL), locks.draining_on(SIGNAL, within=25)
+
+    async def enter() -> None:
+        await block.__aenter__()
+        if drains:
+            send()
+            await drained(locks)
+
+    await asyncio.create_task(enter())
+    with pytest.raises(UsageError, match=r"left in another .* connect\(url, drain=25\).*lifespan=lifespan\(locks\)"):
+        await block.__aexit__(None, None, None)
+    assert signal.getsignal(SIGNAL) == before
+    with pytest.raises(UsageError, match="left before a block inside it") as left:
+        async with locks.draining_on(SIGNAL, within=25):
+            scope = anyio.CancelScope()
+            scope.__enter__()
+            raise ZeroDivisionError
+    assert isinstance(left.value.__cause__, ZeroDivisionError)
+    scope.__exit__(None, None, None)
+    await asyncio.sleep(0)
+
+
 async def test_a_forked_child_does_with_a_signal_what_it_did_before(locks):
     async with locks.draining_on(signal.SIGTERM, within=25):
         child = os.fork()
@@ -247,7 +357,8 @@ async def test_other_threads_get_no_signals(locks):
     thread = threading.Thread(target=lambda: asyncio.run(enter()))
     thread.start()
     await asyncio.to_thread(thread.join)
-    assert "main thread" in str(refused[0])
+    assert "works in the main thread alone" in str(refused[0])
+    assert "connect(url, drain=25), in a web application with lifespan=lifespan(locks)" in str(refused[0])
 
 
 async def test_a_block_is_entered_once_and_needs_an_open_client(locks):

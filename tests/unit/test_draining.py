@@ -393,6 +393,187 @@ async def test_the_store_has_confirmed_every_release_when_the_drain_is_over():
         await asyncio.gather(*working)
 
 
+# Workers, and what a body acquires
+
+
+async def in_a_task_group(workers):
+    async with asyncio.TaskGroup() as group:
+        for worker in workers:
+            group.create_task(worker)
+
+
+async def in_a_group_of_anyio(workers):
+    async def run(worker):
+        await worker
+
+    async with anyio.create_task_group() as group:
+        for worker in workers:
+            group.start_soon(run, worker)
+
+
+async def gathered(workers):
+    await asyncio.gather(*workers)
+
+
+@pytest.mark.parametrize("run", [in_a_task_group, in_a_group_of_anyio, gathered])
+@pytest.mark.parametrize("waits", [True, False])
+@in_virtual_time
+async def test_a_worker_that_is_refused_cuts_no_body_of_the_others(run, waits):
+    """Its error would have the group cancel them."""
+    async with TwoClients() as clients:
+
+        async def works(name: str, seconds: float):
+            while True:
+                await clients.body(seconds, name)
+                clients.log.append(f"{name} at {now():g}")
+
+        workers = [works("a", 2), works("b", 20), works("c", 7), *([works("b", 1)] if waits else [])]
+        working = asyncio.create_task(run(workers))
+        await asyncio.sleep(1)
+        assert await clients.ours.drain(within=25), "every body ended by itself"
+        assert now() == 20.0
+        with pytest.raises((DrainingError, ExceptionGroup)):
+            await working
+        assert now() == 20.0
+        assert clients.log == ["body ended", "a at 2", "body ended", "c at 7", "body ended", "b at 20"]
+
+
+@in_virtual_time
+async def test_a_refusal_comes_at_the_bound_if_bodies_go_on_until_then():
+    async with TwoClients() as clients:
+        working = asyncio.create_task(clients.body(3600))
+        await asyncio.sleep(1)
+        draining = asyncio.create_task(clients.ours.drain(within=25))
+        await asyncio.sleep(0)
+        with pytest.raises(DrainingError):
+            await clients.ours.lock("b").acquire()
+        assert now() == 26.0
+        assert not await draining
+        with pytest.raises(LeaseLostError):
+            await working
+
+
+@in_virtual_time
+async def test_bodies_that_are_refused_do_not_wait_for_each_other():
+    """They swallow their cancellation at the bound, and ask for another lock."""
+    async with TwoClients() as clients:
+
+        async def body(name: str):
+            with contextlib.suppress(LeaseLostError):
+                async with clients.ours.lock(name, ttl=100):
+                    with anyio.CancelScope(shield=True):
+                        await asyncio.sleep(11)
+                        with pytest.raises(DrainingError):
+                            await clients.ours.lock("c").acquire()
+                    clients.log.append(f"{name} at {now():g}")
+
+        bodies = [asyncio.create_task(body(name)) for name in "ab"]
+        await asyncio.sleep(1)
+        assert not await clients.ours.drain(within=10)
+        await asyncio.gather(*bodies)
+        assert clients.log == ["a at 11", "b at 11"]
+
+
+@in_virtual_time
+async def test_a_loop_that_asks_again_at_once_lets_others_run():
+    async with TwoClients() as clients:
+        assert await clients.ours.drain(within=5)
+
+        async def asks():
+            while True:
+                with contextlib.suppress(DrainingError):
+                    await clients.ours.lock("a").acquire()
+
+        asking = asyncio.create_task(asks())
+        await settle()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+
+
+@in_virtual_time
+async def test_a_closing_ends_the_wait_of_those_who_are_refused():
+    async with TwoClients() as clients:
+
+        async def body():
+            async with clients.ours.lock("a", ttl=TTL):
+                with anyio.CancelScope(shield=True):
+                    await asyncio.sleep(3600)
+
+        working = asyncio.create_task(body())
+        await asyncio.sleep(1)
+        draining = asyncio.create_task(clients.ours.drain(within=600))
+        await asyncio.sleep(0)
+        asking = asyncio.create_task(clients.ours.lock("b").acquire())
+        await asyncio.sleep(1)
+        closing = asyncio.create_task(clients.ours.aclose())
+        with pytest.raises(DrainingError):
+            await asking
+        assert now() == 2.0
+        await closing
+        working.cancel()
+        await asyncio.wait([working, draining])
+
+
+@pytest.mark.parametrize("asks", ["at once", "in a child", "waits"])
+@in_virtual_time
+async def test_what_a_body_acquires_is_a_part_of_what_runs(asks):
+    async with TwoClients() as clients:
+        theirs = await clients.theirs.lock("b", ttl=60).acquire()
+
+        async def acquires():
+            async with clients.ours.lock("b", ttl=TTL):
+                clients.log.append(f"both at {now():g}")
+
+        async def body():
+            async with clients.ours.lock("a", ttl=TTL) as lease:
+                if asks != "waits":
+                    await asyncio.sleep(2)
+                await (asyncio.create_task(acquires()) if asks == "in a child" else acquires())
+                lease.check()
+
+        working = asyncio.create_task(body())
+        await asyncio.sleep(1)
+        draining = asyncio.create_task(clients.ours.drain(within=25))
+        await asyncio.sleep(4)
+        await theirs.release()
+        assert await draining
+        await working
+        assert clients.log == [f"both at {now():g}"]
+        assert 5.0 <= now() < 11.0
+
+
+@in_virtual_time
+async def test_what_a_body_acquires_ends_with_it_at_the_bound():
+    async with TwoClients(in_line=True) as clients, clients.theirs.lock("b", ttl=TTL):
+
+        async def body():
+            async with clients.ours.lock("a", ttl=TTL):
+                with contextlib.suppress(DrainingError), anyio.CancelScope(shield=True):
+                    async with clients.ours.lock("b"):
+                        pass
+                clients.log.append(f"refused at {now():g}")
+
+        working = asyncio.create_task(body())
+        await asyncio.sleep(1)
+        assert not await clients.ours.drain(within=5)
+        assert clients.log == ["refused at 6"], "shielded from the cancellation, and interrupted all the same"
+        with pytest.raises(LeaseLostError):
+            await working
+
+
+@in_virtual_time
+async def test_a_multilock_that_waits_is_no_body_under_its_first_lock():
+    async with TwoClients() as clients, clients.theirs.lock("b", ttl=TTL):
+        waiting = asyncio.create_task(clients.ours.multilock("a", "b").__aenter__())
+        await asyncio.sleep(1)
+        assert await clients.ours.drain(within=25)
+        assert now() == 1.0
+        with pytest.raises(DrainingError):
+            await waiting
+        assert await clients.store.inspect("a") is None
+
+
 # At the end of the client
 
 

@@ -69,6 +69,29 @@ def test_a_wait_is_broken_and_the_block_ends_after_the_bodies_of_other_threads(l
         assert ended == ["body"]
 
 
+def test_a_block_of_two_clients_drains_both_and_leaves_the_handlers_as_they_were(locks):
+    before = signal.getsignal(SIGNAL)
+    with connect("memory://") as inner, locks.draining_on(SIGNAL, within=PATIENCE):
+        with inner.draining_on(SIGNAL, within=PATIENCE):
+            while True:
+                with inner.lock("a") as lease:
+                    send()
+                    wait_until(lambda: locks.draining and inner.draining, within=PATIENCE)
+                    lease.check()
+        assert signal.getsignal(SIGNAL) != before
+    assert signal.getsignal(SIGNAL) == before
+
+
+def test_a_lock_around_the_block_is_no_body_in_it(locks):
+    with locks.lock("only one") as lease:
+        with locks.draining_on(SIGNAL, within=PATIENCE):
+            while True:
+                with locks.lock("a"):
+                    send()
+                    wait_until(lambda: locks.draining, within=PATIENCE)
+        lease.check()
+
+
 def test_a_signal_that_does_not_wake_the_main_thread_is_heeded_all_the_same(locks):
     """It comes right before the thread sleeps, which no test can hit, or to another thread."""
 
@@ -168,7 +191,7 @@ def test_closing_lets_the_body_of_another_thread_end_and_give_its_lock_back():
         closing = pool.submit(locks.close)
         wait_until(lambda: locks.draining, within=PATIENCE)
         with pytest.raises(DrainingError):
-            locks.lock("b").acquire()
+            pool.submit(locks.lock("b").acquire).result()
         lease.check()
     closing.result()
     assert [type(event) for event in told if isinstance(event, Lost | Released)] == [Released]

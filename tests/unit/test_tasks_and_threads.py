@@ -11,7 +11,7 @@ from both_worlds import bare, in_both_worlds
 from stays import PATIENCE
 
 import fencing_sdk.sync
-from fencing_sdk import UsageError
+from fencing_sdk import DrainingError, UsageError
 
 
 @in_both_worlds
@@ -118,3 +118,22 @@ async def test_a_drain_whose_bound_is_over_takes_no_lock_of_its_caller_away(lock
         assert not await locks.drain(within=0.05)
         lease.check()
         assert not other.held
+
+
+@in_both_worlds
+async def test_what_a_body_acquires_while_its_client_drains_is_a_part_of_what_runs(locks):
+    async with locks.lock("a") as lease:
+        assert await locks.drain(within=PATIENCE)
+        async with (
+            locks.lock("b"),
+            locks.multilock("c", "d"),
+            locks.semaphore("e", permits=1),
+            locks.rwlock("f").reader,
+        ):
+            await (await locks.lock("g").acquire()).release()
+            lease.check()
+        handle = await locks.lock("h").try_acquire()
+    for acquire in (locks.lock("b").acquire, locks.lock("b").try_acquire):
+        with pytest.raises(DrainingError):
+            await acquire()
+    await handle.release()
