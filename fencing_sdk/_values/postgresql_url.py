@@ -26,9 +26,17 @@ from fencing_sdk._values.store_url import (
     split_url,
 )
 
-__all__ = ["SCHEMES", "PostgresqlUrl", "read_postgresql_url"]
+__all__ = ["LIBPQ_OPTIONS", "SCHEMES", "PostgresqlUrl", "read_postgresql_url"]
 
 SCHEMES = ("postgresql", "postgres")
+_LIBPQ = (
+    "channel_binding client_encoding fallback_application_name gssdelegation gssencmode gsslib hostaddr keepalives "
+    "keepalives_count keepalives_idle keepalives_interval krbsrvname load_balance_hosts max_protocol_version "
+    "min_protocol_version replication require_auth requirepeer requiressl service sslcertmode sslcompression sslcrldir "
+    "sslkeylogfile sslnegotiation sslsni tcp_user_timeout"
+)
+LIBPQ_OPTIONS = frozenset(_LIBPQ.split())
+"""Options that a URL for libpq may have and a URL here may not. An error names them: no password reads like that."""
 _PORT = 5432
 _ELSEWHERE = {"service", "options", "search_path"}
 """Options of a URL that may lead to a database or schema that the rest of the URL does not name."""
@@ -116,6 +124,8 @@ def read_postgresql_url(url: str, *, known: Collection[str] | None = None) -> Po
     if parts.scheme not in SCHEMES:
         refuse_url("must begin with postgresql:// or postgres://")
     options = _read_options(parts.query)
+    if known is not None and (named := sorted(options.keys() & LIBPQ_OPTIONS - set(known))):
+        refuse_url(f"has the option {named[0]}, which asyncpg does not take, remove it; known are {', '.join(known)}")
     if known is not None and not options.keys() <= set(known):
         refuse_url(f"has an unknown option in its query; known are {', '.join(known)}")
     hosts, ports = options.pop("host", ""), options.pop("port", "")

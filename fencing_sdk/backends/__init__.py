@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
@@ -140,9 +140,13 @@ def _plugins() -> Iterable[EntryPoint]:
     return entry_points(group=GROUP)
 
 
-def take_options(url: str, options: dict[str, object], known: tuple[str, ...]) -> dict[str, object]:
+def take_options(
+    url: str, options: dict[str, object], known: tuple[str, ...], *, public: Collection[str] = ()
+) -> dict[str, object]:
     """
     Merge the query of *url* and *options*, and refuse what is not *known*.
+
+    The error names an unknown option of the query only if it is *public*, since it may be a part of a password.
 
     Raises:
         ConfigurationError: an option is unknown or given twice, or the URL cannot be read.
@@ -154,6 +158,9 @@ def take_options(url: str, options: dict[str, object], known: tuple[str, ...]) -
             raise ConfigurationError(msg)
     merged = dict(options)
     for key, value in parse_qsl(split_url(url).query, keep_blank_values=True):
+        if key in public and key not in known:
+            msg = f"option {key} of the url's query is not one that the driver takes, remove it; {stated}"
+            raise ConfigurationError(msg)
         if key not in known:
             msg = f"unknown option in the url's query; {stated} (a '?' or '&' in a password is written %3F, %26)"
             raise ConfigurationError(msg)

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 from event_log import CLOCK, ENDED_BY_TIME
+from local_ports import free_port
 from postgresql_server import PostgresqlServer
 from postgresql_stage import (
     NEEDED,
@@ -24,7 +25,9 @@ from fencing_sdk import (
     Lost,
     RenewalFailed,
     Renewed,
+    connect,
 )
+from fencing_sdk.backends.postgresql import from_url
 
 pytest_plugins = ["postgresql_fixtures"]
 
@@ -72,6 +75,46 @@ async def test_a_database_that_is_not_there_is_refused_at_once(postgresql_server
     with pytest.raises(BackendRefusedError):
         async with asyncio.timeout(PATIENCE), opened(postgresql_server.url + "_not"):
             pytest.fail("it opened")
+
+
+# Addresses and TLS.
+
+
+async def complaint(url: str) -> str:
+    """What is said to a user whose client does not open."""
+    with pytest.raises((BackendRefusedError, BackendUnavailableError)) as caught:
+        async with connect(url):
+            pytest.fail("it opened")
+    assert WRONG not in everything_shown_by(caught.value)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+async def test_of_several_hosts_each_is_told_with_what_it_said(guarded):
+    """One is down and the other wants another password: who only reads of the first looks in the wrong place."""
+    down, up = f"127.0.0.1:{free_port()}", f"127.0.0.1:{guarded.port}"
+    said = await complaint(f"postgresql://app:{WRONG}@{down},{up}/postgres")
+    assert said == (
+        "BackendUnavailableError: PostgresqlBackend: connect failed: "
+        f"no connection to {down} (ConnectionRefusedError); {up}: wrong user or password (28P01)"
+    )
+    said = await complaint(f"postgresql://app:{WRONG}@{up},localhost:{guarded.port}/postgres")
+    assert said.startswith("BackendRefusedError: ")
+    assert said.endswith(f"{up}, localhost:{guarded.port}: wrong user or password (28P01)")
+
+
+@pytest.mark.parametrize("mode", ["verify-full", "verify-ca"])
+async def test_a_certificate_is_not_verified_without_its_authority(mode, postgresql_server, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said = await complaint(f"{postgresql_server.url}?sslmode={mode}")
+    assert f"sslmode={mode} needs the certificate of the authority; write sslrootcert=" in said
+    assert said.startswith("BackendRefusedError")
+
+
+async def test_a_server_without_tls_is_told_as_that(postgresql_server):
+    said = await complaint(f"{postgresql_server.url}?sslmode=require")
+    assert "begins no TLS, which sslmode asks for; set ssl = on there" in said
+    findings = await from_url(f"{postgresql_server.url}?sslmode=require").diagnose(15.0)
+    assert any("begins no TLS" in finding.what for finding in findings)
 
 
 # Permissions.

@@ -74,6 +74,13 @@ def test_a_url_that_cannot_work_is_refused_without_repeating_it(url):
         error = error.__context__
 
 
+@pytest.mark.parametrize("read", [read_url, from_url])
+@pytest.mark.parametrize("option", ["channel_binding", "keepalives_idle", "service"])
+def test_an_option_of_libpq_that_the_driver_does_not_take_is_named(option, read):
+    with pytest.raises(ConfigurationError, match=rf"option {option}\b.*, remove it"):
+        read(f"postgresql://u:{SECRET}@h/db?sslmode=require&{option}=1")
+
+
 def test_options_of_the_call_and_of_the_query_reach_the_driver_and_ours_do_not():
     backend = from_url("postgresql://h/db?schema=x&sslmode=require", application_name="a b", tokens="counter")
     (host,) = backend._dialer.hosts

@@ -36,6 +36,7 @@ from typing import Any
 
 from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
+from fencing_sdk._values.postgresql_url import LIBPQ_OPTIONS
 from fencing_sdk.abc import Guard, LossNotice, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.revocation_reasons import with_reasons
@@ -309,6 +310,6 @@ def from_url(url: str, **options: object) -> PostgresqlBackend:
     Raises:
         ConfigurationError: the URL or an option cannot be used.
     """
-    chosen: dict[str, Any] = take_options(url, options, (*OPTIONS, *DRIVER_OPTIONS))
+    chosen: dict[str, Any] = take_options(url, options, (*OPTIONS, *DRIVER_OPTIONS), public=LIBPQ_OPTIONS)
     ours = {name: chosen.pop(name) for name in OPTIONS if name in chosen}
     return PostgresqlBackend(with_options(url, chosen, OPTIONS), **ours)

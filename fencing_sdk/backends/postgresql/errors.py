@@ -34,6 +34,10 @@ class ReadOnlyError(Exception):
     """The server is no standby, and refuses writes in this session."""
 
 
+class NoTlsError(Exception):
+    """The server, or a proxy before it, answered the wish for TLS with something else."""
+
+
 class UnreadableRowError(Exception):
     """A function of the schema returned a row that no function of this version returns. The outcome is unknown."""
 
@@ -90,6 +94,13 @@ CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (ReadOnlyError, _READ_ONLY),
     (UnreadableRowError, (BackendUnavailableError, _NOT_OURS)),
     (ConnectionAbandonedError, (BackendUnavailableError, "the connection was given up, or the backend was closed")),
+    (
+        NoTlsError,
+        (
+            BackendUnavailableError,
+            "the server, or a proxy before it, begins no TLS, which sslmode asks for; set ssl = on there",
+        ),
+    ),
     (driver.TargetNotMatched, (BackendUnavailableError, "no host is what target_session_attrs asks for")),
     (driver.Disconnected, (BackendUnavailableError, "the connection broke")),
     (ssl.SSLCertVerificationError, (BackendRefusedError, "the server's certificate is not trusted")),

@@ -8,19 +8,24 @@ passes over standbys, and over old primaries that an operator made read-only.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
 from fencing_sdk._values.postgresql_url import PostgresqlUrl
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.postgresql.connection import driver
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
-from fencing_sdk.backends.postgresql.errors import BACKEND, ReadOnlyError, StandbyError, translated
+from fencing_sdk.backends.postgresql.errors import BACKEND, NoTlsError, ReadOnlyError, StandbyError, translated
 from fencing_sdk.backends.postgresql.options import PostgresqlOptions
 from fencing_sdk.backends.postgresql.schema import create, newest_function
-from fencing_sdk.errors import BackendRefusedError, shown
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, shown
 
+_VERIFYING = {"verify-ca", "verify-full"}
+_ROOT = "~/.postgresql/root.crt"
+"""Where libpq and asyncpg look for the certificate of the authority."""
 _CREATE_PATIENCE = 30.0
 """Seconds that the creation of the tables may take; it waits for other clients that create them."""
 _CANCEL_PATIENCE = 0.2
@@ -85,7 +90,7 @@ class PostgresqlDialer:
 
     async def _connect_to_any(self, prepare: _Preparation | None) -> DriverConnection:
         """Ask all hosts at once. The first that takes writes is chosen, and the other connections are closed."""
-        tasks = {asyncio.create_task(self._connect_to(host, prepare)) for host in self.hosts}
+        tasks = {asyncio.create_task(self._connect_to(host, prepare)): host.place for host in self.hosts}
         chosen: DriverConnection | None = None
         try:
             chosen = await _first_success(tasks)
@@ -133,8 +138,11 @@ class PostgresqlDialer:
             return await driver.connect(host, self._arguments)
         except (driver.ClientConfigurationError, ValueError, TypeError):
             pass  # its message may quote the URL
-        detail = "the URL or an argument of the driver cannot be used; is every option in the query one of libpq's?"
-        raise BackendRefusedError(BACKEND, "connect", detail)
+        except ConnectionError as error:
+            if type(error) is ConnectionError:  # the driver's own; the system raises subclasses of it
+                raise NoTlsError from error
+            raise
+        raise BackendRefusedError(BACKEND, "connect", _unusable(host))
 
     async def _takes_writes(self, connection: DriverConnection) -> bool:
         """
@@ -176,14 +184,24 @@ class PostgresqlDialer:
             raise _ConclusiveError(refusal) from error
 
 
-async def _first_success(tasks: set[asyncio.Task[DriverConnection]]) -> DriverConnection:
+def _unusable(host: PostgresqlUrl) -> str:
+    """Say why the driver does not take the URL, as far as that can be known without the driver's own words."""
+    mode = host.options.get("sslmode") or os.environ.get("PGSSLMODE") or ""
+    root = host.options.get("sslrootcert") or os.environ.get("PGSSLROOTCERT")
+    if mode.replace("_", "-") in _VERIFYING and not root and not Path(_ROOT).expanduser().is_file():
+        mend = f"write sslrootcert=/path/to/ca.pem, or put the file at {_ROOT}"
+        return f"sslmode={mode} needs the certificate of the authority; {mend}"
+    return "the URL or an argument of the driver cannot be used; is every option in the query one of libpq's?"
+
+
+async def _first_success(tasks: Mapping[asyncio.Task[DriverConnection], str]) -> DriverConnection:
     """
-    Return the first connection that is open, or raise the most hopeful error of all hosts.
+    Return the first connection that is open, or raise what all hosts said.
 
     If one host may still start or be promoted, another attempt may help, although the other hosts refuse.
     """
-    errors: list[Exception] = []
-    pending = tasks
+    errors: list[tuple[str, Exception]] = []
+    pending = set(tasks)
     while pending:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -192,18 +210,30 @@ async def _first_success(tasks: set[asyncio.Task[DriverConnection]]) -> DriverCo
                 return task.result()
             if isinstance(error, _ConclusiveError) or not isinstance(error, Exception):
                 raise error
-            errors.append(error)
-    away = [error for error in errors if isinstance(error, NoConnectionError)]
-    if len(away) == len(errors):
-        raise NoConnectionError(*sorted(host for error in away for host in error.servers)) from away[0].__cause__
-    raise next((error for error in errors if not _is_refusal(error)), errors[0])
+            errors.append((tasks[task], error))
+    raise _error_of_all(errors)
 
 
-def _is_refusal(error: Exception) -> bool:
-    return isinstance(translated("connect", error), BackendRefusedError)
+def _error_of_all(errors: Sequence[tuple[str, Exception]]) -> Exception:
+    """Make one error of those of all hosts, each with its place."""
+    if len(errors) == 1:
+        return errors[0][1]
+    unreached = [error for _, error in errors if isinstance(error, NoConnectionError)]
+    away = NoConnectionError(*sorted(server for error in unreached for server in error.servers))
+    away.__cause__ = unreached[0].__cause__ if unreached else None
+    answers = [(place, translated("connect", error)) for place, error in errors if error not in unreached]
+    if not answers:
+        return away
+    places: dict[str, list[str]] = {}
+    for place, answer in sorted(answers, key=lambda told: told[0]):
+        places.setdefault(answer.detail, []).append(place)
+    details = [translated("connect", away).detail] if unreached else []
+    details += [f"{', '.join(where)}: {detail}" for detail, where in places.items()]
+    refused = not unreached and all(isinstance(answer, BackendRefusedError) for _, answer in answers)
+    return (BackendRefusedError if refused else BackendUnavailableError)(BACKEND, "connect", "; ".join(details))
 
 
-async def _close_others(tasks: set[asyncio.Task[DriverConnection]], *, chosen: DriverConnection | None) -> None:
+async def _close_others(tasks: Collection[asyncio.Task[DriverConnection]], *, chosen: DriverConnection | None) -> None:
     """Cancel the other attempts. A connection that one of them opened, or still opens, is closed."""
 
     def close(task: asyncio.Task[DriverConnection]) -> None:
