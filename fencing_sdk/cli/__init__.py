@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import sys
@@ -26,7 +27,8 @@ def _run() -> int:
         missing = str(error.name).partition(".")[0]
         if missing == "fencing_sdk":
             raise
-        sys.stderr.write(f"fencing: {missing} is not installed; run: pip install 'fencing-sdk[cli]'\n")
+        with contextlib.suppress(OSError, AttributeError):  # a disk is full; there is no standard error
+            sys.stderr.write(f"fencing: {missing} is not installed; run: pip install 'fencing-sdk[cli]'\n")
         return _USAGE
     keep_off_console()
     code: int = app.run_app(sys.argv[1:])

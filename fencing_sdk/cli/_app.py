@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError, Parameter, Token
 from fencing_sdk import __version__
 from fencing_sdk.cli._durations import parse_duration
 from fencing_sdk.cli._job import Job, OnLoss
-from fencing_sdk.cli._streams import Output, OutputClosedError, say, silence
+from fencing_sdk.cli._streams import Output, OutputClosedError, escape_what_cannot_be_shown, say, silence
 from fencing_sdk.cli.run import Exit, run_job
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.recipes.jobs import check_at_least_for
@@ -27,6 +27,7 @@ app = App(
 
 def run_app(arguments: Sequence[str]) -> int:
     """Run the command in *arguments*; return its exit code."""
+    escape_what_cannot_be_shown()
     app.console = Output()
     try:
         code: int | None = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
@@ -35,9 +36,12 @@ def run_app(arguments: Sequence[str]) -> int:
         return Exit.USAGE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except OutputClosedError:
+    except OutputClosedError as error:
         silence(sys.stdout)
-        return 128 + signal.SIGPIPE
+        if isinstance(error.__cause__, BrokenPipeError):
+            return 128 + signal.SIGPIPE
+        say(f"standard output cannot be written: {getattr(error.__cause__, 'strerror', None)}")
+        return Exit.OUTPUT
     return code or 0
 
 

@@ -1,7 +1,7 @@
 """
 A command that is supervised: a process group of its own, its signals, and the terminal it may ask for.
 
-The group makes it possible to stop the command with everything it started, and keeps Ctrl-C from
+The group makes it possible to signal the command with what it started, and keeps Ctrl-C from
 reaching it twice. The price is that the group is not the terminal's foreground group: a command
 that reads from the terminal is stopped by the kernel. It is given the terminal then, and not
 before, so that a pipeline around the supervisor keeps working.
@@ -19,13 +19,16 @@ from pathlib import Path
 
 import anyio
 
+from fencing_sdk.cli._offspring import Offspring
+
 TO_THE_GROUP = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """Signals that mean the work as a whole."""
 TO_THE_COMMAND = ("SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that mean something to the command alone; what it started might die of them."""
 
 _EXEC = Path(__file__).with_name("_exec.py")
-_POLL = 0.02
+_POLL = 0.05
+_INIT = 1
 _SIGNALLED = 128
 
 
@@ -60,6 +63,9 @@ class Child:
         self._ended = asyncio.Event()
         self._code: int | None = None
         self._pid = 0  # until it is started
+        self._children = 0  # the one, or -1 for all
+        # Blocked by who has started us, it would never be heard that the command has ended or was stopped.
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, signal.SIGCONT, signal.SIGTSTP})
         script = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid()), str(death_signal)]
         # The handlers come before the start: a stop of this process alone would let the command run on.
         loop = asyncio.get_running_loop()
@@ -68,8 +74,13 @@ class Child:
         if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGTSTP, self._signal_group, signal.SIGTSTP)
         self._pid = os.posix_spawn(
-            sys.executable, [*script, *command], environment, setpgroup=0, setsigdef=(signal.SIGPIPE,)
+            *(sys.executable, [*script, *command], environment),
+            setpgroup=0,
+            setsigdef=(signal.SIGPIPE,),
+            setsigmask=before,
         )
+        self._children = -1 if os.getpid() == _INIT else self._pid
+        self._offspring = Offspring(self._pid, environment)
 
     @property
     def running(self) -> bool:
@@ -96,15 +107,30 @@ class Child:
             os.kill(self._pid, number)
 
     async def stop(self, grace: float) -> None:
-        """Stop the whole group: SIGTERM, and after *grace* seconds SIGKILL. Without grace, SIGKILL at once."""
+        """
+        Stop the whole group and what has left it: SIGTERM, and after *grace* seconds SIGKILL.
+
+        Without grace, SIGKILL at once.
+        """
         if grace > 0:
-            self._signal_group(signal.SIGTERM)
-            self._signal_group(signal.SIGCONT)  # a stopped process does not hear SIGTERM
+            self._signal_all(signal.SIGTERM)
+            self._signal_all(signal.SIGCONT)  # a stopped process does not hear SIGTERM
             with anyio.move_on_after(grace):
-                while self._group_lives():  # noqa: ASYNC110  (no signal tells that a process group is empty)
+                while self._group_lives() or self._offspring.beyond_its_group():  # noqa: ASYNC110  (no signal tells it)
                     await anyio.sleep(_POLL)
-        self._signal_group(signal.SIGKILL)
+        while self._signal_all(signal.SIGKILL):  # noqa: ASYNC110  (likewise)
+            await anyio.sleep(_POLL)  # what they started while they were looked for
         await self._ended.wait()
+
+    @property
+    def detached(self) -> list[int]:
+        """The process ids of what the command has detached from itself, and what so runs on after a `stop`."""
+        return self._offspring.detached()
+
+    def _signal_all(self, number: int) -> bool:
+        self._offspring.beyond_its_group()  # found while their parents live
+        self._signal_group(number)
+        return self._offspring.signal(number)
 
     def _signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -119,12 +145,22 @@ class Child:
         return True
 
     def _look(self) -> None:
-        """See whether the command has ended or was stopped; called whenever a child changed its state."""
-        if not self.running:
-            return
-        pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED)
-        if pid == 0:
-            return
+        """
+        See whether the command has ended or was stopped; called whenever a child changed its state.
+
+        The first process of a container is the parent of all that lost theirs, and looks at each that has ended.
+        """
+        while self._children:
+            try:
+                pid, status = os.waitpid(self._children, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._pid:
+                self._see(status)
+
+    def _see(self, status: int) -> None:
         if os.WIFSTOPPED(status):
             self._on_stop(os.WSTOPSIG(status))
             return

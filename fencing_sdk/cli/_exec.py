@@ -8,7 +8,9 @@ file instead of the command, and this file asks the kernel for a signal when the
 and then turns into the command. The process id stays the same.
 """
 
+import contextlib
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -32,15 +34,64 @@ def become(command: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
     if hasattr(signal, "SIGXFSZ"):
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    problem = None
+    for path in _candidates(command[0]):
+        try:
+            _execute(path, command)
+        except (FileNotFoundError, NotADirectoryError):
+            problem = problem or _missing_interpreter(path)
+        except (OSError, ValueError) as error:
+            problem = problem or str(getattr(error, "strerror", None) or error)
+    _say(f"{command[0]!a}: " + ("command not found" if problem is None else f"cannot be executed: {problem}"))
+    return NOT_FOUND if problem is None else NOT_EXECUTABLE
+
+
+def _candidates(program: str) -> list[str]:
+    if os.path.dirname(program):  # noqa: PTH120  (this file loads little)
+        return [program]
+    return [os.path.join(folder, program) for folder in os.get_exec_path()]  # noqa: PTH118  (as above)
+
+
+def _execute(path: str, command: list[str]) -> None:
+    """Turn into the program at *path*, or into a shell that runs it: what has no ``#!`` is a script, as to shells."""
+    line = _first_line(path)
+    crlf = line.endswith(b"\r")
+    if crlf and line.startswith(b"#!") and len(line.split()) > 1:  # without arguments, there is no such interpreter
+        _say(f"{path!a}: its first line ends with CRLF, so its last argument is {os.fsdecode(line.split(b' ')[-1])!a}")
     try:
-        os.execvp(command[0], command)  # noqa: S606  (running what it was given is its purpose)
-    except (FileNotFoundError, NotADirectoryError):
-        sys.stderr.write(f"fencing: {command[0]!a}: command not found\n")
-        return NOT_FOUND
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        sys.stderr.write(f"fencing: {command[0]!a}: cannot be executed: {reason}\n")
-        return NOT_EXECUTABLE
+        os.execv(path, command)  # noqa: S606  (running what it was given is its purpose)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC or b"\0" in line:
+            raise
+    if crlf:
+        msg = "its first line ends with CRLF; end its lines with LF"
+        raise ValueError(msg)
+    os.execv("/bin/sh", ["/bin/sh", "--", path, *command[1:]])  # noqa: S606  (likewise)
+
+
+def _missing_interpreter(path: str) -> str | None:
+    """Name what the first line of a script asks for, if it is that which does not exist."""
+    line = _first_line(path)
+    if not line.startswith(b"#!"):
+        return None
+    interpreter = os.fsdecode(line[2:].split(maxsplit=1)[0]) if line[2:].split() else ""
+    if line.endswith(b"\r"):
+        return f"its first line ends with CRLF, so it asks for {interpreter + chr(13)!a}; end its lines with LF"
+    return f"there is no interpreter {interpreter!a}"
+
+
+def _first_line(path: str) -> bytes:
+    try:
+        with open(path, "rb") as script:  # noqa: PTH123  (as above)
+            return script.read(256).partition(b"\n")[0]
+    except OSError:
+        return b""
+
+
+def _say(message: str) -> None:
+    """Print a line on standard error, which may be closed or full."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"fencing: {message}\n".encode("utf-8", "backslashreplace"))
 
 
 if __name__ == "__main__":

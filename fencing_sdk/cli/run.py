@@ -22,6 +22,7 @@ from urllib.parse import quote
 import anyio
 
 from fencing_sdk._arguments import LockOptions
+from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
@@ -29,6 +30,7 @@ from fencing_sdk._values.clock import BootClock, wall_seconds
 from fencing_sdk._values.token_wire import ENV_DEADLINE, ENV_HOLDER, ENV_LOCK, ENV_TOKEN, ENV_URL
 from fencing_sdk.cli._child import TO_THE_COMMAND, TO_THE_GROUP, Child
 from fencing_sdk.cli._job import Job
+from fencing_sdk.cli._offspring import SEEN
 from fencing_sdk.cli._streams import say
 from fencing_sdk.errors import (
     AcquireError,
@@ -50,6 +52,7 @@ class Exit(IntEnum):
 
     USAGE = 2
     UNAVAILABLE = 69
+    OUTPUT = 74
     TAKEN = 75
     LOST = 76
     NOT_EXECUTABLE = 126
@@ -109,6 +112,7 @@ async def supervise(job: Job, lock_name: str, *, url: str, **options: Unpack[Loc
     watch = Supervision(job)
     try:
         async with locks:
+            await _check_around(locks, lock_name)
             await watch.run(lock)
     except AcquireError as error:
         if not job.quiet:
@@ -122,6 +126,19 @@ async def supervise(job: Job, lock_name: str, *, url: str, **options: Unpack[Loc
             say(f"{error}; {watch.fate}")
             return Exit.LOST
     return watch.code
+
+
+async def _check_around(locks: LockClient, name: str) -> None:
+    """Refuse a lock under which this very process was started: it would wait for its own end."""
+    if os.environ.get(ENV_LOCK) != name:
+        return
+    holder = await locks.inspect(name)
+    if holder and (f"{holder.token}", holder.holder) == (os.environ.get(ENV_TOKEN), os.environ.get(ENV_HOLDER)):
+        msg = (
+            f"lock {shown(name)} is held by the fencing run around this one, which would wait for itself; "
+            "leave the inner one out, or give it a lock of another name"
+        )
+        raise ConfigurationError(msg)
 
 
 def _taken(error: AcquireError) -> str:
@@ -211,8 +228,10 @@ class Supervision:
                 say(f"{state_of(lease).loss(reason)}; the command goes on")
                 await child.wait()
             else:
-                self.fate = "the command was stopped"
                 await child.stop(_grace(lease) if self._job.on_loss == "term" else 0.0)
+                self.fate = "the command was stopped" if SEEN else "the command and its process group were stopped"
+                if detached := child.detached:
+                    self.fate += f", but not what it has detached: process {', '.join(map(str, detached))}"
 
 
 def _grace(lease: Lease) -> float:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from command_line import Fencing, alive, state, until
+from command_line import PATIENCE, Fencing, alive, state, until
 
 from fencing_sdk import connect
 from fencing_sdk._arguments import check_metadata
@@ -158,14 +159,64 @@ def test_a_time_that_cannot_be_kept_is_wrong_usage(fencing: Fencing, options: tu
 
 @pytest.mark.parametrize(
     ("command", "code", "message"),
-    [("no-such-command", 127, "command not found"), ("/etc/hostname", 126, "cannot be executed")],
+    [
+        ("no-such-command", 127, "command not found"),
+        ("./data", 126, "cannot be executed: Permission denied"),
+        ("./crlf", 126, r"'./crlf': cannot be executed: its first line ends with CRLF, so it asks for '/bin/sh\r'"),
+        ("./env", 127, r"'./env': its first line ends with CRLF, so its last argument is 'no-such\r'"),
+        ("./plain-crlf", 126, "'./plain-crlf': cannot be executed: its first line ends with CRLF"),
+        ("./foreign", 126, "'./foreign': cannot be executed: there is no interpreter '/no/such/sh'"),
+        ("./binary", 126, "'./binary': cannot be executed: Exec format error"),
+    ],
 )
 def test_a_command_that_cannot_run_leaves_the_lock_free(fencing: Fencing, command: str, code: int, message: str):
+    script(fencing, "data", "not for execution").chmod(0o644)
+    script(fencing, "crlf", "#!/bin/sh\r\necho > ran\r\n")
+    script(fencing, "env", "#!/usr/bin/env no-such\r\n")
+    script(fencing, "plain-crlf", "echo > ran\r\n")
+    script(fencing, "foreign", "#!/no/such/sh\n")
+    script(fencing, "binary", "\x7fELF\0\n")
     done = fencing("run", "job", "--", command)
     assert done.returncode == code
     assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.split("\nfencing: ")) == 1
     assert fencing("run", "job", "--", "true").returncode == 0
+
+
+def script(fencing: Fencing, name: str, text: str) -> Path:
+    path = fencing.path(name)
+    path.write_bytes(text.encode())
+    path.chmod(0o755)
+    return path
+
+
+def test_a_script_without_a_first_line_is_run_by_a_shell(fencing: Fencing):
+    """As flock, nohup and every shell run it."""
+    script(fencing, "report", 'echo "$0: $@"; exit 3\n')
+    done = fencing("run", "job", "--", "./report", "-x", "a b")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "./report: -x a b\n", "")
+    fencing.environment["PATH"] = f"{fencing.folder}{os.pathsep}{os.environ['PATH']}"
+    done = fencing("run", "job", "--", "report")
+    assert (done.returncode, done.stdout) == (3, f"{fencing.folder}/report: \n")
+
+
+@pytest.mark.parametrize("wait", ["0", "forever"])
+def test_a_command_that_asks_for_the_lock_around_it_is_told_so(fencing: Fencing, wait: str):
+    inner = f"{sys.executable} -m fencing_sdk run job --wait {wait} -- touch ran"
+    done = fencing("run", "job", *shell(inner))
+    assert done.returncode == 2
+    assert "'job' is held by the fencing run around this one, which would wait for itself" in done.stderr
+    elsewhere = fencing("run", "job", "--url", "sqlite:///other.db", *shell(inner))  # a lock of the same name
+    assert (elsewhere.returncode, elsewhere.stderr) == (0, "")
+    assert fencing.path("ran").exists()
+
+
+def test_a_lock_is_free_for_what_a_command_has_left_behind(fencing: Fencing):
+    fencing.environment |= {"FENCING_LOCK": "job", "FENCING_TOKEN": "1", "FENCING_HOLDER": "00000000"}
+    assert fencing("run", "job", "--", "true").returncode == 0
+    fencing.start("run", "job", *shell(f"echo $$ > holder.pid; exec sleep {LONG}"))
+    fencing.appears("holder.pid")
+    assert fencing("run", "job", "--", "true").returncode == 75
 
 
 def test_a_store_that_cannot_be_used_means_69(fencing: Fencing):
@@ -229,7 +280,68 @@ def test_a_signal_that_was_ignored_stays_ignored(fencing: Fencing):
     assert (process.returncode, out) == (0, "done\n")
 
 
+BLOCKED = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGCONT, signal.SIGTSTP})"
+IGNORED = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+
+
+@pytest.mark.parametrize("how", [BLOCKED, IGNORED], ids=["blocked", "ignored"])
+def test_the_end_of_the_command_is_heard_although_its_signal_was_blocked(fencing: Fencing, how: str):
+    arguments = [sys.executable, "-m", "fencing_sdk", "run", "job", *shell("sleep 0.1; exit 7")]
+    start = f"import os, signal, sys; {how}; os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", start, *arguments], cwd=fencing.folder, env=fencing.environment, timeout=PATIENCE
+    )
+    assert done.returncode == 7
+
+
+IN_NAMESPACES = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+LEAVE_ORPHANS = """
+for n in 1 2 3; do (sh -c 'exit 0' &); done
+n=0
+until [ $n -gt 400 ]; do
+    grep -qs '^[0-9]* (sh) Z 1 ' /proc/[0-9]*/stat || exit 7
+    n=$((n + 1)); sleep 0.05
+done
+"""
+
+
+@pytest.mark.skipif(
+    not shutil.which("unshare") or subprocess.run([*IN_NAMESPACES, "true"], capture_output=True).returncode != 0,
+    reason="needs a namespace of its own",
+)
+def test_the_first_process_of_a_container_collects_what_has_ended(fencing: Fencing):
+    arguments = [sys.executable, "-m", "fencing_sdk", "run", "job", *shell(LEAVE_ORPHANS)]
+    done = subprocess.run([*IN_NAMESPACES, *arguments], cwd=fencing.folder, env=fencing.environment, timeout=PATIENCE)
+    assert done.returncode == 7
+
+
 # The lease is lost.
+
+SESSION = "import os; os.setsid(); os.execvp('sh', ['sh', '-c', os.environ['RUN']])"
+DAEMON = f"import os; os.fork() and os._exit(0); {SESSION[len('import os; ') :]}"
+GROUPS_OF_THEIR_OWN = f"""
+timeout {LONG} sh -c 'echo $$ > step.pid; while :; do sleep 1; done' &
+RUN='echo $$ > session.pid; exec sleep {LONG}' {sys.executable} -c "{SESSION}" &
+(timeout {LONG} sh -c 'echo $$ > orphan.pid; trap "" TERM; while :; do sleep 1; done' &)
+RUN='echo $$ > daemon.pid; exec sleep {LONG}' {sys.executable} -c "{DAEMON}" > nowhere 2>&1
+echo > ready; wait
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what a command has started")
+@pytest.mark.parametrize("on_loss", ["term", "kill"])
+def test_a_lost_lease_stops_what_has_left_the_group_and_names_what_was_detached(fencing: Fencing, on_loss: str):
+    process = fencing.start("run", "job", "--ttl", "20", "--on-loss", on_loss, *shell(GROUPS_OF_THEIR_OWN))
+    step, session, orphan, daemon = (fencing.pid(f"{name}.pid") for name in ("step", "session", "orphan", "daemon"))
+    fencing.appears("ready")
+    assert fencing("break", "job", "--reason", "it hangs", "--yes").returncode == 0
+    _, err = process.communicate()
+    assert process.returncode == 76
+    for pid in (step, session, orphan):
+        until(lambda pid=pid: not alive(pid), "the end of what the command started")
+    assert alive(daemon)
+    assert f"the command was stopped, but not what it has detached: process {daemon}" in err
+
 
 STUBBORN = f"""
 trap 'echo > told' TERM

@@ -24,24 +24,71 @@ def without_reader(fencing: Fencing, *arguments: str) -> subprocess.CompletedPro
         os.close(writing)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--help",),
-        ("--version",),
-        ("run", "--help"),
-        ("init", "--sql", "--url", "postgresql://localhost/app"),
-        ("check", "run.jsonl"),
-        ("demo",),
-    ],
-    ids=" ".join,
-)
+PRINTING = [
+    ("--help",),
+    ("--version",),
+    ("run", "--help"),
+    ("init", "--sql", "--url", "postgresql://localhost/app"),
+    ("check", "run.jsonl"),
+    ("demo",),
+]
+every_command_that_prints = pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+
+
+@every_command_that_prints
 def test_a_command_whose_reader_has_gone_says_nothing_and_ends_as_by_the_signal(
     fencing: Fencing, arguments: tuple[str, ...]
 ):
     fencing.path("run.jsonl").write_text(RECORDING)
     done = without_reader(fencing, *arguments)
     assert (done.returncode, done.stderr) == (GONE, "")
+
+
+@every_command_that_prints
+def test_a_full_disk_is_one_line_and_74(fencing: Fencing, arguments: tuple[str, ...]):
+    fencing.path("run.jsonl").write_text(RECORDING)
+    with Path("/dev/full").open("w") as full:
+        done = fencing(*arguments, stdout=full)
+        assert (done.returncode, done.stderr.splitlines()[-1:]) == (
+            74,
+            ["fencing: standard output cannot be written: No space left on device"],
+        )
+        assert "Traceback" not in done.stderr
+        assert fencing(*arguments, stdout=full, stderr=full).returncode == 74
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("run", "job", "--verbose", "--", "sh", "-c", "exit 3"), 3),
+        (("run", "job", "--", "no-such-command"), 127),
+        (("run", "job", "--url", "sqlite:////no/such/folder/locks.db", "--", "true"), 69),
+        (("nonsense",), 2),
+    ],
+)
+def test_a_full_disk_under_the_messages_changes_no_exit_code(fencing: Fencing, arguments: tuple[str, ...], code: int):
+    with Path("/dev/full").open("w") as full:
+        assert fencing(*arguments, stderr=full).returncode == code
+    fencing.environment["FENCING_RECORD"] = "/dev/full"
+    assert fencing(*arguments).returncode == code
+
+
+NAME, TOLD = "job/\u00e9\u2026", "\u00e9\u2192"
+
+
+def test_an_output_of_ascii_gets_escapes(fencing: Fencing):
+    fencing.environment |= {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    inner = f"{sys.executable} -m fencing_sdk"
+    script = f'{inner} ls; {inner} show "$0"; {inner} ls --json; {inner} run "$0" -- true; {inner} run --help'
+    done = fencing("run", NAME, "--verbose", "--metadata", TOLD, "--", "sh", "-c", script, NAME)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert done.stdout.isascii()
+    assert done.stderr.isascii()
+    assert done.stdout.count(r"job/\xe9\u2026") == 2
+    assert done.stdout.count(r"\xe9\u2192") == 2
+    assert r'"job/\u00e9\u2026"' in done.stdout
+    assert r"lock 'job/\xe9\u2026' is held" in done.stderr
 
 
 def test_the_demo_leaves_no_frozen_worker_when_its_reader_goes(fencing: Fencing):
