@@ -168,8 +168,9 @@ class Candidacy:
         return self
 
     def __del__(self) -> None:
-        if self._block is not None:
-            self._block.left_behind()
+        block: TermBlock | None = getattr(self, "_block", None)  # without, where a signal came while it was made
+        if block is not None:
+            block.left_behind()
 
     async def __anext__(self) -> ElectionTerm:
         resigned = False

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from fencing_sdk._values import forks
@@ -22,8 +21,7 @@ from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import LeaseLostError, UsageError, shown
 from fencing_sdk.recipes.election import Election, ElectionStanding, candidacy_of
 from fencing_sdk.recipes.election_term import ElectionState, is_end_of, not_entered
-from fencing_sdk.sync._lease import SyncLease, enter, give_back, leave
-from fencing_sdk.sync._loop_thread import LoopThread
+from fencing_sdk.sync._lease import Block, Bridge, SyncLease, begin, give_back, owned
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,10 +35,11 @@ class SyncElectionTerm(Uncopied):
     Everything else that the body raises leaves as it is.
     """
 
-    __slots__ = ("_block",)
+    __slots__ = ("_block", "_blocks")
 
     def __init__(self, block: SyncTermBlock) -> None:
         self._block = block
+        self._blocks: list[Block] = []
 
     def __repr__(self) -> str:
         return f"<SyncElectionTerm of {self.lease!r}>"
@@ -56,13 +55,13 @@ class SyncElectionTerm(Uncopied):
         return self._block.over
 
     def __enter__(self) -> SyncLease:
-        self._block.enter()
-        return self.lease
+        self._block.enter(self._blocks)
+        return self._block.lease
 
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        return self._block.leave(raised)
+    def _end(self, block: Block, raised: BaseException | None) -> bool:
+        return self._block.leave(block, raised)
+
+    __exit__ = owned(_end)
 
 
 class SyncTermBlock:
@@ -78,7 +77,6 @@ class SyncTermBlock:
         self.entered = False
         self.stopped = False
         """Whether the election resigned."""
-        election.here.terms[self] = None
 
     @property
     def over(self) -> bool:
@@ -90,13 +88,17 @@ class SyncTermBlock:
         """Whether it is the term of a parent process."""
         return self._generation != forks.here()
 
+    def win(self) -> None:
+        """Make it a term of the election, which refers to it from now on. The caller ends it."""
+        self._election.here.terms[self] = None
+
     def stop(self) -> None:
         """Ask the body to end. The lease is held, and renewed, until it has."""
         self.stopped = True
 
-    def enter(self) -> None:
+    def enter(self, blocks: list[Block]) -> None:
         """
-        Begin the block.
+        Begin the block, as the last of *blocks*.
 
         Raises:
             UsageError: it has begun before, its lease was given back, or it is the term of a parent process.
@@ -112,24 +114,33 @@ class SyncTermBlock:
             raise UsageError(msg)
         if self not in self._election.here.terms:
             raise not_entered(self._election, "before its loop was left", "with")
-        self.entered = True
-        enter(self.lease)
+        block = begin(blocks)
+        block.ending = self.end
+        try:
+            block.held = self.lease
+            self.entered = True
+            block.enter()
+        except BaseException:
+            block.drop()
+            raise
 
-    def leave(self, raised: BaseException | None) -> bool:
+    def end(self) -> None:
+        """It is no term of the election any more."""
+        self._election.here.terms.pop(self, None)
+
+    def leave(self, block: Block, raised: BaseException | None) -> bool:
         """End the block and give the lock back; return whether *raised* was nothing but the end of the term."""
         try:
-            leave(self.lease, raised)
+            block.leave(raised)
         except LeaseLostError as error:
             if not is_end_of(self.lease, error):
                 raise
-        finally:
-            self._election.here.terms.pop(self, None)
         return raised is not None and is_end_of(self.lease, raised)
 
     def forfeit(self) -> None:
         """Give back a term that was not entered: the loop was left, or went on without it."""
         if not self.entered:
-            self._election.here.terms.pop(self, None)
+            self.end()
             self.lease.release()
 
     def check_entered(self) -> None:
@@ -152,7 +163,7 @@ class SyncElection(Uncopied):
 
     __slots__ = ("_bridge", "_election")
 
-    def __init__(self, bridge: Callable[[], LoopThread], election: Election) -> None:
+    def __init__(self, bridge: Bridge, election: Election) -> None:
         self._bridge = bridge
         self._election = election
 
@@ -194,6 +205,7 @@ class SyncElection(Uncopied):
         resigned = False
         while (block := self._stand(resigned=resigned)) is not None:
             try:
+                block.win()
                 yield SyncElectionTerm(block)
             finally:
                 block.forfeit()
@@ -203,8 +215,18 @@ class SyncElection(Uncopied):
     def _stand(self, *, resigned: bool) -> SyncTermBlock | None:
         """Wait for the lead as this process: a forked child may go on with the loop of its parent."""
         bridge, candidacy = self._bridge(), candidacy_of(self._election)
-        handle = bridge.call(functools.partial(candidacy.stand, resigned=resigned), undo=give_back)
-        return None if handle is None else SyncTermBlock(candidacy.election, SyncLease(handle, bridge))
+
+        async def stood() -> SyncTermBlock | None:
+            handle = await candidacy.stand(resigned=resigned)
+            lease = None if handle is None else SyncLease(handle, bridge, self._bridge)
+            return None if lease is None else SyncTermBlock(candidacy.election, lease)
+
+        return bridge.call(stood, undo=_give_back)
+
+
+async def _give_back(block: SyncTermBlock | None) -> None:
+    if block is not None:
+        await give_back(block.lease)
 
 
 def as_leader(

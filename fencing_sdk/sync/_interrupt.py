@@ -2,21 +2,29 @@
 Locks whose loss breaks what the main thread does, also a call that blocks.
 
 A signal does it: its handler raises `LeaseLostError` wherever the main thread is. The signal is SIGURG, which a process
-ignores unless it has a handler, so that one which comes late does no harm.
+ignores unless it has a handler, so that one which comes late does no harm. Each loss breaks its block once:
+
+* of several blocks that are lost, the outermost is broken, and the others with it;
+* the end of a block is not broken, because it gives the lock back and decides what leaves. So a signal that comes
+  meanwhile, which may be for a block around that one, is sent again.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from asyncio.events import _get_running_loop
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 
 from fencing_sdk._lease import state_of
 from fencing_sdk.errors import LossReason, UnsupportedError, UsageError, shown
-from fencing_sdk.sync._lease import SyncLease
+from fencing_sdk.sync._lease import LEAVING, Block, SyncLease, owned
 from fencing_sdk.sync._lock import SyncLock
+
+_AGAIN, _LATER = 0.02, 1.0
+"""Seconds until a signal that has broken nothing is sent again, at first and in the end."""
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
@@ -24,45 +32,37 @@ _Handler = Callable[[int, FrameType | None], object] | int | None
 class InterruptingLock(SyncLock):
     """A `SyncLock` of ``interrupt=True``: the loss of its lease raises `LeaseLostError` in the block, at once."""
 
-    __slots__ = ("_interrupt",)
+    __slots__ = ()
 
-    _interrupt: Interrupt
-
-    def __enter__(self) -> SyncLease:
+    def _enter(self, block: Block) -> SyncLease:
         interrupt = Interrupt(self.name)
-        lease = super().__enter__()
-        self._interrupt = interrupt
+        block.ending = interrupt.end
+        lease = super()._enter(block)
         try:
             interrupt.begin(lease)
-            lease.check()  # the signal of a loss that came meanwhile has broken nothing
         except BaseException as error:
-            self.__exit__(type(error), error, None)
+            block.leave(error)
             raise
         return lease
 
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            self._interrupt.end()
-        finally:
-            super().__exit__(kind, raised, traceback)
+    def _end(self, block: Block, raised: BaseException | None) -> None:
+        if block.ending is not None:
+            block.ending()
+        block.leave(raised)
 
-
-_OWN = frozenset({InterruptingLock.__enter__.__code__, InterruptingLock.__exit__.__code__})
-"""Where the handler raises nothing: the end of the block tells the loss by itself."""
+    __exit__ = owned(_end)
 
 
 class Interrupt:
     """
-    One block of the main thread, and the signal that may break it.
+    One block of the main thread, which a signal may break.
 
     Raises:
         UsageError: this is not the main thread.
         UnsupportedError: the system has no such signals.
     """
 
-    __slots__ = ("_before", "_lease")
+    __slots__ = ("_entered", "_lease", "_told")
 
     def __init__(self, name: str) -> None:
         if not hasattr(signal, "pthread_kill"):
@@ -72,42 +72,92 @@ class Interrupt:
             msg = f"lock {shown(name)} has interrupt=True, which works in the main thread alone; ask lease.check() here"
             raise UsageError(msg)
         self._lease: SyncLease | None = None
-        self._before: _Handler = None
+        self._entered = False
+        self._told = False
 
     def begin(self, lease: SyncLease) -> None:
-        """Break the block from now on when *lease* is lost."""
-        self._before = signal.signal(signal.SIGURG, self._on_signal)
+        """
+        Break the block from now on when *lease* is lost.
+
+        Raises:
+            LeaseLostError: it was lost meanwhile.
+        """
         self._lease = lease
+        _signals.add(self)
         lease.on_lost(self._send)
+        lease.check()  # the signal of a loss that came until now has broken nothing
+        self._entered = True
 
     def end(self) -> None:
-        """Break nothing any more."""
-        if self._lease is not None:
-            self._lease = None
-            signal.signal(signal.SIGURG, signal.SIG_DFL if self._before is None else self._before)
+        """Break nothing any more. Idempotent."""
+        self._lease = None
+        _signals.remove(self)
 
-    def _send(self, _reason: LossReason) -> None:
-        """In a thread of its own: call the main thread away from what it does."""
-        main = threading.main_thread().ident
-        if self._lease is not None and main is not None:
+    @property
+    def is_due(self) -> bool:
+        """Whether the block was lost, and has not been broken. Perhaps this very thread closes the client."""
+        lease = self._lease
+        return lease is not None and not self._told and lease.lost_reason not in {None, LossReason.CLOSED}
+
+    def break_all(self, inner: Sequence[Interrupt]) -> None:
+        """
+        Break the block, unless it is being entered, and with it those that are lost *inner* to it.
+
+        Raises:
+            LeaseLostError: it was lost.
+        """
+        if self._lease is not None and self._entered:
+            for block in (self, *inner):
+                block._told = True  # noqa: SLF001  (of this class)
+            raise state_of(self._lease).loss()
+
+    def _send(self, _: LossReason) -> None:
+        """In a thread of its own: call the main thread away from what it does, until the block is broken or left."""
+        main, sleep, pause = threading.main_thread().ident, threading.Event(), _AGAIN
+        while self.is_due and main is not None:
             with suppress(ProcessLookupError):
                 signal.pthread_kill(main, signal.SIGURG)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        lease = self._lease
-        if lease is not None and lease.lost_reason not in _NO_REASON and not _is_own(frame):
-            raise state_of(lease).loss()
-        if callable(self._before):  # the block around this one has been lost, or the signal was for the program
-            self._before(number, frame)
+            if _get_running_loop() is not None:  # the client's own thread, as no other can be started any more
+                return
+            sleep.wait(pause)
+            pause = min(2 * pause, _LATER)
 
 
-_NO_REASON = frozenset({None, LossReason.CLOSED})
-"""Without a loss, and while the client is closed, perhaps by this very thread, nothing is broken."""
+class _Signals:
+    """The handler of SIGURG, for all such blocks that the main thread is inside."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Interrupt] = []
+        self._former: _Handler = None
+
+    def add(self, block: Interrupt) -> None:
+        """Handle the signal until *block* is left."""
+        if signal.getsignal(signal.SIGURG) != self._handle:
+            self._former = signal.signal(signal.SIGURG, self._handle)
+        self._blocks.append(block)
+
+    def remove(self, block: Interrupt) -> None:
+        """*block* is left. After the last one, the signal does what it did before."""
+        if block in self._blocks:
+            self._blocks.remove(block)
+        if not self._blocks and signal.getsignal(signal.SIGURG) == self._handle:
+            with suppress(ValueError):  # another thread collects the block: the handler does nothing from now on
+                signal.signal(signal.SIGURG, signal.SIG_DFL if self._former is None else self._former)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        due = [block for block in self._blocks if block.is_due]
+        if due and not _is_leaving(frame):
+            due[0].break_all(due[1:])
+        if not due and callable(self._former):
+            self._former(number, frame)
 
 
-def _is_own(frame: FrameType | None) -> bool:
+_signals = _Signals()
+
+
+def _is_leaving(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code in _OWN:
+        if frame.f_code in LEAVING:
             return True
         frame = frame.f_back
     return False

@@ -1,14 +1,24 @@
-"""A lease in the hands of a thread: what `Lease` says, and calls that wait."""
+"""
+A lease in the hands of a thread: what `Lease` says, calls that wait, and the ``with`` that gives it back.
+
+The handler of a signal may raise between any two steps of Python: also on the first step into the end of a block,
+before anything was given back. So a block belongs to an object that the ``with`` statement alone refers to: the
+``__exit__`` that it looks up, which is another one for each statement. When the statement lets go of it, for whatever
+reason, what was not given back by then is given back in the background.
+
+An `ExitStack` looks ``__exit__`` up at the class. A block of it has no owner, and is found by its thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import anyio
 
@@ -16,14 +26,186 @@ from fencing_sdk._current_lease import pop, push
 from fencing_sdk._engine.lease_scope import tell_loss
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import AnyLease, Lease, state_of
+from fencing_sdk._values import forks
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import Seconds, seconds
-from fencing_sdk.errors import ConfigurationError, LossReason, shown
+from fencing_sdk.errors import ConfigurationError, LossReason, UsageError, shown
 from fencing_sdk.sync._loop_thread import LoopThread
 from fencing_sdk.sync._thread_call import ClosedMeanwhileError, this_thread
 
+R = TypeVar("R")
+M = TypeVar("M", bound="Enterable")
+
+Bridge = Callable[[], LoopThread]
+"""The bridge of this process: a forked child has another one. It keeps its client from being dropped."""
+
 LossCallback = Callable[[LossReason], object]
 """Called in a thread of its own with the reason of the loss."""
+
+
+class Enterable(Protocol):
+    """What may stand in a ``with``."""
+
+    @property
+    def _blocks(self) -> list[Block]: ...
+
+
+class Block:
+    """One ``with``: what it holds, and how that is given back."""
+
+    __slots__ = ("_among", "_owner", "begun", "current", "ending", "held", "thread")
+
+    def __init__(self, among: list[Block]) -> None:
+        self._among = among
+        self._owner: weakref.ref[object] | None = None
+        self.thread = this_thread()
+        self.begun = False
+        self.current = True
+        """Whether its leases are those of the code that runs in it. A plain handle's is not."""
+        self.held: SyncLease | Mapping[str, SyncLease] | None = None
+        self.ending: Callable[[], object] | None = None
+        """Called when the block is left or dropped. Idempotent."""
+        among.append(self)
+
+    def own_by(self, owner: object) -> None:
+        """Drop the block when *owner* is gone."""
+        self._owner = weakref.ref(owner, self.drop)
+
+    def leases(self) -> tuple[SyncLease, ...]:
+        """What the block holds, in the order in which it was taken."""
+        if self.held is None:
+            return ()
+        return (self.held,) if isinstance(self.held, SyncLease) else tuple(self.held.values())
+
+    def enter(self) -> None:
+        """Make the leases current, in the order in which they were taken."""
+        for lease in self.leases():
+            self.thread.inside.append(state_of(lease))
+            push(lease)
+
+    def leave(self, raised: BaseException | None) -> None:
+        """
+        End the block, whose body *raised*: give everything back, the last lease first, and say what was lost.
+
+        Raises:
+            LeaseLostError: a lease is over, and the body raised nothing of its own.
+        """
+        try:
+            if isinstance(self.held, SyncLease):
+                self._leave(self.held, None, raised, None)
+            else:
+                self._leave_all(raised)
+        finally:
+            self.drop()
+
+    def _leave_all(self, raised: BaseException | None) -> None:
+        blocks = contextlib.ExitStack()  # each lease sees what the one inside it raised
+        for lease in self.leases():
+            blocks.push(partial(self._leave, lease))
+        blocks.__exit__(None if raised is None else type(raised), raised, None)
+
+    def _leave(self, lease: SyncLease, _: object, raised: BaseException | None, __: object) -> None:
+        lost = lease.lost_reason  # the clock, once more: a body that finished too late was not covered
+        self._forget(lease)
+        lease._give_back(raised)  # noqa: SLF001
+        if lost is not None and self.current:
+            tell_loss(state_of(lease), lost, raised)
+
+    def drop(self, _: object = None) -> None:
+        """Give back in the background what is still held, and end the block. Idempotent."""
+        for lease in self.leases():
+            lease._let_go()  # noqa: SLF001
+            self._forget(lease)
+        if self.ending is not None:
+            self.ending()
+        if self in self._among:
+            self._among.remove(self)
+        self._owner = None
+
+    def _forget(self, lease: SyncLease) -> None:
+        pop(lease)
+        if (state := state_of(lease)) in self.thread.inside:
+            self.thread.inside.remove(state)
+
+
+def begin(blocks: list[Block], *, current: bool = True) -> Block:
+    """Return the block of the ``with`` that this thread is about to enter."""
+    thread = this_thread()
+    expected = [block for block in blocks if block.thread is thread and not block.begun]
+    block = expected[-1] if expected else Block(blocks)
+    block.begun, block.current = True, current
+    return block
+
+
+class _OwnedExit(Generic[M, R]):
+    """An ``__exit__`` that is another object for each ``with``, and owns its block."""
+
+    def __init__(self, leave: Callable[[M, Block, BaseException | None], R]) -> None:
+        self._leave = leave
+
+    def __get__(self, entered: M | None, _: type[M]) -> Callable[..., R]:
+        if entered is None:
+            return partial(_leave_unowned, self._leave)
+        block = Block(entered._blocks)  # noqa: SLF001
+        leaving = partial(_leave_owned, self._leave, entered, block)
+        block.own_by(leaving)
+        return leaving
+
+
+def _leave_owned(
+    leave: Callable[[M, Block, BaseException | None], R],
+    entered: M,
+    block: Block,
+    _: object,
+    raised: BaseException | None,
+    __: object,
+) -> R:
+    return leave(entered, _left(entered, block if block.begun else None), raised)
+
+
+def _leave_unowned(
+    leave: Callable[[M, Block, BaseException | None], R],
+    entered: M,
+    _: object,
+    raised: BaseException | None,
+    __: object,
+) -> R:
+    return leave(entered, _left(entered, None), raised)
+
+
+LEAVING = frozenset({_leave_owned.__code__, _leave_unowned.__code__})
+"""The code at the end of every block."""
+
+
+def _left(entered: Enterable, block: Block | None) -> Block:
+    """
+    Return the *block* that is left: where it is not known, the last one that this thread has begun.
+
+    Raises:
+        UsageError: another thread has begun it. It is given back, also if it is the only one that can be meant.
+    """
+    thread, begun = this_thread(), [block for block in entered._blocks if block.begun]  # noqa: SLF001
+    mine = [block for block in begun if block.thread is thread]
+    block = mine[-1] if block is None and mine else block
+    if block is not None and (block.thread is thread or not block.current):
+        return block
+    if block is not None or len(begun) == 1:  # it would be renewed for ever
+        block = block or begun[0]
+        for lease in block.leases():
+            lease.release()
+        block.drop()
+    msg = (
+        f"{shown(entered)} is left by a thread that did not enter it; use the plain handle there: "
+        "with lock.acquire() as lease"
+    )
+    raise UsageError(msg)
+
+
+def owned(
+    leave: Callable[[M, Block, BaseException | None], R],
+) -> Callable[[Any, type[BaseException] | None, BaseException | None, TracebackType | None], R]:
+    """Make an ``__exit__`` that owns its block of a method that ends it, and is given what the body raised."""
+    return cast("Callable[..., R]", _OwnedExit(leave))
 
 
 class SyncLease(AnyLease):
@@ -35,23 +217,25 @@ class SyncLease(AnyLease):
     from any thread. A plain handle may be left to a block: ``with lock.acquire() as lease`` releases it at the end.
     """
 
-    __slots__ = ("_bridge", "_handle", "_thread")
+    __slots__ = ("_blocks", "_bridge", "_client", "_handle")
 
-    def __init__(self, handle: Lease, bridge: LoopThread) -> None:
+    def __init__(self, handle: Lease, bridge: LoopThread, client: Bridge) -> None:
         super().__init__(state_of(handle))
         self._handle = handle
         self._bridge = bridge
-        self._thread: int | None = None  # that is inside a block by this lease
+        self._client = client  # which closes when it is dropped
+        self._blocks: list[Block] = []
 
     def __enter__(self) -> Self:
         if self._state.released:
             raise self._state.loss()
+        begin(self._blocks, current=False).held = self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._give_back(raised)
+    def _end(self, block: Block, raised: BaseException | None) -> None:
+        block.leave(raised)
+
+    __exit__ = owned(_end)
 
     def wait_lost(self, timeout: Seconds | None = None) -> LossReason | None:
         """
@@ -102,18 +286,12 @@ class SyncLease(AnyLease):
         with contextlib.suppress(ClosedMeanwhileError):  # whatever closed the client has given it back
             self._bridge.call(partial(self._handle.__aexit__, None, raised, None), only=self._state.loop)
 
-    def _enter(self) -> None:
-        self._thread = threading.get_ident()
-        this_thread().inside.append(self._state)
-        push(self)
-
-    def _leave(self, raised: BaseException | None) -> None:
-        lost = self.lost_reason  # the clock, once more: a body that finished too late was not covered
-        pop(self)
-        this_thread().inside.remove(self._state)
-        self._give_back(raised)
-        if lost is not None:
-            tell_loss(self._state, lost, raised)
+    def _let_go(self) -> None:
+        """Have the loop give the lock back, unless that was done. Nothing waits for it."""
+        state = self._state
+        if not state.released and state.generation == forks.count:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, which gave it back
+                state.loop.call_soon_threadsafe(_abandon, self._handle)
 
 
 class SyncPermitLease(SyncLease):
@@ -127,41 +305,22 @@ class SyncPermitLease(SyncLease):
         return self._state.permit or 0
 
 
-def enter(lease: SyncLease) -> None:
-    """Make *lease* the current one of this thread. For this package alone: the caller leaves it."""
-    lease._enter()  # noqa: SLF001  (the one door to it)
-
-
-def leave(lease: SyncLease, raised: BaseException | None) -> None:
-    """
-    End a block under *lease*, whose body *raised*: give it back, and say if it was lost. For this package alone.
-
-    Raises:
-        LeaseLostError: the lease is over, and the body raised nothing of its own.
-    """
-    lease._leave(raised)  # noqa: SLF001  (the one door to it)
-
-
-async def give_back(handle: Lease | None) -> None:
+async def give_back(*leases: SyncLease | None) -> None:
     """Undo an acquisition whose thread was interrupted. For this package alone."""
-    if handle is not None:
-        await handle.release()
+    for lease in reversed(leases):
+        if lease is not None:
+            await lease._handle.release()  # noqa: SLF001  (the one door to it)
 
 
-def bridge_of(lease: SyncLease) -> LoopThread:
-    """Return what keeps *lease*. For this package alone."""
-    return lease._bridge  # noqa: SLF001  (another door to it)
+def _abandon(handle: Lease) -> None:
+    state = state_of(handle)  # its handle is kept until here: a lease that is dropped earlier warns
+    state.keeper.abandon(state)
 
 
 def _check_callback(callback: object) -> None:
     if not callable(callback) or inspect.iscoroutinefunction(callback):
         msg = f"on_lost() takes a plain function, which gets the reason, not {shown(callback)}"
         raise ConfigurationError(msg)
-
-
-def is_inside(lease: SyncLease) -> bool:
-    """Whether this thread is inside a block by *lease*. For this package alone."""
-    return lease._thread == threading.get_ident()  # noqa: SLF001  (another door to it)
 
 
 async def _over(state: LeaseState, limit: float | None) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from types import EllipsisType, TracebackType
+from collections.abc import Sequence
+from types import EllipsisType
 from typing import NoReturn, cast
 
 from fencing_sdk._lease import Lease, PermitLease
@@ -12,14 +11,11 @@ from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk._values.uncopied import Uncopied
-from fencing_sdk.errors import UsageError, shown
+from fencing_sdk.errors import shown
 from fencing_sdk.recipes.rwlock import ReadWriteLock, enter_one_of_the_two
 from fencing_sdk.recipes.semaphore import Semaphore
-from fencing_sdk.sync._lease import SyncLease, SyncPermitLease, enter, give_back, is_inside, leave
+from fencing_sdk.sync._lease import Block, Bridge, SyncLease, SyncPermitLease, begin, give_back, owned
 from fencing_sdk.sync._loop_thread import LoopThread
-
-Bridge = Callable[[], LoopThread]
-"""The bridge of this process: a forked child has another one."""
 
 
 class SyncLock(Uncopied):
@@ -30,12 +26,12 @@ class SyncLock(Uncopied):
     meanwhile, so it reads ``lease.token`` for each write, and asks ``lease.check()`` in long work.
     """
 
-    __slots__ = ("_bridge", "_entered", "_lock")
+    __slots__ = ("_blocks", "_bridge", "_lock")
 
     def __init__(self, bridge: Bridge, lock: Lock) -> None:
         self._bridge = bridge
         self._lock = lock
-        self._entered: list[SyncLease] = []
+        self._blocks: list[Block] = []
 
     @property
     def name(self) -> str:
@@ -60,7 +56,7 @@ class SyncLock(Uncopied):
             FencingError: as `Lock.acquire`. `UsageError` when this thread is inside ``with`` of this lock.
             UnsupportedError: gevent or eventlet has replaced the threads of this process.
         """
-        return self._take(partial(self._lock.acquire, wait=wait))
+        return self._take(wait)
 
     def try_acquire(self) -> SyncLease | None:
         """
@@ -69,8 +65,13 @@ class SyncLock(Uncopied):
         Raises:
             FencingError: as `Lock.try_acquire`.
         """
-        handle = self._bridge().call(self._lock.try_acquire, undo=give_back)
-        return None if handle is None else _lease(handle, self._bridge())
+        bridge = self._bridge()
+
+        async def taken() -> SyncLease | None:
+            handle = await self._lock.try_acquire()
+            return None if handle is None else self._lease(handle, bridge)
+
+        return bridge.call(taken, undo=give_back)
 
     def locked(self) -> bool:
         """
@@ -82,37 +83,33 @@ class SyncLock(Uncopied):
         return self._bridge().call(self._lock.locked)
 
     def __enter__(self) -> SyncLease:
-        lease = self._take(self._lock.acquire)
+        return self._enter(begin(self._blocks))
+
+    def _enter(self, block: Block) -> SyncLease:
         try:
-            enter(lease)
-            self._entered.append(lease)
-        except BaseException:  # an interrupt
-            leave(lease, None)
+            lease = block.held = self._take()
+            block.enter()
+        except BaseException:
+            block.drop()
             raise
         return lease
 
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        leave(self._pair(), raised)
+    def _end(self, block: Block, raised: BaseException | None) -> None:
+        block.leave(raised)
 
-    def _take(self, acquire: Callable[[], Awaitable[Lease]]) -> SyncLease:
+    __exit__ = owned(_end)
+
+    def _take(self, wait: Seconds | EllipsisType | None = ...) -> SyncLease:
         bridge = self._bridge()
-        return _lease(bridge.call(acquire, undo=give_back), bridge)
 
-    def _pair(self) -> SyncLease:
-        """Find the entry that is left now: the last one of this thread. The list of entries only pairs the two."""
-        for lease in reversed(self._entered[:]):
-            if is_inside(lease):
-                self._entered.remove(lease)
-                return lease
-        if len(self._entered) == 1:  # it would be renewed for ever
-            self._entered.pop().release()
-        msg = (
-            f"lock {shown(self.name)} is left by a thread that did not enter it; use the plain handle there: "
-            "with lock.acquire() as lease"
-        )
-        raise UsageError(msg)
+        async def taken() -> SyncLease:
+            return self._lease(await self._lock.acquire(wait=wait), bridge)
+
+        return bridge.call(taken, undo=give_back)
+
+    def _lease(self, handle: Lease, bridge: LoopThread) -> SyncLease:
+        """Make the lease of the thread, in the loop: no signal comes between it and its owner."""
+        return (SyncPermitLease if isinstance(handle, PermitLease) else SyncLease)(handle, bridge, self._bridge)
 
 
 class SyncSemaphore(SyncLock):
@@ -127,18 +124,18 @@ class SyncSemaphore(SyncLock):
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ...) -> SyncPermitLease:
         """Take a permit and return a plain handle. Arguments and errors are those of `SyncLock.acquire`."""
-        return cast("SyncPermitLease", super().acquire(wait=wait))
+        return super().acquire(wait=wait)  # type: ignore[return-value]  # no call of cast: a signal could come in it
 
     def try_acquire(self) -> SyncPermitLease | None:
         """Take a permit if one is free now. Errors are those of `SyncLock.try_acquire`."""
-        return cast("SyncPermitLease | None", super().try_acquire())
+        return super().try_acquire()  # type: ignore[return-value]
 
     def holders(self) -> Sequence[Holder]:
         """Tell who holds which permit, in the order of their numbers. An answer may be outdated when it arrives."""
         return self._bridge().call(cast("Semaphore", self._lock).holders)
 
     def __enter__(self) -> SyncPermitLease:
-        return cast("SyncPermitLease", super().__enter__())
+        return super().__enter__()  # type: ignore[return-value]
 
 
 class SyncReadWriteLock(Uncopied):
@@ -189,7 +186,3 @@ class SyncReadWriteLock(Uncopied):
     def holders(self) -> Sequence[Holder]:
         """Tell who holds it: readers, or one writer. An answer may be outdated when it arrives."""
         return self._bridge().call(self._lock.holders)
-
-
-def _lease(handle: Lease, bridge: LoopThread) -> SyncLease:
-    return (SyncPermitLease if isinstance(handle, PermitLease) else SyncLease)(handle, bridge)

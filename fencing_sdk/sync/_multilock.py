@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from functools import partial
-from types import TracebackType
-
-from fencing_sdk._lease import Lease
 from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import UsageError, shown
-from fencing_sdk.recipes.multilock import HeldLeases, MultiLock, acquire_all, release_all
-from fencing_sdk.sync._lease import SyncLease, enter, leave
-from fencing_sdk.sync._lock import Bridge
+from fencing_sdk.recipes.multilock import HeldLeases, MultiLock, acquire_all
+from fencing_sdk.sync._lease import Block, Bridge, SyncLease, begin, give_back, owned
 
 
 class SyncHeldLocks(HeldLeases[SyncLease]):
@@ -32,12 +26,13 @@ class SyncMultiLock(Uncopied):
     when one of the locks was lost, and names it.
     """
 
-    __slots__ = ("_bridge", "_held", "_multilock")
+    __slots__ = ("_blocks", "_bridge", "_entered", "_multilock")
 
     def __init__(self, bridge: Bridge, multilock: MultiLock) -> None:
         self._bridge = bridge
         self._multilock = multilock
-        self._held: SyncHeldLocks | None = None
+        self._entered = False
+        self._blocks: list[Block] = []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,27 +43,29 @@ class SyncMultiLock(Uncopied):
         return f"<SyncMultiLock {', '.join(map(shown, self.names))}>"
 
     def __enter__(self) -> SyncHeldLocks:
-        if self._held is not None:
+        if self._entered:
             msg = "multilock() makes a block that is entered once; call it again for another one"
             raise UsageError(msg)
-        bridge = self._bridge()
-        handles: dict[str, Lease] = bridge.call(partial(acquire_all, self._multilock), undo=release_all)
-        held = self._held = SyncHeldLocks({name: SyncLease(handle, bridge) for name, handle in handles.items()})
-        for lease in held.values():
-            enter(lease)
+        self._entered = True
+        block, bridge = begin(self._blocks), self._bridge()
+
+        async def taken() -> SyncHeldLocks:
+            handles = await acquire_all(self._multilock)
+            return SyncHeldLocks({name: SyncLease(handle, bridge, self._bridge) for name, handle in handles.items()})
+
+        try:
+            held = block.held = bridge.call(taken, undo=_give_back)
+            block.enter()
+        except BaseException:
+            block.drop()
+            raise
         return held
 
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._held is not None  # __enter__ made it
-        blocks = ExitStack()  # each block sees what the one inside it raised
-        for lease in self._held.values():
-            blocks.push(partial(_leave, lease))
-        blocks.__exit__(kind, raised, traceback)
+    def _end(self, block: Block, raised: BaseException | None) -> None:
+        block.leave(raised)
+
+    __exit__ = owned(_end)
 
 
-def _leave(
-    lease: SyncLease, _: type[BaseException] | None, raised: BaseException | None, __: TracebackType | None
-) -> None:
-    leave(lease, raised)
+async def _give_back(held: SyncHeldLocks) -> None:
+    await give_back(*held.values())

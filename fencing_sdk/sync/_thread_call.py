@@ -188,12 +188,12 @@ class ThreadCall(Generic[T]):
             while not self._done:
                 self._run_body()
                 self._sleep()
+            if self._error is None:
+                return self._value  # type: ignore[return-value]  # no call of cast: a signal could come in it
         except BaseException:  # raised by the handler of a signal: KeyboardInterrupt, SystemExit, a limit of Celery
             self._undo_in_loop()
             raise
         error = self._error
-        if error is None:
-            return cast("T", self._value)
         try:
             if self._cut_off:
                 msg = "this client was closed while the call was waiting"

@@ -32,7 +32,7 @@ from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token, holding
 from fencing_sdk.sync._loop_thread import LoopThread
 from fencing_sdk.sync._opening import Opening
-from fencing_sdk.sync._thread_call import ThreadBody
+from fencing_sdk.sync._thread_call import ThreadBody, this_thread
 
 
 @pytest.fixture
@@ -784,6 +784,27 @@ def test_a_client_that_is_dropped_ends_its_thread(store):
     gc.collect()
     thread.join(PATIENCE)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("kind", ["handle", "try", "block", "multilock"])
+def test_what_is_held_keeps_its_client(store, kind):
+    """Also where nothing else refers to it: ``connect(url).lock("a").acquire()``."""
+    before = threads()
+    lease = {
+        "handle": lambda: connect(store).lock("a").acquire(),
+        "try": lambda: connect(store).lock("a").try_acquire(),
+        "block": lambda: connect(store).lock("a").__enter__(),
+        "multilock": lambda: connect(store).multilock("a").__enter__()["a"],
+    }[kind]()
+    gc.collect()
+    assert (lease.wait_lost(0.1), lease.held) == (None, True)
+    lease.release()
+    while held_here():
+        fencing_sdk._current_lease.pop(held_here()[-1])
+    this_thread().inside.clear()
+    del lease
+    gc.collect()
+    wait_until(lambda: threads() == before, what="the thread has ended", within=PATIENCE)
 
 
 def test_threads_that_use_a_new_client_at_once_share_one_thread(store):

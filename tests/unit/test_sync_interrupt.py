@@ -13,7 +13,8 @@ from fencing_sdk import LeaseLostError, LossReason, UsageError
 from fencing_sdk._current_lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.sync import SyncLease, SyncLockClient, connect
-from fencing_sdk.sync._interrupt import Interrupt
+from fencing_sdk.sync._interrupt import Interrupt, _Signals
+from fencing_sdk.sync._lease import LossCallback
 
 
 @pytest.fixture
@@ -51,22 +52,22 @@ def test_a_loss_breaks_a_call_that_blocks_and_the_lock_is_given_back(locks, stor
 
 def test_a_loss_that_comes_while_the_block_is_entered_keeps_its_body_from_running(locks, store, monkeypatch):
     """The signal finds the main thread on its way into the block, where it breaks nothing."""
-    begin, on_signal, came = Interrupt.begin, Interrupt._on_signal, []
+    on_lost, handle, came = SyncLease.on_lost, _Signals._handle, []
 
-    def lost_in_between(interrupt: Interrupt, lease: SyncLease) -> None:
-        begin(interrupt, lease)
+    def lost_in_between(lease: SyncLease, callback: LossCallback) -> None:
+        on_lost(lease, callback)
         locks.run(take_away)
         wait_until(lambda: came, what="the signal comes")
 
     async def take_away() -> None:
         store.take_away("a")
 
-    def seen(interrupt: Interrupt, *arguments: Any) -> None:
+    def seen(signals: _Signals, *arguments: Any) -> None:
         came.append(1)
-        on_signal(interrupt, *arguments)
+        handle(signals, *arguments)
 
-    monkeypatch.setattr(Interrupt, "begin", lost_in_between)
-    monkeypatch.setattr(Interrupt, "_on_signal", seen)
+    monkeypatch.setattr(SyncLease, "on_lost", lost_in_between)
+    monkeypatch.setattr(_Signals, "_handle", seen)
     began = time.monotonic()
     with pytest.raises(LeaseLostError) as lost, locks.lock("a", interrupt=True):
         time.sleep(60)
@@ -96,6 +97,91 @@ def test_the_loss_of_the_outer_of_two_locks_breaks_the_body(locks, store):
         reached.append("the end")
     assert (lost.value.name, reached) == ("outer", [])
     assert locks.inspect("inner") is None
+
+
+def both_lost(locks: SyncLockClient, store: MemoryBackend) -> None:
+    """As by an outage of the store."""
+
+    async def take_away() -> None:
+        store.take_away("outer")
+        store.take_away("inner")
+
+    locks.run(take_away)
+
+
+@pytest.mark.parametrize("caught", [False, True])
+def test_the_outermost_of_two_locks_that_are_lost_at_once_is_broken(locks, store, caught):
+    """An error of the inner one that is caught between the two would let the outer body go on."""
+    began, reached = time.monotonic(), []
+    with pytest.raises(LeaseLostError) as lost, locks.lock("outer", interrupt=True):
+        with (
+            contextlib.suppress(LeaseLostError) if caught else contextlib.nullcontext(),
+            locks.lock("inner", interrupt=True),
+        ):
+            both_lost(locks, store)
+            time.sleep(60)
+        reached.append("the outer body")
+        if not caught:
+            time.sleep(60)
+    assert (lost.value.name, time.monotonic() - began < 30) == ("outer", True)
+    assert reached == (["the outer body"] if caught else [])
+    assert locks.inspect("inner") is locks.inspect("outer") is None
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_loss_of_the_outer_lock_that_comes_at_the_end_of_the_inner_block_breaks_the_outer_body(
+    locks, store, monkeypatch, raises
+):
+    """The signal breaks no end of a block. It is sent again, also where an error of the body leaves the inner one."""
+    came, handle, end = [], _Signals._handle, Interrupt.end
+
+    def seen(signals: _Signals, *arguments: Any) -> None:
+        came.append(1)
+        handle(signals, *arguments)
+
+    def lost_meanwhile(interrupt: Interrupt) -> None:
+        end(interrupt)
+        if not came:
+            locks.run(take_away)
+            wait_until(lambda: came, what="the signal comes")
+
+    async def take_away() -> None:
+        store.take_away("outer")
+
+    monkeypatch.setattr(_Signals, "_handle", seen)
+    began = time.monotonic()
+    with pytest.raises(LeaseLostError) as lost, locks.lock("outer", interrupt=True):
+        monkeypatch.setattr(Interrupt, "end", lost_meanwhile)
+        with contextlib.suppress(ValueError), locks.lock("inner", interrupt=True):
+            if raises:
+                raise ValueError
+        time.sleep(60)
+    assert (lost.value.name, time.monotonic() - began < 30) == ("outer", True)
+
+
+def test_the_loss_of_the_outer_lock_breaks_the_wait_for_the_inner_one(locks, store):
+    with (
+        locks.lock("inner").acquire(),
+        pytest.raises(LeaseLostError) as lost,
+        locks.lock("outer", interrupt=True),
+    ):
+        taken_away_soon(locks, store, "outer")
+        with locks.lock("inner", interrupt=True, wait=60):
+            pytest.fail("it is held")
+    assert lost.value.name == "outer"
+    assert locks.inspect("inner") is None
+
+
+def test_what_cleans_up_after_a_loss_is_not_broken_again(locks, store):
+    cleaned = []
+    with pytest.raises(LeaseLostError), locks.lock("outer", interrupt=True), locks.lock("inner", interrupt=True):
+        try:
+            both_lost(locks, store)
+            time.sleep(60)
+        finally:
+            time.sleep(0.3)
+            cleaned.append("up")
+    assert cleaned == ["up"]
 
 
 def test_a_block_that_swallows_the_error_raises_it_at_its_end(locks, store):

@@ -1,0 +1,176 @@
+"""
+An exception that the handler of a signal raises leaves no lock behind, wherever it strikes: Celery's limits, an alarm.
+
+Python runs a handler between two steps of its own. A trace function can raise there too, so each step is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from campaigns import amount
+from patience import wait_until
+
+from fencing_sdk._current_lease import held_here
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.sync import SyncLockClient, connect
+from fencing_sdk.sync._thread_call import this_thread
+
+STEPS = 100_000
+"""More than any of them takes."""
+
+
+class Limit(Exception):
+    """What the handler of a signal raises."""
+
+
+def enter(locks: SyncLockClient) -> None:
+    with locks.lock("a"):
+        pass
+
+
+def shared(locks: SyncLockClient) -> None:
+    lock = SHARED.setdefault(locks, locks.lock("a"))
+    with lock:
+        pass
+
+
+def fail(locks: SyncLockClient) -> None:
+    with contextlib.suppress(ValueError), locks.lock("a"):
+        raise ValueError
+
+
+def handle(locks: SyncLockClient) -> None:
+    with locks.lock("a").acquire():
+        pass
+
+
+def several(locks: SyncLockClient) -> None:
+    with locks.multilock("a", "b"):
+        pass
+
+
+def permit(locks: SyncLockClient) -> None:
+    with locks.semaphore("a", permits=1):
+        pass
+
+
+def interrupting(locks: SyncLockClient) -> None:
+    with locks.lock("a", interrupt=True):
+        pass
+
+
+def lead(locks: SyncLockClient) -> None:
+    for term in locks.election("a"):
+        with term:
+            pass
+        break
+
+
+def job(locks: SyncLockClient) -> None:
+    locks.job("a", at_least_for=0.001)(int)()
+
+
+def locked(locks: SyncLockClient) -> None:
+    locks.locked("a")(len)("")
+
+
+SHARED: dict[SyncLockClient, Any] = {}
+SHAPES = [enter, shared, fail, handle, several, permit, interrupting, lead, locked]
+
+
+class Steps:
+    """Counts the steps of Python that a function takes, and raises at one of them."""
+
+    def __init__(self, last: int = STEPS) -> None:
+        self.last = last
+        self.taken = 0
+
+    def run(self, function: Callable[..., object], *args: object) -> None:
+        sys.settrace(self._step)
+        try:
+            function(*args)
+        finally:
+            sys.settrace(None)
+
+    def _step(self, frame: FrameType, event: str, _argument: object) -> Any:
+        frame.f_trace_opcodes = True
+        if event != "return":  # nothing comes between the end of a function and the next step of its caller
+            self.taken += 1
+            if self.taken == self.last:
+                raise Limit
+        return self._step
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncLockClient]:
+    if request.param == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)  # as if it were not installed
+    else:
+        pytest.importorskip("uvloop")
+    with connect(MemoryBackend()) as client:
+        yield client
+    SHARED.clear()
+
+
+def nothing_is_held(locks: SyncLockClient) -> bool:
+    free = locks.inspect("a") is locks.inspect("b") is None
+    return free and locks.status().leases == 0 and held_here() == () and this_thread().inside == []
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # some steps are those of a destructor
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a handle that no statement has owned yet
+def test_an_exception_between_any_two_steps_leaves_no_lock_behind(locks, shape):
+    shape(locks)
+    every = Steps()
+    every.run(shape, locks)
+    before = signal.getsignal(signal.SIGURG)
+    for step in range(1, every.taken, amount(1, short=31)):
+        with contextlib.suppress(Limit):
+            Steps(step).run(shape, locks)
+        wait_until(lambda: nothing_is_held(locks), what=f"nothing is held after step {step}")
+        assert signal.getsignal(signal.SIGURG) == before
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("shape", [enter, handle, several, lead])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+def test_an_alarm_in_each_of_many_blocks_leaves_no_lock_behind(locks, shape):
+    armed: list[bool] = []
+
+    def limit(*_: object) -> None:
+        if armed:
+            armed.clear()
+            raise Limit
+
+    def with_an_alarm(seconds: float) -> None:
+        armed.append(True)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            shape(locks)
+        finally:
+            armed.clear()
+
+    began = time.perf_counter()
+    for _ in range(20):
+        shape(locks)
+    usual = (time.perf_counter() - began) / 20
+    before = signal.signal(signal.SIGALRM, limit)
+    try:
+        for number in range(amount(3000, short=200)):
+            with contextlib.suppress(Limit):
+                with_an_alarm(usual * (0.001 + number * 0.618 % 1.0))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            wait_until(lambda: nothing_is_held(locks), what=f"nothing is held after block {number}")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
