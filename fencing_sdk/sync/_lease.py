@@ -289,7 +289,7 @@ class SyncLease(AnyLease):
     def _let_go(self) -> None:
         """Have the loop give the lock back, unless that was done. Nothing waits for it."""
         state = self._state
-        if not state.released and state.generation == forks.count:
+        if not state.released and state.generation == forks.here():
             with contextlib.suppress(RuntimeError):  # the loop is closed, which gave it back
                 state.loop.call_soon_threadsafe(_abandon, self._handle)
 
