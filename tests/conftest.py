@@ -92,6 +92,40 @@ def _asks_for_a_server(function: Callable[..., object]) -> bool:
     return code is not None and any(name.partition("_")[0] == "require" for name in code.co_names)
 
 
+SERVER_PROGRAMS = {
+    *("redis-server", "redis-sentinel", "valkey-server", "initdb", "postgres", "pg_ctl", "pgbouncer", "etcd", "java"),
+    *("openssl", "cc"),
+}
+_test_without_servers: pytest.Item | None = None
+"""The test that runs now, if it is not marked as one that needs a server."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Know which test runs."""
+    global _test_without_servers  # noqa: PLW0603  (an audit hook has no other way to know it)
+    _test_without_servers = None if item.get_closest_marker("server") else item
+    try:
+        return (yield)
+    finally:
+        _test_without_servers = None
+
+
+def _refuse_servers(event: str, arguments: tuple[Any, ...]) -> None:
+    """Fail a test that starts a server and is not marked so: it would fail on each machine without that server."""
+    if event != "subprocess.Popen" or _test_without_servers is None:
+        return
+    command = [arguments[1]] if isinstance(arguments[1], str | bytes | os.PathLike) else arguments[1]
+    started = {Path(os.fsdecode(word)).name for word in command} & SERVER_PROGRAMS
+    if started:
+        pytest.fail(
+            f"{', '.join(started)}: ask for it by a fixture of tests/servers, or call its require() in the test"
+        )
+
+
+sys.addaudithook(_refuse_servers)
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what needs a server, and leave out what is for campaigns alone."""

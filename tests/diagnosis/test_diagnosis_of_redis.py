@@ -132,8 +132,8 @@ async def test_a_server_that_is_down_or_hangs_is_found_in_bounded_time(start_red
     assert {"store.reachable", "redis.host"} == set(await found(url_of(server)))
 
 
-async def test_replicas_that_no_client_waits_for_are_found():
-    async with Replicated(**SOUND, masterauth="secret") as group:
+async def test_replicas_that_no_client_waits_for_are_found(redis_binary: str):
+    async with Replicated(binary=redis_binary, **SOUND, masterauth="secret") as group:
         findings = await found(url_of(group.master))
         assert findings["redis.replicas"].severity == WARNING
         assert "min_replicas=1" in findings["redis.replicas"].mend

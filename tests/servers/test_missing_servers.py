@@ -1,6 +1,7 @@
 """A machine without the servers says what to install, and in CI their absence is a failure."""
 
 import importlib
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,14 @@ import pytest
 def fixtures(of: str):
     """Their module, imported late: pytest wants to be the first who imports a plugin."""
     return importlib.import_module(f"{of}_fixtures")
+
+
+@pytest.mark.parametrize("command", [["redis-server", "--version"], ["setpriv", "/usr/bin/etcd"], ["openssl"]])
+def test_a_test_that_starts_a_server_without_asking_for_it_fails(command, tmp_path):
+    with pytest.raises(pytest.fail.Exception, match="ask for it by a fixture"):
+        subprocess.run(command)
+    with pytest.raises(pytest.fail.Exception, match="ask for it by a fixture"):
+        importlib.import_module("child_processes").spawn([*command], folder=tmp_path, log=tmp_path / "log")
 
 
 def test_elsewhere_a_missing_server_is_a_skip_that_says_what_to_install(monkeypatch):
