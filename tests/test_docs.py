@@ -91,7 +91,7 @@ def test_links_between_pages_lead_somewhere(page: Path):
 
 def test_the_readme_shows_code_early_and_stays_short():
     lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 170
+    assert len(lines) <= 120
     assert "```python" in lines[:12]
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
+from fencing_sdk._values.extras import install
 from fencing_sdk._values.store_url import split_url
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, shown
@@ -101,15 +102,12 @@ def _load(builtin: Builtin) -> Opener:
     except ModuleNotFoundError as error:
         if builtin.extra is None:
             raise
-        msg = f"{error.name} is not installed; run: pip install 'fencing-sdk[{builtin.extra}]'"
+        msg = f"{error.name} is not installed; run: {install(builtin.extra)}"
         raise ConfigurationError(msg) from error
     except (ImportError, AttributeError) as error:
         if builtin.extra is None:
             raise
-        msg = (
-            f"the installed driver cannot be used ({error}); "
-            f"run: pip install 'fencing-sdk[{builtin.extra}]' for a version that works"
-        )
+        msg = f"the installed driver cannot be used ({error}); for a version that works, run: {install(builtin.extra)}"
         raise ConfigurationError(msg) from error
     opener: Opener = module.from_url
     return opener

@@ -7,6 +7,7 @@ import importlib
 import signal
 import sys
 
+from fencing_sdk._values.extras import install
 from fencing_sdk._values.observers import keep_off_console
 
 _USAGE = 2
@@ -28,7 +29,7 @@ def _run() -> int:
         if missing == "fencing_sdk":
             raise
         with contextlib.suppress(OSError, AttributeError):  # a disk is full; there is no standard error
-            sys.stderr.write(f"fencing: {missing} is not installed; run: pip install 'fencing-sdk[cli]'\n")
+            sys.stderr.write(f"fencing: {missing} is not installed; run: {install('cli')}\n")
         return _USAGE
     keep_off_console()
     code: int = app.run_app(sys.argv[1:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from fencing_sdk._values.extras import install
 from fencing_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name != "pytest":
             raise
-        msg = f"{name} needs pytest; run: pip install 'fencing-sdk[testing]'"
+        msg = f"{name} needs pytest; run: {install('testing')}"
         raise ConfigurationError(msg) from error
     return getattr(module, name)
 

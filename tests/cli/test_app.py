@@ -88,7 +88,10 @@ def test_without_the_extra_there_is_a_hint_and_no_traceback():
         code = f"import sys; sys.modules[{missing!r}] = None; from fencing_sdk.cli import main; sys.exit(main())"
         done = subprocess.run([sys.executable, "-c", code, "run"], capture_output=True, text=True)
         assert done.returncode == 2
-        assert done.stderr == f"fencing: {missing} is not installed; run: pip install 'fencing-sdk[cli]'\n"
+        assert (
+            done.stderr
+            == f"fencing: {missing} is not installed; run: pip install 'fencing-sdk[cli]', or '.[cli]' in a checkout\n"
+        )
 
 
 def test_a_module_of_our_own_that_is_missing_is_not_the_user_s_fault():

@@ -760,7 +760,7 @@ from fencing_sdk.guards.redis import RedisGuard
 RedisGuard("redis://user:secret@h")
 """
     said = python(code).stderr
-    assert said.splitlines()[-1].endswith("is not installed; run: pip install 'fencing-sdk[redis]'")
+    assert said.splitlines()[-1].endswith("run: pip install 'fencing-sdk[redis]', or '.[redis]' in a checkout")
     assert "secret" not in said.split("During handling")[-1].splitlines()[-1]
 
 

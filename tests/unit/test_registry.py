@@ -137,7 +137,8 @@ def test_a_missing_driver_names_the_extra_to_install(site, monkeypatch):
     with pytest.raises(ConfigurationError) as caught:
         from_url(f"valet://user:{SECRET}@host")
     assert str(caught.value) == (
-        "a_driver_that_nobody_installed is not installed; run: pip install 'fencing-sdk[valet]'"
+        "a_driver_that_nobody_installed is not installed; run: pip install 'fencing-sdk[valet]', "
+        "or '.[valet]' in a checkout"
     )
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
     assert SECRET not in everything_said(caught.value)
@@ -155,7 +156,9 @@ def test_a_driver_that_lacks_what_is_needed_is_not_called_missing(site, monkeypa
         from_url(f"valet://user:{SECRET}@host")
     assert "the installed driver cannot be used (" in str(caught.value)
     assert "ThatWasRenamed" in str(caught.value)
-    assert str(caught.value).endswith("run: pip install 'fencing-sdk[valet]' for a version that works")
+    assert str(caught.value).endswith(
+        "for a version that works, run: pip install 'fencing-sdk[valet]', or '.[valet]' in a checkout"
+    )
     assert SECRET not in everything_said(caught.value)
 
 

@@ -51,7 +51,10 @@ try:
 except ConfigurationError as error:
     print(error)
 """
-    assert python(code).strip() == f"{suite} needs pytest; run: pip install 'fencing-sdk[testing]'"
+    assert (
+        python(code).strip()
+        == f"{suite} needs pytest; run: pip install 'fencing-sdk[testing]', or '.[testing]' in a checkout"
+    )
 
 
 @pytest.mark.parametrize("name", ["FaultyBackend", "World"])

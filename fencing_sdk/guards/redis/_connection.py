@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, cast
 from urllib.parse import parse_qs
 
+from fencing_sdk._values.extras import install
 from fencing_sdk._values.store_url import decoded, refuse_url, split_url
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.guards.redis._commands import Argument
@@ -208,7 +209,7 @@ def _client_for(url: str) -> _RedisClient:
     try:
         from redis.asyncio.connection import URL_QUERY_ARGUMENT_PARSERS  # noqa: PLC0415  (a client may be valkey-py's)
     except ModuleNotFoundError as error:
-        msg = f"{error.name} is not installed; run: pip install 'fencing-sdk[redis]'"
+        msg = f"{error.name} is not installed; run: {install('redis')}"
         raise ConfigurationError(msg) from error
     addresses = [address.at(_PORT) for address in parts.addresses()] if parts.hosts else [("localhost", _PORT)]
     login = {"username": parts.user or None, "password": parts.password or None}

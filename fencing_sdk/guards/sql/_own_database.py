@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import anyio
 import anyio.to_thread
 
+from fencing_sdk._values.extras import install
 from fencing_sdk._values.postgresql_url import SCHEMES
 from fencing_sdk._values.store_url import split_url
 from fencing_sdk._values.unawaited import retrieve
@@ -179,7 +180,7 @@ def _path_of_url(url: str) -> str:
     if "+" in scheme:
         msg = (
             "drop the '+driver' of the URL (postgresql://host/app, sqlite:///app.db), or pass SQLAlchemy's engine: "
-            "SqlGuard(create_async_engine(url)); if it is missing: pip install 'fencing-sdk[sqlalchemy]'"
+            f"SqlGuard(create_async_engine(url)); if it is missing: {install('sqlalchemy')}"
         )
         raise ConfigurationError(msg)
     parts = split_url(url)

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar, cast
 
 import anyio
 
+from fencing_sdk._values.extras import install
 from fencing_sdk._values.postgresql_url import read_postgresql_url
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.guards.sql._identifiers import POSTGRESQL
@@ -80,6 +81,6 @@ def _driver() -> _Connect:
     try:
         import asyncpg  # noqa: PLC0415  (a user of SQLite may not have it)
     except ModuleNotFoundError as error:
-        msg = f"{error.name} is not installed; run: pip install 'fencing-sdk[postgresql]'"
+        msg = f"{error.name} is not installed; run: {install('postgresql')}"
         raise ConfigurationError(msg) from error
     return cast("_Connect", asyncpg.connect)
