@@ -138,6 +138,8 @@ class StoreCalls:
             self._wake(reached.task)  # now and not when it is done: a turn of the loop earlier
             return answer
         detail = f"no answer within {limit:.3g} s" if reached else "its driver was cancelled from inside"
+        if isinstance(reached.why, BackendError):
+            detail += f": {reached.why.detail}"
         raise BackendUnavailableError(backend_name(self._backend), operation, detail)
 
     async def wait_for(self, task: asyncio.Future[Any], seconds: float) -> None:

@@ -89,13 +89,15 @@ class CallTimeout:
     Cancels the current task after *seconds*, and again after growing pauses while it goes on.
 
     Swallows the cancellation that it caused, and one that leaked out of a driver; a cancellation
-    from outside passes. True once the limit was reached. (A cancel scope would do, but it cancels a
-    task that swallows its cancellation in every turn of the loop, and so occupies the processor.)
+    from outside passes. True once the limit was reached; `why` is then the cause that the backend
+    gave to the cancellation. (A cancel scope would do, but it cancels a task that swallows its
+    cancellation in every turn of the loop, and so occupies the processor.)
     """
 
-    __slots__ = ("_before", "_cancelled", "_pause", "_seconds", "_timers", "task")
+    __slots__ = ("_before", "_cancelled", "_pause", "_seconds", "_timers", "task", "why")
 
     task: asyncio.Task[Any]
+    why: BaseException | None
 
     def __init__(self, timers: TimerQueue, seconds: float) -> None:
         self._timers = timers
@@ -114,8 +116,9 @@ class CallTimeout:
         self._timers.put(self, self._seconds, CallTimeout._cancel)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> bool:
         self._timers.drop(self)
+        self.why = None if error is None else error.__cause__
         for _ in range(self._cancelled):
             self.task.uncancel()
         return kind is asyncio.CancelledError and self.task.cancelling() <= self._before

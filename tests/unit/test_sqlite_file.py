@@ -26,7 +26,7 @@ from fencing_sdk.backends.sqlite.connection.file import LockFile
 from fencing_sdk.backends.sqlite.requests import LockRows
 from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
 from fencing_sdk.backends.sqlite.wakeup_socket import WakeupAddress
-from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, LeaseLostError
 
 # The URL.
 
@@ -272,6 +272,22 @@ async def test_a_file_that_stays_locked_is_unavailable(tmp_path: Path, monkeypat
     hog.close()
     await backend.open()
     await backend.aclose()
+
+
+async def test_a_lease_that_is_lost_to_a_long_writer_tells_of_the_writer(tmp_path: Path):
+    """The engine's limit ends before the file's patience, and alone would say that there was no answer."""
+    hog = sqlite3.connect(tmp_path / "locks.db", isolation_level=None)
+    async with connect(f"sqlite:///{tmp_path}/locks.db") as locks:
+        lease = await locks.lock("a", ttl=1).acquire()
+        hog.execute("BEGIN IMMEDIATE")
+        await lease.wait_lost()
+        with pytest.raises(
+            LeaseLostError, match=r"no answer within .* s: .*another process keeps the file's write lock"
+        ):
+            lease.check()
+        with pytest.raises(BackendUnavailableError, match="another process keeps the file's write lock"):
+            await locks.lock("b", ttl=1, wait=0).acquire()
+        hog.close()
 
 
 async def test_a_file_that_waits_draws_none_of_the_numbers_of_the_program(

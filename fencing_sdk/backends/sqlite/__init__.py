@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -43,7 +44,7 @@ from fencing_sdk.backends._shared.lock_table import TokenSource, token_source
 from fencing_sdk.backends.sqlite.connection.file import LockFile
 from fencing_sdk.backends.sqlite.connection.thread import SqlThread
 from fencing_sdk.backends.sqlite.diagnosis import judge_file
-from fencing_sdk.backends.sqlite.errors import translated
+from fencing_sdk.backends.sqlite.errors import busy, translated
 from fencing_sdk.backends.sqlite.losses import SqliteLossWatcher
 from fencing_sdk.backends.sqlite.operator_rows import OperatorRows
 from fencing_sdk.backends.sqlite.options import OPTIONS, check_path, check_synchronous, path_of
@@ -80,8 +81,9 @@ class SqliteBackend:
     def __init__(self, path: str | os.PathLike[str], *, tokens: str = "hybrid", synchronous: str = "full") -> None:
         self._path = check_path(path)
         self._durable, self._hybrid = synchronous != "normal", tokens != "counter"
+        self._busy = threading.Event()
         self._sql = SqlThread(
-            _RowsOpener(self._path, check_synchronous(synchronous), token_source(tokens, wall_micros))
+            _RowsOpener(self._path, check_synchronous(synchronous), token_source(tokens, wall_micros), self._busy)
         )
         self._waiters: SqliteWaiters | None = None
         self._losses = SqliteLossWatcher(self._sql)
@@ -181,7 +183,12 @@ class SqliteBackend:
         self, operation: str, do: Callable[[OperatorRows], T], *, urgent: bool = False, surely: bool = False
     ) -> T:
         with self._our_errors(operation):
-            return await asyncio.wrap_future(self._sql.submit(do, urgent=urgent, surely=surely))
+            try:
+                return await asyncio.wrap_future(self._sql.submit(do, urgent=urgent, surely=surely))
+            except asyncio.CancelledError as error:
+                if self._busy.is_set():
+                    error.__cause__ = busy(self._path, operation)
+                raise
 
 
 def _attending(sql: SqlThread) -> Attend:
@@ -192,14 +199,15 @@ def _attending(sql: SqlThread) -> Attend:
 class _RowsOpener:
     """How the thread opens the file. It refers to no backend, so that a backend that is dropped ends its thread."""
 
-    def __init__(self, path: str, synchronous: str, next_token: TokenSource) -> None:
+    def __init__(self, path: str, synchronous: str, next_token: TokenSource, busy: threading.Event) -> None:
+        self._busy = busy
         self._path = Path(path)
         self._synchronous = synchronous
         self._next_token = next_token
 
     def __call__(self) -> OperatorRows:
         self._path = self._path.absolute()  # once: a later change of the working directory moves nothing
-        file = LockFile(self._path, synchronous=self._synchronous, clock=BootClock())
+        file = LockFile(self._path, synchronous=self._synchronous, clock=BootClock(), busy=self._busy)
         rows = OperatorRows(
             file,
             SignsOfLife(self._path),

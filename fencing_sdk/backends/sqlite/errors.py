@@ -51,6 +51,12 @@ def _verdict(error: Exception) -> Verdict:
     return VERDICTS.get(code) or VERDICTS.get(code & 0xFF) or _UNKNOWN
 
 
+def busy(path: object, operation: str) -> BackendError:
+    """Make the error for a call that ends while it waits for the write lock."""
+    kind, hint = VERDICTS[sqlite3.SQLITE_BUSY]
+    return kind(BACKEND, operation, f"{str(path)!a}: {hint}")
+
+
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether another process has the lock that SQLite wanted, in any of its variants."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY

@@ -37,10 +37,22 @@ _SCHEMA = resources.files("fencing_sdk.backends.sqlite").joinpath("schema.sql")
 
 
 class LockFile:
-    """A database in WAL mode, opened and made ready."""
+    """
+    A database in WAL mode, opened and made ready.
 
-    def __init__(self, path: Path, *, synchronous: str, clock: Clock) -> None:
+    Args:
+        path: Where it is.
+
+        synchronous: A key of `SYNCHRONOUS`.
+
+        clock: The clock of grants.
+
+        busy: Set while another process keeps the write lock that is waited for.
+    """
+
+    def __init__(self, path: Path, *, synchronous: str, clock: Clock, busy: threading.Event | None = None) -> None:
         _check_openable(path)
+        self._busy = busy or threading.Event()
         self._path = path
         self._clock = clock
         self._durable = SYNCHRONOUS[synchronous]
@@ -123,13 +135,17 @@ class LockFile:
 
     def _patiently(self, attempt: Callable[[], sqlite3.Cursor], patience: float | None = None) -> sqlite3.Cursor:
         end = self._clock.now() + (PATIENCE if patience is None else patience)
-        while True:
-            try:
-                return attempt()
-            except sqlite3.OperationalError as error:
-                if not is_busy(error) or self._clock.now() >= end:
-                    raise
-            self._never.wait(JITTER.uniform(_SHORTEST_NAP, _LONGEST_NAP))
+        try:
+            while True:
+                try:
+                    return attempt()
+                except sqlite3.OperationalError as error:
+                    if not is_busy(error) or self._clock.now() >= end:
+                        raise
+                self._busy.set()
+                self._never.wait(JITTER.uniform(_SHORTEST_NAP, _LONGEST_NAP))
+        finally:
+            self._busy.clear()
 
 
 def _identity(path: Path) -> tuple[int, int]:
