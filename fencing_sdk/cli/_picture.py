@@ -281,9 +281,12 @@ def _words(access: DrawnAccess) -> tuple[str, str]:
         return "read", access.text
     if access.kind == "accepted" and not access.stale:
         return f"token {access.token} writes", access.text
+    if access.stale:
+        return f"token {access.token} < {access.fence}: accepted", access.text
+    unwritten = f"not written: {access.text}" if access.text else ""
     if access.fence == access.token:
-        return f"token {access.token} of two holders: refused", access.text
-    return f"token {access.token} < {access.fence}: {'accepted' if access.stale else 'refused'}", access.text
+        return f"token {access.token} of two holders: refused", unwritten
+    return f"token {access.token} < {access.fence}: refused", unwritten
 
 
 def _step(duration: float) -> float:

@@ -72,6 +72,8 @@ def test_a_refused_write_says_which_token_was_too_low():
     assert "token 1 < 2: refused" in texts(root)
     assert "late write refused" in texts(root)  # and the legend explains the sign
     assert "late write accepted" not in texts(root)
+    assert "not written: balance 110" in texts(root)
+    assert "balance 110" not in texts(root)  # which it never was
 
 
 def test_a_late_write_that_was_accepted_does_not_look_like_the_others():
@@ -79,6 +81,7 @@ def test_a_late_write_that_was_accepted_does_not_look_like_the_others():
     assert "token 1 < 2: accepted" in texts(root)
     assert "late write accepted" in texts(root)
     assert "token 2 writes" in texts(root)
+    assert "balance 110" in texts(root)
 
 
 def test_both_runs_are_in_one_picture():
