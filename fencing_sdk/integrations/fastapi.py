@@ -14,8 +14,10 @@ first. Put authentication before these: every request that gets here can raise a
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, TypeAlias, Unpack
 
-from fastapi import Depends, FastAPI, Header, Request, Response
+from fastapi import Depends, FastAPI, Header, Request, Response, WebSocket
 from fastapi.params import Depends as Dependency
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fencing_sdk._arguments import LockOptions, check_flag
 from fencing_sdk._client import LockClient
@@ -149,6 +151,7 @@ def answer_problems(app: FastAPI, *, stale_status: int = 409) -> None:
     """
     Answer the errors of ours that leave a handler or a dependency of *app* with problem+json, and show it in OpenAPI.
 
+    A websocket gets such an answer until it was accepted, and later the error stays an error.
     ``StaleTokenError`` is 409 (or 412), if it is about the token of this very request; a missing
     token 428, a malformed one 400, and so is ``InvalidNameError``, which a guard or a lock raises
     when the request makes no name that it takes; a lock that was not acquired 423, a lost lease
@@ -160,16 +163,41 @@ def answer_problems(app: FastAPI, *, stale_status: int = 409) -> None:
     """
     check_stale_status(stale_status)
 
-    async def answer(request: Request, error: Exception) -> Response:
+    async def answer(request: Request | WebSocket, error: Exception) -> Response:
         assert isinstance(error, FencingError)
-        if not blames(error, request, _presented):
+        if not _may_be_answered(request.scope) or not blames(error, request, _presented):
             raise error
         problem = problem_of(error, stale_status=stale_status)
         return Response(problem.body, problem.status, problem.headers)
 
     for kind in MAPPED:
         app.add_exception_handler(kind, answer)
+    app.add_middleware(_NoteAnswers)
     _show_in_openapi(app, stale_status)
+
+
+class _NoteAnswers:
+    """Notes in the scope of a websocket that it got its answer: Starlette would send it ours as a second one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def noting(message: Message) -> None:
+            scope[_ANSWERED] = True
+            await send(message)
+
+        await self._app(scope, receive, noting if scope["type"] == "websocket" else send)
+
+
+_ANSWERED = "fencing_sdk.answered"
+
+
+def _may_be_answered(scope: Scope) -> bool:
+    """Whether Starlette may send a response: it notes by itself when that of a request has begun."""
+    if scope["type"] != "websocket":
+        return True
+    return _ANSWERED not in scope and "websocket.http.response" in scope.get("extensions", {})
 
 
 def _naming(name: object, parameter: str) -> Callable[..., object]:
@@ -188,7 +216,7 @@ def _naming(name: object, parameter: str) -> Callable[..., object]:
     return by_path
 
 
-def _presented(request: Request) -> Token | None:
+def _presented(request: HTTPConnection) -> Token | None:
     return presented(request.headers.getlist(HEADER), request.headers.getlist(OLD_HEADER))
 
 

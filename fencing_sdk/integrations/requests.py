@@ -1,7 +1,8 @@
 """
 The holder's side for requests.
 
-    session.mount("https://", FencingAdapter(origins=["https://seats.example"]))
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, FencingAdapter(origins=["https://seats.example"]))
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ class FencingAdapter(BaseAdapter):
     """
     Sends the token of the current lease to *origins*, and to no other server. Mount it for ``https://`` and ``http://``.
 
-    A session asks its adapter for every hop of a redirect. A request to another origin loses the header, also one that
-    you set yourself; to an origin of the list, a header that you set stays.
+    A session asks the adapter of the URL for every hop of a redirect. A request to another origin loses the header,
+    also one that you set yourself; to an origin of the list, a header that you set stays. Where the adapter is not
+    mounted, it takes nothing away: a header that you set goes along, and the token of the lease does not.
 
     Args:
         origins: Scheme, host and port, such as ``"https://seats.example"``, compared exactly.
@@ -54,6 +56,7 @@ class FencingAdapter(BaseAdapter):
 
     def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
         """Send *request*, with or without the token."""
+        request = request.copy()  # a redirect copies the headers of the other one, and may go to another adapter
         url = urlsplit(request.url or "")
         self._outgoing.carry(Origin.of(str(url.scheme), str(url.hostname), url.port), cast("Headers", request.headers))
         return self._adapter.send(request, *args, **options)

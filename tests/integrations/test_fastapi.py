@@ -3,10 +3,13 @@
 import asyncio
 import sqlite3
 import threading
+from collections.abc import AsyncIterator
+from contextlib import closing
 from typing import Annotated
 
 import pytest
-from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException
+from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException, WebSocket
+from fastapi.exceptions import FastAPIError
 from fastapi.responses import StreamingResponse
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -309,6 +312,107 @@ async def test_a_plain_dependency_with_yield_learns_of_a_loss_when_the_answer_wa
     async with uvicorn_server(app) as url:
         assert (await send(url)).status == 200
     assert left == [None]
+
+
+async def spoken(app, *, denies=True):
+    """Speak ASGI to a websocket as a server does; return the kinds of what the application sent, and its error."""
+    sent = []
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/seats/42", "headers": [(b"fencing-token", b"34")], "query_string": b""}
+    scope["extensions"] = {"websocket.http.response": {}} if denies else {}
+    try:
+        await app(scope, receive, send)
+    except StaleTokenError as error:
+        return [message["type"] for message in sent], error
+    return [(message["type"], message.get("status")) for message in sent][:1], None
+
+
+@pytest.mark.parametrize("begin", ["accept", "close"])
+@pytest.mark.parametrize("mounted", [False, True])
+async def test_a_websocket_that_was_answered_gets_no_second_answer(app, begin, mounted):
+    inner = FastAPI() if mounted else app
+
+    @inner.websocket("/seats/{seat}")
+    async def watch(socket: WebSocket, seat: str):
+        await getattr(socket, begin)()
+        raise StaleTokenError("seats/42", 34, 35)
+
+    if mounted:
+        app.mount("", inner)
+    kinds, error = await spoken(app)
+    assert (kinds, error.fence) == ([f"websocket.{begin}"], 35)
+
+
+async def test_a_websocket_that_was_not_accepted_gets_an_answer_if_its_server_can_send_one(app):
+    @app.websocket("/seats/{seat}")
+    async def watch(socket: WebSocket, seat: str):
+        raise StaleTokenError("seats/42", 34, 35)
+
+    assert await spoken(app) == ([("websocket.http.response.start", 409)], None)
+    kinds, error = await spoken(app, denies=False)
+    assert (kinds, error.fence) == ([], 35)
+
+
+def counted(path):
+    """A database with one counter, and how it stands."""
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("CREATE TABLE IF NOT EXISTS counter AS SELECT 0 AS n")
+        return database.execute("SELECT n FROM counter").fetchone()[0]
+
+
+@pytest.mark.parametrize("order", ["of its own scope", "of the lease"])
+async def test_a_session_that_commits_after_yield_commits_under_the_lock_if_it_depends_on_the_lease(
+    app, locks, tmp_path, order
+):
+    """The order that the page shows; and the one of FastAPI's own page, in which the lock is free before the commit."""
+    held = Annotated[Lease, Leased(locks, "counter", wait=60)]
+    free_at_commit = []
+
+    async def session(lease: held) -> AsyncIterator[dict[str, int]]:
+        staged = {"n": counted(tmp_path / "app.db")}
+        yield staged
+        await asyncio.sleep(0)  # as a driver does
+        free_at_commit.append(await locks.inspect("counter") is None)
+        with closing(sqlite3.connect(tmp_path / "app.db")) as database, database:
+            database.execute("UPDATE counter SET n = ?", (staged["n"],))
+
+    async def session_alone() -> AsyncIterator[dict[str, int]]:
+        yield {"n": 0}
+        free_at_commit.append(await locks.inspect("counter") is None)
+
+    if order == "of the lease":
+
+        @app.post("/count")
+        async def count(staged: Annotated[dict[str, int], Depends(session, scope="function")]) -> None:
+            staged["n"] += 1
+    else:
+
+        @app.post("/count")
+        async def count_late(lease: held, staged: Annotated[dict[str, int], Depends(session_alone)]) -> None: ...
+
+    async with uvicorn_server(app) as url:
+        answers = await asyncio.gather(*(send(url, method=b"POST", path=b"/count") for _ in range(25)))
+    assert [answer.status for answer in answers] == [200] * 25
+    if order == "of the lease":
+        assert (counted(tmp_path / "app.db"), free_at_commit) == (25, [False] * 25)
+    else:
+        assert any(free_at_commit)
+
+
+def test_fastapi_refuses_a_session_of_the_request_that_needs_the_lease(app, locks):
+    async def session(lease: Annotated[Lease, Leased(locks, "counter", wait=60)]) -> AsyncIterator[None]:
+        yield
+
+    with pytest.raises(FastAPIError, match="scope"):
+
+        @app.post("/count")
+        async def count(staged: Annotated[None, Depends(session)]) -> None: ...
 
 
 async def test_a_name_that_is_no_name_is_400(app, locks):

@@ -5,7 +5,7 @@ import contextlib
 from typing import Annotated
 
 import pytest
-from aiohttp import ClientPayloadError, ClientSession, ServerDisconnectedError, web
+from aiohttp import ClientPayloadError, ClientSession, ServerDisconnectedError, WebSocketError, WSMsgType, web
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -126,6 +126,22 @@ async def test_an_answer_that_has_begun_is_not_followed_by_another_one(guard):
             async with session.put(f"{url}/seats/42", headers={"Fencing-Token": "34"}) as response:
                 assert response.status == 200
                 await response.read()
+
+
+async def test_a_websocket_that_was_accepted_gets_no_second_answer(guard, caplog):
+    async def handler(request):
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        raise StaleTokenError("seats/42", 34, 35)
+
+    app = application(guard_middleware(required=False), paths=())
+    app.router.add_get("/seats/{seat}", handler)
+    async with aiohttp_server(app) as url, ClientSession() as session:
+        async with session.ws_connect(f"{url}/seats/42", headers={"Fencing-Token": "34"}) as socket:
+            message = await socket.receive()
+    assert message.type in {WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR}
+    assert not isinstance(message.data, WebSocketError), "bytes that are no frame"
+    assert [type(record.exc_info[1]) for record in caplog.records if record.exc_info] == [StaleTokenError]
 
 
 async def test_the_check_in_front_does_not_reach_into_a_handler_that_awaits(guard):

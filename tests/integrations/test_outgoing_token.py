@@ -277,6 +277,24 @@ async def test_a_redirect_to_another_host_loses_the_token(client, locks, server)
     assert server.numbers == [1, None]
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_a_redirect_away_from_the_adapter_of_requests_takes_no_token_of_the_lease_along(locks, server, by_hand):
+    """As from https:// to http:// where the adapter is mounted for one alone."""
+    server.redirects["/seats/42"] = server.url.replace("127.0.0.1", "localhost") + "/there"
+
+    def send(headers):
+        with requests.Session() as session:
+            session.trust_env = False
+            session.mount("http://127.0.0.1", FencingAdapter([server.url]))
+            if by_hand:
+                session.mount("http://", FencingAdapter([server.url]))
+            return session.put(f"{server.url}/seats/42", headers=headers, data=b"body").status_code
+
+    async with locks.lock("seats/42") as lease:
+        assert await asyncio.to_thread(send, lease.headers() if by_hand else {}) == 200
+    assert server.numbers == [1, None]
+
+
 async def test_a_redirect_within_the_list_keeps_the_token_and_one_back_into_it_gets_it_again(
     client, locks, server, stranger
 ):
