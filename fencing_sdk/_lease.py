@@ -7,7 +7,7 @@ import warnings
 from types import TracebackType
 from typing import Self
 
-from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.lease_state import LeaseState, tell_loss
 from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.token_wire import token_headers
@@ -109,7 +109,8 @@ class Lease(AnyLease):
     `renew`, `release` and `wait_lost` belong to the event loop that acquired it.
 
     A plain handle may be left to a block: ``async with await lock.acquire() as lease`` releases it at the
-    end. The end may run in another task than the beginning, and nothing is cancelled when the lease is lost.
+    end. The end may run in another task than the beginning, and nothing is cancelled when the lease is lost; the end
+    raises `LeaseLostError` then.
 
     Not promised: that a thread, a shielded block or C code under the lease stops. The token, and a
     guard at the resource, are for those.
@@ -139,9 +140,9 @@ class Lease(AnyLease):
     async def __aexit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(raised, StaleTokenError):
-            self._state.report_stale(raised)
-        await self.release()
+        await end_block(self, raised)
+        if self._state.lost is not None:
+            tell_loss(self._state, raised)
 
     async def wait_lost(self) -> LossReason | None:
         """Wait until the lease is over; return why it was lost, or None when it was released."""
@@ -160,7 +161,12 @@ class Lease(AnyLease):
         await self._state.keeper.renew(self._state)
 
     async def release(self) -> None:
-        """Give the lock back. Idempotent, shielded from cancellation and bounded; never touches another's grant."""
+        """
+        Give the lock back. Idempotent, shielded from cancellation and bounded; never touches another's grant.
+
+        It raises no `LeaseLostError`, which could hide an error of yours: `lost_reason` tells afterwards whether the
+        lock was lost before, also where only this release has found that.
+        """
         if self._state.generation != forks.here():
             return
         self._state.check_loop()
@@ -176,6 +182,13 @@ class PermitLease(Lease):
     def permit(self) -> int:
         """The number of the permit: from 0 to below the number of permits. No other holder has it at the same time."""
         return self._state.permit or 0
+
+
+async def end_block(lease: Lease, raised: BaseException | None) -> None:
+    """Give a plain handle back at the end of a block, which *raised*. For this package alone."""
+    if isinstance(raised, StaleTokenError):
+        state_of(lease).report_stale(raised)
+    await lease.release()
 
 
 def state_of(lease: AnyLease) -> LeaseState:

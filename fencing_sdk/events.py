@@ -170,7 +170,12 @@ class Released(_ClientEvent):
     token: int
     held_for: float
     confirmed: bool
-    """Whether the store answered in time. If not, its ttl frees the lock at the latest."""
+    """
+    Whether the store answered in time that it has ended the grant, or after a loss that there is none any more.
+
+    If not, its ttl frees the lock at the latest. False also where this very answer showed that the lease was lost:
+    then `Lost` comes just before.
+    """
     kept_for: float = 0.0
     """Seconds for which the store keeps the lock nevertheless: after a job, for the rest of ``at_least_for``."""
 

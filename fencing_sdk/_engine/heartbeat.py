@@ -31,7 +31,7 @@ from operator import attrgetter
 
 from fencing_sdk._engine.heartbeat_log import SILENT, HeartbeatLog
 from fencing_sdk._engine.lease_group import LeaseGroup
-from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.lease_state import LeaseState, loss_in
 from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.schedule import Schedule
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
@@ -293,10 +293,8 @@ class Heartbeat:
         elif outcome is Renewal.UNKNOWN:
             lease.loss_detail = error or SILENT
             self._report.failed(lease, error)
-        elif isinstance(outcome, Revoked):
-            lease.lose(LossReason.REVOKED, outcome.reason)
         else:
-            lease.lose(LossReason.TAKEN_OVER if outcome is Renewal.TAKEN_OVER else LossReason.REFUSED)
+            lease.lose(*loss_in(outcome))
 
     def _plan(self, leases: Sequence[LeaseState], when: float) -> None:
         """Renew at *when*; where a renewal cannot help or would come too late, wait for the end."""

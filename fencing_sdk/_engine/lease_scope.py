@@ -2,7 +2,7 @@
 One task's stay inside ``async with lock``: what the body sees, and what leaves afterwards.
 
     body ends cleanly, lease held            nothing
-    body ends cleanly, lease over            LeaseLostError
+    body ends cleanly, lease over            LeaseLostError, also if only its release finds that
     body cancelled by the lease              LeaseLostError
     body raises, lease held or over          the body's error, with a note when the lease was lost too
     the task cancelled from outside          CancelledError: an outer cancellation wins
@@ -25,9 +25,9 @@ from weakref import WeakKeyDictionary
 
 from fencing_sdk._current_lease import pop, push
 from fencing_sdk._engine.cancellation import PacedScope, paced_scope
-from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.lease_state import tell_loss
 from fencing_sdk._lease import AnyLease, Lease, state_of
-from fencing_sdk.errors import LeaseLostError, LossReason, UsageError, shown
+from fencing_sdk.errors import LossReason, UsageError, shown
 
 _PAUSE = 1 / 2
 """Part of the safety buffer after which a body that swallows its cancellation is cancelled again."""
@@ -45,7 +45,6 @@ class ScopeExit(NamedTuple):
     """Whether the scope took back the cancellation that it had caused."""
     outer: bool
     """Whether the task was cancelled from outside meanwhile."""
-    lost: LossReason | None
 
 
 class LeaseScope:
@@ -91,22 +90,24 @@ class LeaseScope:
         outer = self.task.cancelling() > self._cancelling
         if raised is None and lost is None and not swallowed and not outer:
             return None
-        return ScopeExit(raised, swallowed, outer, lost)
+        return ScopeExit(raised, swallowed, outer)
 
-    def conclude(self, end: ScopeExit, original: BaseException | None) -> None:
+    def conclude(self, end: ScopeExit | None, original: BaseException | None) -> None:
         """
         Raise what has to leave the ``async with`` instead of *original*; return to let *original* leave.
+
+        The lock was given back: *end* is how the body ended, and a loss may have been found since.
 
         Raises:
             LeaseLostError: the lease is over and the body raised nothing of its own.
         """
-        raised, lost = end.raised, end.lost
-        if end.swallowed and end.outer:
-            raise asyncio.CancelledError
-        if end.swallowed:
-            raise self.state.loss(lost or LossReason.EXPIRED) from None
-        if lost is not None:
-            tell_loss(self.state, lost, raised)
+        raised = None if end is None else end.raised
+        if end is not None and end.swallowed:
+            if end.outer:
+                raise asyncio.CancelledError
+            raise self.state.loss(self.state.lost or LossReason.EXPIRED) from None
+        if self.state.lost is not None:
+            tell_loss(self.state, raised)
         if raised is not original and raised is not None:
             raise raised
 
@@ -144,19 +145,3 @@ class LeaseScope:
         self.state.forget_scope()
         self.state.task = None
         return pop(self.lease)
-
-
-def tell_loss(state: LeaseState, lost: LossReason, raised: BaseException | None) -> None:
-    """
-    Say that the lease of a block was lost: by an error, or by a note on the error that the body *raised*.
-
-    Raises:
-        LeaseLostError: the lease is over, and the body raised nothing of its own.
-    """
-    if raised is None or isinstance(raised, GeneratorExit):
-        raise state.loss(lost) from None
-    says_so = isinstance(raised, LeaseLostError) and (raised.name, raised.token) == (state.name, state.number)
-    if isinstance(raised, Exception) and not says_so:
-        raised.add_note(
-            f"fencing_sdk: the lease on {shown(state.name)} (token {state.number:d}) was lost too: {lost.value}"
-        )

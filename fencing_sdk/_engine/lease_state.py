@@ -11,7 +11,7 @@ When is a lease lost? Each of these can end it, and none of them needs the other
 
 * the deadline, which `max_hold` may cut short: `LeaseGroup` keeps a timer for it, and every use of the token compares
   it with the clock. `_expire` tells a process that stood still (`STALLED`) from a store that was silent (`EXPIRED`);
-* the store's answer to a renewal: the heartbeat calls `lose`;
+* the store's answer to a renewal: the heartbeat calls `lose`; or to the first release, which finds the loss too late;
 * a notice pushed by the store: the engine calls `lose`;
 * the client: it is closed or its heartbeat fails (`CLOSED`), or the bound of a drain is over (`DRAINED`);
 * a fork of the process: in the child every lease is over (`CLOSED`).
@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import anyio
 
 from fencing_sdk._values import forks
-from fencing_sdk._values.claim import Claim, Token
+from fencing_sdk._values.claim import Claim, Renewal, Revoked, Token
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.loop_owner import running_loop
 from fencing_sdk._values.timing import Timing
@@ -290,9 +290,13 @@ class LeaseState:
 
     # The end.
 
-    def lose(self, reason: LossReason, detail: str = "") -> None:
-        """End the lease and cancel its work. *detail* is what the operator wrote who took it away."""
-        if self.lost_reason is None and not self.released:
+    def lose(self, reason: LossReason, detail: str = "", *, by_release: bool = False) -> None:
+        """
+        End the lease and cancel its work. *detail* is what the operator wrote who took it away.
+
+        *by_release*: the release has found that it was over before, so that it counts as lost and not as given back.
+        """
+        if self.lost_reason is None and (by_release or not self.released):
             self.lost = reason
             if reason is LossReason.REVOKED:
                 self.loss_detail = detail
@@ -350,3 +354,27 @@ class LeaseState:
     def forget_scope(self) -> None:
         """Cancel nothing from now on, whatever happens to the lease."""
         self._scope = None
+
+
+def loss_in(refusal: Renewal | Revoked) -> tuple[LossReason, str]:
+    """Why a lease is lost whose renewal or first release was answered so, and what an operator wrote."""
+    if isinstance(refusal, Revoked):
+        return LossReason.REVOKED, refusal.reason
+    return LossReason.TAKEN_OVER if refusal is Renewal.TAKEN_OVER else LossReason.REFUSED, ""
+
+
+def tell_loss(state: LeaseState, raised: BaseException | None) -> None:
+    """
+    Say that the lease of a block was lost: by an error, or by a note on the error that the body *raised*.
+
+    Raises:
+        LeaseLostError: the lease is over, and the body raised nothing of its own.
+    """
+    loss = state.loss()
+    if raised is None or isinstance(raised, GeneratorExit):
+        raise loss from None
+    says_so = isinstance(raised, LeaseLostError) and (raised.name, raised.token) == (state.name, state.number)
+    if isinstance(raised, Exception) and not says_so:
+        raised.add_note(
+            f"fencing_sdk: the lease on {shown(state.name)} (token {state.number:d}) was lost too: {loss.reason.value}"
+        )

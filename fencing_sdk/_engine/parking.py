@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.lease_state import LeaseState, loss_in
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.claim import Renewal, Revoked
 from fencing_sdk._values.clock import Clock
@@ -29,8 +29,6 @@ from fencing_sdk.errors import BackendError, LeaseLostError, LossReason, shown
 
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 1.0
-
-_LOSSES = {Renewal.REFUSED: LossReason.REFUSED, Renewal.TAKEN_OVER: LossReason.TAKEN_OVER}
 
 
 class Parking:
@@ -50,6 +48,8 @@ class Parking:
         self.kept_for = 0.0
         """Seconds for which the store keeps the lock, once it is parked."""
         self.loss: LeaseLostError | None = None
+        self.refusal: tuple[LossReason, str] | None = None
+        """Why the store refused, and what the operator wrote."""
 
     async def run(self) -> bool:
         """
@@ -69,7 +69,8 @@ class Parking:
                 return True
             self._overtaken = True
             if outcome is not Renewal.UNKNOWN or last or self._clock.now() + pause >= self._deadline:
-                self.loss = self._lost(LossReason.REVOKED if isinstance(outcome, Revoked) else _LOSSES.get(outcome))
+                self.refusal = None if outcome is Renewal.UNKNOWN else loss_in(outcome)
+                self.loss = self._lost()
                 return True
             await self._store_calls.sleep_until_closing(pause)
             last = self._store_calls.closing
@@ -113,10 +114,10 @@ class Parking:
                 return
             pause = min(2 * pause, _LAST_PAUSE)
 
-    def _lost(self, reason: LossReason | None) -> LeaseLostError:
+    def _lost(self) -> LeaseLostError:
         lease = self._lease
-        if reason is None:
+        if self.refusal is None:
             detail = f"the store did not confirm that it keeps the lock for {self._left():.3g} s more"
             logger.warning("lease on %s (token %d): %s", shown(lease.name), lease.number, detail)
             return LeaseLostError(lease.name, lease.number, LossReason.EXPIRED, detail)
-        return LeaseLostError(lease.name, lease.number, reason)
+        return LeaseLostError(lease.name, lease.number, *self.refusal)

@@ -4,8 +4,8 @@ The short way to the store: a request that is posted, and whose answer is handed
 Most acquisitions ask once and get the lock, and most releases are answered. Where the backend supports posts they need
 no task and no timer of their own. The rules:
 
-1. Only two outcomes are used here: a plain grant whose deadline is still ahead, and a confirmed release. After any
-   other outcome the caller hands the flight to `Acquisition` or `Releases`, which goes on from there.
+1. Only two outcomes are used here: a plain grant whose deadline is still ahead, and a release that ended the grant.
+   After any other outcome the caller hands the flight to `Acquisition` or `Releases`, which goes on from there.
 2. An answer always lands, however late, and also if its caller was cancelled. What was granted meanwhile is released.
 3. Landing stores the outcome, drops the limit and wakes the caller, and nothing else: it runs inside the driver's
    callback, where an error would break the connection of all other requests.
@@ -17,7 +17,7 @@ import asyncio
 from typing import Any
 
 from fencing_sdk._engine.timers import TimerQueue
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Renewal, Revoked
 from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.abc import Backend, Posted, Sent, SupportsPosts
 from fencing_sdk.errors import BackendError
@@ -25,7 +25,7 @@ from fencing_sdk.errors import BackendError
 AT_ONCE = 16
 """After so many answers without a suspension the caller suspends once, so that other tasks run."""
 
-Outcome = Grant | Held | Posted | BackendError
+Outcome = Grant | Held | Posted | Renewal | Revoked | BackendError
 
 
 class Flight:

@@ -2,7 +2,8 @@
 Gives leases back, each of them once, and tells the one end that each of them has.
 
 A release is posted where the backend supports it (`Posts`). What follows when that is not enough is here: a release
-holds up its caller for a bounded time and goes on in the background.
+holds up its caller for a bounded time and goes on in the background. A first release that is answered "not this
+owner's" has found a loss (see `Returned`): the lease is lost, and the end of its block raises.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from contextvars import Context
 
 from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._engine.heartbeat import Heartbeat
-from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.lease_state import LeaseState, loss_in
 from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.parking import Parking
 from fencing_sdk._engine.posted_requests import Flight
-from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._engine.store_calls import Returned, StoreCalls
 from fencing_sdk._values.claim import LOCK
 from fencing_sdk._values.clock import Clock
 from fencing_sdk.errors import LeaseLostError, LossReason
@@ -57,12 +58,12 @@ class Releases:
             return None
         return calls.posts.release(lease.claim, self._clock.now(), _limit(lease))
 
-    def send(self, lease: LeaseState, flight: Flight | None = None) -> asyncio.Task[bool]:
+    def send(self, lease: LeaseState, flight: Flight | None = None) -> asyncio.Task[Returned]:
         """Give *lease*, which was taken, back in the background. A release that was posted is waited for first."""
         limit = _limit(lease)
         returned = self.store_calls.give_back(lease.claim, limit, flight)
         if lease.unanswered_calls and lease.held_for < lease.timing.ttl:
-            self.store_calls.undo(lease.claim, list(lease.unanswered_calls), limit)
+            self.store_calls.undo(lease.claim, list(lease.unanswered_calls), limit, returned)
         return returned
 
     async def finish(self, lease: LeaseState, flight: Flight | None) -> None:
@@ -80,7 +81,7 @@ class Releases:
         except BaseException:  # the caller's coroutine was closed: no task runs it
             self.tell_when_done(lease, returned)
             raise
-        self.tell_end(lease, confirmed=_confirmed(returned))
+        self._end(lease, returned)
         if cancelled is not None:
             raise cancelled
 
@@ -113,10 +114,14 @@ class Releases:
             raise loss
 
     async def _park(self, lease: LeaseState, parking: Parking) -> None:
-        if await parking.run():
-            self.tell_end(lease, confirmed=parking.loss is None, kept_for=parking.kept_for)
-        else:
+        if not await parking.run():
             await self.finish(lease, None)
+            if lease.lost is not None:
+                parking.loss = lease.loss()
+        else:
+            if parking.refusal is not None:
+                lease.lose(*parking.refusal, by_release=True)
+            self.tell_end(lease, confirmed=parking.loss is None, kept_for=parking.kept_for)
 
     def give_back_behind(self, lease: LeaseState) -> None:
         """Give *lease* back in the background."""
@@ -140,12 +145,21 @@ class Releases:
         self.returning.update(self.unreleased)
         self.unreleased.clear()
 
-    def tell_when_done(self, lease: LeaseState, returned: asyncio.Task[bool]) -> None:
+    def tell_when_done(self, lease: LeaseState, returned: asyncio.Task[Returned]) -> None:
         """Tell the end of *lease* once it is *returned*."""
         if returned.done():
-            self.tell_end(lease, confirmed=_confirmed(returned))
+            self._end(lease, returned)
         else:
-            returned.add_done_callback(lambda task: self.tell_end(lease, confirmed=_confirmed(task)), context=Context())
+            returned.add_done_callback(lambda task: self._end(lease, task), context=Context())
+
+    def _end(self, lease: LeaseState, returned: asyncio.Task[Returned]) -> None:
+        """Tell the end of *lease* by what has become of its release until now."""
+        outcome = returned.done() and not returned.cancelled() and returned.result()
+        if isinstance(outcome, bool) or lease.lost is not None or lease.claim.owner not in self.returning:
+            self.tell_end(lease, confirmed=outcome is not False)
+        else:
+            lease.lose(*loss_in(outcome), by_release=True)
+            self.tell_end(lease, confirmed=False)
 
     def tell_end(self, lease: LeaseState, *, confirmed: bool, kept_for: float = 0.0) -> None:
         """Tell the one end of *lease*, unless it was told before."""
@@ -163,7 +177,3 @@ def _silent(lease: LeaseState) -> bool:
 
 def _limit(lease: LeaseState) -> float:
     return min(lease.timing.call_limit, _LIMIT)
-
-
-def _confirmed(returned: asyncio.Task[bool]) -> bool:
-    return returned.done() and not returned.cancelled() and returned.result()

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fencing_sdk._engine.posted_requests import AT_ONCE, Flight, Posts, posts_of
 from fencing_sdk._engine.timers import CallTimeout, SuspendWatch, TimerQueue
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import logger
@@ -37,6 +37,16 @@ _BEFORE_THE_LAST = 0.1
 """Seconds between the two: a driver marks its connection as broken a moment after the request on it has failed."""
 _FIRST_RETRY = 0.02
 _LAST_RETRY = 1.0
+
+_REFUSALS = (Renewal.REFUSED, Renewal.TAKEN_OVER)
+
+Returned: TypeAlias = bool | Renewal | Revoked
+"""
+What became of a release: the store confirmed it, or not in time.
+
+Anything else is a refusal of the first request: the owner had no grant any more. Refusals of later requests count as
+confirmed, because the first one may have ended the grant.
+"""
 
 
 def backend_name(backend: object) -> str:
@@ -189,21 +199,21 @@ class StoreCalls:
         """`send` and `answer` in one."""
         return await self.answer(operation, self.send(operation, call, limit), limit)
 
-    def give_back(self, claim: Claim, limit: float, flight: Flight | None = None) -> asyncio.Task[bool]:
+    def give_back(self, claim: Claim, limit: float, flight: Flight | None = None) -> asyncio.Task[Returned]:
         """
-        Release *claim* in the background; the task tells whether the store answered within its ttl.
+        Release *claim* in the background, for as long as its ttl; the task tells what became of it.
 
         A release that was posted already is waited for first, as long as its answer can come in time.
         """
         return self.start(self._release(claim, limit, flight))
 
-    async def _release(self, claim: Claim, limit: float, flight: Flight | None = None) -> bool:
+    async def _release(self, claim: Claim, limit: float, flight: Flight | None = None) -> Returned:
         stop = self._clock.now() + claim.ttl
-        pause, last_tries = _FIRST_RETRY, _LAST_TRIES
+        pause, last_tries, repeated = _FIRST_RETRY, _LAST_TRIES, False
         while True:
             begin, flight = partial(self._send_release, claim, flight), None
             try:
-                await self._bounded("release", begin, limit)
+                refusal = await self._bounded("release", begin, limit)
             except BackendRefusedError as error:
                 logger.warning("release of %s refused, its ttl will free it: %s", shown(claim.name), error)
                 return False
@@ -214,25 +224,39 @@ class StoreCalls:
                         logger.warning("release of %s failed", shown(claim.name), exc_info=error)
                     return False
             else:
-                return True
+                return True if refusal is None or repeated else refusal
+            repeated = True
             if self.closing:
                 await asyncio.sleep(_BEFORE_THE_LAST)
             else:
                 await self.sleep_until_closing(pause * JITTER.uniform(0.5, 1.0))
             pause = min(pause * 2, _LAST_RETRY)
 
-    async def _send_release(self, claim: Claim, flight: Flight | None) -> None:
+    async def _send_release(self, claim: Claim, flight: Flight | None) -> Renewal | Revoked | None:
         if flight is not None and flight.overdue and flight.outcome is None:
             raise BackendUnavailableError(backend_name(self._backend), "release", "no answer in time")
-        if flight is not None and await flight.call() is Posted.RELEASED:
-            return
-        await self._backend.release(claim)
+        outcome = Posted.NOT_EXECUTED if flight is None else await flight.call()
+        if outcome is Posted.NOT_EXECUTED:
+            outcome = await self._backend.release(claim)
+        return outcome if outcome in _REFUSALS or isinstance(outcome, Revoked) else None
 
-    def undo(self, claim: Claim, calls: list[asyncio.Future[Any]], limit: float) -> asyncio.Task[None]:
-        """Give up an acquisition whose outcome is not known."""
-        return self.start(self._undo(claim, calls, limit))
+    def undo(
+        self,
+        claim: Claim,
+        calls: list[asyncio.Future[Any]],
+        limit: float,
+        returned: asyncio.Task[Returned] | None = None,
+    ) -> asyncio.Task[None]:
+        """Give up an acquisition whose outcome is not known; *returned* is its first release, if that has begun."""
+        return self.start(self._undo(claim, calls, limit, returned))
 
-    async def _undo(self, claim: Claim, calls: list[asyncio.Future[Any]], limit: float) -> None:
+    async def _undo(
+        self,
+        claim: Claim,
+        calls: list[asyncio.Future[Any]],
+        limit: float,
+        returned: asyncio.Task[Returned] | None,
+    ) -> None:
         """
         Release at once, and again when the request can no longer arrive.
 
@@ -241,7 +265,10 @@ class StoreCalls:
         without an answer, after growing pauses until a ttl has passed.
         """
         pending = [call for call in calls if not call.done()]  # answered during the release, it may still come after it
-        await self._release(claim, limit)
+        if returned is None:
+            await self._release(claim, limit)
+        else:
+            await asyncio.wait((returned,))
         if pending:
             await asyncio.wait(pending, timeout=claim.ttl)
             await self._release(claim, limit)

@@ -109,8 +109,12 @@ class Backend(Protocol):
         """
         ...
 
-    async def release(self, claim: Claim) -> None:
-        """Give the lock back if ``claim.owner`` holds it, else do nothing. Idempotent."""
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
+        """
+        Give the lock back if ``claim.owner`` holds it; return None if this call has done so, or the store cannot tell.
+
+        Idempotent. Otherwise return what a renewal would: a holder whose first release finds no grant has lost it.
+        """
         ...
 
     async def inspect(self, name: str) -> Holder | None:
@@ -215,7 +219,7 @@ class Posted(Enum):
     """Outcomes of a posted request besides those of `Backend.acquire` and the errors."""
 
     RELEASED = auto()
-    """The lock is not held by this owner any more."""
+    """The owner's grant has ended by this release: what `Backend.release` answers with None."""
     NOT_EXECUTED = auto()
     """The store did nothing, but it will for the full call: the script is not loaded, the key was moved."""
 
@@ -238,7 +242,9 @@ class SupportsPosts(Protocol):
         """Begin `Backend.acquire`."""
         ...
 
-    def post_release(self, claim: Claim, answer: Callable[[Posted | BackendError], None]) -> Sent | None:
+    def post_release(
+        self, claim: Claim, answer: Callable[[Posted | Renewal | Revoked | BackendError], None]
+    ) -> Sent | None:
         """Begin `Backend.release`."""
         ...
 
@@ -279,8 +285,7 @@ class SupportsShares(Protocol):
       of the readers who hold the name now; else a new one, or that of the last readers if no writer came since.
     * To renew, to release and to inspect work as for a lock; `Backend.inspect` tells one of several holders.
 
-    What happens when permits, readers and plain locks use the same name is not specified, except that they never
-    hold it together.
+    Permits, readers, writers and plain locks of one name wait for each other. Its tokens grow across all of them.
     """
 
     async def holders(self, name: str) -> Sequence[Holder]:

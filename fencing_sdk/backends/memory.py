@@ -69,10 +69,9 @@ class MemoryBackend:
         answer(outcome)
         return None
 
-    def post_release(self, claim: Claim, answer: Callable[[Posted | BackendError], None]) -> Sent | None:
+    def post_release(self, claim: Claim, answer: Callable[[Posted | Renewal | BackendError], None]) -> Sent | None:
         """See `fencing_sdk.abc.SupportsPosts.post_release`."""
-        self._release(claim)
-        answer(Posted.RELEASED)
+        answer(self._release(claim) or Posted.RELEASED)
         return None
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
@@ -80,15 +79,16 @@ class MemoryBackend:
         now = self._clock.now()
         return [self._table.renew(claim, now) for claim in claims]
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> Renewal | None:
         """See `fencing_sdk.abc.Backend.release`."""
-        self._release(claim)
+        return self._release(claim)
 
-    def _release(self, claim: Claim) -> None:
+    def _release(self, claim: Claim) -> Renewal | None:
         others_wait = self._table.leave(claim)
-        self._table.release(claim)
+        refusal = self._table.release(claim, self._clock.now())
         if others_wait:
             self._wake_next(claim.name)
+        return refusal
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""

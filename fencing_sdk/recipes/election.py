@@ -230,10 +230,12 @@ def as_leader(
     @functools.wraps(function)
     async def elected(*args: P.args, **kwargs: P.kwargs) -> R | None:
         async for term in election_of(args, kwargs):
+            returned: list[R] = []
             async with term as lease:
-                value = await function(*args, **kwargs)
+                returned.append(await function(*args, **kwargs))
                 lease.check()  # a function that ended too late was not covered: another term
-                return value
+            if returned and lease.lost_reason is None:  # its release may have found that, too
+                return returned[0]
         return None
 
     return elected

@@ -152,7 +152,8 @@ class _JobCall:
             await self._keep(state, within=within)
         except LeaseLostError as loss:
             self._lost = True
-            error.add_note(f"fencing_sdk: {loss}")
+            if state.lost is None:  # else the end of the block says it
+                error.add_note(f"fencing_sdk: {loss}")
 
     async def _keep(self, state: LeaseState, *, within: float | None = None) -> None:
         self._held_for = state.held_for

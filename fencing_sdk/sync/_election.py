@@ -237,10 +237,12 @@ def as_leader(
     @functools.wraps(function)
     def elected(*args: P.args, **kwargs: P.kwargs) -> R | None:
         for term in election_of(args, kwargs):
+            returned: list[R] = []
             with term as lease:
-                value = function(*args, **kwargs)
+                returned.append(function(*args, **kwargs))
                 lease.check()  # a function that ended too late was not covered: another term
-                return value
+            if returned and lease.lost_reason is None:  # its release may have found that, too
+                return returned[0]
         return None
 
     return elected

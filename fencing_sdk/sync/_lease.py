@@ -23,9 +23,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 import anyio
 
 from fencing_sdk._current_lease import pop, push
-from fencing_sdk._engine.lease_scope import tell_loss
-from fencing_sdk._engine.lease_state import LeaseState
-from fencing_sdk._lease import AnyLease, Lease, state_of
+from fencing_sdk._engine.lease_state import LeaseState, tell_loss
+from fencing_sdk._lease import AnyLease, Lease, end_block, state_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import Seconds, seconds
@@ -105,11 +104,11 @@ class Block:
         blocks.__exit__(None if raised is None else type(raised), raised, None)
 
     def _leave(self, lease: SyncLease, _: object, raised: BaseException | None, __: object) -> None:
-        lost = lease.lost_reason  # the clock, once more: a body that finished too late was not covered
+        _ = lease.lost_reason  # the clock, once more: a body that finished too late was not covered
         self._forget(lease)
         lease._give_back(raised)  # noqa: SLF001
-        if lost is not None and self.current:
-            tell_loss(state_of(lease), lost, raised)
+        if state_of(lease).lost is not None:
+            tell_loss(state_of(lease), raised)
 
     def drop(self, _: object = None) -> None:
         """Give back in the background what is still held, and end the block. Idempotent."""
@@ -279,12 +278,17 @@ class SyncLease(AnyLease):
             raise self._state.loss() from None
 
     def release(self) -> None:
-        """Give the lock back. Idempotent and bounded; never touches another's grant."""
+        """
+        Give the lock back. Idempotent and bounded; never touches another's grant.
+
+        It raises no `LeaseLostError`, which could hide an error of yours: `lost_reason` tells afterwards whether the
+        lock was lost before, also where only this release has found that.
+        """
         self._give_back(None)
 
     def _give_back(self, raised: BaseException | None) -> None:
         with contextlib.suppress(ClosedMeanwhileError):  # whatever closed the client has given it back
-            self._bridge.call(partial(self._handle.__aexit__, None, raised, None), only=self._state.loop)
+            self._bridge.call(partial(end_block, self._handle, raised), only=self._state.loop)
 
     def _let_go(self) -> None:
         """Have the loop give the lock back, unless that was done. Nothing waits for it."""

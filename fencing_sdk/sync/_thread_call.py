@@ -12,10 +12,10 @@ from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
 from fencing_sdk._current_lease import WaitingThread, held_here, pop, push, run_for
 from fencing_sdk._engine.cancellation import outlast_cancellation
-from fencing_sdk._engine.lease_scope import tell_loss
+from fencing_sdk._engine.lease_state import tell_loss
 from fencing_sdk._lease import AnyLease, state_of
 from fencing_sdk._values import forks
-from fencing_sdk.errors import LossReason, UsageError
+from fencing_sdk.errors import UsageError
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -289,7 +289,7 @@ class ThreadBody:
             LeaseLostError: the body raised nothing of its own, and its leases are over.
         """
         for lease in self._fresh:
-            tell_loss(state_of(lease), lease.lost_reason or LossReason.CLOSED, self._raised)
+            tell_loss(state_of(lease), self._raised)
         raise self._raised or ClosedMeanwhileError("this client was closed while the call was waiting")
 
     def leave(self) -> None:

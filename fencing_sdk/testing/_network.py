@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from fencing_sdk._values.claim import Grant, Held, Holder
+from fencing_sdk._values.claim import Grant, Held, Holder, Renewal
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, FencingError, StaleTokenError, UsageError, shown
 from fencing_sdk.testing._process import Process
@@ -267,4 +267,6 @@ def _in_words(outcome: object) -> str:
         return f"refused, {outcome.token} {'from another holder' if outcome.conflict else f'< {outcome.fence}'}"
     if isinstance(outcome, Sequence) and not isinstance(outcome, str):
         return ", ".join(renewal.name.lower() for renewal in outcome)
+    if isinstance(outcome, Renewal):  # of a release that found no grant of its owner
+        return outcome.name.lower()
     return "done" if outcome is None else shown(outcome)

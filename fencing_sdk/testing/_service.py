@@ -35,9 +35,9 @@ class LockService:
         now = self._clock.now()
         return [self._table.renew(claim, now) for claim in claims]
 
-    def release(self, claim: Claim) -> None:
-        """Give the lock back, if *claim* has it."""
-        self._table.release(claim)
+    def release(self, claim: Claim) -> Renewal | None:
+        """Give the lock back, if *claim* has it; answer as `Backend.release`."""
+        return self._table.release(claim, self._clock.now())
 
     def revoke(self, name: str) -> None:
         """Take *name* away from its holder, without telling the holder's client."""
@@ -73,9 +73,9 @@ class WorldBackend:
         names = ", ".join(claim.name for claim in claims)
         return await self._link.ask(SERVICE, "renew", names, lambda _: self._service.renew(claims))
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> Renewal | None:
         """See `fencing_sdk.abc.Backend.release`."""
-        await self._link.ask(SERVICE, "release", claim.name, lambda _: self._service.release(claim))
+        return await self._link.ask(SERVICE, "release", claim.name, lambda _: self._service.release(claim))
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""

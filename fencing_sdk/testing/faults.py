@@ -105,9 +105,9 @@ class FaultyBackend:
         names = tuple(claim.name for claim in claims)
         return await self._pass("renew", names, lambda: self._backend.renew(claims))
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
-        await self._pass("release", (claim.name,), lambda: self._backend.release(claim))
+        return await self._pass("release", (claim.name,), lambda: self._backend.release(claim))
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""

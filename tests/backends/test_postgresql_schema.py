@@ -130,7 +130,7 @@ async def blocked(server, asked):
     assert isinstance(asked.exception(), Exception), "the call did not have to wait"
 
 
-@pytest.mark.parametrize("release", ["fencing_release_v1", "fencing_release_v2"])
+@pytest.mark.parametrize("release", ["fencing_release_v3", "fencing_release_v4"])
 async def test_joining_the_line_waits_for_a_release_that_is_under_way(release, postgresql_server):
     """A release that has looked at an empty line, and is not committed yet, would be missed."""
     backend = PostgresqlBackend(postgresql_server.url)
@@ -140,7 +140,7 @@ async def test_joining_the_line_waits_for_a_release_that_is_under_way(release, p
     async with postgresql_server.connected() as connection:
         transaction = connection.transaction()
         await transaction.start()
-        assert await connection.fetchval(f"SELECT fencing.{release}($1, $2)", holder.name, holder.owner)
+        assert await connection.fetchval(f"SELECT fencing.{release}($1, $2)", holder.name, holder.owner) == "1"
         asked = asyncio.create_task(backend._connection.ask(*join))
         await blocked(postgresql_server, asked)
         await transaction.commit()

@@ -33,8 +33,8 @@ class AsksAgain(ZooKeeperBackend):
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         return await self._again(lambda: super(AsksAgain, self).renew(claims))
 
-    async def release(self, claim: Claim) -> None:
-        await self._again(lambda: super(AsksAgain, self).release(claim))
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
+        return await self._again(lambda: super(AsksAgain, self).release(claim))
 
     async def inspect(self, name: str) -> Holder | None:
         return await self._again(lambda: super(AsksAgain, self).inspect(name))

@@ -1,6 +1,7 @@
 """Failure modes 6, 7 and 8: releases that fail, renewals that come after the end, and whose lock it was."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import anyio
@@ -9,7 +10,23 @@ from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
 from failing_store import LedgerBackend, Tracks
 from patience import until
 
-from fencing_sdk import Event, LeaseLostError, LockClient, LossReason, Lost, Released, RenewalFailed, Renewed
+from fencing_sdk import (
+    Event,
+    JobEnded,
+    JobOutcome,
+    LeaseLostError,
+    LockClient,
+    LossReason,
+    Lost,
+    Released,
+    RenewalFailed,
+    Renewed,
+    current_lease,
+    sync,
+)
+from fencing_sdk._lease import AnyLease
+from fencing_sdk.abc import Claim
+from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
 
 KEPT = {"ttl": 10.0, "heartbeat_interval": 0.4}
@@ -353,3 +370,228 @@ async def test_mode_08_many_overlapping_entries_keep_their_leases_apart():
         assert {type(outcome) for outcome in outcomes} == {type(None), LeaseLostError, asyncio.CancelledError}
         assert store.tidy
     assert foreign_deletes(store) == []
+
+
+# A lock that was taken away in silence, shortly before the end: the first release finds that. For tasks and threads.
+
+
+def vanish(store: MemoryBackend, *leases: AnyLease) -> None:
+    """End the grants in the store, as a server does that loses its data."""
+    for lease in leases:
+        assert store._table.release(Claim(lease.name, 1.0, lease.owner), CLOCK.now()) is None
+
+
+def in_a_lock(locks, store):
+    with locks.lock("a") as lease:
+        vanish(store, lease)
+
+
+async def in_a_lock_of_a_task(locks, store):
+    async with locks.lock("a") as lease:
+        vanish(store, lease)
+
+
+def in_a_plain_handle(locks, store):
+    with locks.lock("a").acquire() as lease:
+        vanish(store, lease)
+
+
+async def in_a_plain_handle_of_a_task(locks, store):
+    async with await locks.lock("a").acquire() as lease:
+        vanish(store, lease)
+
+
+def in_a_permit(locks, store):
+    with locks.semaphore("a", permits=2) as lease:
+        vanish(store, lease)
+
+
+async def in_a_permit_of_a_task(locks, store):
+    async with locks.semaphore("a", permits=2) as lease:
+        vanish(store, lease)
+
+
+def in_a_reader(locks, store):
+    with locks.rwlock("a").reader as lease:
+        vanish(store, lease)
+
+
+async def in_a_reader_of_a_task(locks, store):
+    async with locks.rwlock("a").reader as lease:
+        vanish(store, lease)
+
+
+def in_a_writer(locks, store):
+    with locks.rwlock("a").writer as lease:
+        vanish(store, lease)
+
+
+async def in_a_writer_of_a_task(locks, store):
+    async with locks.rwlock("a").writer as lease:
+        vanish(store, lease)
+
+
+def in_several_locks(locks, store):
+    with locks.multilock("a", "b") as held:
+        vanish(store, held["a"])
+
+
+async def in_several_locks_of_a_task(locks, store):
+    async with locks.multilock("a", "b") as held:
+        vanish(store, held["a"])
+
+
+def in_a_function(locks, store):
+    locks.locked("a")(lambda: vanish(store, current_lease()))()
+
+
+async def in_a_function_of_a_task(locks, store):
+    @locks.locked("a")
+    async def function():
+        vanish(store, current_lease())
+
+    await function()
+
+
+def in_a_job(locks, store):
+    @locks.job("a", at_least_for=0.001)
+    def job():
+        time.sleep(0.01)  # longer than at_least_for
+        vanish(store, current_lease())
+
+    job()
+
+
+async def in_a_job_of_a_task(locks, store):
+    @locks.job("a", at_least_for=0.001)
+    async def job():
+        await asyncio.sleep(0.01)  # longer than at_least_for
+        vanish(store, current_lease())
+
+    await job()
+
+
+def in_a_job_that_keeps_its_lock(locks, store):
+    locks.job("a", at_least_for=60)(lambda: vanish(store, current_lease()))()
+
+
+async def in_a_job_of_a_task_that_keeps_its_lock(locks, store):
+    @locks.job("a", at_least_for=60)
+    async def job():
+        vanish(store, current_lease())
+
+    await job()
+
+
+THREADS = [
+    in_a_lock,
+    in_a_plain_handle,
+    in_a_permit,
+    in_a_reader,
+    in_a_writer,
+    in_several_locks,
+    in_a_function,
+    in_a_job,
+    in_a_job_that_keeps_its_lock,
+]
+TASKS = [
+    in_a_lock_of_a_task,
+    in_a_plain_handle_of_a_task,
+    in_a_permit_of_a_task,
+    in_a_reader_of_a_task,
+    in_a_writer_of_a_task,
+    in_several_locks_of_a_task,
+    in_a_function_of_a_task,
+    in_a_job_of_a_task,
+    in_a_job_of_a_task_that_keeps_its_lock,
+]
+
+
+async def run_under(body, log: Log, store: MemoryBackend) -> None:
+    """Run a *body* of tasks here, and one of threads in a thread."""
+    if body in TASKS:
+        async with LockClient(store, observers=[log]) as locks:
+            await body(locks, store)
+    else:
+        with sync.connect(store, observers=[log]) as locks:
+            await asyncio.to_thread(body, locks, store)
+
+
+@pytest.mark.parametrize("body", [*TASKS, *THREADS])
+async def test_mode_07_a_block_whose_grant_has_gone_ends_with_the_loss(body):
+    """7: the body ended in time, but another client may have held the lock meanwhile: that is no clean end."""
+    log = Log()
+    with pytest.raises(LeaseLostError) as lost:
+        await run_under(body, log, MemoryBackend())
+    assert (lost.value.name, lost.value.reason) == ("a", LossReason.REFUSED)
+    assert [event.name for event in log.of(Lost)] == ["a"]
+    gone = [event for event in log.of(Released) if event.holder == log.of(Lost)[0].holder]
+    assert [event.confirmed for event in gone] == [False]
+    assert {event.outcome for event in log.of(JobEnded)} <= {JobOutcome.LOST}
+
+
+@pytest.mark.parametrize("body", [*TASKS, *THREADS])
+async def test_mode_07_the_error_of_such_a_block_leaves_with_a_note(body, monkeypatch):
+    """7: it is yours, and says that the lease was lost too."""
+    mishap = Mishap()
+    vanishes = vanish
+
+    def vanish_and_fail(*arguments):
+        vanishes(*arguments)
+        raise mishap
+
+    monkeypatch.setitem(globals(), "vanish", vanish_and_fail)
+    with pytest.raises(Mishap) as left:
+        await run_under(body, Log(), MemoryBackend())
+    assert left.value is mishap
+    assert len(mishap.__notes__) == 1
+    assert "lease on 'a'" in mishap.__notes__[0]
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_mode_07_a_release_of_a_plain_handle_tells_the_loss_without_an_error(threads):
+    """7: it may stand in a ``finally``, where it would hide an error of yours."""
+    log, store = Log(), MemoryBackend()
+
+    def in_a_thread(locks):
+        lease = locks.lock("a").acquire()
+        vanish(store, lease)
+        lease.release()
+        return lease.lost_reason
+
+    if threads:
+        with sync.connect(store, observers=[log]) as locks:
+            reason = await asyncio.to_thread(in_a_thread, locks)
+    else:
+        async with LockClient(store, observers=[log]) as locks:
+            lease = await locks.lock("a").acquire()
+            vanish(store, lease)
+            await lease.release()
+            reason = lease.lost_reason
+    assert reason is LossReason.REFUSED
+    assert [event.reason for event in log.of(Lost)] == [reason]
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_mode_07_a_leader_whose_grant_has_gone_leads_another_term(threads):
+    """7: the election goes on, as after any loss of the lead; a decorated function runs again."""
+    log, store = Log(), MemoryBackend()
+    terms = []
+
+    def work():
+        terms.append(lease := current_lease())
+        if len(terms) == 1:
+            vanish(store, lease)
+        return len(terms)
+
+    async def work_of_a_task():
+        return work()
+
+    if threads:
+        with sync.connect(store, observers=[log]) as locks:
+            value = await asyncio.to_thread(locks.elected("a")(work))
+    else:
+        async with LockClient(store, observers=[log]) as locks:
+            value = await locks.elected("a")(work_of_a_task)()
+    assert value == len(terms) == 2
+    assert len(log.of(Lost)) == 1

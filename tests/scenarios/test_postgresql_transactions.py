@@ -191,7 +191,7 @@ async def test_a_snapshot_from_before_the_row_was_locked_is_refused(isolation, p
     async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
         async with staying(locks.lock("a", ttl=60)) as stay, server.connected() as session:
             for call in (
-                "fencing_release_v1('a', $1)",
+                "fencing_release_v3('a', $1)",
                 "fencing_join_v1('a', $1, 'c', 'w')",
                 "fencing_leave_v1('a', $1)",
             ):

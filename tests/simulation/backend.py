@@ -73,11 +73,12 @@ class SimulatedBackend:
             call.answered(place, "renewed" if answer is Renewal.RENEWED else "refused")
         return answers
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> Renewal | None:
         """See `fencing_sdk.abc.Backend.release`."""
         call = self._call("release", (claim,))
-        await self._ask(call, "release", (claim,), lambda: self.service.release(claim))
+        answer = await self._ask(call, "release", (claim,), lambda: self.service.release(claim))
         call.answered(0, "done")
+        return answer
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""

@@ -102,14 +102,14 @@ def _fences_forgotten() -> Iterable[Change]:
 
 
 def _nothing_given_up() -> Iterable[Change]:
-    async def nothing(_self, _claim, _calls, _limit):
+    async def nothing(_self, _claim, _calls, _limit, _returned):
         pass
 
     yield StoreCalls, "_undo", nothing
 
 
 def _given_up_once() -> Iterable[Change]:
-    async def once(self, claim, _calls, limit):
+    async def once(self, claim, _calls, limit, _returned):
         await self._release(claim, limit)
 
     yield StoreCalls, "_undo", once
@@ -118,7 +118,7 @@ def _given_up_once() -> Iterable[Change]:
 def _looked_too_late() -> Iterable[Change]:
     """An error that this engine had until the simulation found it."""
 
-    async def undo(self, claim, calls, limit):
+    async def undo(self, claim, calls, limit, _returned):
         await self._release(claim, limit)
         pending = [call for call in calls if not call.done()]
         if pending:

@@ -249,7 +249,7 @@ def _granted_again() -> Iterable[Change]:
 
 
 def _foreign_release_accepted() -> Iterable[Change]:
-    yield LockTable, "release", lambda self, claim: self._rows.pop(claim.name, None) is not None
+    yield LockTable, "release", lambda self, claim, _now: self._rows.pop(claim.name, None) and None
 
 
 def _revoked_whatever_the_token() -> Iterable[Change]:
@@ -284,7 +284,7 @@ def _orphaned_place() -> Iterable[Change]:
 
 def _never_free() -> Iterable[Change]:
     """A release is acknowledged and forgotten; so is the expiry of what was released."""
-    yield LockTable, "release", lambda _self, _claim: False
+    yield LockTable, "release", lambda _self, _claim, _now: None
 
 
 def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Control:

@@ -127,15 +127,17 @@ class Service:
             self.told("extended", claim, -1 if holder is None else holder.token)
         return renewal
 
-    def release(self, claim: Claim) -> None:
-        """Give the lock back, if *claim* has it."""
+    def release(self, claim: Claim) -> Renewal | None:
+        """Give the lock back, if *claim* has it; answer as `Backend.release`."""
         self.reached()
         before = self.granted_to(claim) or self.holder(claim.name)
         self.signs.pop((claim.name, claim.owner), None)
         self.table.leave(claim)
-        if self.table.release(claim) and before is not None:
+        refusal = self.table.release(claim, self.now())
+        if refusal is None and before is not None and self.granted_to(claim) is None:
             self.ended(before, "released", claim.holder)
         self.hand_on(claim.name)
+        return refusal
 
     def inspect(self, name: str) -> Holder | None:
         """Return the holder of *name*."""

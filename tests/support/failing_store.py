@@ -57,12 +57,13 @@ class LedgerBackend(MemoryBackend):
             self.entries.append(Entry("renew", claim.holder, at, done=answer is Renewal.RENEWED))
         return answers
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> Renewal | None:
         before = await self.inspect(claim.name)
-        await super().release(claim)
+        refusal = await super().release(claim)
         after = await self.inspect(claim.name)
         freed = before is not None and (after is None or after.token != before.token)
         self.entries.append(Entry("release", holder_of(claim.owner), CLOCK.now(), before.token if freed else -1, freed))
+        return refusal
 
     def of(self, operation: str, holder: str | None = None) -> list[Entry]:
         """What was done (refusals left out), for everybody or for one holder."""

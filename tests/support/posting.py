@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-from fencing_sdk.abc import Claim, Posted
+from fencing_sdk.abc import Claim, Posted, Renewal, Revoked
 from fencing_sdk.errors import BackendError, BackendUnavailableError
 
 Answer = Callable[[Any], None]
@@ -46,9 +46,8 @@ class Posting:
     def post_release(self, claim: Claim, answer: Answer) -> PostInTask | None:
         """See `fencing_sdk.abc.SupportsPosts.post_release`."""
 
-        async def release() -> Posted:
-            await self.release(claim)  # type: ignore[attr-defined]
-            return Posted.RELEASED
+        async def release() -> Posted | Renewal | Revoked:
+            return await self.release(claim) or Posted.RELEASED  # type: ignore[attr-defined]
 
         return PostInTask(release(), "release", answer) if self.posts else None
 

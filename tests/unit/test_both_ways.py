@@ -32,6 +32,7 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.posted_requests import Posts, posts_of
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._engine.timers import TimerQueue
+from fencing_sdk._lease import state_of
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
@@ -313,6 +314,83 @@ async def test_a_release_that_fails_is_tried_again(posts):
         assert h.store.asked().count("release") == 2
         assert h.last("confirmed")
         assert await h.store.free()
+
+
+async def taken_away(h, lease, *, then_held=False) -> None:
+    """End the grant in the store, in silence."""
+    await h.store.table.release(state_of(lease).claim)
+    if then_held:
+        await h.store.table.acquire(Claim(lease.name, TTL))
+
+
+@WAYS
+@pytest.mark.parametrize("then_held", [False, True])
+@in_virtual_time
+async def test_a_first_release_that_finds_no_grant_is_a_loss_and_costs_no_further_request(posts, then_held):
+    async with house(posts=posts) as h:
+        lease = await h.hold()
+        await taken_away(h, lease, then_held=then_held)
+        await lease.release()
+        assert lease.lost_reason is (LossReason.TAKEN_OVER if then_held else LossReason.REFUSED)
+        assert h.store.asked() == ["acquire", "release"]
+        assert h.kinds() == ["acquiring", "acquired", "lost", "released"]
+        assert not h.last("confirmed")
+
+
+@WAYS
+@pytest.mark.parametrize("fault", ["fail", "lose_reply", "drop", "straggle"])
+@in_virtual_time
+async def test_a_repeated_release_that_finds_no_grant_is_no_loss(posts, fault):
+    """The first one may have ended it."""
+    async with house(posts=posts) as h:
+        lease = await h.hold()
+        getattr(h.store, fault)("release", *([0.1] if fault == "straggle" else []), times=1)
+        if fault in {"fail", "drop"}:  # the same for the client, who cannot tell
+            await taken_away(h, lease)
+        await lease.release()
+        await asyncio.sleep(RELEASE_LIMIT)
+        assert lease.lost_reason is None
+        assert h.store.asked().count("release") > 1
+        assert h.kinds() == ["acquiring", "acquired", "released"]
+
+
+@WAYS
+@in_virtual_time
+async def test_a_release_that_finds_no_grant_after_a_loss_adds_nothing(posts):
+    async with house(posts=posts) as h:
+        lease = await h.hold()
+        await taken_away(h, lease)
+        state_of(lease).lose(LossReason.REVOKED, "why")
+        await lease.release()
+        assert lease.lost_reason is LossReason.REVOKED
+        assert h.kinds() == ["acquiring", "acquired", "lost", "released"]
+        assert h.last("confirmed")
+
+
+@WAYS
+@in_virtual_time
+async def test_an_attempt_without_an_answer_hides_no_loss(posts):
+    """It is undone with the release, which is sent first and counts alone."""
+    async with house(posts=posts) as h:
+        h.store.lose_reply("acquire", times=1)
+        lease = await h.hold()
+        await taken_away(h, lease)
+        await lease.release()
+        assert lease.lost_reason is LossReason.REFUSED
+
+
+@WAYS
+@in_virtual_time
+async def test_a_release_by_claim_of_what_was_given_up_is_no_loss(posts):
+    async with house(posts=posts) as h:
+        h.store.drop("acquire", times=1)
+        asked = started(h.hold())
+        await asyncio.sleep(0.1)
+        asked.cancel()
+        await asyncio.wait([asked])
+        await asyncio.sleep(TTL)
+        assert "release" in h.store.asked()
+        assert h.kinds() == ["acquiring", "not_acquired"]
 
 
 @WAYS

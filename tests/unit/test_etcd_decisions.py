@@ -156,9 +156,9 @@ async def test_a_deletion_is_not_tried_again_when_its_owner_has_come_back():
     paying = asyncio.create_task(leases.delete_pending("queue", [b"a"]))
     settling = asyncio.create_task(leases.finish_deleting("acquire", b"a"))
     await asyncio.sleep(0)
-    answers[1].set_result(True)
+    answers[1].set_result([])
     await settling
-    answers[0].set_result(False)
+    answers[0].set_result(None)
     await paying
     assert sent == [[b"a"]] * 2
 
@@ -170,20 +170,20 @@ async def test_a_delete_that_is_added_while_another_finishes_is_sent_again():
     settling = asyncio.create_task(leases.finish_deleting("acquire", b"a"))
     await asyncio.sleep(0.01)
     leases.pending_deletes.add(b"a", leases.now(), may_return=True)
-    answers[0].set_result(True)
+    answers[0].set_result([])
     await asyncio.sleep(0)
     assert b"a" in leases.pending_deletes
-    answers[1].set_result(True)
+    answers[1].set_result([])
     await settling
     assert sent == [[b"a"]] * 2
     assert b"a" not in leases.pending_deletes
 
 
-def leases_that_delete(sent: list[list[bytes]], answers: list[asyncio.Future[bool]]) -> SharedLeases:
+def leases_that_delete(sent: list[list[bytes]], answers: list[asyncio.Future[list[bytes] | None]]) -> SharedLeases:
     """Each deletion has the next of the answers."""
     backend = from_url("etcd://localhost")
 
-    async def delete(_operation: str, keys: list[bytes]) -> bool:
+    async def delete(_operation: str, keys: list[bytes]) -> list[bytes] | None:
         sent.append(keys)
         return await answers[len(sent) - 1]
 

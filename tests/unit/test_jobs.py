@@ -533,7 +533,7 @@ async def test_an_error_of_the_function_is_told_of_a_lock_that_is_not_kept():
         with pytest.raises(ValueError) as left:
             await fail()
     assert left.value is mine
-    assert "is over" in mine.__notes__[0]
+    assert mine.__notes__ == ["fencing_sdk: the lease on 'nightly' (token 1) was lost too: refused"]
     assert clients.outcomes() == ["lost"], "the lock is not kept"
 
 

@@ -26,8 +26,9 @@ async def scope(stage):
     await lease.release()
 
 
-def leaves(scope, end, original):
+def leaves(scope, end, original, lost):
     """What leaves the ``async with``: what `conclude` raises, or else the original error."""
+    scope.state.lost = lost
     try:
         scope.conclude(end, original)
     except BaseException as error:
@@ -36,74 +37,74 @@ def leaves(scope, end, original):
 
 
 async def test_a_clean_end_under_a_held_lease_leaves_nothing(scope):
-    assert leaves(scope, ScopeExit(None, swallowed=False, outer=False, lost=HELD), None) is None
+    assert leaves(scope, ScopeExit(None, swallowed=False, outer=False), None, HELD) is None
 
 
 async def test_a_clean_end_after_the_lease_leaves_the_loss(scope):
-    error = leaves(scope, ScopeExit(None, swallowed=False, outer=False, lost=LOST), None)
+    error = leaves(scope, ScopeExit(None, swallowed=False, outer=False), None, LOST)
     assert isinstance(error, LeaseLostError)
     assert error.reason is LOST
     assert error.__suppress_context__
 
 
 async def test_a_cancellation_by_the_lease_leaves_the_loss(scope):
-    error = leaves(scope, ScopeExit(None, swallowed=True, outer=False, lost=LOST), asyncio.CancelledError())
+    error = leaves(scope, ScopeExit(None, swallowed=True, outer=False), asyncio.CancelledError(), LOST)
     assert isinstance(error, LeaseLostError)
 
 
 async def test_a_cancellation_from_outside_wins_over_one_by_the_lease(scope):
-    error = leaves(scope, ScopeExit(None, swallowed=True, outer=True, lost=LOST), asyncio.CancelledError())
+    error = leaves(scope, ScopeExit(None, swallowed=True, outer=True), asyncio.CancelledError(), LOST)
     assert isinstance(error, asyncio.CancelledError)
 
 
 @pytest.mark.parametrize("lost", [HELD, LOST])
 async def test_a_cancellation_from_outside_alone_leaves_as_it_is(scope, lost):
     cancelled = asyncio.CancelledError("mine")
-    assert leaves(scope, ScopeExit(cancelled, swallowed=False, outer=True, lost=lost), cancelled) is cancelled
+    assert leaves(scope, ScopeExit(cancelled, swallowed=False, outer=True), cancelled, lost) is cancelled
     assert not hasattr(cancelled, "__notes__")
 
 
 async def test_an_error_of_the_body_leaves_as_it_is(scope):
     mine = ValueError("mine")
-    assert leaves(scope, ScopeExit(mine, swallowed=False, outer=False, lost=HELD), mine) is mine
+    assert leaves(scope, ScopeExit(mine, swallowed=False, outer=False), mine, HELD) is mine
     assert not hasattr(mine, "__notes__")
 
 
 async def test_an_error_of_the_body_gets_a_note_about_a_loss(scope):
     mine = ValueError("mine")
-    assert leaves(scope, ScopeExit(mine, swallowed=False, outer=False, lost=LOST), mine) is mine
+    assert leaves(scope, ScopeExit(mine, swallowed=False, outer=False), mine, LOST) is mine
     assert mine.__notes__ == ["fencing_sdk: the lease on 'a' (token 1) was lost too: revoked"]
 
 
 async def test_the_loss_itself_needs_no_note_about_the_loss(scope):
     refused = LeaseLostError("a", 1, LOST)
-    assert leaves(scope, ScopeExit(refused, swallowed=False, outer=False, lost=LOST), refused) is refused
+    assert leaves(scope, ScopeExit(refused, swallowed=False, outer=False), refused, LOST) is refused
     assert not hasattr(refused, "__notes__")
 
 
 @pytest.mark.parametrize("token", [7, 1])
 async def test_the_loss_of_another_lease_gets_a_note_about_this_one(scope, token):
     other = LeaseLostError("b", token, LOST)
-    assert leaves(scope, ScopeExit(other, swallowed=False, outer=False, lost=LOST), other) is other
+    assert leaves(scope, ScopeExit(other, swallowed=False, outer=False), other, LOST) is other
     assert len(other.__notes__) == 1
 
 
 @pytest.mark.parametrize("original", [SystemExit(1), KeyboardInterrupt()])
 async def test_what_ends_the_process_is_not_held_up_by_a_loss(scope, original):
-    assert leaves(scope, ScopeExit(original, swallowed=False, outer=False, lost=LOST), original) is original
+    assert leaves(scope, ScopeExit(original, swallowed=False, outer=False), original, LOST) is original
 
 
 async def test_a_closing_generator_counts_as_a_clean_end(scope):
     closing = GeneratorExit()
-    assert leaves(scope, ScopeExit(closing, swallowed=False, outer=False, lost=HELD), closing) is closing
-    error = leaves(scope, ScopeExit(closing, swallowed=False, outer=False, lost=LOST), closing)
+    assert leaves(scope, ScopeExit(closing, swallowed=False, outer=False), closing, HELD) is closing
+    error = leaves(scope, ScopeExit(closing, swallowed=False, outer=False), closing, LOST)
     assert isinstance(error, LeaseLostError)
 
 
 async def test_what_remains_of_a_group_leaves_instead_of_the_group(scope):
     rest = ExceptionGroup("rest", [ValueError()])
     group = BaseExceptionGroup("all", [ValueError(), asyncio.CancelledError()])
-    assert leaves(scope, ScopeExit(rest, swallowed=False, outer=False, lost=LOST), group) is rest
+    assert leaves(scope, ScopeExit(rest, swallowed=False, outer=False), group, LOST) is rest
     assert len(rest.__notes__) == 1
 
 

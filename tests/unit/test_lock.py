@@ -234,15 +234,18 @@ async def test_the_block_of_a_plain_handle_may_be_left_by_another_task(stage):
 
 
 async def test_the_block_of_a_plain_handle_is_not_cancelled_when_the_lease_is_lost(stage):
+    ended = []
+
     async def caller():
         async with await stage.lock().acquire() as lease:
             stage.revoke()
             await asyncio.sleep(0.01)
             assert lease.lost_reason is LossReason.REVOKED
-        return "to the end"
+            ended.append("to the end")
 
     seen = await stage.watch(caller)
-    assert seen.value == "to the end"
+    assert ended == ["to the end"]
+    assert isinstance(seen.error, LeaseLostError)
     assert seen.tidy
 
 

@@ -152,7 +152,12 @@ class Comparison(RuleBasedStateMachine):
         assert self.table.renew(claim, self.now) is expected
 
     def release(self, claim: Claim):
-        self.table.release(claim)
+        living = self.history.living(claim.name, self.now)
+        if living is None:
+            expected = Renewal.REFUSED
+        else:
+            expected = None if living.claim.owner == claim.owner else Renewal.TAKEN_OVER
+        assert self.table.release(claim, self.now) is expected
         for given in self.history.grants:
             if (given.claim.name, given.claim.owner) == (claim.name, claim.owner):
                 given.given_back = True
@@ -234,15 +239,17 @@ class RevivesTheExpired(LockTable):
 
 
 class ForgetsTheLastToken(LockTable):
-    def release(self, claim):
-        released = super().release(claim)
-        self._last_token -= released
-        return released
+    def release(self, claim, now):
+        refusal = super().release(claim, now)
+        self._last_token -= refusal is None
+        return refusal
 
 
 class ReleasesForAnybody(LockTable):
-    def release(self, claim):
-        return self._rows.pop(claim.name, None) is not None
+    def release(self, claim, now):
+        refusal = super().release(claim, now)
+        self._rows.pop(claim.name, None)
+        return refusal
 
 
 class LetsNewcomersOvertake(LockTable):

@@ -10,11 +10,12 @@ import hiredis
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from patience import until
 from redis_server import RedisServer
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError
 from fencing_sdk._values import forks
-from fencing_sdk.abc import Claim, Grant, Held, Posted
+from fencing_sdk.abc import Claim, Grant, Held, Posted, Renewal, Revoked
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.backends.redis.connection.node import SILENCE
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
@@ -58,7 +59,11 @@ def posts_on(wire: Wire, prefix: str = "fencing", **options) -> tuple[RedisPosts
     keys = RedisKeys(prefix)
     terms = {"tokens": "hybrid", "fair": True, "retention": 604800.0, "min_replicas": 0} | options
     requests = RedisRequests(keys, **terms)
-    return RedisPosts(keys, requests, wire, RedisLossWatcher(None)), requests
+    return RedisPosts(keys, requests, wire, RedisLossWatcher(None), _no_reasons), requests
+
+
+async def _no_reasons(claims):
+    return [None] * len(claims)
 
 
 def packed(call: ScriptCall) -> bytes:
@@ -119,14 +124,21 @@ def test_what_a_reply_to_an_acquisition_means(reply, outcome):
 
 @pytest.mark.parametrize(
     ("reply", "outcome"),
-    [(1, Posted.RELEASED), (0, Posted.RELEASED), (NO_SCRIPT, Posted.NOT_EXECUTED), (PipeError("broke"), None)],
+    [
+        (1, Posted.RELEASED),
+        (0, Renewal.REFUSED),
+        (-1, Renewal.TAKEN_OVER),
+        (NO_SCRIPT, Posted.NOT_EXECUTED),
+        (PipeError("broke"), None),
+    ],
     ids=repr,
 )
-def test_what_a_reply_to_a_release_means(reply, outcome):
+async def test_what_a_reply_to_a_release_means(reply, outcome):
     wire, answers = Wire(), []
     posts, _ = posts_on(wire)
     posts.release(Claim("a", 15.0), answers.append)
     wire.takes[0][0](reply)
+    await until(lambda: answers)  # a refusal is told when the server was asked for the reason
     assert answers == [outcome] if outcome else isinstance(answers[0], BackendUnavailableError)
 
 
@@ -182,10 +194,13 @@ async def test_posts_of_a_real_server_are_answered(backend):
     held = await posted(backend.post_acquire, second)
     assert isinstance(held, Held)
     assert 10 < held.retry_after <= 15
-    assert await posted(backend.post_release, second) is Posted.RELEASED
+    assert await posted(backend.post_release, second) is Renewal.TAKEN_OVER
     assert (await backend.inspect("a")).token == grant.token
     assert await posted(backend.post_release, first) is Posted.RELEASED
     assert await backend.inspect("a") is None
+    assert await posted(backend.post_release, first) is Renewal.REFUSED
+    assert await backend.revoke("a", (await backend.acquire(second)).token, "why")
+    assert await posted(backend.post_release, second) == Revoked("why")
 
 
 async def test_without_a_connection_nothing_is_posted(backend):

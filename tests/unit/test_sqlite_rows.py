@@ -141,8 +141,8 @@ class Pair:
         return expected, answer
 
     def release(self, asked: Claim) -> tuple[object, object]:
-        self.table.release(asked)
-        return None, self.rows.release(asked)
+        expected, answer = self.table.release(asked, self.clock.now()), self.rows.release(asked)
+        return (expected is not None, True) if isinstance(answer, Revoked) else (expected, answer)
 
     def inspect(self, asked: Claim) -> tuple[object, object]:
         return _undated(self.table.inspect(asked.name, self.clock.now())), self.rows.inspect(asked.name)

@@ -157,13 +157,15 @@ class LockTable:
         row.expires = now + claim.ttl
         return Renewal.RENEWED
 
-    def release(self, claim: Claim) -> bool:
-        """End the owner's grant; False when it has none."""
-        row = self._rows.get(claim.name)
-        if row is None or row.owner != claim.owner:
-            return False
+    def release(self, claim: Claim, now: float) -> Renewal | None:
+        """End the owner's grant; answer as a renewal when it has none."""
+        row = self._living(claim.name, now)
+        if row is None:
+            return Renewal.REFUSED
+        if row.owner != claim.owner:
+            return Renewal.TAKEN_OVER
         del self._rows[claim.name]
-        return True
+        return None
 
     def revoke(self, name: str, now: float, token: int | None = None) -> list[str]:
         """End the grants of *name*, or those with this *token* alone; return the owners who had one."""

@@ -93,16 +93,16 @@ class ShareTable(LockTable):
         if claim.owner in self._shares.get(claim.name, ()):
             self._prolonged(claim, now)
             return Renewal.RENEWED
-        outcome = super().renew(claim, now)
-        return Renewal.REFUSED if claim.name in self._shares else outcome  # a name that is shared has no other holder
+        return Renewal.REFUSED if claim.name in self._shares else super().renew(claim, now)
 
-    def release(self, claim: Claim) -> bool:
+    def release(self, claim: Claim, now: float) -> Renewal | None:
         """See `LockTable.release`."""
+        self._living(claim.name, now)
         shares = self._shares.get(claim.name)
         if shares is None or shares.pop(claim.owner, None) is None:
-            return super().release(claim)
+            return Renewal.REFUSED if shares else super().release(claim, now)
         self._settle(claim.name)
-        return True
+        return None
 
     def revoke(self, name: str, now: float, token: int | None = None) -> list[str]:
         """See `LockTable.revoke`."""

@@ -227,17 +227,25 @@ class EtcdBackend:
         outcomes = [renewals.outcomes.get(self._keys.own(claim), Renewal.UNKNOWN) for claim in claims]
         return await with_reasons(claims, outcomes, self._revocations.reasons)
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
-        await self._delete("release", claim)
+        if not await self._delete("release", claim):
+            return None
+        (standing,) = await self._requests.standings("release", [claim])
+        refusal = Renewal.REFUSED if standing.first is None or standing.holds else Renewal.TAKEN_OVER
+        return (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
 
-    async def _delete(self, operation: str, claim: Claim) -> None:
-        """Delete the claim's key, now or later: it stays a pending delete until etcd confirms it."""
+    async def _delete(self, operation: str, claim: Claim) -> bool:
+        """
+        Delete the claim's key, now or later: it stays a pending delete until etcd confirms it.
+
+        Return whether the key was gone before, for sure.
+        """
         now, key = self._leases.now(), self._keys.own(claim)
         self._leases.forget(key)
         self._losses.ended(key)
-        self._leases.pending_deletes.add(key, now, may_return=self._unanswered.has(claim.owner))
-        await self._leases.delete_pending(operation, [key])
+        self._leases.pending_deletes.add(key, now, may_return=self._unanswered.has(claim.owner), sending=True)
+        return bool(await self._leases.delete_pending(operation, [key]))
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""

@@ -48,9 +48,16 @@ class PendingDeletes:
     def __contains__(self, key: bytes) -> bool:
         return key in self._pending
 
-    def add(self, key: bytes, now: float, *, may_return: bool = False, modified: int | None = None) -> None:
-        """Delete *key*. With *may_return*, a request that puts the key may still arrive, for `LATE_ARRIVAL`."""
-        self._pending[key] = _PendingDelete(now, now + LATE_ARRIVAL if may_return else now, modified, now)
+    def add(
+        self, key: bytes, now: float, *, may_return: bool = False, modified: int | None = None, sending: bool = False
+    ) -> None:
+        """
+        Delete *key*. With *may_return*, a request that puts the key may still arrive, for `LATE_ARRIVAL`.
+
+        With *sending*, the caller sends the first deletion at once.
+        """
+        due = now + _FIRST_PAUSE if sending else now
+        self._pending[key] = _PendingDelete(now, now + LATE_ARRIVAL if may_return else now, modified, due)
         if len(self._pending) > _LIMIT:
             self._pending.popitem(last=False)
 
@@ -61,6 +68,11 @@ class PendingDeletes:
             pending.due = now + pending.pause
             pending.pause = min(pending.pause * 2, _LAST_PAUSE)
         return {key: pending.modified for key, pending in due.items()}
+
+    def sent_once(self, key: bytes) -> bool:
+        """Whether no deletion of *key* was due besides the one that its caller sends."""
+        pending = self._pending.get(key)
+        return pending is not None and pending.pause == _FIRST_PAUSE
 
     def confirmed(self, key: bytes, now: float) -> None:
         """Take note that etcd has confirmed a deletion that was sent at *now* or later."""

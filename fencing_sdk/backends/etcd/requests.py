@@ -229,16 +229,26 @@ class EtcdRequests:
         with ErrorTranslation(unreadable, operation):
             return [first_entry(part) for part in responses(fields, len(look))]
 
-    async def delete(self, operation: str, keys: Sequence[bytes]) -> bool:
+    async def delete(self, operation: str, keys: Sequence[bytes]) -> list[bytes] | None:
         """
-        Delete keys of this client; False: one was created above `highest_revision`, and none is deleted.
+        Delete keys of this client; None: one was created above `highest_revision`, and none is deleted.
+
+        It returns the keys that were not there. If an earlier request of this call may have deleted them, it returns
+        no key.
 
         However late this request arrives, it spares a key that is put after the request was sent.
         """
         compare = [compared(key, "CREATE", "LESS", self.highest_revision + 1) for key in keys]
         phases = [_end_phase(key, phase) for key in keys if (phase := self.keys.phase_of_reader(key))]
-        fields, _ = await self.ask(operation, TXN, txn(compare=compare, success=[*map(delete, keys), *phases]))
-        return fields.get("succeeded") is True
+        body = txn(compare=compare, success=[*map(delete, keys), *phases])
+        fields, earlier_unknown = await self.ask(operation, TXN, body)
+        if fields.get("succeeded") is not True:
+            return None
+        if earlier_unknown:
+            return []
+        with ErrorTranslation(unreadable, operation):
+            answers = responses(fields, len(keys) + len(phases))
+            return [key for key, answer in zip(keys, answers, strict=False) if not number(answer, "deleted")]
 
     async def delete_unchanged(self, operation: str, key: bytes, modified: int) -> None:
         """Delete a key if it is still at its *modified* revision."""

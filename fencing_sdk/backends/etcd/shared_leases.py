@@ -212,27 +212,31 @@ class SharedLeases:
 
     # Pending deletes
 
-    async def delete_pending(self, operation: str, keys: Sequence[bytes]) -> None:
+    async def delete_pending(self, operation: str, keys: Sequence[bytes]) -> list[bytes]:
         """
-        Delete those of *keys* that are pending, until etcd confirms it.
+        Delete those of *keys* that are pending, until etcd confirms it; return those that were gone before, for sure.
 
         Each further try reaches keys that were put meanwhile. It leaves out deletions that were cancelled meanwhile.
 
         Raises:
             BackendError: it is not confirmed.
         """
+        gone: list[bytes] = []
         for start in range(0, len(keys), BATCH):
-            await self._delete_together(operation, keys[start : start + BATCH])
+            gone += await self._delete_together(operation, keys[start : start + BATCH])
+        return gone
 
-    async def _delete_together(self, operation: str, keys: Sequence[bytes]) -> None:
+    async def _delete_together(self, operation: str, keys: Sequence[bytes]) -> list[bytes]:
         for _ in range(_TRIES):
             now, pending = self.now(), [key for key in keys if key in self.pending_deletes]
             if not pending:
-                return
-            if await self._requests.delete(operation, pending):
+                return []
+            absent = await self._requests.delete(operation, pending)
+            if absent is not None:
+                gone = [key for key in absent if self.pending_deletes.sent_once(key)]
                 for key in pending:
                     self.pending_deletes.confirmed(key, now)
-                return
+                return gone
         raise BackendUnavailableError(BACKEND, operation, "a key is made again whenever it is to be deleted")
 
     async def finish_deleting(self, operation: str, key: bytes) -> None:

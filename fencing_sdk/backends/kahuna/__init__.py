@@ -253,7 +253,7 @@ class KahunaBackend:
             self._forget(claim)
         return outcome
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> Renewal | None:
         """See `fencing_sdk.abc.Backend.release`."""
         answer = await self._cluster.ask_widely(
             "release",
@@ -265,7 +265,11 @@ class KahunaBackend:
         )
         if answer.type is not AnswerType.UNLOCKED and answer.type not in _REFUSALS:
             raise error_of_answer(answer, "release")
+        expired = self._grants.ended(claim)  # its owner may unlock it all the same
         self._forget(claim)
+        if answer.type is AnswerType.UNLOCKED:
+            return Renewal.REFUSED if expired else None
+        return None if answer.earlier_unknown or answer.retried else _RENEWALS[answer.type]
 
     def _forget(self, claim: Claim) -> None:
         self._grants.forget(claim)

@@ -43,6 +43,10 @@ class KnownGrants:
         """Whether *claim* should still hold."""
         return self.left(claim) > 0
 
+    def ended(self, claim: Claim) -> bool:
+        """Whether *claim* was granted, and its ttl has passed since."""
+        return float("-inf") < self.left(claim) <= 0
+
     def left(self, claim: Claim) -> float:
         """Seconds until *claim* ends unless it is renewed; 0 or less if it has ended, or is not known."""
         return self._ends.get(claim.owner, float("-inf")) - self._clock.now()

@@ -55,6 +55,7 @@ from fencing_sdk.backends.postgresql.requests import (
     PostgresqlRequests,
     mode_arguments,
     read_outcome,
+    read_release,
     read_renewals,
     read_share,
     storable_names,
@@ -230,13 +231,14 @@ class PostgresqlBackend:
         statement = self._requests.renew_shares if claims[0].mode.shared else self._requests.renew
         return read_renewals(await self._connection.ask(statement, arguments, urgent=True), len(claims))
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
         self._losses.ended(claim)
         with translating("release"):
             arguments = (claim.name, claim.owner)
             statement = self._requests.release if claim.mode == LOCK else self._requests.release_share
-            await self._connection.ask(statement, arguments, urgent=True, must_run=True)
+            refusal = read_release(await self._connection.ask(statement, arguments, urgent=True, must_run=True))
+        return None if refusal is None else (await with_reasons([claim], [refusal], self._operators.reasons))[0]
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""

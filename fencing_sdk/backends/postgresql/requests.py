@@ -41,7 +41,7 @@ class PostgresqlRequests:
         self._hybrid = hybrid
         self.acquire = f"SELECT * FROM {functions}.fencing_acquire_v2($1, $2, $3, $4, $5, $6, $7)"  # noqa: S608
         self.renew = f"SELECT {functions}.fencing_renew_v1($1, $2, $3, $4)"
-        self.release = f"SELECT {functions}.fencing_release_v2($1, $2)"
+        self.release = f"SELECT {functions}.fencing_release_v4($1, $2)"
         self.join = f"SELECT {functions}.fencing_join_v1($1, $2, $3, $4)"
         self.leave = f"SELECT {functions}.fencing_leave_v1($1, $2)"
         self.sweep = f"SELECT {functions}.fencing_sweep_v2($1)"
@@ -51,7 +51,7 @@ class PostgresqlRequests:
         self.acquire_share = f"SELECT * FROM {share}_acquire_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"  # noqa: S608
         self.acquire_readers = f"SELECT * FROM {functions}.fencing_readers_acquire_v1($1, $2, $3, $4, $5)"  # noqa: S608
         self.renew_shares = f"SELECT {share}_renew_v1($1, $2, $3, $4)"
-        self.release_share = f"SELECT {share}_release_v1($1, $2)"
+        self.release_share = f"SELECT {share}_release_v2($1, $2)"
         self.join_for_share = f"SELECT {share}_join_v1($1, $2, $3, $4, $5, $6)"
         self.leave_share_line = f"SELECT {share}_leave_v1($1, $2)"
         self.held = f"SELECT {functions}.fencing_held_v2($1)"
@@ -118,6 +118,21 @@ def _micros(claim: Claim) -> int:
     if not claim.ttl * 1e6 < _MOST_MICROS:
         raise BackendRefusedError(BACKEND, "acquire", "the ttl is too large to be stored")
     return math.ceil(claim.ttl * 1e6)
+
+
+def read_release(row: DriverRow | None) -> Renewal | None:
+    """
+    Read the answer to `PostgresqlRequests.release`: None if it has ended the owner's grant.
+
+    Raises:
+        UnreadableRowError: the row is no such answer.
+    """
+    (answer,) = columns(row, 1)
+    outcome = _RENEWALS.get(answer) if isinstance(answer, str) else None
+    if outcome is None:
+        msg = "not an answer to a release"
+        raise UnreadableRowError(msg)
+    return None if outcome is Renewal.RENEWED else outcome
 
 
 def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Held:

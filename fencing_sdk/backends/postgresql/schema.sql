@@ -251,20 +251,34 @@ END $fencing$;
 -- End the owner's grant and wake the head of the line. If a waiter was woken, the release does not wait for disk: it
 -- gets there with the grant that follows at once. Otherwise it is as durable as the database is set up, because a
 -- release that a crash undoes blocks the lock for a ttl.
-CREATE OR REPLACE FUNCTION :"schema".fencing_release_v1(p_name text, p_owner text) RETURNS boolean
+-- Return '1' if that has ended the grant; else what a renewal would have: '0' gone, 'x' granted to another owner.
+CREATE OR REPLACE FUNCTION :"schema".fencing_release_v3(p_name text, p_owner text) RETURNS text
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+DECLARE
+    v_held boolean;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('transaction_read_only') = 'on'
     THEN PERFORM fencing_check_v1(); END IF;
-    UPDATE fencing_lock SET owner = NULL, metadata = NULL, expires_at = clock_timestamp()
-     WHERE name = p_name AND owner = p_owner;
-    IF NOT FOUND THEN RETURN false; END IF;
+    UPDATE fencing_lock l SET owner = NULL, metadata = NULL, expires_at = clock_timestamp()
+      FROM (SELECT o.expires_at FROM fencing_lock o WHERE o.name = p_name AND o.owner = p_owner FOR UPDATE) former
+     WHERE l.name = p_name
+    RETURNING former.expires_at > clock_timestamp() INTO v_held;
+    IF NOT FOUND THEN RETURN fencing_refused_v1(p_name); END IF;
     IF EXISTS (SELECT FROM fencing_waiter WHERE name = p_name) AND fencing_wake_v1(p_name) THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    RETURN true;
+    RETURN CASE WHEN v_held THEN '1' ELSE '0' END;
 END $fencing$;
+
+-- What a release of an owner without a grant returns.
+CREATE OR REPLACE FUNCTION :"schema".fencing_refused_v1(p_name text) RETURNS text
+LANGUAGE sql SET search_path = pg_catalog, :"schema", pg_temp AS $fencing$
+    SELECT CASE WHEN EXISTS (
+        SELECT FROM fencing_lock l
+         WHERE l.name = p_name AND l.owner IS NOT NULL AND l.expires_at > clock_timestamp()
+    ) THEN 'x' ELSE '0' END
+$fencing$;
 
 -- The holder of a lock, or NULL if it is free.
 CREATE OR REPLACE FUNCTION :"schema".fencing_inspect_v1(
@@ -597,21 +611,25 @@ BEGIN
     );
 END $fencing$;
 
--- As fencing_release_v1, for a share and for a writer.
-CREATE OR REPLACE FUNCTION :"schema".fencing_share_release_v1(p_name text, p_owner text) RETURNS boolean
+-- As fencing_release_v3, for a share and for a writer.
+CREATE OR REPLACE FUNCTION :"schema".fencing_share_release_v2(p_name text, p_owner text) RETURNS text
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
 DECLARE
     v_owner text;
+    v_expires_at timestamptz;
+    v_held boolean;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('transaction_read_only') = 'on'
     THEN PERFORM fencing_check_v1(); END IF;
-    SELECT l.owner INTO v_owner FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
+    SELECT l.owner, l.expires_at INTO v_owner, v_expires_at FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
     IF v_owner = p_owner THEN
+        v_held := v_expires_at > clock_timestamp();
         UPDATE fencing_lock l SET owner = NULL, metadata = NULL, expires_at = clock_timestamp() WHERE l.name = p_name;
     ELSE
-        DELETE FROM fencing_share s WHERE s.name = p_name AND s.owner = p_owner;
-        IF NOT FOUND THEN RETURN false; END IF;
+        DELETE FROM fencing_share s WHERE s.name = p_name AND s.owner = p_owner
+        RETURNING v_owner = '' AND s.expires_at > clock_timestamp() INTO v_held;
+        IF NOT FOUND THEN RETURN CASE WHEN v_owner = '' THEN '0' ELSE fencing_refused_v1(p_name) END; END IF;
         IF EXISTS (SELECT FROM fencing_share s WHERE s.name = p_name) THEN
             PERFORM fencing_share_settle_v1(p_name);
         ELSE
@@ -622,7 +640,8 @@ BEGIN
     IF EXISTS (SELECT FROM fencing_waiter w WHERE w.name = p_name) AND fencing_share_wake_v2(p_name, NULL) THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    RETURN true;
+    IF v_held THEN RETURN '1'; END IF;
+    RETURN CASE WHEN v_owner IN ('', p_owner) THEN '0' ELSE fencing_refused_v1(p_name) END;
 END $fencing$;
 
 -- As fencing_join_v1, for a share.
@@ -875,24 +894,27 @@ BEGIN
     ) a;
 END $fencing$;
 
--- As fencing_release_v1, which decides unless the line is empty and the row can be locked at once.
-CREATE OR REPLACE FUNCTION :"schema".fencing_release_v2(p_name text, p_owner text) RETURNS boolean
+-- As fencing_release_v3, which decides unless the line is empty and the row can be locked at once.
+CREATE OR REPLACE FUNCTION :"schema".fencing_release_v4(p_name text, p_owner text) RETURNS text
 LANGUAGE plpgsql AS $fencing$
+DECLARE
+    v_held boolean;
 BEGIN
     IF pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed'
        AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
     THEN
-        PERFORM FROM :"schema".fencing_lock l
+        SELECT l.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() INTO v_held
+          FROM :"schema".fencing_lock l
           WHERE l.name OPERATOR(pg_catalog.=) p_name AND l.owner OPERATOR(pg_catalog.=) p_owner FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             UPDATE :"schema".fencing_lock l SET owner = NULL, metadata = NULL, expires_at = pg_catalog.clock_timestamp()
              WHERE l.name OPERATOR(pg_catalog.=) p_name AND NOT EXISTS (
                  SELECT FROM :"schema".fencing_waiter w WHERE w.name OPERATOR(pg_catalog.=) p_name
              );
-            IF FOUND THEN RETURN true; END IF;
+            IF FOUND THEN RETURN CASE WHEN v_held THEN '1' ELSE '0' END; END IF;
         END IF;
     END IF;
-    RETURN :"schema".fencing_release_v1(p_name, p_owner);
+    RETURN :"schema".fencing_release_v3(p_name, p_owner);
 END $fencing$;
 
 -- As fencing_share_acquire_v1, for readers that have places in the line of one name, all together. Return the token of

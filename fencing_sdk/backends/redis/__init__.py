@@ -60,6 +60,7 @@ from fencing_sdk.backends.redis.answers import (
     read_holder,
     read_holders,
     read_refusal,
+    read_release,
     read_renewals,
     read_share,
     read_share_refusal,
@@ -147,7 +148,8 @@ class RedisBackend:
         self._revocations = RedisRevocations(self._requests, self._router)
         self._waiters = RedisWaiters(self._router, self._requests, keys, self._losses, sharded=sharded)
         self._share_waiters = ShareWaiters(self._router, self._requests, keys, sharded=sharded)
-        self._posts = None if self._requests.replicas else RedisPosts(keys, self._requests, self._router, self._losses)
+        posts = RedisPosts(keys, self._requests, self._router, self._losses, self._revocations.reasons)
+        self._posts = None if self._requests.replicas else posts
 
     def _make_router(self, topology: RedisTopology) -> RedisRouter:
         servers = topology.servers
@@ -205,7 +207,9 @@ class RedisBackend:
         """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
         return None if self._posts is None or claim.mode is not LOCK else self._posts.acquire(claim, answer)
 
-    def post_release(self, claim: Claim, answer: Callable[[Posted | BackendError], None]) -> Sent | None:
+    def post_release(
+        self, claim: Claim, answer: Callable[[Posted | Renewal | Revoked | BackendError], None]
+    ) -> Sent | None:
         """See `fencing_sdk.abc.SupportsPosts.post_release`."""
         return None if self._posts is None or claim.mode is not LOCK else self._posts.release(claim, answer)
 
@@ -283,7 +287,7 @@ class RedisBackend:
             raise failures[0]
         return [next(outcomes[0] if claim.mode.shared else outcomes[1]) for claim in claims]
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
         key, call = self._requests.lease(claim.name), self._requests.release(claim)
         if not claim.mode.shared:
@@ -291,16 +295,17 @@ class RedisBackend:
         elif self._share_losses.ended(key, claim):
             call = call._replace(follow=(key,))  # the release ends the tracking of the lease, so it is read again
         with translating("release"):
-            await self._run_release(call, claim)
+            refusal = read_release(await self._run_release(call, claim))
+        return None if refusal is None else (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
 
-    async def _run_release(self, call: ScriptCall, claim: Claim) -> None:
+    async def _run_release(self, call: ScriptCall, claim: Claim) -> Reply:
         try:
-            await self._router.run(call)
+            return await self._router.run(call)
         except ReplyError as error:
             if error.code != "TRYAGAIN":
                 raise
             # The slot is moving, and its keys are on two servers. The waiters in the line try once a second.
-            await self._router.run(self._requests.release_alone(claim))
+            return await self._router.run(self._requests.release_alone(claim))
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
@@ -349,6 +354,8 @@ class RedisBackend:
         await self._waiters.aclose()
         await self._losses.aclose()
         await self._share_losses.aclose()
+        if self._posts is not None:
+            await self._posts.aclose()
         await self._router.aclose()
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:

@@ -15,6 +15,7 @@ NO_HOLDER = holder_of("")
 """The digest of the owner that the lease of a shared name has."""
 
 _TOKEN_DIGITS = len(str(TOKEN_LIMIT))
+_REFUSED_RELEASES = {0: Renewal.REFUSED, -1: Renewal.TAKEN_OVER}
 _RENEWALS = {ord("1"): Renewal.RENEWED, ord("0"): Renewal.REFUSED, ord("x"): Renewal.TAKEN_OVER}
 
 
@@ -36,6 +37,11 @@ def read_renewals(outcome: CallOutcome, count: int) -> list[Renewal]:
     if isinstance(outcome, bytes) and len(outcome) == count:
         return [_RENEWALS.get(code, Renewal.UNKNOWN) for code in outcome]
     return [Renewal.UNKNOWN] * count
+
+
+def read_release(reply: Reply) -> Renewal | None:
+    """Read the answer to a release: None if it has ended the owner's grant."""
+    return _REFUSED_RELEASES.get(reply) if isinstance(reply, int) else None
 
 
 def read_refusal(reply: Reply) -> float | None:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-from fencing_sdk._values.claim import Claim, Grant, Held
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal, Revoked
 from fencing_sdk.abc import Posted
-from fencing_sdk.backends.redis.answers import read_refusal, read_token
+from fencing_sdk.backends._shared.background_task import BackgroundTasks
+from fencing_sdk.backends._shared.revocation_reasons import Reasons, with_reasons
+from fencing_sdk.backends.redis.answers import read_refusal, read_release, read_token
 from fencing_sdk.backends.redis.connection.node import NOT_MASTER, SILENCE
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import RedisRouter
@@ -77,12 +79,23 @@ class RedisPosts:
         router: Knows the open connections.
 
         losses: Is told of grants, and of their ends.
+
+        reasons: Asks why a grant was revoked, when its release is refused.
     """
 
-    def __init__(self, keys: RedisKeys, requests: RedisRequests, router: RedisRouter, losses: RedisLossWatcher) -> None:
+    def __init__(
+        self,
+        keys: RedisKeys,
+        requests: RedisRequests,
+        router: RedisRouter,
+        losses: RedisLossWatcher,
+        reasons: Reasons,
+    ) -> None:
         self._keys = keys
         self._router = router
         self._losses = losses
+        self._reasons = reasons
+        self._asking = BackgroundTasks()
         self._acquire = PackedCall(requests.acquire(_OPEN), keys.tag(_OPEN.name))
         self._release = PackedCall(requests.release(_OPEN), keys.tag(_OPEN.name))
 
@@ -108,22 +121,39 @@ class RedisPosts:
             return None
         self._losses.ended(lease, claim)
         packed_tag, owner = tag.encode(), claim.owner.encode()
-        post = ReleasePost(pipe, answer)
+        post = ReleasePost(pipe, answer, self, claim)
         return (
             post if pipe.post(self._release((len(packed_tag) + _SUFFIX, packed_tag, len(owner), owner)), post) else None
         )
+
+    def refused(self, claim: Claim, refusal: Renewal, answer: Callable[[Any], None]) -> None:
+        """Answer a release that has found no grant of its owner, with the reason if an operator took it away."""
+        self._asking.start(self._tell_reason(claim, refusal, answer))
+
+    async def _tell_reason(self, claim: Claim, refusal: Renewal, answer: Callable[[Any], None]) -> None:
+        told: Renewal | Revoked = refusal
+        try:
+            (told,) = await with_reasons([claim], [refusal], self._reasons)
+        finally:
+            answer(told)
+
+    async def aclose(self) -> None:
+        """Ask no more for reasons."""
+        await self._asking.aclose(patience=0.0)
 
 
 class ReleasePost:
     """A release on its way. Called with the reply, or with an error instead."""
 
-    __slots__ = ("_answer", "_pipe")
+    __slots__ = ("_answer", "_claim", "_pipe", "_posts")
 
     _operation = "release"
 
-    def __init__(self, pipe: Pipe, answer: Callable[[Any], None]) -> None:
+    def __init__(self, pipe: Pipe, answer: Callable[[Any], None], posts: RedisPosts, claim: Claim) -> None:
         self._pipe = pipe
         self._answer = answer
+        self._posts = posts
+        self._claim = claim
 
     def __call__(self, reply: Reply) -> None:
         """Tell the outcome."""
@@ -132,15 +162,21 @@ class ReleasePost:
             outcome = self._failed(reply) if isinstance(reply, Exception) else self._read(reply)
         except Exception as error:  # noqa: BLE001  (the reply is not what the script returns)
             outcome = self._failed(error)
-        self._answer(outcome)
+        if outcome is not None:
+            self._answer(outcome)
 
     def give_up(self) -> None:
         """See `fencing_sdk.abc.Sent.give_up`."""
         if self._pipe.silent_for >= SILENCE:
             self._pipe.close("the server was silent")
 
-    def _read(self, reply: Reply) -> object:  # noqa: ARG002  (whether there was a lease to release makes no difference)
-        return Posted.RELEASED
+    def _read(self, reply: Reply) -> object:
+        """Read a reply; None: it is answered later."""
+        refusal = read_release(reply)
+        if refusal is None:
+            return Posted.RELEASED
+        self._posts.refused(self._claim, refusal, self._answer)
+        return None
 
     def _failed(self, error: Exception) -> BackendError | Posted:
         if isinstance(error, ReplyError):
@@ -156,7 +192,7 @@ class ReleasePost:
 class AcquirePost(ReleasePost):
     """An acquisition on its way."""
 
-    __slots__ = ("_claim", "_lease", "_losses")
+    __slots__ = ("_lease", "_losses")
 
     _operation = "acquire"
 

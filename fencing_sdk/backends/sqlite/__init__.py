@@ -111,10 +111,10 @@ class SqliteBackend:
                 self._losses.ended(claim)
         return renewals
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
         self._losses.ended(claim)
-        await self._ask("release", lambda rows: rows.release(claim), surely=True)
+        return await self._ask("release", lambda rows: rows.release(claim), surely=True)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""

@@ -120,12 +120,10 @@ class OperatorRows(ShareRows):
             "DELETE FROM fencing_revoked WHERE boot <> :boot OR expires <= :now", boot=self._boot, now=now
         )
 
-    def _renew(self, claim: Claim, now: int) -> Renewal | Revoked:
-        outcome = super()._renew(claim, now)
-        if outcome is Renewal.RENEWED:
-            return outcome
-        reason = self._reason(claim)
-        return outcome if reason is None else Revoked(reason)
+    def _refusal(self, claim: Claim, now: int) -> Renewal | Revoked | None:
+        refusal = super()._refusal(claim, now)
+        reason = None if refusal is None else self._reason(claim)
+        return refusal if reason is None else Revoked(reason)
 
     def _reason(self, claim: Claim) -> str | None:
         found = self._file.execute(

@@ -83,14 +83,13 @@ class LockRows:
         with self._file.transaction() as now:
             return [self._renew(claim, now) for claim in claims]
 
-    def release(self, claim: Claim) -> None:
-        """End the owner's grant, if it has one, and wake the head of the line."""
+    def release(self, claim: Claim) -> Renewal | Revoked | None:
+        """End the owner's grant, and wake the head of the line; answer as a renewal when there is no such grant."""
         with self._file.transaction() as now:
-            ended = self._file.execute(
-                "DELETE FROM fencing_lock WHERE name = :name AND owner = :owner", name=claim.name, owner=claim.owner
-            )
-            waiter = self._next(claim.name, now) if ended.rowcount else None
+            refusal = self._refusal(claim, now)
+            waiter = self._next(claim.name, now) if self._end_grant(claim, now) else None
         self._wake(claim.name, waiter)
+        return refusal
 
     def inspect(self, name: str) -> Holder | None:
         """Describe the holder of *name*, if there is one."""
@@ -206,13 +205,24 @@ class LockRows:
         return token
 
     def _renew(self, claim: Claim, now: int) -> Renewal | Revoked:
+        refusal = self._refusal(claim, now)
+        if refusal is None:
+            self._extend(claim, now)
+        return refusal or Renewal.RENEWED
+
+    def _refusal(self, claim: Claim, now: int) -> Renewal | Revoked | None:
+        """Why the owner's grant is over; None if it is not."""
         row = self._living(claim.name, now)
         if row is None:
             return Renewal.REFUSED
-        if row.owner != claim.owner:
-            return Renewal.TAKEN_OVER
-        self._extend(claim, now)
-        return Renewal.RENEWED
+        return None if row.owner == claim.owner else Renewal.TAKEN_OVER
+
+    def _end_grant(self, claim: Claim, _now: int) -> bool:
+        """Delete the owner's grant, also one that has expired; return whether there was one."""
+        ended = self._file.execute(
+            "DELETE FROM fencing_lock WHERE name = :name AND owner = :owner", name=claim.name, owner=claim.owner
+        )
+        return ended.rowcount > 0
 
     def _extend(self, claim: Claim, now: int) -> None:
         self._file.execute(

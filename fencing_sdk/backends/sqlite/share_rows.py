@@ -101,20 +101,6 @@ class ShareRows(LockRows):
             now=now,
         )
 
-    def release(self, claim: Claim) -> None:
-        """See `LockRows.release`."""
-        if not claim.mode.shared:
-            super().release(claim)
-            return
-        with self._file.transaction() as now:
-            ended = self._file.execute(
-                "DELETE FROM fencing_share WHERE name = :name AND owner = :owner", name=claim.name, owner=claim.owner
-            )
-            if ended.rowcount:
-                self._settle(claim.name, now)
-            waiter = self._next(claim.name, now) if ended.rowcount else None
-        self._wake(claim.name, waiter)
-
     def inspect(self, name: str) -> Holder | None:
         """See `LockRows.inspect`: one of the holders, if there are several."""
         return max(self.holders(name), key=lambda holder: holder.remaining, default=None)
@@ -187,12 +173,28 @@ class ShareRows(LockRows):
             return super()._has_room(name, row, waiter, now)
         return fits(waiter.mode, [share.mode for share in self._shares(name, now)])
 
-    def _renew(self, claim: Claim, now: int) -> Renewal | Revoked:
+    def _extend(self, claim: Claim, now: int) -> None:
         if not claim.mode.shared:
-            return super()._renew(claim, now)
+            super()._extend(claim, now)
+            return
         for share in self._shares(claim.name, now):
             if share.owner == claim.owner:
                 self._keep(claim, share.token, share.permit, now)
-                return Renewal.RENEWED
+
+    def _refusal(self, claim: Claim, now: int) -> Renewal | Revoked | None:
+        if not claim.mode.shared:
+            return super()._refusal(claim, now)
+        if any(share.owner == claim.owner for share in self._shares(claim.name, now)):
+            return None
         row = self._living(claim.name, now)
         return Renewal.REFUSED if row is None or row.owner == NO_OWNER else Renewal.TAKEN_OVER
+
+    def _end_grant(self, claim: Claim, now: int) -> bool:
+        if not claim.mode.shared:
+            return super()._end_grant(claim, now)
+        ended = self._file.execute(
+            "DELETE FROM fencing_share WHERE name = :name AND owner = :owner", name=claim.name, owner=claim.owner
+        )
+        if ended.rowcount:
+            self._settle(claim.name, now)
+        return ended.rowcount > 0

@@ -155,32 +155,41 @@ class ZooKeeperBackend:
     async def _reasons(self, claims: Sequence[Claim]) -> Sequence[str | None]:
         return await self._revocations.reasons(await self._any_session(), claims)
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
         self._notice_fork()
         with our_errors("release"):
             own_node = self._own_nodes.get(key_of(claim))
             session = self._sessions.of(claim.ttl) if own_node is None else own_node.session
+            expired = own_node is not None and not own_node.held
             if own_node is not None:
                 own_node.finish()
                 own_node.woken.set()
             try:
-                await self._release(claim, session, own_node)
+                there, line = await self._release(claim, session, own_node)
             except BaseException:
                 self._clean_up.sweep_later(claim, session)
                 raise
+        if there and not expired:
+            return None
+        refusal = Renewal.TAKEN_OVER if line and claim.mode is LOCK else Renewal.REFUSED
+        return (await with_reasons([claim], [refusal], self._reasons))[0]
 
-    async def _release(self, claim: Claim, session: ZooKeeperSession, own_node: OwnNode | None) -> None:
+    async def _release(
+        self, claim: Claim, session: ZooKeeperSession, own_node: OwnNode | None
+    ) -> tuple[bool, list[LineNode]]:
+        """Delete the claim's node; return whether it was there, and, if it was not known, the other nodes."""
         if session.error is not None:  # its nodes went with it; another client may have one with this claim
             session = self._sessions.of(claim.ttl)
         await session.ready()
-        known = own_node is not None and await self._recipe.remove(session, own_node.path)
-        if not known:
-            for node in await self._recipe.look(session, claim.name):
-                if node.mark == mark_of(claim.owner):
-                    await self._recipe.remove(session, self._recipe.paths.node(claim.name, node))
+        there = own_node is not None and await self._recipe.remove(session, own_node.path)
+        line = [] if there else await self._recipe.look(session, claim.name)
+        for node in line:
+            if node.mark == mark_of(claim.owner):
+                there = await self._recipe.remove(session, self._recipe.paths.node(claim.name, node)) or there
         if own_node is not None:
             self._own_nodes.drop(own_node)
+        return there, line
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""

@@ -29,6 +29,13 @@ class ExpiryPromises(BackendUnderTest):
         assert await backend.inspect(NAME) is None
         assert await self.renewed(backend, claim) is Renewal.REFUSED
 
+    async def test_a_release_after_the_ttl_finds_no_grant(self, backend: Backend) -> None:
+        """Its owner had lost it, even if no other owner came: others could have had the lock meanwhile."""
+        claim = self.claim(ttl=self.ttl)
+        await self.granted(backend, claim)
+        await self.expire(self.ttl)
+        assert await backend.release(claim) is Renewal.REFUSED
+
     async def test_the_former_owner_cannot_touch_the_next_grant(self, backend: Backend) -> None:
         """After an expiry its renewal is refused and its release does nothing."""
         former, now_mine = self.claim(ttl=self.ttl), self.claim()
@@ -36,7 +43,7 @@ class ExpiryPromises(BackendUnderTest):
         await self.expire(self.ttl)
         await self.granted(backend, now_mine)
         assert await self.renewed(backend, former) is self.taken_over
-        await backend.release(former)
+        assert await backend.release(former) is self.taken_over
         await self.refused(backend, self.claim())
         assert await self.renewed(backend, now_mine) is Renewal.RENEWED
 

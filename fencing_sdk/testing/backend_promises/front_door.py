@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
 from fencing_sdk._client import LockClient
+from fencing_sdk._lease import Lease
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Claim, Held
 from fencing_sdk.abc import Backend
@@ -114,6 +116,18 @@ class FrontDoorPromises(BackendUnderTest):
                 await working
         assert lost.value.reason is (LossReason.TAKEN_OVER if self.tells_taken_over else LossReason.REFUSED)
 
+    async def test_a_block_whose_grant_has_gone_ends_with_the_loss(self, backend: Backend, reopen: Reopen) -> None:
+        """Found by the release, if not earlier: a body that ends before the next heartbeat is no success."""
+        told: list[Event] = []
+        async with LockClient(backend, observers=[told.append]) as locks, aclosing(reopen()) as other, self.soon():
+            lock = locks.lock(NAME, ttl=60, heartbeat_interval=15)
+            for hold in (_entered, _held):
+                with pytest.raises(LeaseLostError) as lost:
+                    async with hold(lock) as lease:
+                        await other.release(Claim(NAME, 60, lease.owner))
+                assert lost.value.reason in {LossReason.REFUSED, LossReason.REVOKED}
+                assert [event.kind for event in told[-2:]] == ["lost", "released"]
+
     async def test_the_heartbeat_holds_the_lock_beyond_its_ttl(self, backend: Backend) -> None:
         """Renewal by renewal; a rival is refused all the time."""
         for attempt in range(TRIES):
@@ -217,3 +231,15 @@ async def _is_refused(lock: Lock) -> bool:
         with suppress(BackendUnavailableError):
             return await lock.try_acquire() is None
     return False
+
+
+@asynccontextmanager
+async def _entered(lock: Lock) -> AsyncIterator[Lease]:
+    async with lock as lease:
+        yield lease
+
+
+@asynccontextmanager
+async def _held(lock: Lock) -> AsyncIterator[Lease]:
+    async with await lock.acquire() as lease:
+        yield lease

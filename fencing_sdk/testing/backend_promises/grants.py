@@ -161,6 +161,22 @@ class GrantPromises(BackendUnderTest):
         await backend.release(claim)
         await self.granted(backend, self.claim())
 
+    # What a release answers: a holder whose first release finds no grant learns so that it has lost its lease
+
+    async def test_a_release_answers_whether_the_grant_was_its_owners(self, backend: Backend, reopen: Reopen) -> None:
+        """None if it has ended the grant; otherwise what a renewal would have answered, from any client."""
+        first, second = self.claim(), self.claim()
+        async with aclosing(reopen()) as other:
+            await self.granted(backend, first)
+            assert await backend.release(first) is None
+            for client in (backend, other):
+                assert await client.release(first) is Renewal.REFUSED
+            await self.granted(backend, second)
+            for client in (backend, other):
+                assert await client.release(first) is self.taken_over
+            assert await other.release(second) is None
+            assert await backend.release(second) is Renewal.REFUSED
+
     # Refusals
 
     async def test_retry_after_is_a_number_of_seconds_or_unknown(self, backend: Backend) -> None:

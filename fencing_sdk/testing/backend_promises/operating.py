@@ -230,6 +230,14 @@ class RevokingPromises(BackendUnderTest):
         assert await self.renewed(backend, claims[0]) is not Renewal.RENEWED
         assert await self.granted(backend, Claim("gpu", 60.0, mode=Permit(2))) > max(tokens)
 
+    @needs("revokes")
+    async def test_the_release_of_a_revoked_grant_answers_as_its_renewal(self, backend: RevokingBackend) -> None:
+        """A holder that leaves before it has heard of the revocation learns it then, and why."""
+        asked, released = self.claim("a"), self.claim("b")
+        for claim in (asked, released):
+            assert await backend.revoke(claim.name, await self.granted(backend, claim), REASON)
+        assert await backend.release(released) == await self.renewed(backend, asked)
+
 
 def _same_age(listed: Holder, shown: Holder) -> bool:
     """Whether two answers tell the same of the moment of a grant. Seconds may be between them."""

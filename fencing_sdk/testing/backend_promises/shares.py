@@ -183,6 +183,20 @@ class SharePromises(BackendUnderTest):
         assert await self.renewed(backend, other) is Renewal.RENEWED
 
     @needs("shares")
+    async def test_the_release_of_a_share_answers_whether_its_owner_had_one(self, backend: Backend) -> None:
+        """Alone or beside others; what a renewal would have answered, if it had none."""
+        for name, mode in (("pool", Permit(2)), ("catalog", READER), ("records", WRITER)):
+            mine, other, never = (self._claim(name, mode) for _ in range(3))
+            await self._granted(backend, mine)
+            if mode.shared:
+                await self._granted(backend, other)
+                assert await backend.release(never) is await self.renewed(backend, never)
+                assert await backend.release(other) is None
+                assert await backend.release(other) is await self.renewed(backend, other)
+            assert await backend.release(mine) is None
+            assert await backend.release(mine) is Renewal.REFUSED
+
+    @needs("shares")
     async def test_holders_shows_every_share(self, backend: SharingBackend) -> None:
         """Mode, permit, token, public holder, metadata and the seconds that are left; never the owner."""
         assert list(await backend.holders(POOL)) == []

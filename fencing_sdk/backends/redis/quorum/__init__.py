@@ -27,7 +27,7 @@ refuse to vote. Exclusion is by time, as with every lease. docs/backends/redis-q
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
@@ -39,6 +39,7 @@ from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends._shared.revocation_reasons import with_reasons
+from fencing_sdk.backends.redis.answers import read_release
 from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis
@@ -49,8 +50,8 @@ from fencing_sdk.backends.redis.quorum.attempt import QuorumAttempt
 from fencing_sdk.backends.redis.quorum.errors import translating
 from fencing_sdk.backends.redis.quorum.founding import prepare
 from fencing_sdk.backends.redis.quorum.listing import QuorumListing, holder_told
-from fencing_sdk.backends.redis.quorum.node import QuorumNode
-from fencing_sdk.backends.redis.quorum.node_poll import find_hold
+from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
+from fencing_sdk.backends.redis.quorum.node_poll import Poll, find_hold
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
 from fencing_sdk.backends.redis.quorum.options import QuorumTopology, topology_from_clients, topology_from_url
 from fencing_sdk.backends.redis.quorum.renewals import QuorumHolds, QuorumRenewals
@@ -160,15 +161,38 @@ class RedisQuorumBackend:
         renewals = await self._renewals.renew(claims, voters, look=look)
         return await with_reasons(claims, renewals, self._revocations.reasons)
 
-    async def release(self, claim: Claim) -> None:
-        """See `fencing_sdk.abc.Backend.release`."""
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
+        """
+        See `fencing_sdk.abc.Backend.release`.
+
+        Every node is told; one that is away, when it is back. The owner had no grant any more if so many nodes had no
+        hold of it that the others are no majority.
+        """
         self._losses.ended(self._requests.hold(claim.name), claim)
         self._holds.remove(claim)
         call = self._requests.release(claim)
         with translating("release"):
             if self._nodes.voters() is None:
                 await self._nodes.quorum()
-            await self._nodes.tell_all(("release", claim.owner), call, claim.ttl)
+            poll = Poll(len(self._nodes), len(self._nodes), read_release, self._is_decided)
+            request = NodeRequest(call)
+            for node in self._nodes:
+                node.tell(("release", claim.owner), request, claim.ttl, poll.answer)
+            answers = await poll.result()
+        refusal = self._refusal(answers.values())
+        return None if refusal is None else (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
+
+    def _is_decided(self, answers: Collection[Renewal | None]) -> bool:
+        """Whether these answers to a release show that the owner had a grant, or that it had none."""
+        released = sum(answer is None for answer in answers)
+        return released >= self._nodes.majority or self._refusal(answers) is not None
+
+    def _refusal(self, answers: Collection[Renewal | None]) -> Renewal | None:
+        refused = [answer for answer in answers if answer is not None]
+        if len(refused) <= len(self._nodes) - self._nodes.majority:
+            return None
+        taken = sum(answer is Renewal.TAKEN_OVER for answer in refused)
+        return Renewal.TAKEN_OVER if 2 * taken >= len(refused) else Renewal.REFUSED
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""

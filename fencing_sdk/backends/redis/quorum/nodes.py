@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from fencing_sdk._values.loop_owner import LoopOwner
@@ -19,9 +19,8 @@ from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, R
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
 from fencing_sdk.backends.redis.quorum.acquire_ballot import majority_of
 from fencing_sdk.backends.redis.quorum.errors import BACKEND
-from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
+from fencing_sdk.backends.redis.quorum.node import QuorumNode
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
-from fencing_sdk.backends.redis.scripts import ScriptCall
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 _GRACE = 0.05
@@ -174,19 +173,6 @@ class QuorumNodes:
         forgetful = sum(node.forgetful for node in reached)
         msg = f"no majority of the nodes shares an epoch, and {forgetful} have lost their memory; run: fencing init"
         return BackendUnavailableError(BACKEND, "connect", msg)
-
-    async def tell_all(self, key: Hashable, call: ScriptCall, ttl: float) -> None:
-        """
-        Tell every node to free something, and wait until a majority has done so. The rest is told when it is back.
-
-        Raises:
-            Exception: no majority can be reached.
-        """
-        count = Countdown(len(self._nodes), self.majority)
-        request = NodeRequest(call)
-        for node in self._nodes:
-            node.tell(key, request, ttl, count.answer)
-        await count.wait()
 
     async def aclose(self) -> None:
         """Close every connection."""
