@@ -27,7 +27,7 @@ from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import logger
-from fencing_sdk.errors import UnsupportedError, UsageError, shown
+from fencing_sdk.errors import FencingError, UnsupportedError, UsageError, shown
 from fencing_sdk.sync._opening import Opening
 from fencing_sdk.sync._thread_call import ClosedMeanwhileError, InThread, ThreadCall
 
@@ -214,7 +214,7 @@ class LoopThread:
         opening = self._opening = Opening()
         try:
             self._thread = threading.Thread(target=self._run, args=(opening,), name="fencing-sync", daemon=True)
-            self._thread.start()
+            self._begin_thread()
             close_before_a_child_ends()
             opening.wait()
             if self._loop is not None:
@@ -225,12 +225,21 @@ class LoopThread:
         finally:
             self._opening = None
         if opening.error is not None:
-            raise opening.error
+            raise _too_late(opening.error) or opening.error
         if opening.given_up or (loop := self._loop) is None:  # the handler of a signal has closed it
             self.join()
             msg = "this client was closed while it was opened"
             raise ClosedMeanwhileError(msg)
         return loop
+
+    def _begin_thread(self) -> None:
+        assert self._thread is not None  # the caller has made it
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            if (late := _too_late(error)) is not None:
+                raise late from error
+            raise
 
     def _run(self, opening: Opening) -> None:
         try:
@@ -259,6 +268,21 @@ class LoopThread:
                 call.leave()
 
 
+def _too_late(error: BaseException) -> UsageError | None:
+    """Return the error for an opening that failed because the main thread has ended: Python refuses what it needs."""
+    cause: BaseException | None = error
+    while cause is not None and (not isinstance(cause, RuntimeError) or isinstance(cause, FencingError)):
+        cause = cause.__cause__
+    if cause is None or threading.main_thread().is_alive():
+        return None
+    late = UsageError(
+        "this client is opened after the main thread has ended, when Python starts no threads for it; "
+        "open it while the main thread runs, such as by 'with locks:' around the work"
+    )
+    late.__cause__ = cause
+    return late
+
+
 def _job_in(loop: asyncio.AbstractEventLoop | None) -> str | None:
     """Return the lock of the job whose body this is, if it runs for *loop*. A block of a thread has a `SyncLease`."""
     if loop is None:
@@ -276,7 +300,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     """
     try:
         import uvloop  # noqa: PLC0415  (only what starts a thread needs it)
-    except ImportError:
+    except (ImportError, RuntimeError):  # the latter when the main thread has ended: it registers what runs at the exit
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
 

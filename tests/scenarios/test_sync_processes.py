@@ -436,3 +436,35 @@ with connect("memory://") as locks, locks.lock("a") as lease:
 """,
     )
     assert said == ["True"]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_client_that_a_thread_opens_after_the_main_thread_has_ended_works_or_says_why_not(loop, tmp_path, url):
+    """Python 3.12 starts no thread then. The others do, and refuse to import uvloop."""
+    said = run(
+        tmp_path,
+        f"""
+import sys
+import threading
+from fencing_sdk import UsageError
+from fencing_sdk.sync import connect
+
+if {loop!r} == "asyncio":
+    sys.modules["uvloop"] = None
+locks = connect({url!r})
+
+def work():
+    threading.main_thread().join()
+    try:
+        with locks.lock("a", ttl=300) as lease:
+            print("held", lease.held)
+    except UsageError as error:
+        print(str(error).partition(",")[0])
+
+threading.Thread(target=work).start()
+""",
+    )
+    (line,) = said
+    assert line in {"held True", "this client is opened after the main thread has ended"}
+    with connect(url) as locks:
+        assert locks.lock("a").try_acquire().release() is None
