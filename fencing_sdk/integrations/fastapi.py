@@ -16,8 +16,7 @@ from typing import Annotated, Any, TypeAlias, Unpack
 
 from fastapi import Depends, FastAPI, Header, Request, Response, WebSocket
 from fastapi.params import Depends as Dependency
-from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi.requests import HTTPConnection
 
 from fencing_sdk._arguments import LockOptions, check_flag
 from fencing_sdk._client import LockClient
@@ -42,7 +41,7 @@ from fencing_sdk.integrations._problem import (
     problem_of,
     refusals,
 )
-from fencing_sdk.integrations.asgi import check_client, lifespan
+from fencing_sdk.integrations.asgi import App, Message, Receive, Scope, Send, check_client, lifespan
 
 __all__ = ["Fenced", "Leased", "Presented", "answer_problems", "lifespan"]
 
@@ -179,7 +178,7 @@ def answer_problems(app: FastAPI, *, stale_status: int = 409) -> None:
 class _NoteAnswers:
     """Notes in the scope of a websocket that it got its answer: Starlette would send it ours as a second one."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
