@@ -166,7 +166,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
                 others wait at most this long. From 50 ms to one day; use 1 s or more over a network.
 
             wait: Seconds to wait for another holder. None waits for ever, 0 asks once. A store
-                that does not answer is tried again until *wait* or one ttl is over, whichever is first.
+                that does not answer is tried again until *wait* or one ttl is over, whichever is first. A request
+                that is on its way has one second nevertheless, with ``wait=0`` too.
 
             safety_buffer: Seconds before the ttl ends at which the work is cancelled. A fifth of
                 the ttl by default; make it three times the longest pause of your event loop.
@@ -175,7 +176,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
                 without the buffer by default.
 
             max_hold: Seconds after which a lease ends although it could be renewed. Without it a
-                body that hangs keeps its lock for ever.
+                body that hangs keeps its lock for ever. A plain handle and a thread's block, whose work nothing
+                stops, give the lock back at that moment.
 
             fences: Guards to raise as soon as the lock is held, so that an earlier holder is refused even before the
                 first write: a guard whose resource is named like the lock, or a pair of a guard and a resource.

@@ -166,6 +166,9 @@ class Lease(AnyLease):
 
         It raises no `LeaseLostError`, which could hide an error of yours: `lost_reason` tells afterwards whether the
         lock was lost before, also where only this release has found that.
+
+        Raises:
+            LeaseLostError: in the body of a job, whose lock stays taken: the store did not confirm that.
         """
         if self._state.generation != forks.here():
             return

@@ -263,7 +263,7 @@ def test_no_module_is_a_drawer(banned: str):
 
 
 def test_modules_stay_readable():
-    long = {name: lines for name, path in modules().items() if (lines := path.read_text().count("\n")) > 420}
+    long = {name: lines for name, path in modules().items() if (lines := path.read_text().count("\n")) > 450}
     assert not long, "split it along a noun"
 
 

@@ -270,7 +270,13 @@ class Engine:
         Give *lease* back: once, for a bounded time, whatever cancels the caller meanwhile.
 
         The wait for a posted release has no shield. If the caller is cancelled, `Releases.finish` goes on, shielded.
+        A lock that has to stay taken is parked instead.
+
+        Raises:
+            LeaseLostError: the store did not confirm that it keeps it.
         """
+        if lease.kept:
+            await self.park(lease, lease.keep_for)
         if lease.generation != forks.here() or not lease.mark_released() or not self._releases.take(lease):
             return  # in a forked child the lock belongs to its parent
         if self._closing.begun:
@@ -301,15 +307,20 @@ class Engine:
             LeaseLostError: the lease is over; or the store did not confirm it in time, or refused.
         """
         lease.check()
-        parking = Parking(self._backend, self._store_calls, self._clock, lease, lease.acquired_at + seconds)
+        parking = self._parking(lease, seconds)
         lease.mark_released()  # before the store shortens the ttl: the deadline comes from the longer one
         if self._releases.take(lease):
             self._closing.look_again()
             await self._releases.park(lease, parking, lease.timing.ttl if within is None else within)
 
+    def _parking(self, lease: LeaseState, seconds: float) -> Parking:
+        return Parking(self._backend, self._store_calls, self._clock, lease, lease.acquired_at + seconds)
+
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
         """A lease was lost."""
         self._heartbeat.tell_lost(lease, reason)
+        if lease.held_to_the_end:  # nothing stops its work, which may hang
+            self.abandon(lease)
 
     def stale(self, lease: LeaseState, error: StaleTokenError) -> None:
         """A guard refused a write made under *lease*: tell the observers."""
@@ -318,8 +329,9 @@ class Engine:
     def abandon(self, lease: LeaseState) -> None:
         """Give back a lease whose holder cannot release it any more: its handle or its task is gone."""
         lease.forget_scope()
+        parking = self._parking(lease, lease.keep_for) if lease.kept else None
         lease.mark_released()  # a renewal on its way, which finds the lock free, is no loss
-        self._releases.give_back_behind(lease)
+        self._releases.give_back_behind(lease, parking)
 
     def _on_loss(self, claim: Claim, reason: LossReason, detail: str = "") -> None:
         lease = self._heartbeat.find(claim)

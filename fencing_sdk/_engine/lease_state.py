@@ -70,6 +70,7 @@ class LeaseState:
         "generation",
         "group",
         "hold_until",
+        "keep_for",
         "keeper",
         "loop",
         "loss_detail",
@@ -114,6 +115,8 @@ class LeaseState:
         self.released = False
         self.task: asyncio.Task[object] | None = None
         """The task that is inside ``async with`` by this lease."""
+        self.keep_for = 0.0
+        """Seconds from the grant for which the lock stays taken, although the lease is given back."""
         self.unanswered_calls: tuple[asyncio.Future[object], ...] = ()
         """Attempts of this acquisition without an answer, which may still reach the store."""
         self.loss_detail = ""
@@ -189,6 +192,16 @@ class LeaseState:
     def renewable(self) -> bool:
         """Whether a renewal could still move the deadline: ``max_hold`` may forbid it."""
         return self.deadline < self.hold_until
+
+    @property
+    def held_to_the_end(self) -> bool:
+        """Whether ``max_hold`` has ended the lease of a plain handle, or of a thread's block."""
+        return self.task is None and not self.renewable and self.lost in {LossReason.EXPIRED, LossReason.STALLED}
+
+    @property
+    def kept(self) -> bool:
+        """Whether the lock has to stay taken when the lease is given back now."""
+        return self.keep_for > 0 and self.held and self.held_for < self.keep_for
 
     @property
     def lost_reason(self) -> LossReason | None:

@@ -123,10 +123,14 @@ class Releases:
                 lease.lose(*parking.refusal, by_release=True)
             self.tell_end(lease, confirmed=parking.loss is None, kept_for=parking.kept_for)
 
-    def give_back_behind(self, lease: LeaseState) -> None:
-        """Give *lease* back in the background."""
-        if self.take(lease):
+    def give_back_behind(self, lease: LeaseState, parking: Parking | None = None) -> None:
+        """Give *lease* back in the background, or let the store keep it for a while."""
+        if not self.take(lease):
+            return
+        if parking is None:
             self.tell_when_done(lease, self.send(lease))
+        else:
+            self.store_calls.start(self._park(lease, parking))
 
     def give_back_all(self, *, but: Collection[str]) -> None:
         """Give every lease back in the background. Those of the owners in *but* end by their ttl."""

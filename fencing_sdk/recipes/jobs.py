@@ -135,9 +135,12 @@ class _JobCall:
             except LockHeldError as refusal:  # not one that the function raises about another lock
                 return Skipped(lock.name, refusal.retry_after)
             state = self._state = state_of(lease)
+            state.keep_for = self._at_least_for  # whatever ends the lease: the function itself, too
             try:
                 value = await function()
-            except GeneratorExit:  # its loop is gone, so nothing can be awaited
+            except GeneratorExit:  # nothing can be awaited, and its loop may be gone
+                self._held_for = state.held_for
+                _leave_behind(state)
                 raise
             except BaseException as error:
                 await self._keep_after(error, state, within=None if isinstance(error, Exception) else _LAST_MOMENT)
@@ -183,6 +186,18 @@ class _JobCall:
                     held_for=self._held_for,
                 )
             )
+
+
+def _leave_behind(state: LeaseState) -> None:
+    """Park the lock in the background, if its loop runs here."""
+    try:
+        here = asyncio.get_running_loop() is state.loop
+    except RuntimeError:
+        here = False
+    if here:
+        state.keeper.abandon(state)
+    else:
+        state.keep_for = 0.0
 
 
 async def keep(state: LeaseState, at_least_for: float, *, within: float | None = None) -> None:

@@ -60,7 +60,7 @@ class SyncLock(Uncopied):
 
     def try_acquire(self) -> SyncLease | None:
         """
-        Take the lock if it is free now, and return a plain handle, or None.
+        Take the lock if it is free now, and return a plain handle, or None. One that is dropped gives the lock back.
 
         Raises:
             FencingError: as `Lock.try_acquire`.

@@ -205,6 +205,8 @@ class SyncSuite:
                 for ask in (lease.check, lambda: lease.token, current_token, lease.renew):
                     with pytest.raises(LeaseLostError):
                         ask()
+                with ThreadPoolExecutor(1) as pool:  # the lock is free, although the body goes on
+                    pool.submit(locks.lock("a", wait=PATIENCE).acquire).result().release()
             assert loss.value.reason is LossReason.EXPIRED
             with locks.lock("a", wait=PATIENCE):
                 pass

@@ -21,6 +21,7 @@ from fencing_sdk import (
     Ran,
     Released,
     Skipped,
+    UsageError,
     current_lease,
 )
 from fencing_sdk._values.clock import LoopClock
@@ -351,19 +352,69 @@ async def test_a_run_whose_time_is_over_before_the_store_answers_has_nothing_to_
     assert clients.outcomes() == (["ran"] if how == "returns" else ["failed"])
 
 
+@pytest.mark.parametrize("how", ["raises it itself", "is closed"])
 @in_virtual_time
-async def test_a_run_that_is_closed_without_its_loop_asks_the_store_for_nothing_more():
-    """As a coroutine that the garbage collector or the interpreter closes: nothing in it can be awaited any more."""
+async def test_a_run_that_ends_by_generator_exit_has_failed_and_its_lock_stays_taken(how):
+    """As a coroutine that the garbage collector closes: nothing in it can be awaited any more."""
+    clients = Clients()
+    async with clients.client() as locks:
+        never = asyncio.get_running_loop().create_future()
+
+        @locks.job("nightly", at_least_for=60)
+        async def work():
+            if how == "raises it itself":
+                raise GeneratorExit
+            await never
+
+        running = asyncio.create_task(work())
+        await asyncio.sleep(1)
+        if how == "is closed":
+            with pytest.raises(UsageError, match="left in another"):  # by no task at all
+                running.get_coro().close()
+            never.set_result(None)
+        await asyncio.wait([running])
+        assert running.exception() is not None
+        assert clients.outcomes() == ["failed"]
+        assert isinstance(await nightly(locks)(), Skipped)
+    assert 60 <= await clients.freed() <= 62
+
+
+@pytest.mark.parametrize("keeps", ["its lease", "another handle of it"])
+@in_virtual_time
+async def test_a_function_that_releases_its_own_lease_leaves_the_lock_taken(keeps):
     clients = Clients()
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60)
-        async def close():
-            raise GeneratorExit
+        async def work():
+            lease = current_lease() if keeps == "its lease" else current_lease("nightly")
+            await lease.release()
+            await lease.release()
+            with pytest.raises(LeaseLostError):
+                lease.check()
+            assert await locks.lock("nightly").try_acquire() is None
+            return "done"
 
-        with pytest.raises(GeneratorExit):
-            await close()
-        assert "renew" not in [operation for operation, _ in clients.store.calls]
+        assert await work() == Ran("done", 1, OVER(0.0))
+        assert await nightly(locks)() == Skipped("nightly", OVER(60.0, abs=1.0))
+    assert clients.outcomes() == ["ran", "skipped"]
+    assert 60 <= await clients.freed() <= 62
+
+
+@in_virtual_time
+async def test_a_function_that_releases_its_own_lease_is_told_that_the_store_did_not_confirm():
+    clients = Clients()
+    async with clients.client() as locks:
+
+        @locks.job("nightly", at_least_for=60)
+        async def work():
+            clients.store.fail("renew")
+            await current_lease().release()
+
+        with pytest.raises(LeaseLostError, match="did not confirm"):
+            await work()
+        clients.store.heal()
+    assert clients.outcomes() == ["lost"]
 
 
 @in_virtual_time

@@ -11,7 +11,7 @@ from both_worlds import bare, in_both_worlds
 from stays import PATIENCE
 
 import fencing_sdk.sync
-from fencing_sdk import DrainingError, UsageError
+from fencing_sdk import DrainingError, LeaseLostError, LossReason, Skipped, UsageError, current_lease
 
 
 @in_both_worlds
@@ -137,3 +137,56 @@ async def test_what_a_body_acquires_while_its_client_drains_is_a_part_of_what_ru
         with pytest.raises(DrainingError):
             await acquire()
     await handle.release()
+
+
+def test_the_lock_of_a_job_stays_taken_although_its_body_releases_it_or_is_closed_in_both_worlds():
+    async def releases():
+        await current_lease().release()
+
+    async def is_closed():
+        raise GeneratorExit
+
+    async def with_tasks(locks, body):
+        return await locks.job(body.__name__, at_least_for=60)(body)()
+
+    def with_threads(locks, body):
+        return locks.job(body.__name__, at_least_for=60)(lambda: locks.run(body) if body is releases else close())()
+
+    def close():
+        raise GeneratorExit
+
+    async def tasks():
+        async with fencing_sdk.connect("memory://") as locks:
+            await with_tasks(locks, releases)
+            with pytest.raises(GeneratorExit):
+                await with_tasks(locks, is_closed)
+            for body in (releases, is_closed):
+                assert isinstance(await with_tasks(locks, body), Skipped)
+
+    asyncio.run(tasks())
+    with fencing_sdk.sync.connect("memory://") as locks:
+        with_threads(locks, releases)
+        with pytest.raises(GeneratorExit):
+            with_threads(locks, is_closed)
+        for body in (releases, is_closed):
+            assert isinstance(with_threads(locks, body), Skipped)
+
+
+@in_both_worlds
+async def test_what_max_hold_ends_is_free_although_a_plain_handle_is_kept(locks):
+    """And not only after the ttl, which is longer than the other one waits."""
+    shared = (
+        locks.semaphore("b", permits=1, ttl=3600, max_hold=0.05),
+        locks.rwlock("c", ttl=3600, max_hold=0.05).reader,
+    )
+    others = (locks.semaphore("b", permits=1, wait=PATIENCE), locks.rwlock("c", wait=PATIENCE).writer)
+    for lock, other in zip(
+        (locks.lock("a", ttl=3600, max_hold=0.05), *shared), (locks.lock("a", wait=PATIENCE), *others), strict=True
+    ):
+        lease = await lock.acquire()
+        async with other as next_one:
+            assert next_one.token > bare(lease)._state.number or lock is shared[1]
+        assert lease.lost_reason is LossReason.EXPIRED
+        await lease.release()
+        with pytest.raises(LeaseLostError, match="max_hold="):
+            lease.check()
