@@ -81,6 +81,23 @@ async def test_a_pooler_of_transactions_is_found(pgbouncer: PgBouncer):
     assert findings["postgresql.pooler"].severity == WARNING
 
 
+@pytest.mark.parametrize("mode", ["session", "transaction"])
+async def test_a_pooler_that_may_refuse_for_longer_than_a_lease_is_found(
+    mode: str, postgresql_server: PostgresqlServer
+):
+    from pgbouncer import PgBouncer
+    from postgresql_fixtures import require_program
+
+    with PgBouncer(
+        postgresql_server, binary=require_program("pgbouncer"), pool_mode=mode, default_pool_size=10
+    ) as bouncer:
+        finding = (await found(bouncer.url))["postgresql.pooler-retry"]
+    assert finding.severity == NOTE
+    assert "server_login_retry" in finding.reason
+    assert "server_login_retry" in finding.mend
+    assert "postgresql.pooler-retry" not in await found(postgresql_server.url)
+
+
 async def test_missing_tables_and_rights_are_found(postgresql_server: PostgresqlServer):
     await postgresql_server.execute("CREATE ROLE app LOGIN")
     url = postgresql_server.url_as("app")
@@ -118,6 +135,8 @@ def test_an_old_version_and_an_open_network_are_found():
     options = read_options(
         {"schema": "a", "tokens": "hybrid", "create": True, "pooled": False, "retention": 9e5, "connect_timeout": 1.0}
     )
-    facts = PostgresqlFacts("db:5432", {"version": "110022", "complete": True, "usage": True}, pooled=False)
+    facts = PostgresqlFacts(
+        "db:5432", {"version": "110022", "complete": True, "usage": True}, pooled=False, proxied=False
+    )
     judged = PostgresqlDiagnosis(None, options)._judge(facts)
     assert {"postgresql.version", "postgresql.tls"} == {finding.check for finding in judged}

@@ -54,6 +54,9 @@ class PostgresqlFacts:
     host: str
     told: Mapping[str, object]
     pooled: bool
+    """Whether transactions of one connection run in different processes of the server."""
+    proxied: bool
+    """Whether the process of the server is not the one that was told when the connection was opened."""
 
     def setting(self, name: str) -> str:
         """A setting of the server; empty where it is not known."""
@@ -98,11 +101,13 @@ class PostgresqlDiagnosis:
                 schema = self._options.schema
                 text = _FACTS.replace("$1", _literal(newest_function(schema))).replace("$2", _literal(quoted(schema)))
                 row = await connection.fetchrow(text)
+                process, told = await connection.fetchrow(_PID), connection.get_server_pid()
                 pooled = await self._is_pooled(connection, host)
             finally:
                 connection.terminate()
         assert row is not None
-        return PostgresqlFacts(host.place, _told(row), pooled)
+        assert process is not None
+        return PostgresqlFacts(host.place, _told(row), pooled, process[0] != told)
 
     async def _is_pooled(self, connection: DriverConnection, host: PostgresqlUrl) -> bool:
         """
@@ -234,6 +239,13 @@ def _proxy(facts: PostgresqlFacts) -> Iterator[Finding]:
             "give the locks a URL that leads to the server directly, or pool sessions; else pooled=true saves an error"
         )
         yield warning("postgresql.pooler", what, "no NOTIFY arrives: waiters ask four times a second", mend)
+    if facts.pooled or facts.proxied:
+        what = f"{facts.host}: a pooler stands before the server"
+        reason = (
+            "PgBouncer that could not reach the server refuses everyone for server_login_retry, 15 s by default: after "
+            "a restart of the server, leases with a ttl of 15 s are lost"
+        )
+        yield note("postgresql.pooler-retry", what, reason, "server_login_retry = 1 in pgbouncer.ini, or a longer ttl")
 
 
 def _encryption(facts: PostgresqlFacts) -> Iterator[Finding]:
