@@ -5,9 +5,11 @@ Every promise is kept by five servers: aiohttp with its middleware, an ASGI appl
 FastAPI with a dependency, both served by uvicorn, and WSGI and Django behind theirs, served by waitress.
 """
 
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -20,10 +22,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from web_servers import aiohttp_server, send, uvicorn_server
+from web_servers import aiohttp_server, page_answers, send, uvicorn_server
 
 from fencing_sdk import (
     AcquireTimeoutError,
+    BackendRefusedError,
     BackendUnavailableError,
     ConfigurationError,
     DrainingError,
@@ -39,6 +42,7 @@ from fencing_sdk.abc import Guard
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.integrations import _problem
 from fencing_sdk.integrations import aiohttp as fenced_aiohttp
 from fencing_sdk.integrations import asgi as fenced_asgi
 from fencing_sdk.integrations import django as fenced_django
@@ -543,3 +547,43 @@ async def test_a_check_within_the_transaction_of_the_write_needs_no_guard_in_fro
     assert answers[2].problem["fence"] == 35
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT * FROM seats").fetchall() == [("42", 35)]
+
+
+# The page for other languages
+
+ON_THE_PAGE = page_answers()
+HANDLERS_ERRORS = {
+    "locked": LockHeldError("tenants/9", 0.0, 2.1),
+    "lease-lost": LeaseLostError("tenants/9", 3, LossReason.REVOKED),
+    "draining": DrainingError("tenants/9", 5.0),
+    "lock-store-unavailable": BackendUnavailableError("redis", "acquire", "secret"),
+}
+
+
+@pytest.mark.parametrize(
+    "told", ON_THE_PAGE, ids=lambda told: f"{told.problem['type'].rpartition(':')[2]}-{told.status}"
+)
+async def test_every_answer_of_the_page_is_what_every_server_answers(serve, seats, told):
+    kind = told.problem["type"].rpartition(":")[2]
+    guard, write, header, path = MemoryGuard(), seats, b'Fencing-Token: 34;holder="aa"', b"/seats/42"
+    if kind == "stale-token":
+        await guard.raise_to("seats/42", Token(told.problem["fence"], "bb"))
+    elif kind == "no-such-resource":
+        path = b"/seats/4%2F2"
+    elif kind in HANDLERS_ERRORS:
+        refuses = kind == "lock-store-unavailable" and "retry-after" not in told.headers
+        write = failing(BackendRefusedError("redis", "acquire", "secret") if refuses else HANDLERS_ERRORS[kind])
+    else:
+        header = {"token-required": b"Other: 34", "malformed-token": b"Fencing-Token: 34.0"}[kind]
+    async with serve(guard, write, template=WITH_SLASHES) as url:
+        answer = await send(url, header, path=path)
+    assert (answer.status, answer.problem) == (told.status, told.problem)
+    assert {name: answer.headers.get(name) for name in told.headers} == told.headers
+    assert ("retry-after" in answer.headers) == ("retry-after" in told.headers)
+
+
+def test_the_page_has_an_answer_of_every_type():
+    source = Path(_problem.__file__).read_text()
+    assert {told.problem["type"] for told in ON_THE_PAGE} == set(
+        re.findall(r'"(urn:fencing-sdk:problem:[a-z-]+)"', source)
+    )

@@ -15,7 +15,7 @@ import pytest
 import requests
 from aiohttp import ClientSession, web
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
-from web_servers import aiohttp_server
+from web_servers import aiohttp_server, page_answers
 
 from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, NoLeaseError, StaleTokenError
 from fencing_sdk.backends.memory import MemoryBackend
@@ -386,6 +386,18 @@ async def test_every_form_of_a_refusal_is_understood(client, locks, server, answ
     assert (caught.value.token, caught.value.fence, caught.value.conflict) == told
     named = b"resource" in answer().body
     assert caught.value.resource == ("seats/42" if named else "/a%20row/42")
+
+
+@pytest.mark.parametrize("told", page_answers(), ids=lambda told: told.problem["type"].rpartition(":")[2])
+async def test_the_refusals_of_the_page_are_refusals_and_its_other_answers_are_none(client, locks, server, told):
+    server.answer = lambda: web.Response(status=told.status, headers=told.headers, body=told.body)
+    headers = {"Fencing-Token": "34"}
+    if "token" not in told.problem:
+        assert await client.put(server.url, origins=[server.url], headers=headers) == told.status
+        return
+    with pytest.raises(StaleTokenError) as caught:
+        await client.put(server.url, origins=[server.url], headers=headers)
+    assert (caught.value.fence, caught.value.conflict) == (told.problem["fence"], told.problem["conflict"])
 
 
 async def test_a_refusal_that_names_no_token_is_none_where_no_token_was_sent(client, server):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -92,6 +94,17 @@ async def send(url: str, *headers: bytes, method: bytes = b"PUT", path: bytes = 
         with contextlib.suppress(OSError):
             await writer.wait_closed()
     head, _, body = received.partition(b"\r\n\r\n")
-    status, *fields = head.decode("latin-1").split("\r\n")
+    return _answer(head.decode("latin-1").split("\r\n"), body)
+
+
+def _answer(head: list[str], body: bytes) -> Answer:
+    status, *fields = head
     pairs = [field.partition(": ") for field in fields]
     return Answer(int(status.split(" ")[1]), {name.lower(): value for name, _, value in pairs}, body)
+
+
+def page_answers() -> list[Answer]:
+    """The answers that the page for other languages shows."""
+    page = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
+    blocks = re.findall(r"^```http\n(.*?)\n\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return [_answer(head.splitlines(), body.encode()) for head, body in blocks]
