@@ -30,7 +30,7 @@ from fencing_sdk._values import forks
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Holder
 from fencing_sdk._values.client_status import Status
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.loop_owner import running_loop
+from fencing_sdk._values.loop_owner import loop_of, running_loop
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.timing import Timing
 from fencing_sdk._values.unawaited import retrieve
@@ -54,6 +54,8 @@ class Engine:
 
     def __init__(self, backend: Backend, clock: Clock, observers: Observers, *, watch_stalls: bool) -> None:
         self._loop = running_loop()
+        self._backend_loop = loop_of(backend)
+        self._backend_owner = self._backend_loop.enter(backend)
         scope_class()  # the first anyio call imports a backend for 0.1 s: now, not during the first lease
         self._backend = backend
         self._clock = clock
@@ -407,6 +409,7 @@ class Engine:
     async def _close(self) -> None:
         """Take every step, although the one before it failed or was cancelled by a loop that shuts down."""
         async with contextlib.AsyncExitStack() as steps:
+            steps.callback(self._backend_loop.leave, self._backend_owner)
             steps.push_async_callback(self._close_backend)
             steps.callback(self._releases.tell_ends)
             steps.push_async_callback(self._store_calls.aclose, _CALL_LIMIT)

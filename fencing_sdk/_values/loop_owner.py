@@ -9,11 +9,12 @@ must not even be closed by the child: they share the socket.
 from __future__ import annotations
 
 import asyncio
+from weakref import WeakKeyDictionary
 
 from fencing_sdk._values import forks
 from fencing_sdk.errors import UsageError
 
-__all__ = ["ForkDetector", "LoopOwner", "running_loop"]
+__all__ = ["ForkDetector", "LoopOwner", "OneLoop", "loop_of", "running_loop"]
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
@@ -51,6 +52,66 @@ class LoopOwner:
     def in_this_process(self) -> bool:
         """Whether this process is the owner's. If not, a parent owns it: leave it alone, do not even close it."""
         return self._generation == forks.here()
+
+
+class OneLoop:
+    """
+    Refuses an object to a second event loop while the first one uses it, and runs.
+
+    Tables and connections of a backend have no lock for threads: grants got lost, and waiters were woken late.
+    """
+
+    __slots__ = ("_owner", "_users")
+
+    def __init__(self) -> None:
+        self._owner: LoopOwner | None = None
+        self._users = 0
+
+    def check(self, what: object) -> None:
+        """
+        Take note of the loop that uses *what* now.
+
+        Raises:
+            UsageError: another loop uses it, and runs.
+        """
+        owner = self._owner
+        if owner is not None and owner.is_current:
+            return
+        if owner is not None and owner.in_this_process and owner.loop.is_running():
+            msg = (
+                f"this {type(what).__name__} is in use in another event loop, and a backend serves one loop at a time; "
+                "make another one for this loop, or let all threads share one client of fencing_sdk.sync"
+            )
+            raise UsageError(msg)
+        self._owner, self._users = LoopOwner(), 0
+
+    def enter(self, what: object) -> LoopOwner | None:
+        """`check` for a user that passes the answer to `leave`."""
+        self.check(what)
+        self._users += 1
+        return self._owner
+
+    def leave(self, owner: LoopOwner | None) -> None:
+        """One of the users has gone. After the last one another loop may follow."""
+        if owner is self._owner:
+            self._users -= 1
+            if not self._users:
+                self._owner = None
+
+    def forget(self) -> None:
+        """Another loop may follow."""
+        self._owner = None
+
+
+_loops: WeakKeyDictionary[object, OneLoop] = WeakKeyDictionary()
+
+
+def loop_of(backend: object) -> OneLoop:
+    """Return what knows the loop whose clients use *backend*: the same for every client of one object."""
+    try:
+        return _loops.setdefault(backend, OneLoop())
+    except TypeError:  # it has no weak references, or no hash
+        return OneLoop()
 
 
 class ForkDetector:

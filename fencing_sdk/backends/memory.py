@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Waiting
 from fencing_sdk._values.clock import BootClock, Clock, wall_micros
 from fencing_sdk._values.findings import Finding, warning
+from fencing_sdk._values.loop_owner import OneLoop
 from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared import lock_table
@@ -35,7 +36,7 @@ class MemoryBackend:
     """
     A lock table in this process.
 
-    Share one object between clients that are to exclude each other; its table stays when they close.
+    Share one object between clients of one event loop that are to exclude each other; its table stays when they close.
 
     Args:
         clock: The monotonic clock that grants expire on.
@@ -49,9 +50,11 @@ class MemoryBackend:
         self._hybrid = tokens != "counter"
         self._waiters: WaiterTable[Waiter] = WaiterTable()
         self._loss_notices = LossNotices()
+        self._loop = OneLoop()
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
+        self._loop.check(self)
         now = self._clock.now()
         if self._waiters.find(claim) is not None:
             self._table.join(claim, now)  # a waiter that was silent for too long was dropped: it joins at the end
@@ -62,6 +65,7 @@ class MemoryBackend:
 
     def post_acquire(self, claim: Claim, answer: Callable[[Grant | Held | Posted | BackendError], None]) -> Sent | None:
         """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
+        self._loop.check(self)
         try:
             outcome: Grant | Held | BackendError = self._table.acquire(claim, self._clock.now())
         except BackendError as error:
@@ -76,6 +80,7 @@ class MemoryBackend:
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """See `fencing_sdk.abc.Backend.renew`."""
+        self._loop.check(self)
         now = self._clock.now()
         return [self._table.renew(claim, now) for claim in claims]
 
@@ -84,6 +89,7 @@ class MemoryBackend:
         return self._release(claim)
 
     def _release(self, claim: Claim) -> Renewal | None:
+        self._loop.check(self)
         others_wait = self._table.leave(claim)
         refusal = self._table.release(claim, self._clock.now())
         if others_wait:
@@ -106,7 +112,8 @@ class MemoryBackend:
         """Return None: the clock is this machine's."""
 
     async def aclose(self) -> None:
-        """Nothing is open; the grants stay for the other clients of this object."""
+        """Nothing is open; the grants stay for the other clients of this object, which may be in the next loop."""
+        self._loop.forget()
 
     async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """See `fencing_sdk.abc.SupportsListing.list_held`."""
@@ -141,6 +148,7 @@ class MemoryBackend:
     @asynccontextmanager
     async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
         """See `fencing_sdk.abc.SupportsQueue.queue`."""
+        self._loop.check(self)
         waiter = self._waiters.add(Waiter(claim))
         self._table.join(claim, self._clock.now())
         try:
@@ -152,6 +160,7 @@ class MemoryBackend:
 
     def stand(self, claim: Claim, tell: Tell) -> MemoryWaiter:
         """See `fencing_sdk.abc.SupportsDirectGrant.stand`."""
+        self._loop.check(self)
         waiter = MemoryWaiter(claim, tell, self._waiters)
         self._waiters.add(waiter)
         self._table.join(claim, self._clock.now())

@@ -17,6 +17,7 @@ from typing import Literal, TypeVar, get_args
 import anyio
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk._values.loop_owner import OneLoop
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError, shown
 
@@ -54,6 +55,7 @@ class FaultyBackend:
         self._backend = backend
         self._faults: dict[Operation, list[_CallFault]] = {operation: [] for operation in _OPERATIONS}
         self._stragglers: set[asyncio.Task[None]] = set()
+        self._loop = OneLoop()
         self.calls: list[tuple[Operation, tuple[str, ...]]] = []
 
     def delay(self, operation: Operation, seconds: float, *, times: int | None = None) -> None:
@@ -115,6 +117,7 @@ class FaultyBackend:
 
     async def aclose(self) -> None:
         """Close the backend behind. What straggles is on its way already and still arrives."""
+        self._loop.forget()
         await self._backend.aclose()
 
     def _add(self, operation: Operation, fault: _CallFault) -> None:
@@ -124,6 +127,7 @@ class FaultyBackend:
         self._faults[_check_operation(operation)].append(fault)
 
     async def _pass(self, operation: Operation, names: tuple[str, ...], call: Callable[[], Awaitable[T]]) -> T:
+        self._loop.check(self)
         self.calls.append((operation, names))
         fault = self._next_fault(operation)
         if fault is None:

@@ -17,6 +17,8 @@ from fencing_sdk import (
     connect,
 )
 from fencing_sdk._lease import state_of
+from fencing_sdk.abc import Claim
+from fencing_sdk.backends import from_url
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
 
@@ -313,3 +315,52 @@ async def test_drift_takes_its_part_of_the_ttl():
 def test_the_front_door_calls_its_things_by_their_public_names():
     assert fencing_sdk.connect is connect
     assert fencing_sdk.LockClient is LockClient
+
+
+# One backend in two event loops.
+
+
+async def in_another_loop(work):
+    """Run the coroutine function *work* in the loop of a thread, while this loop runs."""
+    return await asyncio.to_thread(lambda: asyncio.run(work()))
+
+
+@pytest.mark.parametrize("make", [MemoryBackend, lambda: FaultyBackend(MemoryBackend()), "sqlite"])
+async def test_a_backend_in_use_is_refused_to_another_loop(make, tmp_path):
+    store = from_url(f"sqlite:///{tmp_path}/locks.db") if make == "sqlite" else make()
+
+    async def use():
+        async with LockClient(store) as locks, locks.lock("a"):
+            return True
+
+    async with LockClient(store) as first, LockClient(store) as second:
+        for locks in (first, second):
+            with pytest.raises(UsageError, match="in use in another event loop"):
+                await in_another_loop(use)
+            async with locks.lock("a", wait=0):
+                pass
+            await locks.aclose()
+    assert await in_another_loop(use), "the clients of the first loop are closed"
+
+
+@pytest.mark.parametrize("make", [MemoryBackend, lambda: FaultyBackend(MemoryBackend())])
+async def test_the_calls_of_a_backend_in_memory_are_refused_to_another_loop(make):
+    store, claim = make(), Claim("a", 60.0)
+    await store.acquire(claim)
+    for call in (lambda: store.acquire(claim), lambda: store.renew([claim]), lambda: store.release(claim)):
+        with pytest.raises(UsageError, match="in use in another event loop"):
+            await in_another_loop(call)
+    await store.aclose()
+    assert await in_another_loop(lambda: store.release(claim)) is None
+
+
+async def test_a_backend_goes_from_a_loop_that_has_ended_to_the_next():
+    store = MemoryBackend()
+
+    async def leave_open():
+        await LockClient(store).__aenter__()
+
+    for _ in range(2):
+        await in_another_loop(leave_open)
+    async with LockClient(store) as locks, locks.lock("a"):
+        pass
