@@ -26,6 +26,7 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
+from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import BootClock, wall_seconds
 from fencing_sdk._values.token_wire import ENV_DEADLINE, ENV_HOLDER, ENV_LOCK, ENV_TOKEN, ENV_URL
 from fencing_sdk.cli._child import TO_THE_COMMAND, TO_THE_GROUP, Child
@@ -41,7 +42,7 @@ from fencing_sdk.errors import (
     LossReason,
     shown,
 )
-from fencing_sdk.recipes.jobs import keep
+from fencing_sdk.recipes.jobs import keep, say_parked
 
 _DEATH_SIGNAL = {"term": signal.SIGTERM, "kill": signal.SIGKILL, "warn": 0}
 _SIGNALLED = 128
@@ -94,6 +95,8 @@ def run_job(job: Job, lock_name: str, *, url: str | None, **options: Unpack[Lock
         return Exit.UNAVAILABLE
     if options.get("metadata") is None:
         options["metadata"] = job.description()
+    if job.at_least:
+        options["metadata"] = say_parked(options["metadata"], job.at_least)
     return asyncio.run(supervise(job, lock_name, url=url, **options))
 
 
@@ -113,11 +116,12 @@ async def supervise(job: Job, lock_name: str, *, url: str, **options: Unpack[Loc
     try:
         async with locks:
             await _check_around(locks, lock_name)
-            await watch.run(lock)
-    except AcquireError as error:
-        if not job.quiet:
-            say(_taken(error))
-        return Exit.TAKEN
+            try:
+                await watch.run(lock)
+            except AcquireError as error:
+                if not job.quiet:
+                    say(_taken(error, await _holder(locks, lock_name)))
+                return Exit.TAKEN
     except BackendError as error:
         say(f"the lock's store cannot be used, nothing was run: {error}")
         return Exit.UNAVAILABLE
@@ -141,9 +145,17 @@ async def _check_around(locks: LockClient, name: str) -> None:
         raise ConfigurationError(msg)
 
 
-def _taken(error: AcquireError) -> str:
+async def _holder(locks: LockClient, name: str) -> Holder | None:
+    try:
+        return await locks.inspect(name)
+    except BackendError:  # the refusal is told without it
+        return None
+
+
+def _taken(error: AcquireError, holder: Holder | None) -> str:
     patience = "" if isinstance(error, LockHeldError) else f" for {error.waited:.3g} s"
-    return f"lock {shown(error.name)} was held by another holder{patience}, nothing was run"
+    about = f": {shown(holder.metadata)}" if holder is not None and holder.metadata else ""
+    return f"lock {shown(error.name)} was held by another holder{patience}, nothing was run{about}"
 
 
 class Supervision:

@@ -21,14 +21,15 @@ import functools
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
-from fencing_sdk._arguments import LockOptions
+from fencing_sdk._arguments import METADATA_LIMIT, LockOptions
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import template_for_tasks
-from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.clock import Clock, wall_seconds
 from fencing_sdk._values.names import check_name, name_for
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import MAX_TTL, Seconds, seconds
@@ -94,7 +95,8 @@ class Jobs:
 
             @functools.wraps(function)
             async def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
-                lock = self._make_lock(name_for("job", template.fill(args, kwargs)), wait=0, **options)
+                described = options | {"metadata": say_parked(options.get("metadata"), least)}
+                lock = self._make_lock(name_for("job", template.fill(args, kwargs)), wait=0, **described)
                 call = _JobCall(self._observers, self._clock, lock.name, least)
                 return await call.run(lock, functools.partial(function, *args, **kwargs))
 
@@ -211,6 +213,18 @@ async def keep(state: LeaseState, at_least_for: float, *, within: float | None =
     """
     if state.held and state.held_for < at_least_for:
         await state.keeper.park(state, at_least_for, within)
+
+
+def say_parked(metadata: str | None, at_least_for: float) -> str:
+    """
+    Return the *metadata* of a run that begins now, which say until when its lock is parked after it.
+
+    No store is asked to write at the end of a run, so a look-up cannot tell a run from a lock that is parked behind it.
+    The time is that of this host's wall clock.
+    """
+    until = datetime.fromtimestamp(wall_seconds() + at_least_for, UTC).isoformat(timespec="seconds")
+    note = f"when its run has ended, parked until {until}"
+    return f"{note}; {metadata}"[:METADATA_LIMIT] if metadata else note
 
 
 def check_at_least_for(at_least_for: object) -> float:

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -119,6 +119,21 @@ def test_a_lock_stays_taken_for_a_time_although_the_command_has_ended(fencing: F
     assert time.monotonic() - began >= 3
     assert codes or time.monotonic() - began >= 3 + 1, "the second came too late to be refused"
     assert fencing.path("ran").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--metadata", "deploy 42")])
+def test_others_see_that_a_lock_is_parked_and_until_when(fencing: Fencing, options: tuple[str, ...]):
+    """And do not look for a command that has ended."""
+    before = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    assert fencing("run", "job", "--at-least", "1h", *options, "--", "true").returncode == 0
+    refused = fencing("run", "job", "--", "true")
+    assert refused.returncode == 75
+    looks = (fencing("ls").stdout, fencing("show", "job").stdout, refused.stderr)
+    for seen in looks:
+        note = re.search(r"when its run has ended, parked\s+until\s+(\S{25})", seen)
+        assert note, seen
+        assert before <= datetime.fromisoformat(note[1]) <= datetime.now(UTC) + timedelta(hours=1)
+    assert ("deploy 42" if options else "host") in looks[0]
 
 
 def test_a_command_that_fails_keeps_its_lock_and_one_that_cannot_run_does_not(fencing: Fencing):

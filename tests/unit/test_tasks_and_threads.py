@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from both_worlds import bare, in_both_worlds
@@ -12,6 +14,8 @@ from stays import PATIENCE
 
 import fencing_sdk.sync
 from fencing_sdk import DrainingError, LeaseLostError, LossReason, Skipped, UsageError, current_lease
+from fencing_sdk._arguments import METADATA_LIMIT, check_metadata
+from fencing_sdk.recipes.jobs import say_parked
 
 
 @in_both_worlds
@@ -190,3 +194,31 @@ async def test_what_max_hold_ends_is_free_although_a_plain_handle_is_kept(locks)
         await lease.release()
         with pytest.raises(LeaseLostError, match="max_hold="):
             lease.check()
+
+
+def test_others_see_until_when_the_lock_of_a_job_is_parked_in_both_worlds():
+    seen = {"tasks": [], "threads": []}
+
+    async def with_tasks():
+        async with fencing_sdk.connect("memory://") as locks:
+
+            async def work():
+                seen["tasks"].append(await locks.inspect("a"))
+
+            await locks.job("a", at_least_for=60, metadata="worker 3")(work)()
+            seen["tasks"].append(await locks.inspect("a"))
+
+    asyncio.run(with_tasks())
+    with fencing_sdk.sync.connect("memory://") as locks:
+        locks.job("a", at_least_for=60, metadata="worker 3")(lambda: seen["threads"].append(locks.inspect("a")))()
+        seen["threads"].append(locks.inspect("a"))
+    for running, parked in seen.values():
+        assert running.metadata == parked.metadata
+        note = re.fullmatch(r"when its run has ended, parked until (\S+); worker 3", parked.metadata)
+        until = datetime.fromisoformat(note[1])
+        assert timedelta(0) < until - datetime.now(UTC) <= timedelta(seconds=60)
+
+
+def test_the_note_of_a_parked_lock_leaves_the_metadata_as_long_as_a_store_can_keep():
+    for metadata in (None, "", "x" * METADATA_LIMIT):
+        assert check_metadata(say_parked(metadata, 60)).startswith("when its run has ended, parked until ")
