@@ -15,7 +15,6 @@ from fencing_sdk.backends.postgresql.diagnosis import PostgresqlDiagnosis, Postg
 from fencing_sdk.backends.postgresql.options import read_options
 
 if TYPE_CHECKING:
-    from pgbouncer import PgBouncer
     from postgresql_fixtures import StartPostgresql
 
 pytest_plugins = ["postgresql_fixtures"]
@@ -76,26 +75,21 @@ async def test_a_standby_is_found(postgresql_group: Replicated):
     assert findings["postgresql.standby"].severity == findings["store.reachable"].severity == ERROR
 
 
-async def test_a_pooler_of_transactions_is_found(pgbouncer: PgBouncer):
-    findings = await found(pgbouncer.url)
-    assert findings["postgresql.pooler"].severity == WARNING
-
-
 @pytest.mark.parametrize("mode", ["session", "transaction"])
-async def test_a_pooler_that_may_refuse_for_longer_than_a_lease_is_found(
-    mode: str, postgresql_server: PostgresqlServer
-):
+async def test_a_pooler_is_found(mode: str, postgresql_server: PostgresqlServer):
+    """One of transactions, and in any mode one that may refuse for longer than a lease lives."""
     from pgbouncer import PgBouncer
     from postgresql_fixtures import require_program
 
-    with PgBouncer(
-        postgresql_server, binary=require_program("pgbouncer"), pool_mode=mode, default_pool_size=10
-    ) as bouncer:
-        finding = (await found(bouncer.url))["postgresql.pooler-retry"]
+    bouncer = PgBouncer(postgresql_server, binary=require_program("pgbouncer"), pool_mode=mode, default_pool_size=10)
+    with bouncer:
+        findings = await found(bouncer.url)
+    finding = findings["postgresql.pooler-retry"]
     assert finding.severity == NOTE
     assert "server_login_retry" in finding.reason
     assert "server_login_retry" in finding.mend
-    assert "postgresql.pooler-retry" not in await found(postgresql_server.url)
+    transactions = findings.get("postgresql.pooler")
+    assert (transactions and transactions.severity) == (WARNING if mode == "transaction" else None)
 
 
 async def test_missing_tables_and_rights_are_found(postgresql_server: PostgresqlServer):
