@@ -8,6 +8,7 @@ from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder, Token
 from fencing_sdk._values.client_status import Status
 from fencing_sdk.errors import (
+    AcquireCancelledError,
     AcquireError,
     AcquireTimeoutError,
     BackendError,
@@ -53,6 +54,7 @@ from fencing_sdk.recipes.semaphore import Semaphore
 __version__ = "0.1.0"
 
 __all__ = [
+    "AcquireCancelledError",
     "AcquireError",
     "AcquireTimeoutError",
     "Acquired",

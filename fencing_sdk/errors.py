@@ -10,6 +10,7 @@ Every exception of the SDK, and the reasons for which a lease ends.
       AcquireError                         .name .waited
         LockHeldError                      asked once, someone else holds it; .retry_after
         AcquireTimeoutError (TimeoutError)
+        AcquireCancelledError              the event that may end the wait of a thread was set
         DrainingError                      the client drains: nothing new begins
       LeaseLostError                       .name .token .reason
       StaleTokenError                      .resource .token .fence .conflict   (the resource's side)
@@ -26,6 +27,7 @@ from __future__ import annotations
 from enum import StrEnum, unique
 
 __all__ = [
+    "AcquireCancelledError",
     "AcquireError",
     "AcquireTimeoutError",
     "BackendError",
@@ -178,6 +180,13 @@ class AcquireTimeoutError(AcquireError, TimeoutError):
 
     def __str__(self) -> str:
         return f"lock {shown(self.name)} not acquired within {_rounded(self.waited)} s; it is still held"
+
+
+class AcquireCancelledError(AcquireError):
+    """The event given to ``fencing_sdk.sync`` by ``cancel=`` was set before the lock was free."""
+
+    def __str__(self) -> str:
+        return f"lock {shown(self.name)} not acquired: the wait was cancelled after {_rounded(self.waited)} s"
 
 
 class DrainingError(AcquireError):

@@ -10,6 +10,7 @@ import fencing_sdk
 from fencing_sdk import abc, errors, sync
 
 PROMISED = {
+    "AcquireCancelledError",
     "AcquireError",
     "AcquireTimeoutError",
     "Acquired",

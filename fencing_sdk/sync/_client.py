@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -83,7 +84,14 @@ class SyncLockClient(Uncopied):
         """
         self._bridge().close()
 
-    def lock(self, name: str, *, interrupt: bool = False, **options: Unpack[LockOptions]) -> SyncLock:
+    def lock(
+        self,
+        name: str,
+        *,
+        interrupt: bool = False,
+        cancel: threading.Event | None = None,
+        **options: Unpack[LockOptions],
+    ) -> SyncLock:
         """
         Describe how to hold *name*; nothing is sent until the lock is entered.
 
@@ -93,16 +101,25 @@ class SyncLockClient(Uncopied):
             interrupt: Whether a loss raises `LeaseLostError` inside the ``with`` at once, also in a call that blocks.
                 It works in the main thread alone, by the signal SIGURG, and not in C code that never looks at signals.
 
+            cancel: An event that ends the wait for the lock, within a twentieth of a second, by an
+                `AcquireCancelledError`. It does nothing to a body. So for multi-locks, semaphores, readers and writers;
+                the loop of an election ends by it.
+
             **options: As for `LockClient.lock`. ``max_hold`` ends the lease of a body that hangs.
 
         Raises:
             ConfigurationError: an argument is out of range, or the times do not fit together.
         """
         kind = InterruptingLock if check_flag(interrupt, "interrupt") else SyncLock
-        return kind(self._bridge, self._client.lock(name, **options))
+        return kind(self._bridge, self._client.lock(name, **options), cancel)
 
     def locked(
-        self, name: str, *, interrupt: bool = False, **options: Unpack[LockOptions]
+        self,
+        name: str,
+        *,
+        interrupt: bool = False,
+        cancel: threading.Event | None = None,
+        **options: Unpack[LockOptions],
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """
         Decorate a plain function: every call holds the lock.
@@ -112,13 +129,15 @@ class SyncLockClient(Uncopied):
 
             interrupt: As for `lock`.
 
+            cancel: As for `lock`.
+
             **options: As for `lock`.
 
         Raises:
             ConfigurationError: as `LockClient.locked`, or the function is a coroutine function or a generator.
         """
         check_name(name)
-        self.lock("checked-when-decorated", **options)
+        self.lock("checked-when-decorated", cancel=cancel, **options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
             _check_plain(function, "locked")
@@ -126,7 +145,7 @@ class SyncLockClient(Uncopied):
 
             @functools.wraps(function)
             def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
-                with self.lock(template.fill(args, kwargs), interrupt=interrupt, **options):
+                with self.lock(template.fill(args, kwargs), interrupt=interrupt, cancel=cancel, **options):
                     return function(*args, **kwargs)
 
             return under_lock
@@ -159,7 +178,9 @@ class SyncLockClient(Uncopied):
 
         return decorate
 
-    def election(self, name: str, **options: Unpack[ElectionOptions]) -> SyncElection:
+    def election(
+        self, name: str, *, cancel: threading.Event | None = None, **options: Unpack[ElectionOptions]
+    ) -> SyncElection:
         """
         Describe an election: ``for term in election:``, and in it ``with term as lease:``.
 
@@ -169,6 +190,8 @@ class SyncLockClient(Uncopied):
         Args:
             name: What is led, such as ``"scheduler"``. Nothing else should lock this name.
 
+            cancel: An event that ends the loop while it waits for the lead. A leader looks at the event by itself.
+
             **options: As for `LockClient.election`, but without ``drain``: a body ends by itself.
 
         Raises:
@@ -177,19 +200,21 @@ class SyncLockClient(Uncopied):
         if "drain" in options:
             msg = "election() of fencing_sdk.sync takes no drain: a body is not stopped; let it ask term.over"
             raise ConfigurationError(msg)
-        return SyncElection(self._bridge, self._client.election(name, **options))
+        return SyncElection(self._bridge, self._client.election(name, **options), cancel)
 
     def elected(
-        self, name: str, **options: Unpack[ElectionOptions]
+        self, name: str, *, cancel: threading.Event | None = None, **options: Unpack[ElectionOptions]
     ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
         """
         Decorate a plain function: a call waits for the lead, and runs the function as the leader.
 
         When the lead is lost meanwhile, the function is called again with the same arguments in the next term. The call
-        returns what the function returns, or None when the client drains.
+        returns what the function returns, or None when the client drains or the wait is cancelled.
 
         Args:
             name: What is led, with placeholders for the call's arguments, as for `locked`.
+
+            cancel: As for `election`.
 
             **options: As for `election`.
 
@@ -197,31 +222,48 @@ class SyncLockClient(Uncopied):
             ConfigurationError: as `locked`, or as `election`.
         """
         check_name(name)
-        self.election("checked-when-decorated", **options)
+        self.election("checked-when-decorated", cancel=cancel, **options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
             _check_plain(function, "elected")
             template = NameTemplate(name, function)
-            return as_leader(function, lambda args, kwargs: self.election(template.fill(args, kwargs), **options))
+
+            def election_of(args: tuple[object, ...], kwargs: dict[str, object]) -> SyncElection:
+                return self.election(template.fill(args, kwargs), cancel=cancel, **options)
+
+            return as_leader(function, election_of)
 
         return decorate
 
-    def multilock(self, *names: str, **options: Unpack[LockOptions]) -> SyncMultiLock:
+    def multilock(
+        self, *names: str, cancel: threading.Event | None = None, **options: Unpack[LockOptions]
+    ) -> SyncMultiLock:
         """
         Describe how to hold several locks together. Arguments and errors are those of `LockClient.multilock`.
+
+        Args:
+            *names: What is protected: one or more names, in any order.
+
+            cancel: As for `lock`. The wait for all of them ends.
+
+            **options: As for `LockClient.multilock`.
 
         Returns:
             A `SyncMultiLock`, whose ``with`` yields `SyncHeldLocks`.
         """
-        return SyncMultiLock(self._bridge, self._client.multilock(*names, **options))
+        return SyncMultiLock(self._bridge, self._client.multilock(*names, **options), cancel)
 
-    def semaphore(self, name: str, *, permits: int, **options: Unpack[LockOptions]) -> SyncSemaphore:
-        """Describe so many permits of *name*. Arguments and errors are those of `LockClient.semaphore`."""
-        return SyncSemaphore(self._bridge, self._client.semaphore(name, permits=permits, **options))
+    def semaphore(
+        self, name: str, *, permits: int, cancel: threading.Event | None = None, **options: Unpack[LockOptions]
+    ) -> SyncSemaphore:
+        """Describe so many permits of *name*. Arguments and errors are those of `LockClient.semaphore`, and `lock`."""
+        return SyncSemaphore(self._bridge, self._client.semaphore(name, permits=permits, **options), cancel)
 
-    def rwlock(self, name: str, **options: Unpack[LockOptions]) -> SyncReadWriteLock:
-        """Describe a lock for readers and one for writers. Arguments and errors are those of `LockClient.rwlock`."""
-        return SyncReadWriteLock(self._bridge, self._client.rwlock(name, **options))
+    def rwlock(
+        self, name: str, *, cancel: threading.Event | None = None, **options: Unpack[LockOptions]
+    ) -> SyncReadWriteLock:
+        """Describe a lock for readers and one for writers. Arguments are those of `LockClient.rwlock`, and `lock`."""
+        return SyncReadWriteLock(self._bridge, self._client.rwlock(name, **options), cancel)
 
     def inspect(self, name: str) -> Holder | None:
         """

@@ -12,16 +12,18 @@ A thread cannot be cancelled. So a term that is over goes on until its body ends
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.uncopied import Uncopied
-from fencing_sdk.errors import LeaseLostError, UsageError, shown
+from fencing_sdk.errors import AcquireCancelledError, LeaseLostError, UsageError, shown
 from fencing_sdk.recipes.election import Election, ElectionStanding, candidacy_of
 from fencing_sdk.recipes.election_term import ElectionState, is_end_of, not_entered
 from fencing_sdk.sync._lease import Block, Bridge, SyncLease, begin, give_back, owned
+from fencing_sdk.sync._thread_call import Cancel
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -158,13 +160,15 @@ class SyncElection(Uncopied):
     """
     An election for threads, described. Nothing is sent until ``for`` stands in it. Made by `SyncLockClient.election`.
 
-    The loop ends in order when the client drains. It raises what is no outage, as an `Election` for tasks.
+    The loop ends in order when the client drains, or when ``cancel`` is set while it waits. It raises what is no
+    outage, as an `Election` for tasks.
     """
 
-    __slots__ = ("_bridge", "_election")
+    __slots__ = ("_bridge", "_cancel", "_election")
 
-    def __init__(self, bridge: Bridge, election: Election) -> None:
+    def __init__(self, bridge: Bridge, election: Election, cancel: threading.Event | None = None) -> None:
         self._bridge = bridge
+        self._cancel = None if cancel is None else Cancel(cancel, election.name)
         self._election = election
 
     @property
@@ -221,7 +225,10 @@ class SyncElection(Uncopied):
             lease = None if handle is None else SyncLease(handle, bridge, self._bridge)
             return None if lease is None else SyncTermBlock(candidacy.election, lease)
 
-        return bridge.call(stood, undo=_give_back)
+        try:
+            return bridge.call(stood, undo=_give_back, cancel=self._cancel)
+        except AcquireCancelledError:
+            return None
 
 
 async def _give_back(block: SyncTermBlock | None) -> None:

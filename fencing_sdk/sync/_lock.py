@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import EllipsisType
 from typing import NoReturn, cast
@@ -16,6 +17,7 @@ from fencing_sdk.recipes.rwlock import ReadWriteLock, enter_one_of_the_two
 from fencing_sdk.recipes.semaphore import Semaphore
 from fencing_sdk.sync._lease import Block, Bridge, SyncLease, SyncPermitLease, begin, give_back, owned
 from fencing_sdk.sync._loop_thread import LoopThread
+from fencing_sdk.sync._thread_call import Cancel
 
 
 class SyncLock(Uncopied):
@@ -26,10 +28,11 @@ class SyncLock(Uncopied):
     meanwhile, so it reads ``lease.token`` for each write, and asks ``lease.check()`` in long work.
     """
 
-    __slots__ = ("_blocks", "_bridge", "_lock")
+    __slots__ = ("_blocks", "_bridge", "_cancel", "_lock")
 
-    def __init__(self, bridge: Bridge, lock: Lock) -> None:
+    def __init__(self, bridge: Bridge, lock: Lock, cancel: threading.Event | None = None) -> None:
         self._bridge = bridge
+        self._cancel = None if cancel is None else Cancel(cancel, lock.name)
         self._lock = lock
         self._blocks: list[Block] = []
 
@@ -53,6 +56,7 @@ class SyncLock(Uncopied):
                 own ``wait`` by default.
 
         Raises:
+            AcquireCancelledError: the event ``cancel`` of the lock is set.
             FencingError: as `Lock.acquire`. `UsageError` when this thread is inside ``with`` of this lock.
             UnsupportedError: gevent or eventlet has replaced the threads of this process.
         """
@@ -105,7 +109,7 @@ class SyncLock(Uncopied):
         async def taken() -> SyncLease:
             return self._lease(await self._lock.acquire(wait=wait), bridge)
 
-        return bridge.call(taken, undo=give_back)
+        return bridge.call(taken, undo=give_back, cancel=self._cancel)
 
     def _lease(self, handle: Lease, bridge: LoopThread) -> SyncLease:
         """Make the lease of the thread, in the loop: no signal comes between it and its owner."""
@@ -147,11 +151,11 @@ class SyncReadWriteLock(Uncopied):
 
     __slots__ = ("_bridge", "_lock", "_reader", "_writer")
 
-    def __init__(self, bridge: Bridge, lock: ReadWriteLock) -> None:
+    def __init__(self, bridge: Bridge, lock: ReadWriteLock, cancel: threading.Event | None = None) -> None:
         self._bridge = bridge
         self._lock = lock
-        self._reader = SyncLock(bridge, lock.reader)
-        self._writer = SyncLock(bridge, lock.writer)
+        self._reader = SyncLock(bridge, lock.reader, cancel)
+        self._writer = SyncLock(bridge, lock.writer, cancel)
 
     @property
     def name(self) -> str:

@@ -29,7 +29,7 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import FencingError, UnsupportedError, UsageError, shown
 from fencing_sdk.sync._opening import Opening
-from fencing_sdk.sync._thread_call import ClosedMeanwhileError, InThread, ThreadCall
+from fencing_sdk.sync._thread_call import Cancel, ClosedMeanwhileError, InThread, ThreadCall
 
 T = TypeVar("T")
 
@@ -68,19 +68,21 @@ class LoopThread:
         *,
         undo: Callable[[T], Awaitable[object]] | None = None,
         only: asyncio.AbstractEventLoop | None = None,
+        cancel: Cancel | None = None,
     ) -> T:
         """
         Run what *function* returns in the loop, with the context of this thread, and wait for it.
 
         If the wait is interrupted, the coroutine is cancelled. A value that it has returned by then goes to *undo*.
-        With *only*, the loop of a lease, nothing is opened and nothing runs in another loop.
+        With *only*, the loop of a lease, nothing is opened and nothing runs in another loop. *cancel* interrupts, too.
 
         Raises:
+            AcquireCancelledError: *cancel* has ended the wait.
             BackendError: the client was not open yet, and could not be opened.
             ClosedMeanwhileError: the client was closed meanwhile, is not open in *only*, or is that of a parent.
             UsageError: this is the client's own thread.
         """
-        call = ThreadCall(function, undo)
+        call = ThreadCall(function, undo, cancel)
         return call.wait(partial(self._post, call.begin, only, call))
 
     def call_around(self, function: Callable[[InThread], Awaitable[T]]) -> T:

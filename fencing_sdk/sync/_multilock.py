@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.recipes.multilock import HeldLeases, MultiLock, acquire_all
 from fencing_sdk.sync._lease import Block, Bridge, SyncLease, begin, give_back, owned
+from fencing_sdk.sync._thread_call import Cancel
 
 
 class SyncHeldLocks(HeldLeases[SyncLease]):
@@ -26,10 +29,11 @@ class SyncMultiLock(Uncopied):
     when one of the locks was lost, and names it.
     """
 
-    __slots__ = ("_blocks", "_bridge", "_entered", "_multilock")
+    __slots__ = ("_blocks", "_bridge", "_cancel", "_entered", "_multilock")
 
-    def __init__(self, bridge: Bridge, multilock: MultiLock) -> None:
+    def __init__(self, bridge: Bridge, multilock: MultiLock, cancel: threading.Event | None = None) -> None:
         self._bridge = bridge
+        self._cancel = None if cancel is None else Cancel(cancel, ", ".join(multilock.names))
         self._multilock = multilock
         self._entered = False
         self._blocks: list[Block] = []
@@ -54,7 +58,7 @@ class SyncMultiLock(Uncopied):
             return SyncHeldLocks({name: SyncLease(handle, bridge, self._bridge) for name, handle in handles.items()})
 
         try:
-            held = block.held = bridge.call(taken, undo=_give_back)
+            held = block.held = bridge.call(taken, undo=_give_back, cancel=self._cancel)
             block.enter()
         except BaseException:
             block.drop()

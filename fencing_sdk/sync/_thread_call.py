@@ -15,13 +15,16 @@ from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._engine.lease_state import tell_loss
 from fencing_sdk._lease import AnyLease, state_of
 from fencing_sdk._values import forks
-from fencing_sdk.errors import UsageError
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, UsageError, shown
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 _NAP = 0.2
 """Seconds that the main thread sleeps at most, before it looks whether a signal came."""
+_LOOK = 0.05
+"""Seconds after which a thread looks whether its wait is cancelled."""
 _UNDO_LIMIT = 5.0
 """Seconds that an interrupted caller waits until what it asked for is undone. It is undone later, too."""
 
@@ -39,6 +42,29 @@ _here = _Here()
 def this_thread() -> WaitingThread:
     """Return this thread, as the loops of its clients know it."""
     return _here.thread
+
+
+class Cancel:
+    """An event that ends the wait for a lock when it is set."""
+
+    __slots__ = ("_event", "_name")
+
+    def __init__(self, event: threading.Event, name: str) -> None:
+        if not callable(getattr(event, "is_set", None)):
+            msg = f"cancel must be an event that ends the wait, such as threading.Event(), not {shown(event)}"
+            raise ConfigurationError(msg)
+        self._event = event
+        self._name = name
+
+    def check(self, since: float) -> None:
+        """
+        Do nothing until the event is set.
+
+        Raises:
+            AcquireCancelledError: it is; the wait has gone on *since* that moment.
+        """
+        if self._event.is_set():
+            raise AcquireCancelledError(self._name, BootClock.now() - since)
 
 
 class InThread(Protocol):
@@ -81,6 +107,7 @@ class ThreadCall(Generic[T]):
 
     __slots__ = (
         "_body",
+        "_cancel",
         "_cut_off",
         "_done",
         "_error",
@@ -96,10 +123,14 @@ class ThreadCall(Generic[T]):
     )
 
     def __init__(
-        self, function: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[object]] | None = None
+        self,
+        function: Callable[[], Awaitable[T]],
+        undo: Callable[[T], Awaitable[object]] | None = None,
+        cancel: Cancel | None = None,
     ) -> None:
         self._function = function
         self._undo = undo
+        self._cancel = cancel
         self._body: ThreadBody | None = None  # the last one that was handed over
         self._done = False
         self._cut_off = False  # the client was closed while the coroutine ran
@@ -183,14 +214,17 @@ class ThreadCall(Generic[T]):
     def wait(self, post: Callable[[], object]) -> T:
         """Have *post* hand the call to its loop, sleep until it has ended, and return its value, or raise its error."""
         try:
-            post()
-            self._sleep()
+            if self._cancel is None:
+                post()
+                self._sleep()
+            else:
+                self._sleep_unless(self._cancel, post)
             while not self._done:
                 self._run_body()
                 self._sleep()
             if self._error is None:
                 return self._value  # type: ignore[return-value]  # no call of cast: a signal could come in it
-        except BaseException:  # raised by the handler of a signal: KeyboardInterrupt, SystemExit, a limit of Celery
+        except BaseException:  # cancelled, or by the handler of a signal: KeyboardInterrupt, SystemExit, Celery's limit
             self._undo_in_loop()
             raise
         error = self._error
@@ -221,6 +255,13 @@ class ThreadCall(Generic[T]):
         with contextlib.suppress(RuntimeError):  # the loop is closed, and has given all back
             self.loop.call_soon_threadsafe(self._begin_to_undo, undone)
             undone.wait(_UNDO_LIMIT)
+
+    def _sleep_unless(self, cancel: Cancel, post: Callable[[], object]) -> None:
+        began = BootClock.now()
+        cancel.check(began)
+        post()
+        while not self._woken.acquire(timeout=_LOOK):
+            cancel.check(began)
 
     def _sleep(self) -> None:
         """

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fencing_sdk import errors
 from fencing_sdk.errors import (
+    AcquireCancelledError,
     AcquireError,
     AcquireTimeoutError,
     BackendError,
@@ -43,6 +44,7 @@ EXAMPLES = [
     LockHeldError("seats/42", 0.001),
     LockHeldError("seats/42", 0.001, 7.5),
     AcquireTimeoutError("seats/42", 5.0),
+    AcquireCancelledError("seats/42", 5.0),
     DrainingError("seats/42", 5.0),
     *[LeaseLostError("seats/42", 34, reason) for reason in LossReason],
     LeaseLostError("seats/42", 34, LossReason.EXPIRED, "max_hold=5 is over"),
@@ -76,7 +78,7 @@ def test_the_tree_is_exactly_the_documented_one():
         if inspect.isclass(thing) and issubclass(thing, Exception)
     }
     assert real == documented_tree()
-    assert len(real) == 15
+    assert len(real) == 16
 
 
 def test_the_attributes_are_exactly_the_documented_ones():
@@ -143,6 +145,7 @@ def test_what_a_reader_of_the_message_learns():
         "lock 'seats/42' is held already; pass wait= to wait for it",
         "lock 'seats/42' is held already (its lease has 7.5 s left); pass wait= to wait for it",
         "lock 'seats/42' not acquired within 5 s; it is still held",
+        "lock 'seats/42' not acquired: the wait was cancelled after 5 s",
         "lock 'seats/42' not acquired: this client is draining, so nothing new begins",
         "lease on 'seats/42' (token 34) is over: its deadline passed",
         "lease on 'seats/42' (token 34) is over: the store says the grant is not ours any more",
@@ -190,6 +193,7 @@ def test_a_name_in_a_message_is_escaped_and_cut(name):
         AcquireError(name, 1.0),
         LockHeldError(name, 1.0),
         AcquireTimeoutError(name, 1.0),
+        AcquireCancelledError(name, 1.0),
         DrainingError(name, 1.0),
         LeaseLostError(name, 34, LossReason.EXPIRED),
         StaleTokenError(name, 33, 34),

@@ -756,6 +756,65 @@ def test_the_handler_of_a_signal_may_use_the_client_while_the_thread_hands_a_cal
     assert free(locks)
 
 
+# Cancelling a wait
+
+
+WAITS = {
+    "block": lambda locks, stop: locks.lock("a", cancel=stop).__enter__(),
+    "handle": lambda locks, stop: locks.lock("a", cancel=stop).acquire(),
+    "locked": lambda locks, stop: locks.locked("a", cancel=stop)(print)(),
+    "multilock": lambda locks, stop: locks.multilock("0", "a", cancel=stop).__enter__(),
+    "reader": lambda locks, stop: locks.rwlock("a", cancel=stop).reader.acquire(),
+    "permit": lambda locks, stop: locks.semaphore("a", permits=1, cancel=stop).acquire(),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_an_event_ends_the_wait_of_a_thread_which_leaves_the_line(locks, wait):
+    stop = threading.Event()
+    with locks.lock("a", ttl=60).acquire(), ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(WAITS[wait], locks, stop)
+        wait_until(lambda: locks.waiters("a"), what="it stands in line")
+        stop.set()
+        with pytest.raises(fencing_sdk.AcquireCancelledError, match="the wait was cancelled after") as raised:
+            waiter.result(PATIENCE)
+        assert (raised.value.name, raised.value.waited > 0) == ("0, a" if wait == "multilock" else "a", True)
+        assert not locks.waiters("a")
+        assert free(locks, "0")
+    with pytest.raises(fencing_sdk.AcquireCancelledError):
+        WAITS[wait](locks, stop)
+    assert free(locks)
+
+
+def test_an_event_ends_the_loop_of_a_candidate_and_no_term(locks):
+    stop, led = threading.Event(), []
+
+    def stand():
+        for term in locks.election("a", cancel=stop):
+            with term as lease:
+                led.append(lease.token)
+                if stop.is_set():
+                    lease.check()
+
+    with locks.lock("a", ttl=60).acquire(), ThreadPoolExecutor(1) as pool:
+        candidate = pool.submit(stand)
+        wait_until(lambda: locks.waiters("a"), what="it stands in line")
+        stop.set()
+        assert candidate.result(PATIENCE) is None
+    assert locks.elected("a", cancel=stop)(lambda: led.append(1))() is None
+    assert led == []
+
+
+def test_an_event_that_is_not_set_disturbs_nothing(locks):
+    stop = threading.Event()
+    with locks.lock("a", cancel=stop) as lease:
+        stop.set()
+        lease.check()
+    for wrong in (True, "stop", object()):
+        with pytest.raises(ConfigurationError, match=r"cancel must be an event .* such as threading\.Event\(\)"):
+            locks.lock("a", cancel=wrong)
+
+
 # The thread
 
 
