@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from command_line import Fencing, alive, until
+from terminal import Open, at_a_terminal
+
+__all__ = ["at_a_terminal"]
 
 GONE = 128 + signal.SIGPIPE
 
@@ -89,6 +92,17 @@ def test_an_output_of_ascii_gets_escapes(fencing: Fencing):
     assert done.stdout.count(r"\xe9\u2192") == 2
     assert r'"job/\u00e9\u2026"' in done.stdout
     assert r"lock 'job/\xe9\u2026' is held" in done.stderr
+
+
+def test_a_terminal_of_ascii_gets_escapes(fencing: Fencing, at_a_terminal: Open):
+    fencing.environment |= {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    fencing.start("run", NAME, "--metadata", TOLD, "--", "sh", "-c", "echo $$ > holder.pid; exec sleep 60")
+    fencing.appears("holder.pid")
+    for command, keys in (("ls", ""), ("top", "q")):
+        terminal = at_a_terminal(command)
+        terminal.shows(r"job/\xe9\u2026")
+        terminal.type(keys)
+        assert (terminal.ends(), "Traceback" in terminal.rest()) == (0, False)
 
 
 def test_the_demo_leaves_no_frozen_worker_when_its_reader_goes(fencing: Fencing):

@@ -2,10 +2,14 @@
 
 import asyncio
 import contextlib
+import io
 from typing import Annotated
 
+import blocking_servers  # noqa: F401  (it sets Django up)
 import pytest
 from aiohttp import ClientPayloadError, ClientSession, ServerDisconnectedError, WebSocketError, WSMsgType, web
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpResponse
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -16,6 +20,7 @@ from fencing_sdk import ConfigurationError, LockClient, StaleTokenError, Token, 
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations import aiohttp as fenced_aiohttp
+from fencing_sdk.integrations import django as fenced_django
 from fencing_sdk.integrations import wsgi as fenced_wsgi
 from fencing_sdk.integrations._incoming import RouteTemplate
 from fencing_sdk.integrations._problem import RequestRefused
@@ -268,6 +273,28 @@ def test_a_path_that_ends_with_a_slash_says_so_of_all_below_it(path):
 @pytest.mark.parametrize("target", [b"http://a.example:80/seats/42?b=%2F//", b"/seats/42#%2F/", b"/seats/4%32", None])
 def test_the_path_alone_of_a_target_is_looked_at(target):
     assert RouteTemplate("seats/{seat}").match("/seats/42", target) == "seats/42"
+
+
+@pytest.mark.parametrize("name", ["REQUEST_URI", "RAW_URI"])
+@pytest.mark.parametrize(("target", "status"), [("/seats/4%2F2", "400 Bad Request"), ("/seats/4/2?a=%2F", "200 OK")])
+def test_wsgi_servers_hand_over_the_target_by_two_names(name, target, status):
+    statuses = []
+
+    def app(environ, start_response):
+        start_response("200 OK", [])
+        return [b"done"]
+
+    guarded = GuardedApplication(app, resource="seats/{seat:path}")
+    guarded({**environ(), "PATH_INFO": "/seats/4/2", name: target}, lambda status, headers: statuses.append(status))
+    assert statuses == [status]
+
+
+@pytest.mark.parametrize(("target", "status"), [(b"/seats/4%2F2", 400), (b"/seats/4/2", 200)])
+def test_django_behind_an_asgi_server_sees_the_target_too(target, status):
+    middleware = fenced_django.guard_middleware(resource="seats/{seat:path}")(lambda request: HttpResponse("done"))
+    scope = {"type": "http", "method": "PUT", "path": "/seats/4/2", "raw_path": target, "query_string": b""}
+    headers = [(b"fencing-token", b"34"), (b"host", b"localhost")]
+    assert middleware(ASGIRequest({**scope, "headers": headers}, io.BytesIO())).status_code == status
 
 
 async def test_a_route_that_ends_with_a_slash_names_what_the_other_one_names(guard):
