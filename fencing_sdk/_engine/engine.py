@@ -277,7 +277,7 @@ class Engine:
         Raises:
             LeaseLostError: the store did not confirm that it keeps it.
         """
-        if lease.kept:
+        if lease.keep_for and lease.kept:
             await self.park(lease, lease.keep_for)
         if lease.generation != forks.here() or not lease.mark_released() or not self._releases.take(lease):
             return  # in a forked child the lock belongs to its parent

@@ -201,7 +201,7 @@ class LeaseState:
     @property
     def kept(self) -> bool:
         """Whether the lock has to stay taken when the lease is given back now."""
-        return self.keep_for > 0 and self.held and self.held_for < self.keep_for
+        return self.held and self.held_for < self.keep_for
 
     @property
     def lost_reason(self) -> LossReason | None:

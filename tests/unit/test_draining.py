@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import anyio
 import pytest
+from posting import posting
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -34,9 +35,9 @@ GRACE = 5.0
 class TwoClients:
     """One that drains, and one that waits for the same locks."""
 
-    def __init__(self, *, in_line: bool = False, **options) -> None:
+    def __init__(self, *, in_line: bool = False, network=FaultyBackend, **options) -> None:
         self.store = MemoryBackend(clock=LoopClock())
-        self.network = FaultyBackend(self.store)
+        self.network = network(self.store)
         self.events = []
         self.ours = LockClient(
             self.store if in_line else self.network,  # behind which no waiter can be woken
@@ -515,10 +516,11 @@ async def test_a_closing_ends_the_wait_of_those_who_are_refused():
         await asyncio.wait([working, draining])
 
 
+@pytest.mark.parametrize("network", [FaultyBackend, posting(FaultyBackend)])
 @pytest.mark.parametrize("asks", ["at once", "in a child", "waits"])
 @in_virtual_time
-async def test_what_a_body_acquires_is_a_part_of_what_runs(asks):
-    async with TwoClients() as clients:
+async def test_what_a_body_acquires_is_a_part_of_what_runs(asks, network):
+    async with TwoClients(network=network) as clients:
         theirs = await clients.theirs.lock("b", ttl=60).acquire()
 
         async def acquires():
