@@ -43,7 +43,7 @@ EDGES = ("integrations", "testing", "cli")
 CHECKER = "testing.history"  # imports nothing but the errors, so that the command line may use it too
 
 ONE_HOME = {
-    "CancelScope": {"_engine.cancellation", "_engine.lease_state", "_engine.timers"},
+    "CancelScope": {"_values.scopes", "_engine.cancellation", "_engine.lease_state"},
     "ContextVar": {"_current_lease"},
     "tenacity": {"_engine.acquisition", "_engine.terms"},
     "aiohttp": {"_http", "_etcd", "_kahuna", "integrations"},

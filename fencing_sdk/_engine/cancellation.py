@@ -6,8 +6,9 @@ ended. A body that cleans up would occupy a processor meanwhile, and a driver th
 would be cancelled in the middle of that. `asyncio.timeout` cancels once, and a body that swallows it goes on.
 The pauses here are short enough that such a body is cancelled again within the safety buffer.
 
-anyio has no public way to set the pace, so one private method is overridden. Where anyio does not call it, the
-scope is a plain one: as safe, but with the cost described above. Shields in the body are anyio's, and are respected.
+anyio has no public way to set the pace, so one private method is overridden. With an anyio that has other names for
+what is read there, the scope is a plain one: as safe, but with the cost described above. Shields in the body are
+anyio's, and are respected.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from types import TracebackType
 
-import anyio
+from fencing_sdk._values.scopes import SteadyScope, new_scope, scope_class
 
 _SHORTEST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
@@ -29,18 +30,18 @@ _LOOK_AGAIN = 0.01
 """Seconds between the tries from then on: a shield is in the way."""
 
 
-@functools.cache
-def scope_class() -> type[anyio.CancelScope]:
-    """The class behind `anyio.CancelScope`, which finds out at every call that this is asyncio."""
-    asyncio.get_running_loop()  # elsewhere this fails and is not kept: trio's class would be returned for ever
-    return type(anyio.CancelScope())
-
-
-def paced_scope(pause: float) -> PacedScope:
+def paced_scope(pause: float) -> PlainScope:
     """Make a cancel scope that cancels at once, again after *pause* seconds, and then after ever longer pauses."""
-    scope = _paced_class()()
+    scope = new_scope(_best_kind())
     scope.pause = pause
     return scope
+
+
+@functools.cache
+def _best_kind() -> type[PlainScope]:
+    """Look once whether anyio has what a `PacedScope` reads."""
+    scope = scope_class()()
+    return PacedScope if all(hasattr(scope, name) for name in _PRIVATE) else PlainScope
 
 
 async def outlast_cancellation(
@@ -63,18 +64,30 @@ async def outlast_cancellation(
     return cancelled
 
 
-@functools.cache
-def _paced_class() -> type[PacedScope]:
-    return type("PacedScope", (PacedScope, scope_class()), {})
-
-
-class PacedScope(anyio.CancelScope):
-    """Sets the pace. `_paced_class` combines it with anyio's scope for asyncio, which does the rest."""
+class PlainScope(SteadyScope):
+    """Cancels its task in every turn of the loop until the body has ended, as anyio does."""
 
     pause: float
     """Seconds until a body that goes on is cancelled again."""
-    _failed_tries = 0
     _given_up = False
+
+    def give_up(self) -> None:
+        """Cancel nothing from now on: the scope cannot be left in order any more."""
+        self._given_up = True
+
+    def cancel(self, reason: str | None = None) -> None:
+        """See `anyio.CancelScope.cancel`."""
+        if not self._given_up:
+            super().cancel(reason)
+
+
+_PRIVATE = ("_cancel_called", "_cancel_handle", "_deliver_cancellation", "_host_task", "_pending_uncancellations")
+
+
+class PacedScope(PlainScope):
+    """Sets the pace."""
+
+    _failed_tries = 0
     _cancel_called: bool
     _cancel_handle: asyncio.Handle | None
     _host_task: asyncio.Task[object] | None
@@ -82,7 +95,7 @@ class PacedScope(anyio.CancelScope):
 
     def give_up(self) -> None:
         """Take back every cancellation, and cancel nothing from now on: the scope cannot be left in order any more."""
-        self._given_up = True
+        super().give_up()
         self._stop()
         self._cancel_handle = None
         self._cancel_called = False  # or what asks anyio for a cancellation would wait for one that never comes

@@ -12,10 +12,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Context
 from typing import Any
 
-import anyio
-
 from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._values.scopes import move_on_after
 
 Unreleased = Mapping[str, LeaseState]
 """By owner: the leases that were not given back."""
@@ -73,7 +72,7 @@ class Closing:
 
         Their locks are left to the ttl: given back, another client could hold one while the body goes on.
         """
-        with anyio.move_on_after(limit):
+        with move_on_after(limit):
             while self._inside():
                 self._changed.clear()
                 await self._changed.wait()

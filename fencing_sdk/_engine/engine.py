@@ -13,7 +13,6 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
-from fencing_sdk._engine.cancellation import scope_class
 from fencing_sdk._engine.closing import Closing
 from fencing_sdk._engine.draining import Draining, work_of
 from fencing_sdk._engine.fences import Fences, raise_all, share_out
@@ -32,6 +31,7 @@ from fencing_sdk._values.client_status import Status
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.loop_owner import loop_of, running_loop
 from fencing_sdk._values.observers import Observers, logger
+from fencing_sdk._values.scopes import scope_class
 from fencing_sdk._values.timing import Timing
 from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.abc import (

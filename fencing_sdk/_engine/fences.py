@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import anyio
-
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._engine.terms import Terms
 from fencing_sdk._values.claim import LOCK, Token
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk.abc import Backend, Guard, SupportsFence
 from fencing_sdk.errors import BackendUnavailableError, StaleTokenError
 
@@ -60,7 +59,7 @@ async def _raise(lease: LeaseState, guard: Guard, resource: str, token: Token) -
     """
     worth = lease.remaining
     for _ in range(2):
-        with anyio.move_on_after(worth / 2):
+        with move_on_after(worth / 2):
             await guard.raise_to(resource, token)
             return
     lease.check()

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from fencing_sdk._current_lease import pop, push
-from fencing_sdk._engine.cancellation import PacedScope, paced_scope
+from fencing_sdk._engine.cancellation import PlainScope, paced_scope
 from fencing_sdk._engine.lease_state import tell_loss
 from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk.errors import LossReason, UsageError, shown
@@ -32,7 +32,7 @@ from fencing_sdk.errors import LossReason, UsageError, shown
 _PAUSE = 1 / 2
 """Part of the safety buffer after which a body that swallows its cancellation is cancelled again."""
 
-_left_open: WeakKeyDictionary[asyncio.Task[object], list[PacedScope]] = WeakKeyDictionary()
+_left_open: WeakKeyDictionary[asyncio.Task[object], list[PlainScope]] = WeakKeyDictionary()
 """The scopes of case 2, by task: to be closed as soon as they are the innermost."""
 
 

@@ -78,7 +78,6 @@ class StoreCalls:
         self._standing: dict[asyncio.Task[Any], None] = {}
         self.closing = False
         """Whether the client is being closed: nothing new should begin."""
-        self._closing = asyncio.Event()  # the same, for sleepers
         self.answered_at: float | None = None
         """When the store last answered one of these calls, on the client's clock."""
         self._wakeups: set[asyncio.Event] = set()
@@ -285,12 +284,17 @@ class StoreCalls:
 
     async def sleep_until_closing(self, delay: float) -> None:
         """Sleep, but not into the closing of the client."""
-        await self.suspends.watched_sleep(self._closing, delay)
+        wakeup = self.new_wakeup()
+        if self.closing:
+            wakeup.set()
+        try:
+            await self.suspends.watched_sleep(wakeup, delay)
+        finally:
+            self.forget_wakeup(wakeup)
 
     async def aclose(self, limit: float) -> None:
         """Let releases finish for at most *limit* seconds, then cancel what is left and stop waiting for it."""
         self.closing = True
-        self._closing.set()
         for wakeup in self._wakeups:
             wakeup.set()
         for task in tuple(self._standing):

@@ -18,8 +18,6 @@ from collections.abc import Callable, Hashable, Iterator, Sized
 from contextvars import Context
 from typing import Any, Self, TypeVar
 
-import anyio
-
 from fencing_sdk._values.clock import Clock
 
 K = TypeVar("K", bound=Hashable)
@@ -136,6 +134,13 @@ _APART = 0.05
 """Seconds that the clocks may move apart before sleeps are corrected. Some loops read theirs once in a turn."""
 
 
+_asleep: dict[asyncio.Event, asyncio.Task[Any] | None] = {}
+"""
+Who sleeps, in all loops. Without it a loop that is dropped unclosed would take its tasks along at the end of the
+interpreter, and each would be told as destroyed, and close its coroutine where no event loop runs.
+"""
+
+
 class SuspendWatch:
     """Compares the clock of a client with the one of its event loop, and corrects those who sleep by the latter."""
 
@@ -143,7 +148,9 @@ class SuspendWatch:
         self._loop = loop
         self._clock = clock
         self._apart = clock.now() - loop.time()
-        self._sleeps: dict[anyio.CancelScope, float] = {}  # with the end of each, on the client's clock
+        self._sleeps: dict[
+            asyncio.Event, tuple[float, asyncio.TimerHandle | None]
+        ] = {}  # end on the client's clock, timer
         self._needed: dict[Hashable, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.resting = True
@@ -152,14 +159,25 @@ class SuspendWatch:
         """The leases of the client. While there are any, the clocks are compared."""
 
     async def sleep(self, event: asyncio.Event, seconds: float) -> None:
-        """Wait for *event*, or until *seconds* have passed on the client's clock, if something needs this watch."""
+        """
+        Wait for *event*, which is set after *seconds* on the client's clock, if something needs this watch.
+
+        The event is the sleeper's own. No cancellation ends the sleep, so none from outside can be taken for it.
+        """
         end = self._clock.now() + seconds
-        with anyio.move_on_after(seconds) as scope:
-            self._sleeps[scope] = end
-            try:
-                await event.wait()
-            finally:
-                del self._sleeps[scope]
+        _asleep[event] = asyncio.current_task(self._loop)
+        timer = None if math.isinf(seconds) else self._set_later(event, seconds)
+        self._sleeps[event] = end, timer
+        try:
+            await event.wait()
+        finally:
+            del _asleep[event]
+            _, timer = self._sleeps.pop(event)
+            if timer is not None:
+                timer.cancel()
+
+    def _set_later(self, event: asyncio.Event, seconds: float) -> asyncio.TimerHandle:
+        return self._loop.call_later(seconds, event.set, context=Context())
 
     async def watched_sleep(self, event: asyncio.Event, seconds: float) -> None:
         """Like `sleep`, but the clocks are compared meanwhile also without leases."""
@@ -202,5 +220,7 @@ class SuspendWatch:
         if abs(now - loop_now - self._apart) < _APART:
             return
         self._apart = now - loop_now
-        for scope, end in self._sleeps.items():
-            scope.deadline = loop_now + end - now
+        for event, (end, timer) in self._sleeps.items():
+            if timer is not None:
+                timer.cancel()
+                self._sleeps[event] = end, self._set_later(event, max(0.0, end - now))

@@ -10,6 +10,7 @@ import anyio
 from fencing_sdk._values.claim import Claim, Grant, Renewal
 from fencing_sdk._values.clock import BootClock, wall_seconds
 from fencing_sdk._values.findings import Finding, error, warning
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk.abc import Backend, SupportsDiagnosis
 from fencing_sdk.diagnosis.self_test import TTL
 from fencing_sdk.errors import BackendError
@@ -85,7 +86,7 @@ async def time_renewals(backend: Backend, name: str, over: float, times: StoreTi
         what, mend = f"a renewal was not answered within {_LIMIT:g} s", "look at the store's load and log"
         return [error("store.renewals", what, "leases would be lost", mend)]
     finally:
-        with anyio.move_on_after(2.0, shield=True), suppress(BackendError):
+        with move_on_after(2.0, shield=True), suppress(BackendError):
             await backend.release(claim)
     return _failed_renewals(times)
 

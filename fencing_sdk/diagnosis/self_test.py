@@ -18,6 +18,7 @@ import anyio
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.findings import Finding, error, warning
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk.abc import Backend, Guard, SupportsLossNotice, SupportsQueue, SupportsRevoking
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, LossReason, StaleTokenError
 
@@ -122,7 +123,7 @@ class SelfTest:
             await _acquire(self.second, two)  # as every waiter does once it is in the line
             since = _CLOCK.now()
             await self.first.release(one)
-            with anyio.move_on_after(_WAKE_LIMIT):
+            with move_on_after(_WAKE_LIMIT):
                 await turn.wait()
             await self._take_in_turn(two, since)
 
@@ -195,7 +196,7 @@ class SelfTest:
         self.findings.append(error(f"self-test.{step}", what, reason, mend))
 
     async def _clean_up(self) -> None:
-        with anyio.move_on_after(_CLEAN_UP_LIMIT, shield=True):
+        with move_on_after(_CLEAN_UP_LIMIT, shield=True):
             for claim in self._claims:
                 with suppress(BackendError):
                     await self.second.release(claim)
@@ -231,7 +232,7 @@ def _too_slow(step: str) -> Finding:
 
 
 async def _within_limit(told: asyncio.Event) -> bool:
-    with anyio.move_on_after(_WAKE_LIMIT):
+    with move_on_after(_WAKE_LIMIT):
         await told.wait()
     return told.is_set()
 

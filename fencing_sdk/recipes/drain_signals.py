@@ -29,7 +29,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from fencing_sdk._current_lease import held_here
-from fencing_sdk._engine.cancellation import PacedScope, paced_scope
+from fencing_sdk._engine.cancellation import PlainScope, paced_scope
 from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._lease import state_of
@@ -60,7 +60,7 @@ class DrainOnSignals:
         self._handlers = SignalHandlers(signals, self._receive)
         self._within = within
         self._drain: asyncio.Task[None] | None = None
-        self._scope: PacedScope | None = None
+        self._scope: PlainScope | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> None:
@@ -91,7 +91,7 @@ class DrainOnSignals:
 
     def _close_scope(
         self,
-        scope: PacedScope,
+        scope: PlainScope,
         kind: type[BaseException] | None,
         raised: BaseException | None,
         traceback: TracebackType | None,

@@ -24,11 +24,10 @@ import functools
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextvars import Context
 from enum import StrEnum, unique
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
-
-import anyio
 
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._lease import Lease
@@ -213,12 +212,13 @@ class Candidacy:
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, but not into the draining of the client."""
-        begun = asyncio.Event()
-        forget = self.election.engine().draining.on_begin(begun.set)
+        woken = asyncio.Event()
+        forget = self.election.engine().draining.on_begin(woken.set)
+        timer = asyncio.get_running_loop().call_later(seconds, woken.set, context=Context())
         try:
-            with anyio.move_on_after(seconds):
-                await begun.wait()
+            await woken.wait()
         finally:
+            timer.cancel()
             forget()
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
-from fencing_sdk._engine.cancellation import PacedScope, paced_scope
+from fencing_sdk._engine.cancellation import PlainScope, paced_scope
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk._lock import Lock, enter_with
@@ -138,7 +138,7 @@ class TermBlock:
         """The lease of the term."""
         self.stopped = False
         """Whether the body was asked to end although the lease is held."""
-        self._scope: PacedScope | None = None
+        self._scope: PlainScope | None = None
         self._forfeited: str | None = None  # when it should have been entered, once it was given back
         self._forget: Callable[[], object] = lambda: None
         self._loop = asyncio.get_running_loop()

@@ -20,13 +20,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
-import anyio
-
 from fencing_sdk._current_lease import pop, push
 from fencing_sdk._engine.lease_state import LeaseState, tell_loss
 from fencing_sdk._lease import AnyLease, Lease, end_block, state_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.observers import logger
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, LossReason, UsageError, shown
 from fencing_sdk.sync._loop_thread import LoopThread
@@ -328,7 +327,7 @@ def _check_callback(callback: object) -> None:
 
 
 async def _over(state: LeaseState, limit: float | None) -> None:
-    with anyio.move_on_after(limit):
+    with move_on_after(limit):
         await state.wait_lost()
 
 

@@ -11,6 +11,8 @@ from typing import Any, ParamSpec
 P = ParamSpec("P")
 
 START = 1000.0
+_ROUNDING = 1e-6
+"""Seconds by which a sum of pauses may miss the moment of a timer: the jump goes to that very moment."""
 
 
 class _NoWaiting(selectors.SelectSelector):
@@ -18,13 +20,16 @@ class _NoWaiting(selectors.SelectSelector):
         super().__init__()
         self.now = START
         self.waits = 0
+        self.loop: Any = None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready:
             if timeout is None:
                 raise RuntimeError("nothing is scheduled: the test would wait for ever")
-            self.now += timeout
+            end = self.now + timeout
+            due = self.loop._scheduled[0].when() if self.loop._scheduled else end
+            self.now = due if abs(due - end) < _ROUNDING else end
             self.waits += timeout > 0
         return ready
 
@@ -35,6 +40,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._selector_of_time = _NoWaiting()
         super().__init__(self._selector_of_time)
+        self._selector_of_time.loop = self
 
     def time(self) -> float:
         return self._selector_of_time.now

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
+from fencing_sdk._values.scopes import move_on_after
 
 __all__ = ["reason_for", "with_reasons"]
 
@@ -44,7 +45,7 @@ async def reason_for(claim: Claim, reasons: Reasons) -> str:
 
 
 async def _asked(reasons: Reasons, claims: Sequence[Claim]) -> Sequence[str | None]:
-    with anyio.move_on_after(_LIMIT):
+    with move_on_after(_LIMIT):
         for _ in range(_TRIES):
             # The loss is known; that there is no reason to tell changes nothing.
             with contextlib.suppress(Exception):

@@ -34,14 +34,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 
-import anyio
-
 from fencing_sdk._etcd.json_codec import Json, compared
 from fencing_sdk._etcd.options import make_gateway, read_url
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import read_numbers
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
@@ -327,7 +326,7 @@ class EtcdBackend:
                 return
         if self._leases.find(self._keys.own(claim)) is not None:
             return
-        with anyio.move_on_after(_LEAVING, shield=True):
+        with move_on_after(_LEAVING, shield=True):
             for _ in range(_LEAVE_TRIES):
                 with suppress(BackendError):
                     await self._delete("queue", claim)
@@ -341,7 +340,7 @@ class EtcdBackend:
         connection was closed after the deletion, and the key would stay in the line as long as its lease.
         """
         if not joining.done():
-            with anyio.move_on_after(_JOINING, shield=True):
+            with move_on_after(_JOINING, shield=True):
                 await asyncio.wait((joining,))
             joining.cancel()  # unless it was answered
         failed = not joining.done() or joining.cancelled() or joining.exception()
@@ -371,7 +370,7 @@ class EtcdBackend:
         now = self._leases.now()
         for claim in self._waiters.pop_orphans():
             self._leases.pending_deletes.add(self._keys.own(claim), now, may_return=True)
-        with anyio.move_on_after(_LEAVING), suppress(BackendError):
+        with move_on_after(_LEAVING), suppress(BackendError):
             await self._leases.delete_pending("queue", self._leases.pending_deletes.never_confirmed())
 
 

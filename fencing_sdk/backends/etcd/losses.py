@@ -23,6 +23,7 @@ from fencing_sdk._etcd.json_codec import Json, encoded
 from fencing_sdk._etcd.streams import StreamRequests
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk._values.unawaited import cancel_and_wait
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
@@ -122,7 +123,7 @@ class EtcdLossWatcher:
         """Watch until the stream ends or is silent; return whether it had an answer."""
         requests, answered = StreamRequests(), False
         requests.send(first)
-        with anyio.move_on_after(_SILENCE) as listening:
+        with move_on_after(_SILENCE) as listening:
             async with self._gateway.stream("watch", WATCH, requests) as answers:
                 sending = asyncio.get_running_loop().create_task(self._send_changes(requests), context=Context())
                 try:
@@ -137,7 +138,7 @@ class EtcdLossWatcher:
 
     async def _send_changes(self, requests: StreamRequests) -> None:
         while True:
-            with anyio.move_on_after(_SILENCE / 3) as waiting:
+            with move_on_after(_SILENCE / 3) as waiting:
                 await self._next_change()
             if not requests.send(self._next_requests()) and waiting.cancelled_caught:
                 requests.send([{"progress_request": {}}])

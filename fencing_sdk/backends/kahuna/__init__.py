@@ -30,8 +30,6 @@ import ssl
 from collections.abc import Sequence
 from functools import partial
 
-import anyio
-
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._http.options import check_connections, read_numbers
 from fencing_sdk._http.outcomes import RequestFailedError
@@ -41,6 +39,7 @@ from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.findings import Finding
 from fencing_sdk._values.observers import logger
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.abc import Tell
 from fencing_sdk.backends import take_options
@@ -150,7 +149,7 @@ class KahunaBackend:
         A warning is logged for each setting that puts exclusion at stake.
         """
         why = "no node answers"
-        with anyio.move_on_after(_START):
+        with move_on_after(_START):
             while True:
                 try:
                     await self._get_info("open", _PROBE, ttl=_PROBE_TTL)
@@ -162,7 +161,7 @@ class KahunaBackend:
         raise BackendUnavailableError(BACKEND, "open", detail)
 
     async def _warn(self) -> None:
-        with anyio.move_on_after(_WARNING_LIMIT):
+        with move_on_after(_WARNING_LIMIT):
             for warning in await self.warnings():
                 logger.warning("Kahuna: %s", warning)
 

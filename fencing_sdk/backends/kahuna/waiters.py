@@ -16,10 +16,9 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterator
 
-import anyio
-
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder
 from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk.abc import Tell
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll, PollingLine
 from fencing_sdk.errors import BackendError
@@ -110,7 +109,7 @@ class KahunaWaiters:
     async def _look(self, claim: Claim) -> Holder | None:
         """Who holds the lock; None if it is free, or if that is not known soon."""
         holder = None
-        with anyio.move_on_after(min(_LOOK_LIMIT, claim.ttl * _LOOK_PART)), contextlib.suppress(BackendError):
+        with move_on_after(min(_LOOK_LIMIT, claim.ttl * _LOOK_PART)), contextlib.suppress(BackendError):
             holder = await self._look_at(claim)
         if holder is not None:
             self._line.see(claim.name, holder.token)

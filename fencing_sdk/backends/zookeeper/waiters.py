@@ -18,9 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import anyio
-
 from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Mode, Permit
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.zookeeper.clean_up import CleanUp
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
@@ -145,7 +144,7 @@ class ZooKeeperWaitQueue:
         If there is room, those ahead have just come, too, and take their numbers one after the other.
         """
         name, session = own_node.claim.name, own_node.session
-        with anyio.move_on_after(_NUMBERS_WITHIN):
+        with move_on_after(_NUMBERS_WITHIN):
             while isinstance(mode, Permit) and (position := await self._find(own_node, line)) < mode.of:
                 rival = rival_of(mode, line, position)
                 if not isinstance(rival, LineNode):

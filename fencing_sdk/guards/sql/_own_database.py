@@ -21,6 +21,7 @@ import anyio.to_thread
 
 from fencing_sdk._values.extras import install
 from fencing_sdk._values.postgresql_url import SCHEMES
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk._values.store_url import split_url
 from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
@@ -139,7 +140,7 @@ async def _run_to_end(work: Coroutine[object, object, T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         task.cancel()
-        with anyio.move_on_after(CLOSE_PATIENCE, shield=True):
+        with move_on_after(CLOSE_PATIENCE, shield=True):
             await asyncio.wait([task])
         task.add_done_callback(retrieve)
         raise

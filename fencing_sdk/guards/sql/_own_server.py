@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
 
-import anyio
-
 from fencing_sdk._values.extras import install
 from fencing_sdk._values.postgresql_url import read_postgresql_url
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.guards.sql._identifiers import POSTGRESQL
 from fencing_sdk.guards.sql._protocols import AsyncpgConnection
@@ -73,7 +72,7 @@ class PostgresqlDatabase:
 
 
 async def _close(connection: _OwnConnection) -> None:
-    with anyio.move_on_after(CLOSE_PATIENCE, shield=True):
+    with move_on_after(CLOSE_PATIENCE, shield=True):
         await connection.close()  # if a statement is under way, the driver first cancels it at the server
 
 

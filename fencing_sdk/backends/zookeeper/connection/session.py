@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import anyio
-
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, Identity, KazooDriver, ZooKeeperSettings
@@ -127,7 +126,7 @@ class ZooKeeperSession:
         """
         self.attach()
         if not self.connected and self.error is None:
-            with anyio.move_on_after(2 * self._settings.connect_timeout):
+            with move_on_after(2 * self._settings.connect_timeout):
                 await self._news.wait()
         if self.error is not None:
             raise self.error
@@ -261,7 +260,7 @@ class ZooKeeperSession:
         """Disconnect; without *close_session* the session goes on until its timeout, and may be attached again."""
         ended = self._part(close_session=close_session)
         if ended is not None:
-            with anyio.move_on_after(2 * _GOODBYE):
+            with move_on_after(2 * _GOODBYE):
                 await ended.wait()
 
     def _part(self, *, close_session: bool) -> asyncio.Event | None:
