@@ -7,10 +7,12 @@ The scenarios are written once. A store with a line runs them by a subclass with
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import math
 import signal
 import sys
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -98,6 +100,25 @@ class WaitersSuite:
         assert len(set(granted)) == len(granted) == 1 + 2 * 10
         assert min(granted) > stay.token
         await nothing_left(bench)
+
+    async def test_a_waiter_leaves_neither_its_task_nor_its_lease_behind(self, bench: WaitersBench):
+        """What has a message, a timer or a list for it must not keep what it has got, or a dropped lease is renewed."""
+        async with opened(bench.url) as (locks, _):
+            async with staying(locks.lock("a", ttl=60)) as stay:
+                waiting = asyncio.create_task(locks.lock("a", ttl=60).acquire())
+                await bench.waiting("a", 1)
+                await stay.end()
+                async with asyncio.timeout(PATIENCE):
+                    await waiting
+            task = weakref.ref(waiting)
+            with pytest.warns(ResourceWarning, match="dropped without release"):  # noqa: PT031  (while it is let go)
+                del waiting
+                async with asyncio.timeout(PATIENCE):
+                    while task() is not None:  # until its place in the line was left
+                        gc.collect()
+                        await asyncio.sleep(0.01)
+            async with locks.lock("a", ttl=60, wait=PATIENCE):  # far less than the ttl
+                pass
 
     @pytest.mark.parametrize("kind", ["idle", "close", "use"])
     async def test_a_forked_child_does_not_disturb_its_parent(self, kind: str, bench: WaitersBench):

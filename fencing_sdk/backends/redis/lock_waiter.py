@@ -66,5 +66,13 @@ class RedisWaiter(ListeningWaiter):
         """See `fencing_sdk.abc.PlaceInLine.leave`."""
         self._remove(self)
 
+    def let_go(self) -> None:
+        """Tell the acquisition nothing more, and do not keep it: its task may hold anything, and the lease itself."""
+        self.tell = _ignore
+
     def _wake(self, grant: Grant | None = None, age: float = 0.0) -> None:  # noqa: ARG002
         self.wake()
+
+
+def _ignore(grant: Grant | None = None, age: float = 0.0) -> None:
+    pass

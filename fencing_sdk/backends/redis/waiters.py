@@ -123,6 +123,7 @@ class RedisWaiters:
         """Tell *waiter* nothing more. The caller releases its claim if it was not granted."""
         self._table.remove(waiter)
         self._channels.unsubscribe(waiter)
+        waiter.let_go()
         self._left[waiter.ticket] = waiter
         if len(self._left) > _REMEMBERED:
             self._left.popitem(last=False)
