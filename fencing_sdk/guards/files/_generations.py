@@ -21,7 +21,6 @@ from fencing_sdk.errors import ConfigurationError, shown
 
 _UNKNOWN_HOLDER = "-"
 _EMPTY = ".empty"
-_HOLDER = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
 _NAME = re.compile(r"([0-9]{16})\.([0-9]{8,})\.([0-9a-f]+|-)(\.empty)?", re.ASCII)
 
 _FOLDER_LIMIT = 180
@@ -88,7 +87,7 @@ def check_holder(token: Token) -> Token:
         ConfigurationError: it is not a digest such as ``lease.holder``.
     """
     holder: object = token.holder
-    if holder is not None and not (isinstance(holder, str) and _HOLDER.fullmatch(holder)):
+    if holder is not None and (not isinstance(holder, str) or token_of_parts("0", holder) is None):
         msg = f"the holder of a token must be up to 64 hex digits, such as lease.holder, got {shown(holder)}"
         raise ConfigurationError(msg)
     return token
