@@ -52,10 +52,27 @@ class ElectionOptions(TypedDict, total=False):
     metadata: str | None
 
 
+_REDIS_CLIENT = "write connect(RedisBackend(client)), with RedisBackend from fencing_sdk.backends.redis"
+_DRIVERS = {
+    "redis": _REDIS_CLIENT,
+    "valkey": _REDIS_CLIENT,
+    "asyncpg": "write connect('postgresql://user:password@host/database')",
+    "psycopg": "write connect('postgresql://user:password@host/database')",
+    "sqlalchemy": "write connect('postgresql://user:password@host/database') or connect('sqlite:///locks.db')",
+    "sqlite3": "write connect('sqlite:///locks.db')",
+    "kazoo": "write connect('zk://host:2181')",
+}
+"""What to write instead of passing a client of another package."""
+
+
 def check_backend(backend: object, *, takes: str = "backend must be") -> None:
     """Refuse what lacks a call of the contract; *takes* begins the message."""
     if isinstance(backend, type):
         msg = f"{takes} an object, not the class: call {backend.__name__}(...)"
+        raise ConfigurationError(msg)
+    drivers = {parent.__module__.partition(".")[0] for parent in type(backend).__mro__} & _DRIVERS.keys()
+    if drivers:
+        msg = f"{takes} a backend, and {type(backend).__name__} is a client of a driver; {_DRIVERS[drivers.pop()]}"
         raise ConfigurationError(msg)
     missing = [call for call in ("acquire", "renew", "release", "inspect", "aclose") if not hasattr(backend, call)]
     if missing:

@@ -99,7 +99,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         self._engine: Engine | None = None
 
     def __repr__(self) -> str:
-        state = "closed" if self._engine is None else f"open, {len(self._engine)} leases"
+        held = 0 if self._engine is None else len(self._engine)
+        state = "closed" if self._engine is None else f"open, {held} {'lease' if held == 1 else 'leases'}"
         return f"<LockClient on {backend_name(self._backend)}, {state}>"
 
     async def __aenter__(self) -> Self:
@@ -180,7 +181,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
                 stops, give the lock back at that moment.
 
             fences: Guards to raise as soon as the lock is held, so that an earlier holder is refused even before the
-                first write: a guard whose resource is named like the lock, or a pair of a guard and a resource.
+                first write: a guard whose resource is named like the lock, without the namespace, or a pair of a guard
+                and a resource.
 
             backoff: A tenacity wait strategy, for stores that cannot wake a waiter.
 

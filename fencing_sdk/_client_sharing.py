@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from types import FunctionType
 from typing import Unpack
 
 from fencing_sdk._arguments import LockOptions, check_shares
@@ -18,6 +19,18 @@ class SharingClient(ABC):
 
     _backend: Backend
     _namespace: str
+
+    def __init_subclass__(cls) -> None:
+        """Let a TypeError name the class that its reader knows: ``LockClient.semaphore() missing 1 required ...``."""
+        super().__init_subclass__()
+        for part in cls.__mro__[1:]:
+            for name, call in vars(part).items():
+                if (
+                    isinstance(call, FunctionType)
+                    and call.__qualname__ == f"{part.__name__}.{name}"
+                    and part is not ABC
+                ):
+                    call.__qualname__ = f"{cls.__name__}.{name}"
 
     @abstractmethod
     def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:

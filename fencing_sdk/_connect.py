@@ -39,7 +39,7 @@ def connect(
             the environment variable ``FENCING_URL``.
 
         namespace: A prefix for every lock name, followed by a colon. Lock ``b:c`` in namespace ``a`` is lock ``c`` in
-            namespace ``a:b``.
+            namespace ``a:b``. Fences have none: lock ``c`` raises the fence of ``c`` in each namespace.
 
         observers: Callables that receive every event.
 

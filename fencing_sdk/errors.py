@@ -25,6 +25,7 @@ that it survives pickling and can be logged. Owner ids and URLs never appear in 
 from __future__ import annotations
 
 from enum import StrEnum, unique
+from typing import Self
 
 __all__ = [
     "AcquireCancelledError",
@@ -128,9 +129,12 @@ class NoLeaseError(UsageError, LookupError):
     """
 
     def __init__(self, name: str | None = None, shared: str | None = None) -> None:
-        super().__init__(name, *filter(None, (shared,)))
+        super().__init__(*(known for known in (name, shared) if known is not None))
         self.name = name
         self.shared = shared
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str | None, str | None], dict[str, object]]:
+        return type(self), (self.name, self.shared), vars(self)
 
     def __str__(self) -> str:
         if self.shared is not None:
@@ -209,6 +213,8 @@ _LOSS_TEXT = {
     LossReason.CLOSED: "it was given back, its client was closed, or this process is a fork",
     LossReason.DRAINED: "its client was drained, and the body had not ended within the bound",
 }
+_UNTOLD = {LossReason.REVOKED: "an operator took it away, or its record was deleted from the store"}
+"""Without a detail. A store that is flushed, and a key that is deleted, end a lease too."""
 
 
 class LeaseLostError(FencingError):
@@ -230,7 +236,7 @@ class LeaseLostError(FencingError):
 
     def __str__(self) -> str:
         detail = self.detail if self.detail.isprintable() else shown(self.detail)
-        why = _LOSS_TEXT[self.reason] + (f": {detail}" if detail else "")
+        why = f"{_LOSS_TEXT[self.reason]}: {detail}" if detail else _UNTOLD.get(self.reason, _LOSS_TEXT[self.reason])
         return f"lease on {shown(self.name)} (token {self.token:d}) is over: {why}"
 
 

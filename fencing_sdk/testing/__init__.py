@@ -13,18 +13,34 @@ from fencing_sdk._values.extras import install
 from fencing_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from fencing_sdk.testing._plugin_leases import LeaseEnder
+    from fencing_sdk.testing._plugin_worlds import Pause, PauseAnywhere
     from fencing_sdk.testing.backend_suite import BackendSuite
     from fencing_sdk.testing.faults import FaultyBackend
     from fencing_sdk.testing.guard_suite import GuardSuite
     from fencing_sdk.testing.world import FencedStore, UnfencedStore, World, WorldClient
 
-__all__ = ["BackendSuite", "FaultyBackend", "FencedStore", "GuardSuite", "UnfencedStore", "World", "WorldClient"]
+__all__ = [
+    "BackendSuite",
+    "FaultyBackend",
+    "FencedStore",
+    "GuardSuite",
+    "LeaseEnder",
+    "Pause",
+    "PauseAnywhere",
+    "UnfencedStore",
+    "World",
+    "WorldClient",
+]
 
 _HOMES = {
     "BackendSuite": "backend_suite",
     "FaultyBackend": "faults",
     "FencedStore": "world",
     "GuardSuite": "guard_suite",
+    "LeaseEnder": "_plugin_leases",
+    "Pause": "_plugin_worlds",
+    "PauseAnywhere": "_plugin_worlds",
     "UnfencedStore": "world",
     "World": "world",
     "WorldClient": "world",

@@ -21,7 +21,7 @@ from fencing_sdk.testing.faults import FaultyBackend
 
 
 class LeaseEnder(Protocol):
-    """``expire`` and ``lose``."""
+    """The fixtures ``expire`` and ``lose``."""
 
     def __call__(self, lease: Lease | str) -> None: ...
 

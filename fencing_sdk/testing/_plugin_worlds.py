@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TypeAlias
+from typing import Protocol
 
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import Lease, state_of
@@ -17,13 +17,26 @@ from fencing_sdk.testing.world import World
 
 # ruff: noqa: SLF001  (a world shows its users no leases and no turns of loops)
 
-Pause: TypeAlias = Callable[..., AbstractContextManager[None]]
-"""``pause(client, *, seconds=None)``."""
-PauseAnywhere: TypeAlias = Callable[..., Iterator[tuple[World, "PauseLater"]]]
-"""``pause_anywhere(*, seed=0, at_most=1000)``."""
-
 _SOON = 0.01
 """Seconds in which a client notices what it was told, and what it has sent arrives."""
+
+
+class Pause(Protocol):
+    """The fixture ``pause``."""
+
+    def __call__(self, client: WorldClient, *, seconds: Seconds | None = None) -> AbstractContextManager[None]: ...
+
+
+class PauseOfRound(Protocol):
+    """The ``pause`` of one round of ``pause_anywhere``."""
+
+    def __call__(self, client: WorldClient) -> AbstractContextManager[None]: ...
+
+
+class PauseAnywhere(Protocol):
+    """The fixture ``pause_anywhere``."""
+
+    def __call__(self, *, seed: int = 0, at_most: int = 1000) -> Iterator[tuple[World, PauseOfRound]]: ...
 
 
 class StageWorld(World):
@@ -86,7 +99,7 @@ class Worlds:
         finally:
             client.resume()
 
-    def pause_anywhere(self, *, seed: int = 0, at_most: int = 1000) -> Iterator[tuple[World, PauseLater]]:
+    def pause_anywhere(self, *, seed: int = 0, at_most: int = 1000) -> Iterator[tuple[World, PauseOfRound]]:
         """Yield a new world and a pause that comes one step later, until the work has no more steps."""
         for step in range(at_most):
             world = self.make(seed)

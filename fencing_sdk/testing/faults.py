@@ -12,13 +12,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar, get_args
 
 import anyio
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked
 from fencing_sdk._values.loop_owner import OneLoop
-from fencing_sdk.abc import Backend
+from fencing_sdk.abc import (
+    Backend,
+    SupportsFounding,
+    SupportsListing,
+    SupportsRevoking,
+    SupportsSchema,
+    SupportsShares,
+)
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError, shown
 
 T = TypeVar("T")
@@ -48,7 +56,8 @@ class FaultyBackend:
     Passes calls on to *backend*, unless a fault is set for their operation.
 
     ``calls`` lists every call with the names it was about, in order, whether it succeeded or failed.
-    Waiters of this backend poll: its line is not passed on, nor are loss notices.
+    Permits and readers, lists and revocations are passed on if *backend* has them; ``holders`` meets the faults of
+    "inspect". Waiters of this backend poll: its line is not passed on, nor are loss notices.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -57,6 +66,12 @@ class FaultyBackend:
         self._stragglers: set[asyncio.Task[None]] = set()
         self._loop = OneLoop()
         self.calls: list[tuple[Operation, tuple[str, ...]]] = []
+        # A power is what an object has, so these are attributes of the object and not of the class.
+        for power in (SupportsListing, SupportsRevoking, SupportsSchema, SupportsFounding):
+            if isinstance(backend, power):
+                vars(self).update({call: getattr(backend, call) for call in vars(power) if not call.startswith("_")})
+        if isinstance(backend, SupportsShares):
+            vars(self)["holders"] = partial(self._holders, backend)
 
     def delay(self, operation: Operation, seconds: float, *, times: int | None = None) -> None:
         """Deliver the requests *seconds* later."""
@@ -114,6 +129,9 @@ class FaultyBackend:
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
         return await self._pass("inspect", (name,), lambda: self._backend.inspect(name))
+
+    async def _holders(self, backend: SupportsShares, name: str) -> Sequence[Holder]:
+        return await self._pass("inspect", (name,), lambda: backend.holders(name))
 
     async def aclose(self) -> None:
         """Close the backend behind. What straggles is on its way already and still arrives."""

@@ -465,11 +465,15 @@ async def test_clients_of_every_make_dial(start_redis):
         redis.asyncio.Redis(connection_pool=redis.asyncio.BlockingConnectionPool(port=server.port, password="secret")),
         valkey.asyncio.Valkey(port=server.port, password="secret"),
         valkey.asyncio.Valkey(unix_socket_path=server.socket_path, password="secret"),
+        redis.Redis(port=server.port, password="secret"),
+        redis.Redis(unix_socket_path=server.socket_path, password="secret"),
+        valkey.Valkey(port=server.port, password="secret"),
     ]
     for client in clients:
         async with dialled(topology_from_client(client).servers) as (link, ears):
             assert await ask(link, ears, "PING") == b"PONG"
-        await client.aclose()
+        assert not getattr(client.connection_pool, "_available_connections", [])
+        await client.aclose() if hasattr(client, "aclose") else client.close()
 
 
 async def test_errors_of_a_valkey_client_are_those_of_the_one_driver(redis_server):

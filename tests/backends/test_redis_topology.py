@@ -21,7 +21,7 @@ from fencing_sdk.backends.redis.connection.cluster import SLOTS, SlotMap
 from fencing_sdk.backends.redis.connection.first_success import first_success
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
 from fencing_sdk.backends.redis.options import topology_from_client, topology_from_url
-from fencing_sdk.errors import BackendRefusedError
+from fencing_sdk.errors import BackendRefusedError, ConfigurationError
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -332,6 +332,19 @@ async def test_a_client_of_a_cluster_is_left_alone(redis_cluster):
         assert slots.address(3) == owner(redis_cluster, 3)
         assert client.nodes_manager.startup_nodes == before
         assert await client.set("a", "b")
+
+
+async def test_a_client_of_a_cluster_for_threads_is_read_too(redis_cluster):
+    client = await asyncio.to_thread(redis.RedisCluster, host=HOST, port=redis_cluster.nodes[0].port)
+    try:
+        slots = topology_from_client(client).servers
+        assert isinstance(slots, SlotMap)
+        await slots.refresh()
+        assert slots.address(3) == owner(redis_cluster, 3)
+        with pytest.raises(ConfigurationError, match=r"^client must be"):
+            topology_from_client(client.pipeline())
+    finally:
+        client.close()
 
 
 async def test_seeds_that_are_not_reached_are_told_with_the_reason():

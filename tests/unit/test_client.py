@@ -1,10 +1,13 @@
 """The client: where it gets its backend, what its locks share, and how it is opened and closed."""
 
 import asyncio
+import sqlite3
 import threading
 from pathlib import Path
 
 import pytest
+import redis.asyncio
+from kazoo.client import KazooClient
 
 import fencing_sdk
 from fencing_sdk import (
@@ -15,11 +18,13 @@ from fencing_sdk import (
     LossReason,
     UsageError,
     connect,
+    sync,
 )
 from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 
 # Connecting
@@ -97,7 +102,7 @@ async def test_a_clients_text_shows_its_state_and_no_url():
     locks = connect("memory://?tokens=counter")
     async with locks:
         lease = await locks.lock("a").acquire()
-        assert repr(locks) == "<LockClient on MemoryBackend, open, 1 leases>"
+        assert repr(locks) == "<LockClient on MemoryBackend, open, 1 lease>"
         await lease.release()
     assert repr(locks) == "<LockClient on MemoryBackend, closed>"
 
@@ -364,3 +369,46 @@ async def test_a_backend_goes_from_a_loop_that_has_ended_to_the_next():
         await in_another_loop(leave_open)
     async with LockClient(store) as locks, locks.lock("a"):
         pass
+
+
+# Words
+
+
+@pytest.mark.parametrize("world", [connect, sync.connect], ids=["tasks", "threads"])
+@pytest.mark.parametrize(
+    ("client", "hint"),
+    [
+        (redis.asyncio.Redis, "write connect(RedisBackend(client)), with RedisBackend from fencing_sdk.backends.redis"),
+        (redis.Redis, "write connect(RedisBackend(client))"),
+        (lambda: sqlite3.connect(":memory:"), "write connect('sqlite:///locks.db')"),
+        (KazooClient, "write connect('zk://host:2181')"),
+    ],
+    ids=["redis.asyncio", "redis", "sqlite3", "kazoo"],
+)
+def test_a_client_of_a_driver_is_refused_with_what_to_write(world, client, hint):
+    made = client()
+    with pytest.raises(ConfigurationError, match=r"^url must be a URL or a backend, and \w+ is a client") as refused:
+        world(made)
+    assert hint in str(refused.value)
+    if isinstance(made, sqlite3.Connection):
+        made.close()
+
+
+async def test_a_client_counts_one_lease_and_two_leases():
+    async with connect("memory://") as locks, locks.lock("a"):
+        assert repr(locks).endswith("open, 1 lease>")
+        async with locks.lock("b"):
+            assert repr(locks).endswith("open, 2 leases>")
+
+
+@pytest.mark.parametrize(("kind", "world"), [("LockClient", connect), ("SyncLockClient", sync.connect)])
+@pytest.mark.parametrize("call", ["lock", "semaphore", "rwlock", "revoke", "holders"])
+def test_a_missing_argument_is_told_of_the_class_that_the_caller_knows(kind, world, call):
+    with pytest.raises(TypeError, match=rf"^{kind}\.{call}\(\) missing "):
+        getattr(world("memory://"), call)()
+
+
+async def test_a_fence_is_named_like_the_lock_without_its_namespace():
+    guard = MemoryGuard()
+    async with connect("memory://?tokens=counter", namespace="shop") as locks, locks.lock("a", fences=[guard]) as lease:
+        assert (await guard.highest("a"), await guard.highest("shop:a")) == (lease.token, None)

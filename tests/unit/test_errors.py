@@ -71,6 +71,13 @@ def documented_tree() -> dict[str, set[str]]:
     return tree
 
 
+def test_what_was_not_asked_for_is_in_no_repr():
+    assert (repr(NoLeaseError()), repr(NoLeaseError("a"))) == ("NoLeaseError()", "NoLeaseError('a')")
+    assert repr(NoLeaseError(shared="pool")) == "NoLeaseError('pool')"
+    copied = pickle.loads(pickle.dumps(NoLeaseError(shared="pool")))
+    assert (copied.name, copied.shared, str(copied)) == (None, "pool", str(NoLeaseError(shared="pool")))
+
+
 def test_the_tree_is_exactly_the_documented_one():
     real = {
         name: {base.__name__ for base in thing.__bases__}
@@ -150,7 +157,7 @@ def test_what_a_reader_of_the_message_learns():
         "lease on 'seats/42' (token 34) is over: its deadline passed",
         "lease on 'seats/42' (token 34) is over: the store says the grant is not ours any more",
         "lease on 'seats/42' (token 34) is over: another holder has the lock now",
-        "lease on 'seats/42' (token 34) is over: it was taken away by an operator",
+        "lease on 'seats/42' (token 34) is over: an operator took it away, or its record was deleted from the store",
         "lease on 'seats/42' (token 34) is over: the process was paused past the lease's deadline",
         "lease on 'seats/42' (token 34) is over: it was given back, its client was closed, or this process is a fork",
         "lease on 'seats/42' (token 34) is over: its client was drained, and the body had not ended within the bound",

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from fencing_sdk import connect
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
+from fencing_sdk.abc import SupportsFounding, SupportsListing, SupportsRevoking, SupportsSchema, SupportsShares
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
 from fencing_sdk.testing import FaultyBackend
@@ -275,3 +277,28 @@ class Faults(RuleBasedStateMachine):
 def test_each_call_meets_the_first_fault_that_is_not_used_up():
     checked = settings(max_examples=50, stateful_step_count=30, deadline=None, database=None, derandomize=True)
     run_state_machine_as_test(Faults, settings=checked)
+
+
+async def test_permits_readers_lists_and_revocations_of_the_store_are_passed_on():
+    network = FaultyBackend(MemoryBackend(tokens="counter"))
+    async with connect(network) as locks:
+        async with locks.semaphore("pool", permits=2), locks.rwlock("catalog").reader:
+            assert [holder.name async for holder in locks.held()] in (["pool", "catalog"], ["catalog", "pool"])
+            assert len(await locks.holders("pool")) == 1
+            network.fail("inspect", times=1)
+            with pytest.raises(BackendUnavailableError):
+                await locks.holders("pool")
+        lease = await locks.lock("a").acquire()
+        assert await locks.revoke("a", token=lease.token, reason="a test")
+
+
+@pytest.mark.parametrize("power", [SupportsShares, SupportsListing, SupportsRevoking, SupportsSchema, SupportsFounding])
+def test_a_power_that_the_store_lacks_is_lacking_behind_the_network_too(power):
+    assert isinstance(FaultyBackend(MemoryBackend()), power) is issubclass(MemoryBackend, power)
+    assert not isinstance(FaultyBackend(Bare()), power)
+
+
+class Bare:
+    """The five calls and nothing else."""
+
+    acquire = renew = release = inspect = aclose = None

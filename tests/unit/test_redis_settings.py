@@ -13,6 +13,7 @@ import pytest
 import redis
 import redis.asyncio
 import redis.asyncio.sentinel
+import redis.sentinel
 from redis.asyncio.cluster import LoadBalancingStrategy
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
@@ -344,7 +345,7 @@ def pipelines_and_the_like() -> list[object]:
     return [
         "redis://localhost",
         None,
-        redis.Redis(),
+        redis.Redis().pipeline(),
         redis.RedisCluster,
         redis.asyncio.Redis,
         client.pipeline(),
@@ -400,6 +401,35 @@ def test_resends_decoding_and_health_checks_of_a_client_are_not_copied():
     assert not getattr(made, "maint_notifications_config", None)  # on by default where redis-py has it
     assert made.socket_connect_timeout == 6
     assert resent == [redis.exceptions.BusyLoadingError]
+
+
+@pytest.mark.parametrize("maker", [redis.sentinel, redis.asyncio.sentinel], ids=["threads", "tasks"])
+def test_a_client_of_either_world_is_read(maker):
+    package = redis if maker is redis.sentinel else redis.asyncio
+    client = package.Redis(
+        host="h", port=1, db=2, password="pw", ssl=True, ssl_ca_certs="/ca.pem", socket_connect_timeout=3
+    )
+    place = topology_from_client(client).servers
+    assert isinstance(place, ServerDialer)
+    assert (place.server.kind, place.server.address) == (SSLConnection, "h:1")
+    made = place.server.connection()
+    assert (made.db, made.password, made.socket_connect_timeout) == (2, "pw", 3)
+    service = maker.Sentinel([("s1", 1)], sentinel_kwargs={"password": "dog"}).master_for("service", password="pw")
+    found = topology_from_client(service).servers
+    assert isinstance(found, SentinelDialer)
+    assert [one.address for one in found.service.sentinels] == ["s1:1"]
+    assert found.service.sentinels[0].arguments["password"] == "dog"
+    found.server.at("h", 1).connection()
+
+
+@pytest.mark.parametrize("lost", [{"ssl": True, "ssl_validate_ocsp": True}, {"redis_connect_func": print}], ids=str)
+def test_what_a_client_for_threads_alone_does_is_not_left_out_in_silence(lost):
+    client = redis.Redis()
+    client.connection_pool.connection_kwargs |= lost
+    if "ssl" in lost:
+        client.connection_pool.connection_class = redis.SSLConnection
+    with pytest.raises(ConfigurationError, match=f"^client has {list(lost)[-1]}, .* pass a client of redis.asyncio"):
+        topology_from_client(client)
 
 
 def test_nobody_loads_valkey_for_a_redis_client(monkeypatch):

@@ -101,7 +101,7 @@ class RedisBackend:
     A lock service in Redis or Valkey, from version 6.2 on.
 
     Args:
-        client: An asyncio client of redis-py or valkey-py: ``Redis``, ``RedisCluster``, or the one that
+        client: A client of redis-py or valkey-py, for asyncio or threads: ``Redis``, ``RedisCluster``, or the one that
             a ``Sentinel`` makes. The backend copies its settings, and opens one connection of its own to
             each server; it does not use the client.
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
 from fencing_sdk.backends._driver_versions import DIFFERS, KnownDriver
@@ -44,29 +43,31 @@ def servers_of_client(client: object) -> RedisDialer | SlotMap:
     Read which servers *client* connects to, and how.
 
     Raises:
-        ConfigurationError: it is no asyncio client of redis-py or valkey-py, or it connects to replicas.
+        ConfigurationError: it is no client of redis-py or valkey-py, it connects to replicas, or its connections do
+            what those of asyncio cannot.
     """
     kind = type(client)
     try:
-        if isinstance(client, tuple(_clients("Redis", "Valkey"))) and not hasattr(client, "command_stack"):
+        pipeline = hasattr(client, "command_stack")
+        if isinstance(client, tuple(_clients("Redis", "Valkey"))) and not pipeline:
             return _servers_of_pool(client.connection_pool)  # type: ignore[attr-defined]
-        if isinstance(client, tuple(_clients("RedisCluster", "ValkeyCluster"))):
+        if isinstance(client, tuple(_clients("RedisCluster", "ValkeyCluster"))) and not pipeline:
             return _slots_of_cluster(client.nodes_manager)  # type: ignore[attr-defined]
     except DIFFERS as error:
         driver = VALKEY_PY if any(parent.__module__.startswith("valkey.") for parent in kind.__mro__) else REDIS_PY
         msg = f"client cannot be read, pass a URL: {driver.described(error)}"
         raise ConfigurationError(msg) from error
     msg = (
-        "client must be a redis.asyncio.Redis or RedisCluster, or those of valkey.asyncio; "
+        "client must be a Redis or RedisCluster of redis.asyncio or redis, or those of valkey; "
         f"got {kind.__name__} of {kind.__module__}"
     )
     raise ConfigurationError(msg)
 
 
 def _clients(*names: str) -> Iterator[type]:
-    yield from (kind for kind in (Redis, RedisCluster) if kind.__name__ in names)
-    valkey = sys.modules.get("valkey.asyncio")  # the caller that made such a client has imported it
-    yield from (getattr(valkey, name) for name in names if hasattr(valkey, name))
+    for package in ("redis", "redis.asyncio", "valkey", "valkey.asyncio"):
+        module = sys.modules.get(package)  # the caller that made such a client has imported it
+        yield from (getattr(module, name) for name in names if hasattr(module, name))
 
 
 def _servers_of_pool(pool: Any) -> RedisDialer:
@@ -90,8 +91,10 @@ def _servers_of_pool(pool: Any) -> RedisDialer:
 
 def _slots_of_cluster(nodes: Any) -> SlotMap:
     arguments = dict(nodes.connection_kwargs)
-    arguments.pop("redis_connect_func", None)  # it sends READONLY, for reads from replicas
-    kind = arguments.pop("connection_class", Connection)
+    for name in ("redis_connect_func", "valkey_connect_func"):
+        arguments.pop(name, None)  # it sends READONLY, for reads from replicas
+    plain = SSLConnection if arguments.pop("ssl", False) else Connection  # as a client for threads says it
+    kind = arguments.pop("connection_class", plain)
     seeds = [(node.host, int(node.port)) for node in nodes.startup_nodes.values()]
     return SlotMap(_copied(kind, arguments), seeds=seeds, remap=getattr(nodes, "address_remap", None))
 
@@ -104,11 +107,26 @@ def _copied(kind: type, arguments: Mapping[str, object]) -> ServerSettings:
     plain = _plain_kind(kind)
     known = _parameters(plain) - _OWN_ARGUMENTS
     copied = {name: value for name, value in arguments.items() if name in known and not name.startswith(_OWN_PREFIXES)}
+    _check_copied(plain, kind, arguments)
+    if not isinstance(copied.get("socket_keepalive_options"), Mapping):
+        copied.pop("socket_keepalive_options", None)
     if arguments.get("valkey_connect_func") is not None:
         copied["redis_connect_func"] = arguments["valkey_connect_func"]
     if copied.get("password") and not copied.get("username"):
         copied["username"] = "default"  # as RESP3 does; a server without a password accepts any
     return ServerSettings(plain, copied)
+
+
+def _check_copied(plain: type, kind: type, arguments: Mapping[str, object]) -> None:
+    """Refuse what cannot be copied from a client for threads without making its connections less safe."""
+    if any(parent.__module__.endswith(".asyncio.connection") for parent in kind.__mro__):
+        return
+    known = _parameters(plain)
+    lost = [name for name, value in arguments.items() if name.startswith("ssl_") and value and name not in known]
+    lost += [name for name in ("redis_connect_func", "valkey_connect_func") if arguments.get(name) is not None]
+    if lost:
+        msg = f"client has {', '.join(lost)}, which connections of asyncio cannot take; pass a client of redis.asyncio"
+        raise ConfigurationError(msg)
 
 
 def _plain_kind(kind: type) -> type[AbstractConnection]:
