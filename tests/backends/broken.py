@@ -745,6 +745,12 @@ class ReleasesWithoutAnAnswer(Sound):
         await super().release(claim)
 
 
+@caught_by("test_holders_and_waiters_are_shown_in_their_modes_with_their_metadata")
+class ShowsWritersAsLocks(Sound):
+    async def list_waiters(self, name):
+        return [replace(waiter, mode=LOCK) for waiter in await super().list_waiters(name)]
+
+
 @caught_by("test_a_cancelled_waiter_leaves_nothing_in_the_line", "test_a_cancelled_waiter_leaves_nothing")
 class CancelledWaitersStay(Sound):
     @asynccontextmanager

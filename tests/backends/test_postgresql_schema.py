@@ -136,7 +136,7 @@ async def test_joining_the_line_waits_for_a_release_that_is_under_way(release, p
     backend = PostgresqlBackend(postgresql_server.url)
     holder, waiter = Claim("a", 30.0), Claim("a", 30.0)
     await backend.acquire(holder)
-    join = backend._requests.join, (waiter.name, waiter.owner, "channel", "1")
+    join = backend._requests.join, (waiter.name, waiter.owner, "channel", "1", None, None, None)
     async with postgresql_server.connected() as connection:
         transaction = connection.transaction()
         await transaction.start()
@@ -182,7 +182,7 @@ async def test_a_free_lock_with_a_line_is_not_granted_to_one_that_comes_by(postg
     await backend.acquire(claim := Claim("a", 30.0))
     await backend.release(claim)
     waiter = Claim("a", 30.0)
-    await backend._connection.ask(backend._requests.join, (waiter.name, waiter.owner, "channel", "1"))
+    await backend._connection.ask(backend._requests.join, (waiter.name, waiter.owner, "channel", "1", None, None, None))
     assert isinstance(await backend.acquire(Claim("a", 30.0)), Held)
     assert isinstance(await backend.acquire(waiter), Grant)
     await backend.aclose()
@@ -194,7 +194,7 @@ async def test_a_release_notifies_the_head_of_the_line(postgresql_server):
     notified = asyncio.Event()
     async with postgresql_server.connected() as listener:
         await listener.add_listener("channel", lambda *_: notified.set())
-        await backend._connection.ask(backend._requests.join, ("a", "waiter:secret", "channel", "1"))
+        await backend._connection.ask(backend._requests.join, ("a", "waiter:secret", "channel", "1", None, None, None))
         await backend.release(claim)
         async with asyncio.timeout(PATIENCE):
             await notified.wait()

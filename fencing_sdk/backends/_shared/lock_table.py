@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fencing_sdk._values.claim import (
+    LOCK,
     READER,
     TOKEN_LIMIT,
     Claim,
@@ -76,6 +77,8 @@ class TableRow:
     metadata: str | None
     since: float
     """The moment of the grant."""
+    mode: Mode = LOCK
+    """How the owner holds it: as a lock, or as a writer."""
 
 
 @dataclass(slots=True)
@@ -124,7 +127,7 @@ class LockTable:
 
     def _grant(self, claim: Claim, now: float) -> Grant:
         token = self._draw_token()
-        self._add_row(claim.name, TableRow(claim.owner, token, now + claim.ttl, claim.metadata, now), now)
+        self._add_row(claim.name, TableRow(claim.owner, token, now + claim.ttl, claim.metadata, now, claim.mode), now)
         if claim.name in self._lines:
             self.leave(claim)
         return Grant(token)
@@ -181,9 +184,8 @@ class LockTable:
         if row is None:
             return None
         holder, waiting = holder_of(row.owner), len(self._lines.get(name, ()))
-        return Holder(
-            name, row.token, holder, row.expires - now, row.metadata, held_for=now - row.since, waiters=waiting
-        )
+        left, age = row.expires - now, now - row.since
+        return Holder(name, row.token, holder, left, row.metadata, row.mode, held_for=age, waiters=waiting)
 
     def waiting(self, name: str, now: float) -> list[Waiting]:
         """Describe the waiters of *name*, in the order of the line."""

@@ -167,7 +167,7 @@ class PostgresqlBackend:
     async def _acquire_share(self, claim: Claim) -> Grant | Held:
         waiter = self._waiters.find(claim)
         channel, ticket = (None, None) if waiter is None else (waiter.channel, waiter.ticket)
-        arguments = (*self._requests.acquire_arguments(claim, channel, ticket), *mode_arguments(claim.mode))
+        arguments = (*self._requests.acquire_arguments(claim, channel, ticket), *mode_arguments(claim.mode)[1:])
         with translating("acquire"):
             if (
                 waiter is not None

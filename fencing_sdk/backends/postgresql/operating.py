@@ -9,6 +9,7 @@ from typing import Any
 from fencing_sdk._values.claim import (
     LOCK,
     READER,
+    WRITER,
     Claim,
     Holder,
     Listing,
@@ -22,7 +23,7 @@ from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlC
 from fencing_sdk.backends.postgresql.errors import UnreadableRowError, translating
 from fencing_sdk.backends.postgresql.requests import PostgresqlRequests, columns, seconds_in, storable, token_in
 
-_MODES = {mode.word: mode for mode in (LOCK, READER)}
+_MODES = {mode.word: mode for mode in (LOCK, WRITER, READER)}
 
 
 class OperatorCalls:
@@ -110,10 +111,16 @@ def read_line(line: Sequence[dict[str, Any]]) -> list[Waiting]:
         UnreadableRowError: it is something else.
     """
     try:
-        return [Waiting(holder_of(found["owner"]), _mode(found), _waiting_for(found)) for found in line]
+        return [_waiting(found) for found in line]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         msg = "not a list of waiters"
         raise UnreadableRowError(msg) from error
+
+
+def _waiting(found: dict[str, Any]) -> Waiting:
+    if not isinstance(found["metadata"], str | None):
+        raise TypeError
+    return Waiting(holder_of(found["owner"]), _mode(found), _waiting_for(found), found["metadata"])
 
 
 def _waiting_for(found: dict[str, Any]) -> float | None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from fencing_sdk._values.claim import (
+    LOCK,
     TOKEN_LIMIT,
     Claim,
     Grant,
@@ -39,10 +40,10 @@ class PostgresqlRequests:
     def __init__(self, schema: str, *, hybrid: bool) -> None:
         functions = quoted(schema)
         self._hybrid = hybrid
-        self.acquire = f"SELECT * FROM {functions}.fencing_acquire_v2($1, $2, $3, $4, $5, $6, $7)"  # noqa: S608
+        self.acquire = f"SELECT * FROM {functions}.fencing_acquire_v4($1, $2, $3, $4, $5, $6, $7, $8)"  # noqa: S608
         self.renew = f"SELECT {functions}.fencing_renew_v1($1, $2, $3, $4)"
         self.release = f"SELECT {functions}.fencing_release_v4($1, $2)"
-        self.join = f"SELECT {functions}.fencing_join_v1($1, $2, $3, $4)"
+        self.join = f"SELECT {functions}.fencing_join_v2($1, $2, $3, $4, $5, $6, $7)"
         self.leave = f"SELECT {functions}.fencing_leave_v1($1, $2)"
         self.sweep = f"SELECT {functions}.fencing_sweep_v2($1)"
         self.notify = "SELECT pg_catalog.pg_notify($1, $2)"
@@ -52,7 +53,6 @@ class PostgresqlRequests:
         self.acquire_readers = f"SELECT * FROM {functions}.fencing_readers_acquire_v1($1, $2, $3, $4, $5)"  # noqa: S608
         self.renew_shares = f"SELECT {share}_renew_v1($1, $2, $3, $4)"
         self.release_share = f"SELECT {share}_release_v2($1, $2)"
-        self.join_for_share = f"SELECT {share}_join_v1($1, $2, $3, $4, $5, $6)"
         self.leave_share_line = f"SELECT {share}_leave_v1($1, $2)"
         self.held = f"SELECT {functions}.fencing_held_v2($1)"
 
@@ -65,12 +65,15 @@ class PostgresqlRequests:
         """
         Return the arguments of `acquire`. A waiter in the lock's line gives its *channel* and *ticket*.
 
+        `acquire_share` takes the number of permits behind them.
+
         Raises:
             BackendRefusedError: a text or number of the claim cannot be stored.
         """
         if not (storable(claim.name) and (claim.metadata is None or storable(claim.metadata))):
             raise BackendRefusedError(BACKEND, "acquire", "a name or metadata has a NUL or a lone surrogate; escape it")
-        return (claim.name, claim.owner, _micros(claim), claim.metadata, self._hybrid, channel, ticket)
+        mode = mode_arguments(claim.mode)[0]
+        return (claim.name, claim.owner, _micros(claim), claim.metadata, self._hybrid, channel, ticket, mode)
 
     def readers_arguments(self, name: str, claims: Sequence[Claim]) -> Arguments:
         """Return the arguments of `acquire_readers`, for claims of which each has a place in the line."""
@@ -93,8 +96,8 @@ class PostgresqlRequests:
 
 
 def mode_arguments(mode: Mode) -> Arguments:
-    """Return a mode as the last arguments of the functions for shares."""
-    return (mode.word, mode.of if isinstance(mode, Permit) else None)
+    """Return a mode as the tables have it, where a lock has no word, and the number of permits."""
+    return (None if mode == LOCK else mode.word, mode.of if isinstance(mode, Permit) else None)
 
 
 def storable_names(claims: Sequence[Claim]) -> list[int]:

@@ -120,9 +120,9 @@ END $fencing$;
 -- Grant, repeat an earlier grant to the same owner, or refuse: then the token is NULL.
 -- A waiter gives its channel. The try is its sign of life. If the waiter was removed because it was silent for too
 -- long, it joins the end of the line again.
-CREATE OR REPLACE FUNCTION :"schema".fencing_acquire_v1(
+CREATE OR REPLACE FUNCTION :"schema".fencing_acquire_v3(
     p_name text, p_owner text, p_micros bigint, p_metadata text, p_hybrid boolean, p_channel text, p_word text,
-    OUT granted bigint, OUT seconds_left double precision
+    p_mode text, OUT granted bigint, OUT seconds_left double precision
 )
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
@@ -163,8 +163,8 @@ BEGIN
         RETURN;
     END IF;
     IF p_channel IS NOT NULL THEN
-        INSERT INTO fencing_waiter (number, name, owner, seen, channel, word)
-            SELECT coalesce(max(number), 0) + 1, p_name, p_owner, v_now, p_channel, p_word
+        INSERT INTO fencing_waiter (number, name, owner, seen, channel, word, metadata, mode)
+            SELECT coalesce(max(number), 0) + 1, p_name, p_owner, v_now, p_channel, p_word, p_metadata, p_mode
               FROM fencing_waiter WHERE name = p_name
             ON CONFLICT (name, owner) DO UPDATE SET seen = EXCLUDED.seen;
     END IF;
@@ -189,7 +189,7 @@ BEGIN
         RAISE EXCEPTION 'the next token would not fit into 53 bits' USING ERRCODE = 'FS001';
     END IF;
     UPDATE fencing_lock
-       SET owner = p_owner, token = granted, metadata = p_metadata,
+       SET owner = p_owner, token = granted, metadata = p_metadata, mode = p_mode,
            expires_at = v_now + p_micros * interval '1 microsecond'
      WHERE name = p_name;
 END $fencing$;
@@ -292,26 +292,6 @@ BEGIN
       FROM fencing_lock l WHERE l.name = p_name AND l.owner IS NOT NULL AND l.expires_at > clock_timestamp();
 END $fencing$;
 
--- Join the end of the line, unless the owner holds the lock. An owner that waits already keeps its place and gets the
--- new channel and ticket.
-CREATE OR REPLACE FUNCTION :"schema".fencing_join_v1(p_name text, p_owner text, p_channel text, p_word text)
-RETURNS boolean LANGUAGE plpgsql
-SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
-DECLARE
-    v_row record;
-BEGIN
-    PERFORM fencing_check_v1();
-    PERFORM set_config('synchronous_commit', 'off', true);
-    SELECT * INTO v_row FROM fencing_row_v1(p_name);
-    IF v_row.owner = p_owner AND v_row.expires_at > clock_timestamp() THEN RETURN false; END IF;
-    INSERT INTO fencing_waiter (number, name, owner, seen, channel, word)
-        SELECT coalesce(max(number), 0) + 1, p_name, p_owner, clock_timestamp(), p_channel, p_word
-          FROM fencing_waiter WHERE name = p_name
-        ON CONFLICT (name, owner) DO UPDATE
-        SET seen = EXCLUDED.seen, channel = EXCLUDED.channel, word = EXCLUDED.word;
-    RETURN true;
-END $fencing$;
-
 -- Leave the line. If the lock is free, wake the head of the line, because it may have been the leaving waiter's turn.
 CREATE OR REPLACE FUNCTION :"schema".fencing_leave_v1(p_name text, p_owner text) RETURNS boolean
 LANGUAGE plpgsql
@@ -379,8 +359,11 @@ CREATE TABLE IF NOT EXISTS :"schema".fencing_share (
     permit     integer,
     PRIMARY KEY (name, owner)
 ) WITH (fillfactor = 50);
-ALTER TABLE :"schema".fencing_waiter ADD COLUMN IF NOT EXISTS mode text;        -- NULL: wants the name alone
+
+ALTER TABLE :"schema".fencing_waiter ADD COLUMN IF NOT EXISTS mode text;      -- NULL: a lock
 ALTER TABLE :"schema".fencing_waiter ADD COLUMN IF NOT EXISTS permits integer;
+ALTER TABLE :"schema".fencing_waiter ADD COLUMN IF NOT EXISTS metadata text;
+ALTER TABLE :"schema".fencing_lock ADD COLUMN IF NOT EXISTS mode text;        -- 'writer', or NULL: a lock
 
 -- Whether a share fits beside those that are held. The calling function has locked the lock's row.
 CREATE OR REPLACE FUNCTION :"schema".fencing_share_fits_v1(p_name text, p_mode text, p_permits integer) RETURNS boolean
@@ -391,7 +374,7 @@ DECLARE
 BEGIN
     SELECT l.owner INTO v_owner FROM fencing_lock l WHERE l.name = p_name AND l.expires_at > v_now;
     IF v_owner IS NULL THEN RETURN true; END IF;
-    IF v_owner <> '' OR p_mode IS NULL THEN RETURN false; END IF;
+    IF v_owner <> '' OR coalesce(p_mode, 'writer') = 'writer' THEN RETURN false; END IF;
     RETURN (
         SELECT coalesce(bool_and(s.mode = p_mode), true) AND (p_mode = 'reader' OR count(*) < p_permits)
           FROM fencing_share s WHERE s.name = p_name AND s.expires_at > v_now
@@ -500,8 +483,9 @@ BEGIN
     END IF;
     DELETE FROM fencing_share s WHERE s.name = p_name AND (s.expires_at <= v_now OR v_shared IS NOT TRUE);
     IF p_channel IS NOT NULL THEN
-        INSERT INTO fencing_waiter (number, name, owner, seen, channel, word, mode, permits)
-            SELECT coalesce(max(number), 0) + 1, p_name, p_owner, v_now, p_channel, p_word, p_mode, p_permits
+        INSERT INTO fencing_waiter (number, name, owner, seen, channel, word, metadata, mode, permits)
+            SELECT coalesce(max(number), 0) + 1, p_name, p_owner, v_now, p_channel, p_word, p_metadata, p_mode,
+                   p_permits
               FROM fencing_waiter WHERE name = p_name
             ON CONFLICT (name, owner) DO UPDATE SET seen = EXCLUDED.seen;
     END IF;
@@ -644,9 +628,10 @@ BEGIN
     RETURN CASE WHEN v_owner IN ('', p_owner) THEN '0' ELSE fencing_refused_v1(p_name) END;
 END $fencing$;
 
--- As fencing_join_v1, for a share.
-CREATE OR REPLACE FUNCTION :"schema".fencing_share_join_v1(
-    p_name text, p_owner text, p_channel text, p_word text, p_mode text, p_permits integer
+-- Join the end of the line, unless the owner holds the lock or a share. An owner that waits already keeps its place and
+-- gets the new channel and ticket.
+CREATE OR REPLACE FUNCTION :"schema".fencing_join_v2(
+    p_name text, p_owner text, p_channel text, p_word text, p_metadata text, p_mode text, p_permits integer
 ) RETURNS boolean LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
 DECLARE
@@ -655,12 +640,13 @@ BEGIN
     PERFORM fencing_check_v1();
     PERFORM set_config('synchronous_commit', 'off', true);
     SELECT * INTO v_row FROM fencing_row_v1(p_name);
-    IF v_row.owner = '' AND EXISTS (
+    IF v_row.owner = p_owner AND v_row.expires_at > clock_timestamp() OR v_row.owner = '' AND EXISTS (
         SELECT FROM fencing_share s
          WHERE s.name = p_name AND s.owner = p_owner AND s.expires_at > clock_timestamp()
     ) THEN RETURN false; END IF;
-    INSERT INTO fencing_waiter (number, name, owner, seen, channel, word, mode, permits)
-        SELECT coalesce(max(number), 0) + 1, p_name, p_owner, clock_timestamp(), p_channel, p_word, p_mode, p_permits
+    INSERT INTO fencing_waiter (number, name, owner, seen, channel, word, metadata, mode, permits)
+        SELECT coalesce(max(number), 0) + 1, p_name, p_owner, clock_timestamp(), p_channel, p_word, p_metadata, p_mode,
+               p_permits
           FROM fencing_waiter WHERE name = p_name
         ON CONFLICT (name, owner) DO UPDATE
         SET seen = EXCLUDED.seen, channel = EXCLUDED.channel, word = EXCLUDED.word;
@@ -715,12 +701,12 @@ BEGIN
     PERFORM fencing_check_v1();
     RETURN (
         WITH taken AS (
-            SELECT l.name, l.owner, l.token, l.expires_at, l.metadata FROM fencing_lock l
+            SELECT l.name, l.owner, l.token, l.expires_at, l.metadata, l.mode FROM fencing_lock l
              WHERE l.name = ANY (p_names) AND l.owner IS NOT NULL AND l.expires_at > v_now
         ), holder AS (
             SELECT t.name, t.owner, t.token,
                    greatest(extract(epoch FROM t.expires_at - clock_timestamp()), 0)::double precision AS left,
-                   t.metadata, 'lock' AS mode, NULL AS permits, NULL AS permit
+                   t.metadata, coalesce(t.mode, 'lock') AS mode, NULL AS permits, NULL AS permit
               FROM taken t WHERE t.owner <> ''
             UNION ALL
             SELECT s.name, s.owner, s.token,
@@ -792,7 +778,7 @@ BEGIN
     PERFORM fencing_check_v1();
     RETURN (
         SELECT json_agg(json_build_object(
-                   'owner', w.owner, 'mode', w.mode, 'permits', w.permits,
+                   'owner', w.owner, 'mode', w.mode, 'permits', w.permits, 'metadata', w.metadata,
                    'waiting', extract(epoch FROM v_now - w.since)::double precision
                ) ORDER BY w.number)
           FROM fencing_waiter w WHERE w.name = p_name
@@ -855,10 +841,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, :"schema", pg_temp AS $fencing
       LEFT JOIN fencing_revoked r ON r.name = c.name AND r.owner = c.owner
 $fencing$;
 
--- As fencing_acquire_v1, which decides unless the lock is free, its line is empty and its row can be locked at once.
-CREATE OR REPLACE FUNCTION :"schema".fencing_acquire_v2(
+-- As fencing_acquire_v3, which decides unless the lock is free, its line is empty and its row can be locked at once.
+CREATE OR REPLACE FUNCTION :"schema".fencing_acquire_v4(
     p_name text, p_owner text, p_micros bigint, p_metadata text, p_hybrid boolean, p_channel text, p_word text,
-    OUT granted bigint, OUT seconds_left double precision
+    p_mode text, OUT granted bigint, OUT seconds_left double precision
 )
 LANGUAGE plpgsql AS $fencing$
 BEGIN
@@ -874,7 +860,7 @@ BEGIN
             FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             UPDATE :"schema".fencing_lock l
-               SET owner = p_owner, metadata = p_metadata,
+               SET owner = p_owner, metadata = p_metadata, mode = p_mode,
                    token = greatest(l.token OPERATOR(pg_catalog.+) 1, CASE WHEN p_hybrid THEN
                        (extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint END),
                    expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+)
@@ -889,8 +875,8 @@ BEGIN
             IF granted IS NOT NULL THEN RETURN; END IF;
         END IF;
     END IF;
-    SELECT a.granted, a.seconds_left INTO granted, seconds_left FROM :"schema".fencing_acquire_v1(
-        p_name, p_owner, p_micros, p_metadata, p_hybrid, p_channel, p_word
+    SELECT a.granted, a.seconds_left INTO granted, seconds_left FROM :"schema".fencing_acquire_v3(
+        p_name, p_owner, p_micros, p_metadata, p_hybrid, p_channel, p_word, p_mode
     ) a;
 END $fencing$;
 

@@ -81,11 +81,8 @@ class PostgresqlWaiters:
         try:
             self._listener.open()
             waiter.channel = self._listener.channel
-            arguments = (claim.name, claim.owner, waiter.channel, waiter.ticket)
-            if claim.mode.shared:
-                await self._connection.ask(self._requests.join_for_share, (*arguments, *mode_arguments(claim.mode)))
-            else:
-                await self._connection.ask(self._requests.join, arguments)
+            arguments = (claim.name, claim.owner, waiter.channel, waiter.ticket, claim.metadata)
+            await self._connection.ask(self._requests.join, (*arguments, *mode_arguments(claim.mode)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LISTEN_PATIENCE):
                     await self._listener.tried()

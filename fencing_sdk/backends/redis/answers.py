@@ -6,10 +6,11 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, Grant, Holder, Permit, Renewal, holder_of
+from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, WRITER, Grant, Holder, Permit, Renewal, holder_of
 from fencing_sdk.backends._shared.lock_table import age_of
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Reply, ReplyError
+from fencing_sdk.backends.redis.keys import WRITES
 
 NO_HOLDER = holder_of("")
 """The digest of the owner that the lease of a shared name has."""
@@ -99,13 +100,14 @@ def read_holder(name: str, reply: Reply) -> Holder | None:
     remaining, now = _seconds(left), _micros(micros)
     try:
         owner, number, metadata = (lease if isinstance(lease, bytes) else b"").decode().split("\0", 2)
-        token = read_token(number.encode())
+        token, text = read_token(number.encode()), metadata.removeprefix(WRITES)
         return Holder(
             name,
             token,
             holder_of(owner),
             math.inf if remaining is None else remaining,
-            metadata[1:] if metadata else None,
+            text[1:] if text else None,
+            LOCK if text == metadata else WRITER,
             held_for=age_of(token, LOCK, now),
         )
     except ValueError:

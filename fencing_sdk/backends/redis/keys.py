@@ -1,7 +1,7 @@
 """
 The keys of a lock, all of them in one slot of a Redis Cluster.
 
-    {fencing:invoices/42}:l    the lease: owner NUL token NUL, then '=' and the metadata if there is any
+    {fencing:invoices/42}:l    the lease: owner NUL token NUL, 'w' if it is a writer's, then '=' and metadata, if any
     {fencing:invoices/42}:t    the last token granted
     {fencing:invoices/42}:q    the line: the owners that wait, in the order of arrival
     {fencing:invoices/42}:w    the line: the last sign of life of each owner, and what a grant and a message need
@@ -23,6 +23,8 @@ from fencing_sdk.errors import ConfigurationError
 
 DEFAULT_PREFIX = "fencing"
 LEASE = ":l"
+WRITES = "w"
+"""What stands in a lease before the metadata if its owner is a writer."""
 _ESCAPED = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
 _GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]"})
 """What has a meaning in the pattern of SCAN."""

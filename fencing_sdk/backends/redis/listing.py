@@ -175,10 +175,8 @@ def _read_listed(name: str, lock: Reply) -> list[Holder]:
 
 def _read_waiter(owner: Reply, sign: Reply, *, shares: bool) -> list[Waiting]:
     """Read one waiter; nothing if it has gone without leaving. When it came is not kept."""
-    if shares:
-        mode, metadata = _share_mode(_text(sign).split(" ")), ""
-    else:
-        mode, metadata = LOCK, _text(sign).partition("\0")[2]
+    said, _, metadata = _text(sign).partition("\0")
+    mode = _share_mode(said.split(" ")) if shares else LOCK
     if not sign:
         return []
     return [Waiting(holder_of(_text(owner)), mode, None, metadata[1:] if metadata else None)]

@@ -9,11 +9,13 @@ from typing import NamedTuple
 from fencing_sdk._values.claim import (
     LOCK,
     READER,
+    WRITER,
     Claim,
     Permit,
 )
 from fencing_sdk.backends._shared.option_values import read_hybrid, read_switch
 from fencing_sdk.backends.redis.keys import (
+    WRITES,
     RedisKeys,
     lease_key,
     line_keys,
@@ -117,7 +119,8 @@ class RedisRequests:
     def acquire(self, claim: Claim) -> ScriptCall:
         """Ask for a grant; the reply is the token, or the milliseconds until another try makes sense."""
         keys = self._all_keys(claim.name)
-        arguments = (claim.owner, milliseconds(claim.ttl), stored(claim.metadata), *self._options)
+        metadata = stored(claim.metadata) if claim.mode != WRITER else f"{WRITES}{stored(claim.metadata)}"
+        arguments = (claim.owner, milliseconds(claim.ttl), metadata, *self._options)
         if claim.mode != LOCK:
             return self._acquire_share(claim, arguments)
         return ScriptCall(ACQUIRE, keys, arguments, self.replicas, follow=keys[:1])
@@ -192,7 +195,7 @@ class RedisRequests:
         """Join the line of shares; the server then wakes the waiter by *command* with *ticket* on *channel*."""
         if claim.mode.shared:
             command = f"{command}/{claim.mode.word}/{_permits(claim)}"
-        arguments = (claim.owner, command, channel, ticket)
+        arguments = (claim.owner, command, channel, ticket, stored(claim.metadata))
         return ScriptCall(JOIN_SHARE_LINE, self._share_keys(claim)[:3], arguments, untracked=True)
 
     def leave_share_line(self, claim: Claim) -> ScriptCall:

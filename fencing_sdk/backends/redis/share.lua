@@ -95,7 +95,7 @@ local function open_to_readers(q, w, after)
     behind = #part == 2 * size
     for i = 1, #part, 2 do
       local sign = redis.call('HGET', w, part[i]) or ''
-      local command, channel, ticket = string.match(sign, '^%d+ (S?PUBLISH)/reader/%d+ (.+) (%d+)$')
+      local command, channel, ticket = string.match(sign, '^%d+ (S?PUBLISH)/reader/%d+ (%Z+) (%d+)')
       if not command then
         behind = false
         break

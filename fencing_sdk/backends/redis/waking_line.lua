@@ -1,6 +1,7 @@
 -- A line whose head is woken, and asks: that of shares, and that of a node of a quorum.
 --   q  sorted set: owner -> number of arrival
---   w  hash: owner -> "MILLISECONDS COMMAND CHANNEL TICKET": its last sign of life, and the message that wakes it.
+--   w  hash: owner -> "MILLISECONDS COMMAND CHANNEL TICKET NUL METADATA": its last sign of life, and the message that
+--      wakes it. The line of a quorum has no metadata.
 --      The command of a waiter for a share is followed by its mode and the number of permits: "PUBLISH/permit/4".
 --      '' -> a number of arrival, with which share.lua notes something else
 
@@ -30,7 +31,7 @@ local function head_of_line(q, w, now)
     local head = redis.call('ZRANGE', q, 0, 0)[1]
     if not head then return nil end
     local sign = redis.call('HGET', w, head)
-    local fields = {string.match(sign or '', '^(%d+) (%S+) (.+) (%d+)$')}
+    local fields = {string.match(sign or '', '^(%d+) (%S+) (%Z+) (%d+)')}
     local left = (tonumber(fields[1]) or 0) + LINE_TTL - now
     -- A sign of life further in the future than that is from a clock that was set back, or another master's clock.
     if left > 0 and left <= 2 * LINE_TTL then return head, fields, left end

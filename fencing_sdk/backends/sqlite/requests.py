@@ -21,7 +21,7 @@ from fencing_sdk.backends._shared.lock_table import LINE_POLL, TokenSource, age_
 from fencing_sdk.backends.sqlite.connection.file import LockFile
 from fencing_sdk.backends.sqlite.errors import BACKEND
 from fencing_sdk.backends.sqlite.signs_of_life import SignsOfLife
-from fencing_sdk.backends.sqlite.waiter_rows import SECOND, TOLERANCE, LivingWaiter, WaiterRows
+from fencing_sdk.backends.sqlite.waiter_rows import SECOND, TOLERANCE, LivingWaiter, WaiterRows, mode_of
 from fencing_sdk.backends.sqlite.wakeup_socket import WakeupAddress, send_wakeup
 from fencing_sdk.errors import BackendRefusedError
 
@@ -34,6 +34,7 @@ class LockRow:
     token: int
     expires: int
     metadata: str | None
+    mode: str
 
 
 class LockRows:
@@ -166,13 +167,15 @@ class LockRows:
             holder=holder_of(row.owner),
             remaining=(row.expires - now) / SECOND,
             metadata=row.metadata,
+            mode=mode_of(row.mode, None),
             held_for=age_of(row.token, LOCK, wall_micros()),
             waiters=self._waiters.count(name, now),
         )
 
     def _living(self, name: str, now: int) -> LockRow | None:
         found = self._file.execute(
-            "SELECT owner, token, expires, metadata, boot, renewed FROM fencing_lock WHERE name = :name", name=name
+            "SELECT owner, token, expires, metadata, mode, boot, renewed FROM fencing_lock WHERE name = :name",
+            name=name,
         ).fetchone()
         if found is None:
             return None
@@ -183,8 +186,8 @@ class LockRows:
     def _grant(self, claim: Claim, now: int) -> Grant:
         token = self._draw_token()
         self._file.execute(
-            "INSERT OR REPLACE INTO fencing_lock (name, owner, token, boot, renewed, expires, metadata)"
-            " VALUES (:name, :owner, :token, :boot, :now, :expires, :metadata)",
+            "INSERT OR REPLACE INTO fencing_lock (name, owner, token, boot, renewed, expires, metadata, mode)"
+            " VALUES (:name, :owner, :token, :boot, :now, :expires, :metadata, :mode)",
             name=claim.name,
             owner=claim.owner,
             token=token,
@@ -192,6 +195,7 @@ class LockRows:
             now=now,
             expires=expiry(claim, now),
             metadata=claim.metadata,
+            mode=claim.mode.word,
         )
         self._waiters.drop(claim.name, claim.owner)
         return Grant(token)

@@ -10,7 +10,8 @@ CREATE TABLE IF NOT EXISTS fencing_lock (
     boot     TEXT NOT NULL,
     renewed  INTEGER NOT NULL,
     expires  INTEGER NOT NULL,
-    metadata TEXT
+    metadata TEXT,
+    mode     TEXT NOT NULL DEFAULT 'lock'  -- or 'writer'
 ) WITHOUT ROWID;
 
 -- Permits and readers. While a name has any, its row in fencing_lock has the owner '' and ends with the last of them.

@@ -9,8 +9,8 @@ from typing import Protocol
 import pytest
 
 from fencing_sdk._client import LockClient
-from fencing_sdk._values.claim import READER, Claim, Holder, Permit, Renewal, Revoked, Waiting
-from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking, SupportsShares
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Holder, Permit, Renewal, Revoked, Waiting
+from fencing_sdk.abc import Backend, SupportsListing, SupportsQueue, SupportsRevoking, SupportsShares
 from fencing_sdk.errors import LeaseLostError, LossReason
 from fencing_sdk.testing._powers import needs
 from fencing_sdk.testing.backend_promises.backend_under_test import NAME, BackendUnderTest, Reopen
@@ -145,6 +145,26 @@ class ListingPromises(BackendUnderTest):
         found = await self.listed(backend)
         assert sorted(holder.permit for holder in found if holder.permit is not None) == [0, 1, 2]
         assert {holder.metadata for holder in found if holder.mode == READER} == {"0", "1", "2"}
+
+    @needs("lists", "shares", "queues")
+    async def test_holders_and_waiters_are_shown_in_their_modes_with_their_metadata(
+        self, backend: SharesAreListed
+    ) -> None:
+        """A writer is no lock, whether it holds or waits; so an operator sees who holds up whom, and why."""
+        assert isinstance(backend, SupportsQueue)
+        modes = [LOCK, WRITER, READER, Permit(2)]
+        for mode in modes:
+            name = f"held/{mode.word}"
+            await self.granted(backend, Claim(name, 60.0, metadata="holds", mode=mode))
+            shown = await backend.inspect(name)
+            assert shown is not None
+            for holder in (shown, *await backend.holders(name), *await self.listed(backend, name)):
+                assert (holder.mode, holder.metadata) == (mode, "holds")
+        await self.granted(backend, self.claim())
+        for mode in modes:
+            async with backend.queue(Claim(NAME, 60.0, metadata="waits", mode=mode)):
+                (waiter,) = await self.line(backend, 1)
+                assert (waiter.mode, waiter.metadata) == (mode, "waits")
 
 
 class RevokingPromises(BackendUnderTest):
