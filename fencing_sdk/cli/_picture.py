@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -72,12 +73,15 @@ class _TextRow:
     """Keeps the texts of one row apart."""
 
     taken: list[tuple[float, float]] = field(default_factory=list)
+    """In their order."""
 
     def take(self, left: float, right: float) -> bool:
         """Reserve a stretch; False when another text is there."""
-        if any(left < end and start < right for start, end in self.taken):
+        place = bisect_left(self.taken, (left, right))
+        before, after = self.taken[max(place - 1, 0) : place], self.taken[place : place + 1]
+        if any(left < end and start < right for start, end in (*before, *after)):
             return False
-        self.taken.append((left, right))
+        self.taken.insert(place, (left, right))
         return True
 
 
@@ -99,6 +103,9 @@ class _Panel:
         self._scale = scale
         tokens = sorted({lease.token for lease in story.leases})
         self._colours = {token: TOKENS[index % len(TOKENS)] for index, token in enumerate(tokens)}
+        self._accesses: dict[str, list[DrawnAccess]] = {resource: [] for resource in story.resources}
+        for access in story.accesses:
+            self._accesses[access.resource].append(access)
         self._captions = {resource: self._arrange(resource) for resource in story.resources}
         self._middle: dict[Lane, float] = {}
         self._top = float(_HEAD if story.title or story.outcome else _HEAD_WITHOUT_TITLE)
@@ -142,8 +149,10 @@ class _Panel:
     def _arrange(self, resource: str) -> list[_Caption]:
         """Find a row for each caption; what must not be missing comes first, what has no room is left out."""
         rows = [_TextRow() for _ in range(_MOST_ROWS)]
-        accesses = [access for access in self._story.accesses if access.resource == resource]
-        placed = [self._place(access, rows) for access in sorted(accesses, key=lambda one: (not _telling(one), one.at))]
+        placed = [
+            self._place(access, rows)
+            for access in sorted(self._accesses[resource], key=lambda one: (not _telling(one), one.at))
+        ]
         return [caption for caption in placed if caption is not None]
 
     def _place(self, access: DrawnAccess, rows: Sequence[_TextRow]) -> _Caption | None:
@@ -247,11 +256,10 @@ class _Panel:
         y = self._middle["storage", resource]
         end = self._x(self._story.end)
         add(panel, "line", x1=_LEFT, x2=end, y1=y, y2=y, stroke=FAINT, stroke_width=1.5)
-        for access in self._story.accesses:
-            if access.resource == resource:
-                sign = draw_sign(panel, sign_of(access), self._x(access.at), y)
-                said = " ".join(part for part in _words(access) if part)
-                title(sign, f"{access.lane}, token {access.token}, at {self._seconds(access.at)}: {said}")
+        for access in self._accesses[resource]:
+            sign = draw_sign(panel, sign_of(access), self._x(access.at), y)
+            said = " ".join(part for part in _words(access) if part)
+            title(sign, f"{access.lane}, token {access.token}, at {self._seconds(access.at)}: {said}")
         for caption in self._captions[resource]:
             top = y + 27 + caption.row * _CAPTION
             text(panel, caption.x, top, caption.lines[0], fill=colour_of(caption.access), weight=600, anchor="middle")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
 
 from fencing_sdk._values.claim import TOKEN_LIMIT
 from fencing_sdk.errors import ConfigurationError, shown
@@ -24,30 +28,37 @@ class PlacedLine(Line):
         self.where = where
 
 
+_SHOW_EVERY = 500
+"""Lines after which the progress is shown anew."""
 _SECONDS_LIMIT = 2**53
 """Seconds from which on a moment is no moment any more; far below, sums and differences stay finite."""
 
 
 def read_recording(paths: Sequence[Path]) -> list[Line]:
     """
-    Read the lines of recordings made on one machine, in order of time.
+    Read the lines of recordings made on one machine, in order of time. A terminal shows how far that is.
 
     Raises:
         ConfigurationError: a file cannot be read, or a line is not an event.
     """
+    console = Console(stderr=True)
     lines: list[Line] = []
-    for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            msg = f"cannot read {shown(str(path))}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
-            raise ConfigurationError(msg) from error
-        lines += [parse_line(raw, f"line {number} of {shown(str(path))}") for number, raw in _numbered(text)]
-    return sorted(lines, key=lambda line: float(line["t"]))
-
-
-def _numbered(text: str) -> Iterable[tuple[int, str]]:
-    return ((number, raw) for number, raw in enumerate(text.split("\n"), start=1) if raw.strip())
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        for path in paths:
+            try:
+                size = path.stat().st_size
+                with path.open("rb") as file:
+                    task = progress.add_task(f"reading {escape(shown(path.name))}", total=size)
+                    for number, raw in enumerate(file, start=1):
+                        if text := raw.decode().strip():
+                            lines.append(parse_line(text, f"line {number} of {shown(str(path))}"))
+                        if number % _SHOW_EVERY == 0:
+                            progress.update(task, completed=file.tell())
+            except (OSError, UnicodeDecodeError) as error:
+                msg = f"cannot read {shown(str(path))}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
+                raise ConfigurationError(msg) from error
+    lines.sort(key=lambda line: float(line["t"]))
+    return lines
 
 
 def parse_line(raw: str | bytes, where: str) -> Line:

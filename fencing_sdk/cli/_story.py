@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 
 from fencing_sdk.cli._recording_lines import Line, incomplete, read_seconds, read_token
 from fencing_sdk.errors import LossReason
@@ -110,8 +110,9 @@ class Story:
     def handed_on(self, lease: DrawnLease) -> float:
         """The moment the store's grant behind *lease* ended."""
         grants = self.grants[lease.lock]
-        after = islice(grants, bisect_right(grants, (lease.start, math.inf)), None)
-        later = next((start for start, token in after if token != lease.token), math.inf)  # no fellow reader
+        after = range(bisect_right(grants, (lease.start, math.inf)), len(grants))
+        others = (grants[place][0] for place in after if grants[place][1] != lease.token)  # no fellow reader
+        later = next(others, math.inf)
         ends: list[float] = [lease.expires, later, *(lease.ends if lease.known_to_store else [])]
         return min(ends)
 
@@ -144,6 +145,10 @@ class _StoryTeller:
         self._story = Story()
         self._leases: dict[tuple[str, str, int], DrawnLease] = {}
         self._written: dict[str, int] = {}  # the highest token of an accepted write, by resource
+        self._open_waits: dict[tuple[str, str, str], deque[Span]] = {}
+        self._frozen: dict[str, list[Span]] = {}
+        self._noted: set[tuple[int, str]] = set()
+        self._held: set[str] = set()
         self.told = False
 
     def add(self, line: Line) -> None:
@@ -173,7 +178,7 @@ class _StoryTeller:
         self.told = True
         self._story.start = min(self._story.start, at)
         self._story.end = max(self._story.end, at)
-        _note(self._story.lanes, lane)
+        self._note(self._story.lanes, lane)
         return at
 
     def _on_run(self, line: Line, _lane: str) -> None:
@@ -184,8 +189,10 @@ class _StoryTeller:
 
     def _on_acquiring(self, line: Line, lane: str) -> None:
         lock = str(line["name"])
-        _note(self._story.locks, lock)
-        self._story.waits.append(Span(lane, self._at(line, lane), lock, holder=str(line.get("holder", ""))))
+        self._note(self._story.locks, lock)
+        wait = Span(lane, self._at(line, lane), lock, holder=str(line.get("holder", "")))
+        self._story.waits.append(wait)
+        self._open_waits.setdefault((lane, lock, wait.holder), deque()).append(wait)
 
     def _on_not_acquired(self, line: Line, lane: str) -> None:
         self._end_wait(line, lane, self._at(line, lane))
@@ -197,17 +204,19 @@ class _StoryTeller:
         self._end_wait(line, lane, at)
         lease = DrawnLease(lane, lock, token, at, ttl, deadline=read_seconds(line, "deadline"), expires=at + ttl)
         self._story.leases.append(lease)
+        self._held.add(lock)
         self._leases[lane, name, token] = lease
 
     def _lane_of(self, name: str, permit: object) -> str:
         """The lane of a grant: each permit has one of its own, in the place of the one of their name."""
         if not isinstance(permit, int):
-            _note(self._story.locks, name)
+            self._note(self._story.locks, name)
             return name
         lane, lanes = f"{name} #{permit}", self._story.locks
-        if name in lanes and not any(lease.lock == name for lease in self._story.leases):
+        if (id(lanes), name) in self._noted and name not in self._held:
+            self._noted.remove((id(lanes), name))
             lanes.remove(name)
-        _note(lanes, lane)
+        self._note(lanes, lane)
         return lane
 
     def _on_renewed(self, line: Line, lane: str) -> None:
@@ -228,13 +237,14 @@ class _StoryTeller:
             lease.released = at
 
     def _on_frozen(self, line: Line, lane: str) -> None:
-        self._story.freezes.append(Span(lane, self._at(line, lane)))
+        freeze = Span(lane, self._at(line, lane))
+        self._story.freezes.append(freeze)
+        self._frozen.setdefault(lane, []).append(freeze)
 
     def _on_resumed(self, line: Line, lane: str) -> None:
         at = self._at(line, lane)
-        for freeze in self._story.freezes:
-            if freeze.lane == lane and freeze.end is None:
-                freeze.end = at
+        for freeze in self._frozen.pop(lane, ()):
+            freeze.end = at
 
     def _on_fence_raised(self, line: Line, lane: str) -> None:
         self._access(line, lane, "fence")
@@ -257,7 +267,7 @@ class _StoryTeller:
 
     def _access(self, line: Line, lane: str, kind: str, *, stale: bool = False, fence: int | None = None) -> None:
         resource, token = str(line["resource"]), read_token(line, "token")
-        _note(self._story.resources, resource)
+        self._note(self._story.resources, resource)
         access = DrawnAccess(kind, lane, resource, self._at(line, lane), token, fence, str(line.get("text", "")), stale)
         self._story.accesses.append(access)
 
@@ -266,13 +276,13 @@ class _StoryTeller:
         return self._leases.get((lane, str(line["name"]), read_token(line, "token")))
 
     def _end_wait(self, line: Line, lane: str, at: float) -> None:
-        ended = (lane, str(line["name"]), str(line.get("holder", "")), None)
-        for wait in self._story.waits:
-            if (wait.lane, wait.lock, wait.holder, wait.end) == ended:
-                wait.end = at
-                return
+        key = lane, str(line["name"]), str(line.get("holder", ""))
+        if waits := self._open_waits.get(key):
+            waits.popleft().end = at
+            if not waits:
+                del self._open_waits[key]
 
-
-def _note(names: list[str], name: str) -> None:
-    if name not in names:
-        names.append(name)
+    def _note(self, names: list[str], name: str) -> None:
+        if (id(names), name) not in self._noted:
+            self._noted.add((id(names), name))
+            names.append(name)

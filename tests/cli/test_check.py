@@ -4,17 +4,26 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from operations import operations
+from terminal import Open, at_a_terminal
 
 from fencing_sdk import LockClient
 from fencing_sdk._recording import Recorder
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.cli._app import run_app
+from fencing_sdk.cli._picture import draw
+from fencing_sdk.cli._story import tell
 from fencing_sdk.errors import shown
+from fencing_sdk.testing import history
 from tests.simulation.play import play
 from tests.simulation.script import write_script
+
+__all__ = ["at_a_terminal"]
 
 
 def recorded(folder: Path, *, holders: int = 30) -> Path:
@@ -159,3 +168,40 @@ def test_names_in_a_recording_cannot_reach_the_terminal_as_commands(tmp_path: Pa
 def test_checking_needs_no_pytest(tmp_path: Path):
     code = "import sys; import fencing_sdk.cli.check; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def eventful(count: int) -> list[dict[str, object]]:
+    """A recording of so many acquisitions by eight processes, with everything in it that grows with it."""
+    lines: list[dict[str, object]] = []
+    for number in range(count):
+        actor, name = f"worker {number % 8}", f"seats/{number % (count // 4)}"
+        lease = {"actor": actor, "name": name, "holder": f"h{number}", "token": number}
+        write = {"actor": actor, "resource": name, "holder": f"h{number}"}
+        kinds: list[dict[str, object]] = [
+            {"kind": "acquiring", **lease},
+            {"kind": "acquired", **lease, "ttl": 10, "deadline": number + 8, **({"permit": 0} if number % 2 else {})},
+            {"kind": "entered", **lease, "fences": [name]},
+            {"kind": "read", "actor": actor, "token": number, "resource": name},
+            {"kind": "write_accepted", **write, "token": number},
+            {"kind": "write_refused", **write, "token": number // 2, "fence": number},
+            {"kind": "frozen", "actor": f"frozen {number}"},
+            {"kind": "resumed", "actor": f"frozen {number}"},
+            {"kind": "released", **lease},
+        ]
+        lines += [{"t": number + place / 10, **line} for place, line in enumerate(kinds)]
+    return lines
+
+
+@pytest.mark.parametrize(
+    "use", [history.check, tell, lambda lines: draw(tell(lines))], ids=["check", "story", "picture"]
+)
+def test_twice_the_recording_is_twice_the_work(use: Callable[[list[dict[str, object]]], object]):
+    once, twice = (operations(partial(use, eventful(count))) for count in (80, 160))
+    assert twice < 2.3 * once
+
+
+def test_a_terminal_shows_how_far_the_reading_is_from_the_first_line_on(tmp_path: Path, at_a_terminal: Open):
+    path = with_lines(tmp_path / "run.jsonl", *eventful(400))
+    terminal = at_a_terminal("check", str(path), "--least", "1")
+    terminal.shows("reading")
+    terminal.shows("verdict")

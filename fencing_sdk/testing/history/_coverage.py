@@ -8,6 +8,8 @@ its own, and readers that share a token are not each other's.
 
 from __future__ import annotations
 
+import math
+
 from fencing_sdk.testing.history._facts import EXACT, Facts, RecordedLease, StoreGrant
 from fencing_sdk.testing.history._verdict import Report
 
@@ -53,9 +55,8 @@ def _within(facts: Facts, report: Report, lease: RecordedLease, grant: StoreGran
 
 
 def _before_successor(facts: Facts, report: Report, lease: RecordedLease) -> None:
-    later = [other.acquired for other in facts.at(lease.place) if other.token > lease.token]
-    taken = min(later, default=None)
-    if taken is None or any(trouble.what in {"forgot", "stepped", "revoked"} for trouble in facts.troubles):
+    taken = -facts.successors[lease.place].below(-lease.token)
+    if taken == math.inf or facts.store_was_changed:
         return
     report.saw("P2", len(lease.reads))
     for read in lease.reads:

@@ -7,9 +7,12 @@ there must not be repeated here.
 
 from __future__ import annotations
 
+import itertools
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 EXACT = 1e-6
@@ -179,7 +182,7 @@ class Rhythm:
         return 1.4 * self.heartbeat_interval
 
 
-@dataclass(slots=True)
+@dataclass
 class Facts:
     """Everything that one run tells."""
 
@@ -205,25 +208,100 @@ class Facts:
     def troubled(self, actor: str, start: float, end: float, kinds: Iterable[str] = ("frozen", "stalled")) -> bool:
         """Whether *actor* was disturbed between *start* and *end*."""
         return any(
-            trouble.what in kinds
-            and trouble.actor in {"", actor}
-            and trouble.start <= end + EXACT
-            and trouble.end >= start - EXACT
-            for trouble in self.troubles
+            trouble.what in kinds and trouble.start <= end + EXACT and trouble.end >= start - EXACT
+            for trouble in (*self.troubles_of.get("", ()), *(self.troubles_of.get(actor, ()) if actor else ()))
         )
 
-    def at(self, place: str) -> list[RecordedLease]:
-        """The leases of one lock or permit, as they were acquired."""
-        return [lease for lease in self.leases if lease.place == place]
+    @cached_property
+    def troubles_of(self) -> dict[str, list[Trouble]]:
+        """The faults by the actor that they met."""
+        found: dict[str, list[Trouble]] = {}
+        for trouble in self.troubles:
+            found.setdefault(trouble.actor, []).append(trouble)
+        return found
+
+    @cached_property
+    def store_was_changed(self) -> bool:
+        """Whether the store itself forgot, was stepped, or revoked a grant: then later grants prove less."""
+        return any(trouble.what in {"forgot", "stepped", "revoked"} for trouble in self.troubles)
 
     def of(self, name: str) -> list[RecordedLease]:
         """The leases of one lock, as they were acquired."""
-        return [lease for lease in self.leases if lease.name == name]
+        return self.by_name.get(name, [])
+
+    @cached_property
+    def by_name(self) -> dict[str, list[RecordedLease]]:
+        """The leases of every lock, in order of appearance. Asked for when the last line was read."""
+        found: dict[str, list[RecordedLease]] = {}
+        for lease in self.leases:
+            found.setdefault(lease.name, []).append(lease)
+        return found
+
+    @cached_property
+    def successors(self) -> dict[str, Maxima]:
+        """By place: when a lease with a higher token was acquired first."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for lease in self.leases:
+            found.setdefault(lease.place, []).append((-lease.token, -lease.acquired))
+        return {place: Maxima(pairs) for place, pairs in found.items()}
+
+    @cached_property
+    def entries(self) -> dict[str, list[tuple[float, float]]]:
+        """By resource: when a lease was entered that raises its fence, and its token."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for lease in self.leases:
+            for resource in lease.fences if lease.entered is not None else ():
+                found.setdefault(resource, []).append((lease.entered or 0.0, lease.token))
+        return found
+
+    @cached_property
+    def given(self) -> dict[int, list[tuple[str, float]]]:
+        """By token: who was given it, and when at the earliest."""
+        found: dict[int, list[tuple[str, float]]] = {}
+        for lease in self.leases:
+            found.setdefault(lease.token, []).append((lease.holder, lease.asked))
+        for grant in self.grants:
+            found.setdefault(grant.token, []).append((grant.holder, grant.start))
+        return found
+
+    @cached_property
+    def given_by(self) -> Maxima:
+        """When each token was given at the earliest."""
+        return Maxima((since, token) for token, holders in self.given.items() for _, since in holders)
+
+    @cached_property
+    def shares(self) -> dict[int, list[RecordedLease]]:
+        """By token: the permits, readers and writers that had it."""
+        found: dict[int, list[RecordedLease]] = {}
+        for lease in self.leases:
+            if lease.mode != "lock":
+                found.setdefault(lease.token, []).append(lease)
+        return found
 
     @property
     def names(self) -> list[str]:
         """Every lock that was held, in order of appearance."""
-        return list(dict.fromkeys(lease.name for lease in self.leases))
+        return list(self.by_name)
+
+
+class Maxima:
+    """The highest second number of all pairs whose first number is below a limit: a search, and no walk."""
+
+    def __init__(self, pairs: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted(pairs)
+        self._firsts = [first for first, _ in ordered]
+        self._highest = list(itertools.accumulate((second for _, second in ordered), max))
+
+    def below(self, limit: float) -> float:
+        """Of the pairs below *limit*; minus infinity if there is none."""
+        return self._upto(bisect_left(self._firsts, limit))
+
+    def until(self, limit: float) -> float:
+        """Of the pairs up to and with *limit*; minus infinity if there is none."""
+        return self._upto(bisect_right(self._firsts, limit))
+
+    def _upto(self, count: int) -> float:
+        return self._highest[count - 1] if count else -math.inf
 
 
 def _place(name: str, permit: int | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from fencing_sdk.testing.history._facts import Facts, RecordedAccess
+from fencing_sdk.testing.history._facts import Facts, Maxima, RecordedAccess
 from fencing_sdk.testing.history._verdict import Report
 
 
@@ -52,30 +52,24 @@ def _before(one: RecordedAccess, other: RecordedAccess, place: dict[int, int]) -
 
 def _raised_at_entry(facts: Facts, resource: str, accesses: list[RecordedAccess], report: Report) -> None:
     """With ``fences`` the old holder is refused from the moment the new one enters, before its first write."""
-    entries = [lease for lease in facts.leases if lease.entered is not None and resource in lease.fences]
+    highest = Maxima((entered, token) for entered, token in facts.entries.get(resource, ()))
     for write in accesses:
         if not (write.accepted and write.write):
             continue
-        for lease in entries:
-            if lease.entered is not None and lease.entered < write.low and write.token < lease.token:
-                text = f"{resource} accepted token {write.token} after {lease.actor} had entered with {lease.token}"
-                report.found("P3", "fence_not_raised", write.high, text)
-                return
+        entered = highest.below(write.low)
+        if write.token < entered:
+            text = f"{resource} accepted token {write.token} after a holder had entered with {entered:.0f}"
+            report.found("P3", "fence_not_raised", write.high, text)
+            return
 
 
 def _newest_admitted(facts: Facts, resource: str, accesses: list[RecordedAccess], report: Report) -> None:
     """A refusal needs a reason: by then a higher token was granted, or the same token to another holder."""
-    given = [(lease.token, lease.holder, lease.asked) for lease in facts.leases]
-    given += [(grant.token, grant.holder, grant.start) for grant in facts.grants]
     for write in accesses:
-        if write.accepted or not write.write:
+        if write.accepted or not write.write or not (alike := facts.given.get(write.token)):
             continue
-        known = any(token == write.token for token, _, _ in given)
-        reason = any(
-            since <= write.high and (token > write.token or (token == write.token and holder != write.holder))
-            for token, holder, since in given
-        )
-        if known and not reason:
+        higher = facts.given_by.until(write.high) > write.token
+        if not higher and not any(since <= write.high and holder != write.holder for holder, since in alike):
             text = f"{resource} refused token {write.token} of {write.actor}, the newest ever granted"
             report.found("P3", "newest_refused", write.high, text)
             return
@@ -83,14 +77,13 @@ def _newest_admitted(facts: Facts, resource: str, accesses: list[RecordedAccess]
 
 def _holders_admitted(facts: Facts, resource: str, accesses: list[RecordedAccess], report: Report) -> None:
     """A permit or a reader that is held is not refused, whatever token those have who hold beside it."""
-    shares = [lease for lease in facts.leases if lease.mode != "lock" and resource in {lease.name, lease.place}]
-    if any(trouble.what in {"forgot", "stepped", "revoked"} for trouble in facts.troubles):
+    if facts.store_was_changed:
         return
     for write in accesses:
         if write.accepted or not write.write:
             continue
-        for lease in shares:
-            alike = lease.token == write.token and (lease.mode == "reader" or lease.holder == write.holder)
+        for lease in facts.shares.get(write.token, ()):
+            alike = resource in {lease.name, lease.place} and (lease.mode == "reader" or lease.holder == write.holder)
             if alike and lease.acquired <= write.low and write.high <= min(lease.over, lease.deadline):
                 text = f"{resource} refused token {write.token} of {write.actor}, which {lease.actor} held"
                 report.found("P3", "holder_refused", write.high, text)

@@ -54,6 +54,7 @@ class _Gatherer:
         self.told = False
         self._leases: dict[tuple[str, str, int], RecordedLease] = {}
         self._by_holder: dict[tuple[str, str], RecordedLease] = {}
+        self._by_token: dict[tuple[str, int], RecordedLease] = {}
         self._grants: dict[tuple[str, str], StoreGrant] = {}
         self._calls: dict[str, RecordedCall] = {}
         self._frozen: dict[str, float] = {}
@@ -84,8 +85,8 @@ class _Gatherer:
             RecordedWait(actor, name, pending.first, None, granted=False)
             for (actor, name, _), pending in self._pending.items()
         ]
+        broken = [trouble for trouble in facts.troubles if trouble.what in {"forgot", "stepped"}]
         for grant in facts.grants:
-            broken = (t for t in facts.troubles if t.what in {"forgot", "stepped"})
             grant.excused |= any(grant.start <= trouble.end and trouble.start <= grant.end for trouble in broken)
         return facts
 
@@ -120,7 +121,7 @@ class _Gatherer:
         lease.max_hold = None if max_hold is None else float(max_hold)
         lease.mode, lease.permit, lease.permits = _mode(line), _number(line, "permit"), _number(line, "permits")
         self.facts.leases.append(lease)
-        self._leases[actor, name, token] = self._by_holder[name, holder] = lease
+        self._leases[actor, name, token] = self._by_holder[name, holder] = self._by_token[actor, token] = lease
 
     def _on_renewed(self, line: Line, at: float, actor: str) -> None:
         if (lease := self._lease(line, actor)) is not None:
@@ -153,8 +154,7 @@ class _Gatherer:
         key = str(line.get("name", line.get("resource"))), str(line.get("holder", ""))
         lease = self._by_holder.get(key)
         if lease is None:
-            mine = [t for t in self.facts.leases if t.actor == actor and t.token == int(line["token"])]
-            lease = mine[-1] if mine else None
+            lease = self._by_token.get((actor, int(line["token"])))
         if lease is not None:
             lease.reads.append(at)
 

@@ -36,7 +36,7 @@ class _State(NamedTuple):
 
 def check_order(facts: Facts, report: Report) -> None:
     """Look for an order of the calls about each lock of a small history."""
-    if any(trouble.what in {"forgot", "stepped", "revoked"} for trouble in facts.troubles):
+    if facts.store_was_changed:
         return
     by_name: dict[str, list[RecordedCall]] = defaultdict(list)
     for call in facts.calls:
