@@ -46,7 +46,7 @@ class LoopOwner:
     @property
     def is_current(self) -> bool:
         """Whether the running loop of this process is the owner: only then what it owns may be used."""
-        return self.in_this_process and self.loop is asyncio.get_running_loop()
+        return self._generation == forks.here() and self.loop is asyncio.get_running_loop()
 
     @property
     def in_this_process(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import anyio
 
@@ -44,13 +44,13 @@ class SteadyScope(anyio.CancelScope):
 
 
 @functools.cache
-def _combined(kind: type) -> type:
+def _combined(kind: type) -> Any:
     return type(kind.__name__, (kind, scope_class()), {})
 
 
 def new_scope(kind: type[S]) -> S:
     """Make a scope of *kind*, to be entered at once by the task that runs."""
-    scope = cast("S", _combined(kind)())  # type: ignore[arg-type]  # a generic class is hashable too
+    scope: S = _combined(kind)()  # type: ignore[arg-type]  # a generic class is hashable too
     task = asyncio.current_task()
     assert task is not None  # what enters a scope runs in a task
     scope._task, scope._before = task, task.cancelling()  # noqa: SLF001  (their one maker)

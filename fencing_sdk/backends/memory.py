@@ -86,10 +86,10 @@ class MemoryBackend:
 
     async def release(self, claim: Claim) -> Renewal | None:
         """See `fencing_sdk.abc.Backend.release`."""
+        self._loop.check(self)
         return self._release(claim)
 
     def _release(self, claim: Claim) -> Renewal | None:
-        self._loop.check(self)
         others_wait = self._table.leave(claim)
         refusal = self._table.release(claim, self._clock.now())
         if others_wait:

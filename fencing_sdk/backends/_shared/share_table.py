@@ -97,6 +97,8 @@ class ShareTable(LockTable):
 
     def release(self, claim: Claim, now: float) -> Renewal | None:
         """See `LockTable.release`."""
+        if not self._shares:
+            return super().release(claim, now)
         self._living(claim.name, now)
         shares = self._shares.get(claim.name)
         if shares is None or shares.pop(claim.owner, None) is None:
