@@ -74,8 +74,12 @@ def lead(locks: SyncLockClient) -> None:
         break
 
 
+def nothing() -> None: ...
+
+
 def job(locks: SyncLockClient) -> None:
-    locks.job("a", at_least_for=0.001)(int)()
+    run = SHARED.setdefault(locks, locks.job("a", at_least_for=0.001)(nothing))
+    run()
 
 
 def locked(locks: SyncLockClient) -> None:
@@ -83,7 +87,7 @@ def locked(locks: SyncLockClient) -> None:
 
 
 SHARED: dict[SyncLockClient, Any] = {}
-SHAPES = [enter, shared, fail, handle, several, permit, interrupting, lead, locked]
+SHAPES = [enter, shared, fail, handle, several, permit, interrupting, lead, job, locked]
 
 
 class Steps:
