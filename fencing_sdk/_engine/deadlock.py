@@ -34,9 +34,11 @@ def doubt_about(terms: Terms, keeper: Keeper) -> Doubt | None:
     Raises:
         UsageError: this task holds the lock itself, or the thread that waits for it does.
     """
+    thread = waiting_thread()
+    if thread is not None and not (thread.inside or thread.runs_a_loop or held_here()):
+        return None  # as for nearly every thread
     if not _may_wait_for_itself(terms):
         return None
-    thread = waiting_thread()
     if thread is not None:
         for lease in tuple(thread.inside):
             if _is_on(lease, terms, keeper):

@@ -93,8 +93,10 @@ class Block:
                 self._leave(self.held, None, raised, None)
             else:
                 self._leave_all(raised)
-        finally:
+        except BaseException:
             self.drop()
+            raise
+        self._end()
 
     def _leave_all(self, raised: BaseException | None) -> None:
         blocks = contextlib.ExitStack()  # each lease sees what the one inside it raised
@@ -114,6 +116,9 @@ class Block:
         for lease in self.leases():
             lease._let_go()  # noqa: SLF001
             self._forget(lease)
+        self._end()
+
+    def _end(self) -> None:
         if self.ending is not None:
             self.ending()
         if self in self._among:
