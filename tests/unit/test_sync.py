@@ -1151,7 +1151,7 @@ def test_a_thousand_threads_are_served_in_the_order_of_their_arrival(locks, even
 def test_a_client_is_made_of_a_client():
     locks = SyncLockClient(LockClient(MemoryBackend()))
     with locks, locks.lock("a") as lease:
-        assert repr(locks) == "<SyncLockClient on MemoryBackend, open, 1 leases>"
+        assert repr(locks) == "<SyncLockClient on MemoryBackend, open, 1 lease>"
         assert repr(lease).startswith("<Lease 'a' token=")
     assert repr(locks.lock("a", ttl=3)) == "<SyncLock 'a' ttl=3>"
     assert repr(locks.semaphore("a", permits=3)) == "<SyncSemaphore 'a' permits=3 ttl=15>"

@@ -146,8 +146,9 @@ def test_a_term_is_entered_once(locks):
         break
 
 
-def test_a_candidate_whose_client_closes_is_told_and_leaves_the_line(locks, store):
-    with connect(store) as other, other.lock("a"), ThreadPoolExecutor(1) as pool:
+def test_a_candidate_whose_client_closes_is_told_and_leaves_the_line(tmp_path):
+    url = f"sqlite:///{tmp_path}/locks.db"
+    with connect(url) as locks, connect(url) as other, other.lock("a"), ThreadPoolExecutor(1) as pool:
         candidate = pool.submit(lambda: next(iter(locks.election("a"))))
         wait_until(lambda: len(other.waiters("a")) == 1, within=PATIENCE)
         locks.close()
