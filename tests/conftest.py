@@ -87,9 +87,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @functools.cache
 def _asks_for_a_server(function: Callable[..., object]) -> bool:
-    """Whether *function* calls one of the functions that skip a test where a server's program is missing."""
+    """Whether *function* calls a function that skips a test where a server's program is missing, or may ask for one."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return code is not None and any(name.partition("_")[0] == "require" for name in code.co_names)
+    if code is None:
+        return False
+    by_name = "getfixturevalue" in code.co_names and Path(code.co_filename).is_relative_to(Path(__file__).parent)
+    return by_name or any(name.partition("_")[0] == "require" for name in code.co_names)
 
 
 SERVER_PROGRAMS = {
