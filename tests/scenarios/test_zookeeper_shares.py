@@ -9,12 +9,13 @@ from contextlib import AsyncExitStack, aclosing
 import pytest
 from patience import until
 from shares_suite import MODES, NAME, claim_of, granted, served
-from stays import eventually
-from zookeeper_stage import Answers, operating
+from stays import PATIENCE, eventually, opened, staying
+from zookeeper_stage import Answers, in_place, operating
 
 from fencing_sdk.abc import READER, WRITER, Mode, Renewal, Revoked
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url, requests
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
+from fencing_sdk.backends.zookeeper.nodes import without_place
 
 pytest_plugins = ["zookeeper_fixtures"]
 
@@ -31,11 +32,11 @@ async def rival(zookeeper_url: str) -> AsyncIterator[ZooKeeperBackend]:
         yield made
 
 
-async def line_of(backend: ZooKeeperBackend) -> list[str]:
+async def line_of(backend: ZooKeeperBackend, name: str = NAME) -> list[str]:
     """The nodes of all who hold or wait."""
     session = backend._sessions.any()
     assert await session.settled()
-    return [node.name for node in await backend._recipe.look(session, NAME)]
+    return [node.name for node in await backend._recipe.look(session, name)]
 
 
 @pytest.mark.parametrize("released", [False, True])
@@ -157,3 +158,46 @@ async def test_a_share_that_another_client_goes_on_with_is_not_told_as_revoked(
     await until(lambda: len(list(backend._own_nodes.all())) == 2, what="the node is not this client's any more")
     await asyncio.sleep(0.1)
     assert told == []
+
+
+KINDS = {
+    "lock": (lambda locks: locks.lock("a", ttl=60), 1),
+    "permit": (lambda locks: locks.semaphore("a", permits=2, ttl=60), 2),
+    "writer": (lambda locks: locks.rwlock("a", ttl=60).writer, 1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nodes_that_are_made_after_the_last_number_hold_and_wait_in_order(kind, start_zookeeper):
+    lock_of, most = KINDS[kind]
+    server = start_zookeeper()
+    async with opened(server.url) as (locks, _), lock_of(locks):
+        pass
+    await asyncio.to_thread(server.set_counter, "/fencing/a", 2**31 - 4)
+    async with opened(server.url) as (one, _), opened(server.url) as (two, _):
+        inside: list[int] = []
+        order: list[int] = []
+        tokens: list[int] = []
+
+        async def use(number: int) -> None:
+            async with lock_of((one, two)[number % 2]) as lease:
+                assert len(inside) < most
+                inside.append(number)
+                order.append(number)
+                tokens.append(lease.token)
+                await asyncio.sleep(0.01)
+                inside.remove(number)
+
+        async with AsyncExitStack() as held:
+            for _ in range(most):
+                await held.enter_async_context(staying(lock_of(one)))
+            tasks = []
+            for number in range(12):
+                tasks.append(asyncio.create_task(use(number)))
+                await in_place(one, (number + 2) // 2)
+                await in_place(two, (number + 1) // 2)
+            assert len(without_place(await line_of(one._backend, "a"))) > 10
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*tasks)
+    assert order == list(range(12))
+    assert tokens == sorted(set(tokens))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -159,6 +161,16 @@ class ZooKeeperServer:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
+    def set_counter(self, path: str, created: int) -> None:
+        """Restart it as if so many nodes had been created in the folder *path*: the next has that number."""
+        self.kill()
+        self.start()  # which writes a snapshot of all that is in its log
+        self.kill()
+        snapshots = (self.folder / "data" / "version-2").glob("snapshot.*")
+        newest = max(snapshots, key=lambda file: int(file.suffix[1:], 16))
+        newest.write_bytes(_with_counter(newest.read_bytes(), path.encode(), created))
+        self.start()
+
     def close(self) -> None:
         """End it and remove its folder."""
         self.kill()
@@ -211,6 +223,25 @@ class ZooKeeperServer:
             "4lw.commands.whitelist=*",
             *self.settings,
         ]
+
+
+_SEAL = b"\0\0\0\1/"
+"""What follows each checksum in a snapshot."""
+
+
+def _with_counter(snapshot: bytes, path: bytes, created: int) -> bytes:
+    """Change the counter of one node in a snapshot, and the checksums, each of which is that of all before it."""
+    seals = [match.start() - 8 for match in re.finditer(re.escape(_SEAL), snapshot)]
+    seals = [at for at in seals if at > 0 and zlib.adler32(snapshot[:at]) == int.from_bytes(snapshot[at : at + 8])]
+    changed = bytearray(snapshot)
+    data_at = snapshot.index(len(path).to_bytes(4) + path) + 4 + len(path)
+    length = max(0, int.from_bytes(snapshot[data_at : data_at + 4], signed=True))
+    counter_at = data_at + 4 + length + 8 + 4 * 8 + 4  # after the data, the ACL, four moments and the version
+    changed[counter_at : counter_at + 4] = created.to_bytes(4)
+    assert seals, "no checksum is known"
+    for at in seals:
+        changed[at : at + 8] = zlib.adler32(changed[:at]).to_bytes(8)
+    return bytes(changed)
 
 
 class ZooKeeperEnsemble:

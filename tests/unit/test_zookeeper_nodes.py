@@ -1,12 +1,12 @@
-"""How a lock is written down in ZooKeeper: untrusted names, untrusted nodes, and numbers that wrap round."""
+"""How a lock is written down in ZooKeeper: untrusted names, untrusted nodes, and numbers that come to an end."""
 
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.claim import WRITER, Claim
 from fencing_sdk.backends.zookeeper.nodes import (
     Paths,
     in_line,
@@ -15,6 +15,7 @@ from fencing_sdk.backends.zookeeper.nodes import (
     read_holder,
     read_token,
     rewritten,
+    without_place,
     written,
 )
 from fencing_sdk.testing.backend_promises.names import ODD_NAMES
@@ -60,13 +61,35 @@ def test_a_session_is_found_again_in_the_name_of_its_node(session):
     assert is_of(moved, 12345)
 
 
-@example(start=2**31 - 500, steps=[999, 0, 500, 499, 1])
-@given(st.integers(-(2**31), 2**31 - 1), st.lists(st.integers(0, 1000), min_size=1, max_size=20, unique=True))
-def test_the_line_is_sorted_also_where_the_numbers_wrap_round(start, steps):
-    """ZooKeeper counts in signed 32 bits: after 2147483647 comes -2147483648."""
-    numbers = [(start + step + 2**31) % 2**32 - 2**31 for step in steps]
-    expected = [number for _, number in sorted(zip(steps, numbers, strict=True))]
-    assert [found.number for found in in_line(node(number) for number in numbers)] == expected
+LAST = 2**31 - 1
+
+
+@given(st.permutations(range(40)))
+def test_the_line_is_in_the_order_of_creation_also_after_the_last_number(order):
+    """ZooKeeper counts to 2147483647, and then repeats that number and gives negative ones between."""
+    numbers = [LAST - 20 + place if place < 20 else (LAST, -LAST - 1, -LAST, LAST)[place % 4] for place in range(40)]
+    names = [node(number, mark=f"{place:032x}") for place, number in enumerate(numbers)]
+    created = {name: 5000 + place for place, name in enumerate(names)}
+    line = in_line([names[place] for place in order], {name: created[name] for name in without_place(names)})
+    assert [found.name for found in line] == names
+
+
+def test_a_node_without_a_place_that_has_gone_is_left_out():
+    names = [node(LAST, mark="1" * 32), node(LAST - 1), node(-LAST, mark="2" * 32)]
+    assert without_place(names) == [names[0], names[2]]
+    assert [found.name for found in in_line(names, {names[0]: 77})] == [names[1], names[0]]
+
+
+def test_a_node_that_moves_after_the_last_number_keeps_its_place():
+    names = [node(LAST, mark="1" * 32), node(LAST, mark="2" * 32)]
+    claim = Claim("a", 10.0, mode=WRITER)
+    first, second = in_line(names, {names[0]: 77, names[1]: 80})
+    moved = [PATHS.moved(claim, first, 12345), PATHS.granted(claim, first, None)]
+    for name in (path.rsplit("/", 1)[1] for path in moved):
+        assert without_place([name]) == []
+        (again, _) = in_line([names[1], name], {names[1]: 80})
+        assert (again.name, again.number) == (name, first.number)
+    assert first.number < second.number
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,10 @@ The mark is a digest of the owner id, so that an owner finds its node again afte
 a client that reads the node cannot act in its name. The session is the one that keeps the node alive. The
 numbers, given by ZooKeeper, are the line: the lowest one holds the lock. `shares` tells what several hold together.
 
+ZooKeeper counts the nodes of a folder up to 2147483647. From then on it gives that number again and again, and negative
+ones between. Such a number tells no place: the transaction that created the node does. A node that replaces such a one
+at its place has 2147483648 plus that transaction for its number.
+
 The folder's own data is empty, or has the phase of readers, and notes for the last holders from whom an operator took
 the lock away: their marks, and the reasons. It goes with the folder.
 """
@@ -20,8 +24,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import attrgetter
+from types import MappingProxyType
 from urllib.parse import unquote
 
 from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, WRITER, Claim, Holder, Mode, Permit
@@ -42,17 +49,19 @@ __all__ = [
     "read_token",
     "rewritten",
     "with_phase",
+    "without_place",
     "written",
 ]
 
 _MARK = 32
 _NODE = re.compile(
-    r"(reader-|writer-waits-|writer-|permit-waits-|permit-[0-9]{1,4}-|)([0-9a-f]{32})-([0-9a-f]{1,16})-(-?[0-9]{9,10})"
+    r"(reader-|writer-waits-|writer-|permit-waits-|permit-[0-9]{1,4}-|)([0-9a-f]{32})-([0-9a-f]{1,16})-(-?[0-9]{9,10}|[1-9][0-9]{10,18})"
 )
 READER_NODE = "reader-"
 """How the name of a reader's node begins."""
 _JOINING = {"reader": READER_NODE, "writer": "writer-waits-", "permit": "permit-waits-"}
-_NUMBERS = 2**32
+_LAST_NUMBER = 2**31 - 1
+"""The highest number that ZooKeeper gives, and the first that it gives more than once."""
 _SESSIONS = 2**64
 _NOTES = 16
 """Notes that a folder keeps: of holders that are told within a heartbeat."""
@@ -71,6 +80,7 @@ class LineNode:
     mark: str
     session: int
     number: int
+    """Its place in the line. In a name that ZooKeeper made, from `_LAST_NUMBER` on and below 0, it is not that."""
     kind: str = ""
     """How its name begins: ``reader-``, ``permit-2-``; nothing for a lock."""
 
@@ -91,22 +101,37 @@ class LineNode:
         return int(number) if self.mode == "permit" and number != "waits" else None
 
 
-def in_line(names: Iterable[str]) -> list[LineNode]:
-    """
-    Sort the nodes of a folder, first come, first served; other nodes are left out.
+@lru_cache(maxsize=8192)  # each look at a line reads all of its names
+def _read(name: str) -> LineNode | None:
+    """Read the name of a node; None: it is not one of a lock."""
+    match = _NODE.fullmatch(name)
+    return match and LineNode(name, match[2], int(match[3], 16), int(match[4]), match[1])
 
-    The numbers are signed, 32 bits wide, and wrap round. So they are compared like sequence
-    numbers (RFC 1982), which is right as long as no two in one line are 2**31 apart.
+
+def without_place(names: Iterable[str]) -> list[str]:
+    """Those of the nodes of a folder whose number tells no place: the line needs to know what created them."""
+    nodes = filter(None, map(_read, names))
+    return [node.name for node in nodes if node.number == _LAST_NUMBER or node.number < 0]
+
+
+def in_line(names: Collection[str], created: Mapping[str, int] = MappingProxyType({})) -> list[LineNode]:
     """
-    nodes = [
-        LineNode(match[0], match[2], int(match[3], 16), int(match[4]), match[1])
-        for name in names
-        if (match := _NODE.fullmatch(name)) is not None
-    ]
-    if nodes:
-        base = nodes[0].number - _NUMBERS // 2
-        nodes.sort(key=lambda node: (node.number - base) % _NUMBERS)
-    return nodes
+    Sort the nodes of a folder, first come, first served; nodes that are not those of a lock are left out.
+
+    Args:
+        names: Their names.
+
+        created: For those `without_place`, the transaction that created each. One that has gone meanwhile is not here,
+            and is left out.
+    """
+    nodes = [node for name in names if (node := _read(name)) is not None]
+    if unplaced := set(without_place(names)):
+        nodes = [
+            replace(node, number=_LAST_NUMBER + 1 + created[node.name]) if node.name in unplaced else node
+            for node in nodes
+            if node.name not in unplaced or node.name in created
+        ]
+    return sorted(nodes, key=attrgetter("number"))
 
 
 @dataclass(frozen=True, slots=True)

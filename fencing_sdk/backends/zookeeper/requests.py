@@ -46,6 +46,7 @@ from fencing_sdk.backends.zookeeper.nodes import (
     read_token,
     rewritten,
     with_phase,
+    without_place,
     written,
 )
 
@@ -100,13 +101,34 @@ class Recipe:
             listed = session.call(children(self.paths.folder(claim.name)))
             try:
                 path, stat = await created
-            except NoNodeError:
+            except (NoNodeError, NodeExistsError) as error:
                 if last == _TRIES:
                     raise
-                await self._make_folder(session, claim.name)
+                if isinstance(error, NoNodeError):
+                    await self._make_folder(session, claim.name)
+                elif (found := await self._earlier(session, claim)) is not None:
+                    return found
                 continue
-            return Found(path, stat.czxid, stat.czxid), in_line(await listed)
+            return Found(path, stat.czxid, stat.czxid), await self._in_line(session, claim.name, await listed)
         raise AssertionError
+
+    async def _earlier(self, session: ZooKeeperSession, claim: Claim) -> tuple[Found, list[LineNode]] | None:
+        """The node of an earlier try of *claim*: ZooKeeper gives its last number again, and refuses the name."""
+        line, stem = await self.look(session, claim.name), self.paths.stem(claim, session.id)
+        paths = (self.paths.node(claim.name, node) for node in line)
+        path = next((path for path in paths if path.startswith(stem)), None)
+        with suppress(NoNodeError):
+            return None if path is None else (await self.find(session, path), line)
+        return None
+
+    async def _in_line(self, session: ZooKeeperSession, name: str, names: Sequence[str]) -> list[LineNode]:
+        """Sort the nodes of a lock. Those whose number tells no place are asked for what created them."""
+        if not (unplaced := without_place(names)):
+            return in_line(names)
+        folder = self.paths.folder(name)
+        asked = {node: session.call(exists(f"{folder}/{node}")) for node in unplaced}
+        stats: dict[str, Stat | None] = {node: await one for node, one in asked.items()}
+        return in_line(names, {node: stat.czxid for node, stat in stats.items() if stat is not None})
 
     async def _make_folder(self, session: ZooKeeperSession, name: str) -> None:
         folder = self.paths.folder(name)
@@ -138,7 +160,8 @@ class Recipe:
 
     async def watch_line(self, session: ZooKeeperSession, name: str, call: Callable[[object], None]) -> list[LineNode]:
         """The line; *call* is made when a node comes or goes."""
-        return in_line(await session.call(children(self.paths.folder(name), call)))
+        names = await session.call(children(self.paths.folder(name), call))
+        return await self._in_line(session, name, names)
 
     async def look_at_all(self, session: ZooKeeperSession, names: Sequence[str]) -> list[list[LineNode]]:
         """Many lines at once, and one for names that stand there more than once: those of readers and permits."""
@@ -148,7 +171,7 @@ class Recipe:
         lines: dict[str, list[LineNode]] = {}
         for name, asked in listed.items():
             try:
-                lines[name] = in_line(await asked)
+                lines[name] = await self._in_line(session, name, await asked)
             except NoNodeError:
                 lines[name] = []
         return [lines[name] for name in names]
