@@ -102,6 +102,7 @@ class Acquisition:
             self._report.goes_on(flight.claim, flight.sent_at)
         self._place: PlaceInLine | None = None
         self._news: asyncio.Event | None = None  # set when the line has told something
+        self._woken = False  # whether the line has woken this waiter for its next try
         self._handed: tuple[Grant, float] | None = None  # what the line has handed over, and since when it counts
         self._calls: list[asyncio.Future[Any]] = []  # attempts whose outcome is not known
         self._undone = 0  # such attempts of this owner id, whose release is on its way
@@ -178,9 +179,7 @@ class Acquisition:
         return DrainingError(self._terms.name, self._clock.now() - self._started)
 
     async def _attempt(self) -> AcquireResult | Held | BackendUnavailableError:
-        if self._store_calls.closing:
-            msg = f"the client was closed while it waited for lock {shown(self._terms.name)}"
-            raise UsageError(msg)
+        self._check_open()
         if self._given_up:
             self._begin_anew()
         flight, self._flight = self._flight, None
@@ -190,16 +189,46 @@ class Acquisition:
             return self._take(flight.outcome or no_answer, flight.sent_at)
         if (handed := self._take_handed()) is not None:
             return handed
+        asked_at = self._clock.now()
+        try:
+            await self._take_turn(asked_at)
+        except BackendUnavailableError as error:
+            return self._silent(error, asked_at)
         sent_at = self._clock.now()
+        if self._silent_since is None and not self._store_calls.answered_since(asked_at):
+            self._silent_since = asked_at
         limit = self._terms.limit(self._started, sent_at)
         claim = self._claim
-        call = self._store_calls.send("acquire", lambda: self._ask(claim), limit)
+        call = self._store_calls.send_try(lambda: self._ask(claim), limit)
         self._calls.append(call)
         try:
             outcome: Grant | Held | Exception = await self._store_calls.answer("acquire", call, limit)
         except (BackendError, StaleTokenError) as error:
             outcome = error
         return self._take(outcome, sent_at)
+
+    async def _take_turn(self, now: float) -> None:
+        """
+        Wait until the next request may be sent: a client sends so many at once.
+
+        Raises:
+            AcquireTimeoutError: the patience is over before. Without any, an acquisition asks once, whenever that is.
+            BackendUnavailableError: the store is silent.
+            UsageError: the client was closed meanwhile.
+        """
+        limit = self._terms.limit(self._started, now)
+        patience = max(limit, self._patience_left()) if self._terms.wait else math.inf
+        woken, self._woken = self._woken, False
+        if not await self._store_calls.turn_to_try(patience, limit, hurry=woken):
+            raise AcquireTimeoutError(self._terms.name, self._clock.now() - self._started)
+        if self._store_calls.closing:
+            self._store_calls.end_try()
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._store_calls.closing:
+            msg = f"the client was closed while it waited for lock {shown(self._terms.name)}"
+            raise UsageError(msg)
 
     def _take(self, outcome: object, sent_at: float) -> AcquireResult | Held | BackendUnavailableError:
         """Say what the outcome of the latest attempt is worth, whichever way it was asked for."""
@@ -325,6 +354,7 @@ class Acquisition:
             await self._store_calls.sleep_until_closing(nap)
             return
         await self._store_calls.suspends.watched_sleep(self._news, nap)
+        self._woken = self._news.is_set()
         self._news.clear()
 
     def _polls_by_choice(self) -> bool:

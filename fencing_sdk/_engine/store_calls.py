@@ -22,6 +22,7 @@ from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.observers import logger
+from fencing_sdk._values.turns import Turns
 from fencing_sdk.abc import Backend, Posted
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, FencingError, shown
 
@@ -37,6 +38,10 @@ _BEFORE_THE_LAST = 0.1
 """Seconds between the two: a driver marks its connection as broken a moment after the request on it has failed."""
 _FIRST_RETRY = 0.02
 _LAST_RETRY = 1.0
+_MOST_TRIES = 32
+"""Tries for locks that are under way at once. The others wait in the client, where releases and renewals pass them."""
+_MOST_JOINING = 32
+"""Waiters that join their lines at once."""
 
 _REFUSALS = (Renewal.REFUSED, Renewal.TAKEN_OVER)
 
@@ -81,6 +86,9 @@ class StoreCalls:
         self.answered_at: float | None = None
         """When the store last answered one of these calls, on the client's clock."""
         self._wakeups: set[asyncio.Event] = set()
+        self._tries = Turns(_MOST_TRIES)
+        self.joining = Turns(_MOST_JOINING)
+        """Those of waiters that join their lines, which may take longer than any call."""
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run *work* in an owned task. Its context is its own, so that it does not keep the caller's lease alive."""
@@ -150,6 +158,58 @@ class StoreCalls:
         if isinstance(reached.why, BackendError):
             detail += f": {reached.why.detail}"
         raise BackendUnavailableError(backend_name(self._backend), operation, detail)
+
+    async def turn_to_try(self, patience: float, limit: float, *, hurry: bool) -> bool:
+        """
+        Wait until one more try for a lock may be sent; `send_try` has to follow then. False: the *patience* is over.
+
+        What this client cannot send yet waits, for as long as the store answers what is sent.
+
+        Args:
+            patience: Seconds.
+
+            limit: Seconds without an answer to any call after which the store counts as silent.
+
+            hurry: Whether the store has told that the lock may be free: then this try goes before others.
+
+        Raises:
+            BackendUnavailableError: the store is silent.
+        """
+        if self._tries.take_at_once():
+            return True
+        turn, end = self._tries.ask(hurry=hurry), self._clock.now() + patience
+        try:
+            while not turn.done() and (left := end - (since := self._clock.now())) > 0:
+                await asyncio.wait((turn,), timeout=min(limit, left))
+                if left > limit and not turn.done() and not self.answered_since(since):
+                    break
+        except BaseException:
+            self._tries.give_back(turn)
+            raise
+        if turn.done():
+            return True
+        self._tries.give_back(turn)
+        if left <= limit:
+            return False
+        detail = f"earlier calls of this client had no answer within {limit:.3g} s"
+        raise BackendUnavailableError(backend_name(self._backend), "acquire", detail)
+
+    def answered_since(self, moment: float) -> bool:
+        """Whether the store has answered one of these calls since then."""
+        return self.answered_at is not None and self.answered_at >= moment
+
+    def send_try(self, call: Callable[[], Awaitable[T]], limit: float) -> asyncio.Task[T]:
+        """`send` for a try that has its turn, which ends with the call."""
+        task = self.send("acquire", call, limit)
+        if task.done():
+            self._tries.give_back()
+        else:
+            task.add_done_callback(self.end_try, context=Context())
+        return task
+
+    def end_try(self, _: object = None) -> None:
+        """The turn of a try ends."""
+        self._tries.give_back()
 
     async def wait_for(self, task: asyncio.Future[Any], seconds: float) -> None:
         """Return when *task* is done, or after *seconds*. Cancelling the caller leaves the task alone."""
@@ -297,6 +357,7 @@ class StoreCalls:
         self.closing = True
         for wakeup in self._wakeups:
             wakeup.set()
+        self._tries.open_to_all()
         for task in tuple(self._standing):
             self.leave(task)
         end = self._clock.now() + limit

@@ -140,7 +140,8 @@ class Gateway:
             is_final=_once_is_final if once else _is_decision,
         )
         try:
-            fields = await race.run()
+            async with await self._requests.turn("renew" if path == KEEP_ALIVE else operation):
+                fields = await race.run()
         except RequestFailedError as failure:
             raise error_of_failures(self.component, operation, race.failures) from failure
         return GatewayReply(fields, race.earlier_unknown)

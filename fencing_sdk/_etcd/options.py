@@ -51,9 +51,9 @@ def make_gateway(
     limit = seconds(connect_timeout, "connect_timeout", above=True)
     answer_limit = aiohttp.ClientTimeout(total=ANSWER_LIMIT, sock_connect=limit)
     endless = aiohttp.ClientTimeout(total=None, sock_connect=limit)
-    unlimited = 0  # for aiohttp
-    requests = HttpPool(tls=context, connections=check_connections(connections), limits=answer_limit)
-    streams = HttpPool(tls=context, connections=unlimited, limits=endless)
+    most = check_connections(connections)
+    requests = HttpPool(tls=context, connections=most, limits=answer_limit)
+    streams = HttpPool(tls=context, connections=most, limits=endless)
     credentials = _credentials(user, password)
     members = read_endpoints(endpoints, RULES, tls=bool(tls))
     return Gateway(component, members, requests=requests, streams=streams, credentials=credentials)

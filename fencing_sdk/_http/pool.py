@@ -2,17 +2,22 @@
 Connections belong to the event loop and the process that opened them.
 
 The first request in another loop or in a forked child opens new connections.
+
+So many calls are under way at once; the others wait for their turn, and releases and renewals go before all others. A
+call that asks a second node, because the first one hangs, has its turn already.
 """
 
 from __future__ import annotations
 
 import ssl
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
 
 from fencing_sdk._values import forks
 from fencing_sdk._values.loop_owner import LoopOwner
+from fencing_sdk._values.turns import Turns
 
 __all__ = ["HttpPool", "inherited"]
 
@@ -33,8 +38,21 @@ close them; this list keeps the garbage collector from closing them.
 """
 
 
+_URGENT = {"release", "renew"}
+_ANY_NUMBER = 0  # for aiohttp
+
+
 class HttpPool:
-    """The connections of the running loop, opened by the first request."""
+    """
+    The connections of the running loop, opened by the first request.
+
+    Args:
+        tls: None for plain HTTP.
+
+        connections: How many calls have a `turn` at once, and so the connections of a cluster that answers.
+
+        limits: The limits of a request that has none of its own.
+    """
 
     def __init__(
         self,
@@ -50,14 +68,21 @@ class HttpPool:
 
     async def session(self) -> aiohttp.ClientSession:
         """The session of this loop and process."""
+        return (await self._here()).session
+
+    async def turn(self, operation: str) -> AbstractAsyncContextManager[None]:
+        """Wait, in the block, until a call for *operation* may be made: a release or a renewal before all others."""
+        return (await self._here()).turns.turn(hurry=operation in _URGENT)
+
+    async def _here(self) -> _LoopSession:
         current = self._current
         if current is None or not current.owner.is_current:
             current = await self._replace(current)
-        return current.session
+        return current
 
     async def _replace(self, earlier: _LoopSession | None) -> _LoopSession:
         connector = _ForkSafeConnector(
-            limit=self.connections, keepalive_timeout=_KEEP_ALIVE, ssl=True if self.tls is None else self.tls
+            limit=_ANY_NUMBER, keepalive_timeout=_KEEP_ALIVE, ssl=True if self.tls is None else self.tls
         )
         session = aiohttp.ClientSession(
             connector=connector,
@@ -66,7 +91,7 @@ class HttpPool:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
-        current = self._current = _LoopSession(session, connector)
+        current = self._current = _LoopSession(session, connector, Turns(self.connections))
         if earlier is not None:
             await earlier.aclose()
         return current
@@ -93,8 +118,9 @@ class _ForkSafeConnector(aiohttp.TCPConnector):
 class _LoopSession:
     """A session, and the loop and process that it belongs to."""
 
-    def __init__(self, session: aiohttp.ClientSession, connector: _ForkSafeConnector) -> None:
+    def __init__(self, session: aiohttp.ClientSession, connector: _ForkSafeConnector, turns: Turns) -> None:
         self.session = session
+        self.turns = turns
         self._connector = connector
         self.owner = LoopOwner()
 

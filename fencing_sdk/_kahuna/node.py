@@ -65,7 +65,7 @@ class NodeClient(Generic[T]):
 
         connect_timeout: Seconds in which a node must accept a connection.
 
-        connections: The most that are open at once, to all nodes together.
+        connections: The most calls that have a turn in `pool` at once, to all nodes together.
     """
 
     def __init__(

@@ -250,7 +250,9 @@ class ZooKeeperBench:
 
         Those that do not are tries, which are deleted again. Not told apart: a try of the client that holds the lock.
         """
-        watches = self._operator.command(b"wchp").splitlines()  # paths, and indented the sessions that watch each
+        watches = self.server.say(
+            "wchp", patience=PATIENCE
+        ).splitlines()  # paths, and indented the sessions that watch each
         watched: set[tuple[str, int]] = set()
         path = ""
         for line in watches:

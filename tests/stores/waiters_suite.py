@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from campaigns import amount
+from event_log import CLOCK
 from stays import PATIENCE, Stay, opened, staying, use_in_turn
 from store_bench import WaitersBench, nothing_left
 
@@ -156,6 +158,40 @@ class WaitersSuite:
             async with asyncio.timeout(PATIENCE):
                 await asyncio.gather(*tasks)
             assert order == list(range(20)), order
+        await nothing_left(bench)
+
+    async def test_a_crowd_in_one_client_is_served_in_order_and_delays_no_release(self, bench: WaitersBench):
+        crowd = amount(2000, short=200)
+        async with opened(bench.url) as (locks, _), opened(bench.url) as (others, _):
+            order: list[int] = []
+
+            async def wait(number: int) -> None:
+                async with others.lock("a", ttl=30):
+                    order.append(number)
+
+            async with staying(locks.lock("a", ttl=30)) as stay:
+                tasks = [asyncio.create_task(wait(number)) for number in range(crowd)]
+                await bench.waiting("a", crowd)
+                await stay.end()
+            async with asyncio.timeout(LIMIT):
+                await asyncio.gather(*tasks)
+            assert order == list(range(crowd)), order
+        await nothing_left(bench)
+
+    async def test_many_names_at_once_are_served_and_delay_no_release(self, bench: WaitersBench):
+        crowd, releases = amount(3000, short=300), []
+        async with opened(bench.url) as (locks, _):
+
+            async def use(number: int) -> None:
+                lease = await locks.lock(f"b{number}", ttl=30).acquire()
+                began = CLOCK.now()
+                await lease.release()
+                releases.append(CLOCK.now() - began)
+
+            async with asyncio.timeout(LIMIT):
+                await asyncio.gather(*(use(number) for number in range(crowd)))
+        assert len(releases) == crowd
+        assert max(releases) < PATIENCE / 2, max(releases)  # each behind a few tries, and not behind all of them
         await nothing_left(bench)
 
     async def test_waiters_that_are_cancelled_leave_the_line_to_the_others(self, bench: WaitersBench):

@@ -628,3 +628,112 @@ async def test_a_waiter_whose_fences_are_raised_with_the_grant_asks_for_it():
         d.terms = d.terms._replace(fences=[(None, "resource")])
         await d.run()
         assert d.store.tell is None
+
+
+class OneByOne(ScriptedStore):
+    """Has one connection: it carries out one call after the other, each in 20 ms."""
+
+    def __init__(self, answer) -> None:
+        super().__init__(answer)
+        self.door = asyncio.Lock()
+        self.began: dict[str, float] = {}
+
+    async def acquire(self, claim: Claim) -> Grant | Held:
+        self.began[claim.owner] = LoopClock().now()
+        async with self.door:
+            await asyncio.sleep(0.02)
+            return await super().acquire(claim)
+
+
+class Silent(ScriptedStore):
+    """Answers no call."""
+
+    def __init__(self) -> None:
+        super().__init__((math.inf, None))
+
+    async def release(self, claim: Claim) -> None:
+        await asyncio.sleep(math.inf)
+
+
+class Crowd:
+    """Many acquisitions of one client."""
+
+    def __init__(self, store: ScriptedStore, count: int, *, wait=None) -> None:
+        self.desk = Desk(store, wait=wait)
+        self.ends: list[float] = []
+        self.tasks = [asyncio.ensure_future(self._run()) for _ in range(count)]
+
+    async def _run(self) -> AcquireResult:
+        try:
+            return await self.desk.run()
+        finally:
+            self.ends.append(now())
+
+    async def outcomes(self) -> list[AcquireResult | BaseException]:
+        return await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_what_a_client_cannot_send_yet_waits_and_counts_from_when_it_is_sent():
+    store = OneByOne(Grant(1))
+    results = await Crowd(store, 2000).outcomes()  # 40 s, where a call may take 4
+    assert all(isinstance(result, AcquireResult) for result in results)
+    assert [result.claim.owner for result in results] == store.owners  # in the order in which they asked
+    assert all(result.sent_at == store.began[result.claim.owner] for result in results)
+
+
+@in_virtual_time
+async def test_in_a_crowd_a_release_is_not_behind_the_tries_that_wait():
+    store = OneByOne(Grant(1))
+    crowd = Crowd(store, 500)
+    await asyncio.sleep(1.0)
+    assert await crowd.desk.store_calls.give_back(Claim("a", TTL), VALID / 2)
+    assert store.released[0][0] == 1.0
+    assert len(store.began) < 200
+    await crowd.outcomes()
+
+
+@in_virtual_time
+async def test_the_patience_of_those_that_wait_for_their_turn_ends_as_a_wait():
+    results = await Crowd(OneByOne(Grant(1)), 500, wait=3.0).outcomes()
+    errors = [error for error in results if not isinstance(error, AcquireResult)]
+    assert {type(error) for error in errors} == {AcquireTimeoutError}
+    assert all(error.waited == pytest.approx(3.0) for error in errors)
+    assert 150 <= len(results) - len(errors) < 200  # those sent before may answer a little later
+
+
+@in_virtual_time
+async def test_who_asks_once_asks_whenever_its_turn_comes():
+    results = await Crowd(OneByOne(Held(None)), 500, wait=0.0).outcomes()
+    assert {type(error) for error in results} == {LockHeldError}
+
+
+@in_virtual_time
+async def test_a_store_that_answers_no_call_is_an_outage_for_those_that_wait_for_their_turn_too():
+    crowd = Crowd(Silent(), 300)
+    assert {type(error) for error in await crowd.outcomes()} == {BackendUnavailableError}
+    assert max(crowd.ends) < 2 * TTL
+
+
+@in_virtual_time
+async def test_turns_of_those_that_give_up_go_to_the_others():
+    store = OneByOne(Grant(1))
+    crowd = Crowd(store, 300)
+    await asyncio.sleep(0.1)
+    for task in crowd.tasks[::2]:
+        task.cancel()
+    results = await crowd.outcomes()
+    assert sum(isinstance(result, AcquireResult) for result in results) == 150 + sum(
+        isinstance(result, AcquireResult) for result in results[::2]
+    )
+    assert all(task.cancelled() or task.result() for task in crowd.tasks)
+
+
+@in_virtual_time
+async def test_a_client_that_closes_sends_away_those_that_wait_for_their_turn():
+    crowd = Crowd(OneByOne(Grant(1)), 300)
+    await asyncio.sleep(0.1)
+    await crowd.desk.store_calls.aclose(10.0)
+    results = await crowd.outcomes()
+    assert {type(error) for error in results if not isinstance(error, AcquireResult)} == {UsageError}
+    assert max(crowd.ends) < 3.0

@@ -9,15 +9,19 @@ a waiter in the client, such as its patience, is told by `fencing_sdk._engine.ac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.claim import Claim, Grant, Held
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.errors import BackendError
 
-__all__ = ["Waiter", "WaiterTable", "new_ticket"]
+__all__ = ["FirstAsks", "Waiter", "WaiterTable", "new_ticket"]
+
+Outcome = Grant | Held | None
 
 
 def new_ticket() -> str:
@@ -122,3 +126,38 @@ class WaiterTable(Generic[W]):
         """Let every waiter try: messages may have been lost until now."""
         for waiter in self:
             waiter.wake()
+
+
+class FirstAsks:
+    """Claims of one client that ask for a lock at the same time: the first one asks, and its outcome refuses others."""
+
+    def __init__(self) -> None:
+        self._asking: dict[str, tuple[str, asyncio.Future[Outcome]]] = {}
+        """By name: the owner that asks, and what it will know."""
+
+    async def refusal(self, claim: Claim) -> Held | None:
+        """What *claim* learns from another claim that is asking already; None if it has to ask itself."""
+        loop = asyncio.get_running_loop()
+        while (first := self._asking.get(claim.name)) is not None:
+            owner, asking = first
+            if owner == claim.owner or asking.get_loop() is not loop:
+                break
+            outcome = await asyncio.shield(asking)
+            if isinstance(outcome, Held):
+                return outcome
+            if isinstance(outcome, Grant):
+                return Held(None)
+        return None
+
+    @contextlib.contextmanager
+    def asking(self, claim: Claim) -> Iterator[Callable[[Grant | Held], None]]:
+        """Let the others wait until this try has an outcome, which the caller tells by what is given here."""
+        asking: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._asking.setdefault(claim.name, (claim.owner, asking))
+        try:
+            yield asking.set_result
+        finally:
+            if not asking.done():
+                asking.set_result(None)
+            if self._asking.get(claim.name, (None, None))[1] is asking:
+                del self._asking[claim.name]

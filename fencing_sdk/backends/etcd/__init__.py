@@ -46,6 +46,7 @@ from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.revocation_reasons import with_reasons
 from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
+from fencing_sdk.backends._shared.waiters import FirstAsks
 from fencing_sdk.backends.etcd.diagnosis import diagnose_etcd
 from fencing_sdk.backends.etcd.errors import BACKEND
 from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, KeyFacts, check_prefix, holder_of_key, is_share
@@ -94,8 +95,8 @@ class EtcdBackend:
 
         connect_timeout: Seconds after which the next member is asked if a member accepts no connection.
 
-        connections: The most that are open at once for requests. Each waiter has one more, for its watch, and all
-            holders together have one.
+        connections: The most calls that are under way at once, renewals and releases first. A waiter behind another
+            client's key has a connection of its own, for its watch, and all holders together have one.
 
     Raises:
         ConfigurationError: an argument cannot work. Nothing is sent before the first call.
@@ -133,7 +134,9 @@ class EtcdBackend:
         self._requests = EtcdRequests(self._gateway, self._keys)
         self._shares = EtcdShares(self._requests)
         self._leases = SharedLeases(self._requests)
-        self._waiters = EtcdWaiters(self._gateway, self._requests, self._shares)
+        self._waiters = EtcdWaiters(self._gateway, self._requests, self._shares, self._leases.owns)
+        self._leases.on_deleted = self._waiters.deleted
+        self._first_asks = FirstAsks()
         self._revocations = EtcdRevocations(self._requests, self._shares)
         self._losses = EtcdLossWatcher(self._gateway, self._leases, self._revocations)
         self._listing = EtcdListing(self._requests, self._shares)
@@ -153,11 +156,28 @@ class EtcdBackend:
         2. Another key is first, but an earlier request may still be carried out: the outcome is unknown.
         3. Another key is first: the lock is held.
         """
+        waiter = self._waiters.find(claim)
+        if waiter is not None or claim.mode is not LOCK:
+            return await self._acquire(claim, waiter)
+        if (held := await self._refusal(claim)) is not None:
+            return held
+        with self._first_asks.asking(claim) as told:
+            outcome = await self._acquire(claim, None)
+            told(outcome)
+        return outcome
+
+    async def _refusal(self, claim: Claim) -> Held | None:
+        """Refuse a claim without a request if another claim of this client is before it, or is just being refused."""
+        if self._unanswered.has(claim.owner) or self._leases.find(self._keys.own(claim)) is not None:
+            return None  # it may hold the lock
+        held = await self._first_asks.refusal(claim)
+        return Held(None) if held is None and self._waiters.any_for(claim.name) else held
+
+    async def _acquire(self, claim: Claim, waiter: EtcdWaiter | None) -> Grant | Held:
         started, key = self._leases.now(), self._keys.own(claim)
         self._unanswered.begin(claim.owner)
         self._leases.give_up_overdue(started, [key])
         await self._leases.finish_deleting("acquire", key)
-        waiter = self._waiters.find(claim)
         standing, lease = await self._try(claim, waiter, started)
         if standing.holds:
             return await self._granted(claim, waiter, standing, started)
@@ -241,9 +261,11 @@ class EtcdBackend:
         Return whether the key was gone before, for sure.
         """
         now, key = self._leases.now(), self._keys.own(claim)
+        held = claim.mode is LOCK and self._leases.find(key) is not None
         self._leases.forget(key)
         self._losses.ended(key)
-        self._leases.pending_deletes.add(key, now, may_return=self._unanswered.has(claim.owner), sending=True)
+        may_return = self._unanswered.has(claim.owner)
+        self._leases.pending_deletes.add(key, now, may_return=may_return, sending=True, held=held)
         return bool(await self._leases.delete_pending(operation, [key]))
 
     async def inspect(self, name: str) -> Holder | None:
@@ -302,8 +324,9 @@ class EtcdBackend:
     async def _join(self, claim: Claim) -> EtcdWaiter:
         started, key = self._leases.now(), self._keys.own(claim)
         self._unanswered.begin(claim.owner)
-        await self._leases.finish_deleting("queue", key)
-        standing, lease = await self._join_line("queue", claim, started)
+        async with self._waiters.joining(claim.name):
+            await self._leases.finish_deleting("queue", key)
+            standing, lease = await self._join_line("queue", claim, started)
         if standing.own is None or not self._leases.is_safe(key, standing.own.created):
             raise BackendUnavailableError(BACKEND, "queue", "the key in the line was deleted as soon as it was put")
         if standing.own.lease != lease.number:  # another backend object has put the key, with this claim

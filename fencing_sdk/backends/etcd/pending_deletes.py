@@ -33,6 +33,8 @@ class _PendingDelete:
     """Delete the key only at this revision: another client may have adopted it since."""
     due: float
     pause: float = _FIRST_PAUSE
+    held: bool = False
+    """Whether it is that of a lock that was given back."""
     deleted: bool = False
     """A deletion was confirmed, and only a request that puts the key again may still arrive."""
 
@@ -49,17 +51,29 @@ class PendingDeletes:
         return key in self._pending
 
     def add(
-        self, key: bytes, now: float, *, may_return: bool = False, modified: int | None = None, sending: bool = False
+        self,
+        key: bytes,
+        now: float,
+        *,
+        may_return: bool = False,
+        modified: int | None = None,
+        sending: bool = False,
+        held: bool = False,
     ) -> None:
         """
         Delete *key*. With *may_return*, a request that puts the key may still arrive, for `LATE_ARRIVAL`.
 
-        With *sending*, the caller sends the first deletion at once.
+        With *sending*, the caller sends the first deletion at once. *held* is for the key of a lock that is given back.
         """
         due = now + _FIRST_PAUSE if sending else now
-        self._pending[key] = _PendingDelete(now, now + LATE_ARRIVAL if may_return else now, modified, due)
+        until = now + LATE_ARRIVAL if may_return else now
+        self._pending[key] = _PendingDelete(now, until, modified, due, held=held)
         if len(self._pending) > _LIMIT:
             self._pending.popitem(last=False)
+
+    def was_held(self, key: bytes) -> bool:
+        """Whether *key*, which is pending, is that of a lock that was given back."""
+        return key in self._pending and self._pending[key].held
 
     def due(self, now: float) -> dict[bytes, int | None]:
         """The keys to delete now, each with the revision that it must have; their next turn is later."""

@@ -27,6 +27,7 @@ from fencing_sdk._etcd.json_codec import (
 )
 from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, Claim
+from fencing_sdk._values.shared_call import SharedBatches
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends.etcd.errors import BACKEND, unreadable
 from fencing_sdk.backends.etcd.keys import EtcdKeys, KeyFacts, moved_value, value_of
@@ -62,6 +63,9 @@ class EtcdRequests:
         self.keys = keys
         self.highest_revision = 0
         """The highest revision of any answer: a key that is put later is created above it."""
+        self._turns: SharedBatches[Claim, Standing] = SharedBatches(
+            lambda claims: self.standings("acquire", claims), BATCH, one_by_one=True
+        )
 
     async def ask(self, operation: str, path: str, body: Json, *, hedged: bool = True) -> GatewayReply:
         """Ask etcd, and take note of the revision of the answer."""
@@ -112,9 +116,8 @@ class EtcdRequests:
         return await self._put_if(operation, claim, lease, absent, ranged(begin, end=end, first=1))
 
     async def turn(self, claim: Claim, _lease: int) -> Standing:
-        """How the claim of a waiter stands."""
-        (standing,) = await self.standings("acquire", [claim])
-        return standing
+        """How the claim of a waiter stands. Those who ask while one request is under way share the next one."""
+        return await self._turns.ask(claim)
 
     async def _put_if(self, operation: str, claim: Claim, lease: int, compare: Json, *look: Json) -> Standing:
         """
@@ -159,15 +162,16 @@ class EtcdRequests:
         return None
 
     async def standings(self, operation: str, claims: Sequence[Claim]) -> list[Standing]:
-        """How each of a batch of claims stands."""
-        look = []
-        for claim in claims:
-            begin, end = self.keys.rivals(claim)
-            look += [ranged(self.keys.own(claim)), ranged(begin, end=end, first=1)]
+        """How each of a batch of claims stands. Claims for one lock share a look: etcd sorts the whole line for it."""
+        lines = list(dict.fromkeys(self.keys.rivals(claim) for claim in claims))
+        look = [ranged(self.keys.own(claim)) for claim in claims]
+        look += [ranged(begin, end=end, first=1) for begin, end in lines]
         fields, _ = await self.ask(operation, TXN, txn(compare=[], success=look))
         with ErrorTranslation(unreadable, operation):
             found = [first_entry(part) for part in responses(fields, len(look))]
-            return [_standing(*each) for each in zip(claims, found[::2], found[1::2], strict=True)]
+            firsts = dict(zip(lines, found[len(claims) :], strict=True))
+            standings = zip(claims, found, strict=False)
+            return [_standing(claim, own, firsts[self.keys.rivals(claim)]) for claim, own in standings]
 
     async def unchanged(self, operation: str, modified: dict[bytes, int]) -> int | dict[bytes, Entry | None]:
         """If every key is at its *modified* revision: the revision of this view. Else: what is there of each key."""

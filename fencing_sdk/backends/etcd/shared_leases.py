@@ -79,6 +79,8 @@ class SharedLeases:
         self._grants: dict[int, SharedCall[SharedLease]] = {}
         self._deleting = BackgroundTask()
         self._fork = ForkDetector()
+        self.on_deleted: Callable[[bytes, bool], object] = lambda *_: None
+        """Called with each key whose deletion is confirmed, and whether it was that of a lock that was given back."""
 
     def now(self) -> float:
         """
@@ -189,6 +191,10 @@ class SharedLeases:
         self.forget(held.key)
         lease.held[held.key] = held
 
+    def owns(self, lease: int) -> bool:
+        """Whether a key of this *lease* is one that this client has put."""
+        return any(known.number == lease for known in self._leases.values())
+
     def find(self, key: bytes) -> tuple[SharedLease, HeldKey] | None:
         """The held key, with its lease."""
         for lease in self._leases.values():
@@ -235,9 +241,14 @@ class SharedLeases:
             if absent is not None:
                 gone = [key for key in absent if self.pending_deletes.sent_once(key)]
                 for key in pending:
-                    self.pending_deletes.confirmed(key, now)
+                    self._confirm(key, now)
                 return gone
         raise BackendUnavailableError(BACKEND, operation, "a key is made again whenever it is to be deleted")
+
+    def _confirm(self, key: bytes, now: float) -> None:
+        held = self.pending_deletes.was_held(key)
+        self.pending_deletes.confirmed(key, now)
+        self.on_deleted(key, held)
 
     async def finish_deleting(self, operation: str, key: bytes) -> None:
         """Before a claim puts its key again: delete the earlier key, and stop further deletions."""
@@ -266,7 +277,7 @@ class SharedLeases:
             for key, modified in due.items():
                 if modified is not None:
                     await self._requests.delete_unchanged("release", key, modified)
-                    self.pending_deletes.confirmed(key, now)
+                    self._confirm(key, now)
         except BackendError:
             pass
 

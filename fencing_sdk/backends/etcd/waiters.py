@@ -6,7 +6,8 @@ task that does this in a loop:
 
 1. Read which key was created just before the waiter's own.
 2. If there is none, wake the waiter: its next try is granted. Then wait until its own key may be another one.
-3. Else watch that one key until it is deleted. So a release wakes one waiter and not all of them.
+3. Else watch that one key until it is deleted. So a release wakes one waiter and not all of them. A key that this
+   client has put, it also deletes: then it needs no watch, and a crowd in one client no connection for each.
 
 Shares differ in step 1. A reader does not wait for readers: it watches the last key before its own that is no reader's.
 A permit watches the last waiter before its own, until that leaves or has its number. If there is none, it is the head
@@ -20,13 +21,17 @@ A waiter that is not woken tries again after a quarter of the lease, or 5 s.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from fencing_sdk._etcd.gateway import WATCH, Gateway
-from fencing_sdk._etcd.json_codec import Json, encoded
+from fencing_sdk._etcd.json_codec import Entry, Json, encoded
 from fencing_sdk._values.claim import READER, Claim, Permit
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk._values.shared_call import SharedCall
+from fencing_sdk._values.turns import Turns
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
@@ -67,13 +72,35 @@ class EtcdWaiter(Waiter):
 class EtcdWaiters:
     """The waiters of one backend object."""
 
-    def __init__(self, gateway: Gateway, requests: EtcdRequests, shares: EtcdShares) -> None:
+    def __init__(
+        self, gateway: Gateway, requests: EtcdRequests, shares: EtcdShares, owns: Callable[[int], bool]
+    ) -> None:
         self._gateway = gateway
         self._requests = requests
+        self._owns = owns
         self._shares = shares
         self._watches: dict[str, SharedCall[bool]] = {}
         """By the key that is watched for readers."""
         self._waiters: WaiterTable[EtcdWaiter] = WaiterTable()
+        self._in_line: Counter[str] = Counter()
+        self._joining: dict[str, Turns] = {}
+        self._followers: dict[bytes, set[asyncio.Future[bool]]] = {}
+        """Those that wait for the deletion of a key of this client, by that key."""
+        self._looks: dict[EtcdWaiter, set[bytes]] = {}
+        """Those that look for the key before their own, with the keys that this client has deleted meanwhile."""
+
+    def any_for(self, name: str) -> bool:
+        """Whether a claim of this client stands in the line of *name*, so that no later one is granted before it."""
+        return name in self._in_line
+
+    @asynccontextmanager
+    async def joining(self, name: str) -> AsyncIterator[None]:
+        """Let the waiters of this client join a line in the order in which they came."""
+        turns = self._joining.setdefault(name, Turns(1))
+        async with turns.turn():
+            yield
+        if turns.idle:
+            self._joining.pop(name, None)
 
     def find(self, claim: Claim) -> EtcdWaiter | None:
         """The waiter of *claim*, if it waits by way of this object."""
@@ -82,20 +109,34 @@ class EtcdWaiters:
     def add(self, claim: Claim, created: int) -> EtcdWaiter:
         """Enter the waiter whose key was created at this revision, and start its task."""
         waiter = self._waiters.add(EtcdWaiter(claim, created))
+        self._in_line[claim.name] += 1
         waiter.watch.start(lambda: self._watch_line(waiter))
         return waiter
 
     async def remove(self, waiter: EtcdWaiter) -> None:
         """Forget *waiter* and end its task."""
-        self._waiters.remove(waiter)
+        self._forget(waiter)
         await waiter.watch.aclose()
 
     def pop_orphans(self) -> list[Claim]:
         """Forget the waiters whose event loop was closed; return the claims that are still in the line."""
         orphans = [waiter for waiter in self._waiters if waiter.owner.loop.is_closed()]
         for waiter in orphans:
-            self._waiters.remove(waiter)
+            self._forget(waiter)
         return [waiter.claim for waiter in orphans if not waiter.served]
+
+    def _forget(self, waiter: EtcdWaiter) -> None:
+        if self._waiters.find(waiter.claim) is waiter:
+            self._in_line -= Counter((waiter.claim.name,))
+        self._waiters.remove(waiter)
+
+    def deleted(self, key: bytes, was_held: bool) -> None:  # noqa: FBT001  (see `SharedLeases.on_deleted`)
+        """This client has deleted *key*."""
+        for deleted in self._looks.values():
+            deleted.add(key)
+        for follower in self._followers.pop(key, ()):
+            if not follower.done() and not follower.get_loop().is_closed():
+                follower.set_result(was_held)
 
     async def _watch_line(self, waiter: EtcdWaiter) -> None:
         pause = _FIRST_PAUSE
@@ -113,6 +154,10 @@ class EtcdWaiters:
         """Steps 1 to 3. False: the stream ended before the key was deleted."""
         waiter.moved.clear()
         watched = await self._to_watch(waiter)
+        if isinstance(watched, Entry):
+            if not await self._deleted_here(watched.key):
+                return True
+            watched = None  # the holder of a lock is the first: no other key is before the waiter's own
         if watched is None:
             waiter.wake()
             await waiter.moved.wait()
@@ -121,8 +166,8 @@ class EtcdWaiters:
             return await self._changed_for_all(watched)
         return await self._changed(watched)
 
-    async def _to_watch(self, waiter: EtcdWaiter) -> Json | None:
-        """The watch that tells when to look again; None if it is the waiter's turn."""
+    async def _to_watch(self, waiter: EtcdWaiter) -> Json | Entry | None:
+        """The watch that tells when to look again, or a key of this client; None if it is the waiter's turn."""
         claim = waiter.claim
         if isinstance(claim.mode, Permit):
             return await self._before_permit(waiter, claim.mode)
@@ -130,8 +175,33 @@ class EtcdWaiters:
             rivals, revision = await self._shares.rivals(claim.name)
             before = next((entry for entry in reversed(rivals) if entry.created < waiter.created), None)
         else:
-            before, revision = await self._requests.predecessor("queue", claim, waiter.created)
+            before, revision = await self._predecessor(waiter)
+            if before is not None and self._owns(before.lease):
+                return before
         return None if before is None else _deletion_of(before.key, revision)
+
+    async def _predecessor(self, waiter: EtcdWaiter) -> tuple[Entry | None, int]:
+        """The key before the waiter's own, which this client has not deleted while it was looked for."""
+        while True:
+            deleted = self._looks[waiter] = set()
+            try:
+                before, revision = await self._requests.predecessor("queue", waiter.claim, waiter.created)
+            finally:
+                del self._looks[waiter]
+            if before is None or before.key not in deleted:
+                return before, revision
+
+    async def _deleted_here(self, key: bytes) -> bool:
+        """Wait until this client has deleted *key*; return whether that was a lock, given back."""
+        follower: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        followers = self._followers.setdefault(key, set())
+        followers.add(follower)
+        try:
+            return await follower
+        finally:
+            followers.discard(follower)
+            if not followers and self._followers.get(key) is followers:
+                del self._followers[key]
 
     async def _before_permit(self, waiter: EtcdWaiter, mode: Permit) -> Json | None:
         line, revision = await self._requests.before("queue", waiter.claim, waiter.created)

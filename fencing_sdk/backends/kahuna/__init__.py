@@ -107,7 +107,7 @@ class KahunaBackend:
 
         connect_timeout: Seconds after which the next node is asked if a node accepts no connection.
 
-        connections: The most that are open at once, to all nodes together.
+        connections: The most calls that are under way at once, to all nodes together.
 
     Raises:
         ConfigurationError: an argument cannot work. Nothing is sent before the first call.

@@ -11,16 +11,17 @@ Waiters: Kahuna wakes none, so a waiter asks again, and those of one client shar
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk.abc import Tell
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll, PollingLine
+from fencing_sdk.backends._shared.waiters import FirstAsks
 from fencing_sdk.errors import BackendError
 
 __all__ = ["KahunaWaiters"]
@@ -33,8 +34,6 @@ _SHORTEST_WAIT = 0.05
 """Seconds that a waiter waits for an expiry at least: clocks of two machines differ, and it must not spin."""
 _SPREAD = 0.05
 """Seconds over which the tries of several waiters for the same expiry are spread."""
-
-Outcome = Grant | Held | None
 
 
 class KahunaWaiters:
@@ -51,7 +50,7 @@ class KahunaWaiters:
         self._look_at = look
         self._left = left
         self._line = PollingLine(left)
-        self._asking: dict[str, tuple[str, asyncio.Future[Outcome]]] = {}  # by name: the owner, and what it will know
+        self._first_asks = FirstAsks()
 
     def line_up(self, claim: Claim, tell: Tell) -> PlaceToPoll:
         """See `fencing_sdk.abc.SupportsPolling.line_up`."""
@@ -59,7 +58,7 @@ class KahunaWaiters:
 
     async def refusal(self, claim: Claim) -> Held | None:
         """Refuse *claim* without a try, if that would fail."""
-        if not self._line.waits(claim) and (held := await self._refusal_of_another(claim)) is not None:
+        if not self._line.waits(claim) and (held := await self._first_asks.refusal(claim)) is not None:
             return held
         seconds = self._line.refusal(claim)
         if seconds is not None:
@@ -67,32 +66,9 @@ class KahunaWaiters:
         holder = await self._look(claim) if self._line.looks_first(claim) else None
         return None if holder is None or holder.holder == claim.holder else _held(holder)
 
-    async def _refusal_of_another(self, claim: Claim) -> Held | None:
-        """What another claim of this client is told that is asking already."""
-        loop = asyncio.get_running_loop()
-        while (first := self._asking.get(claim.name)) is not None:
-            owner, asking = first
-            if owner == claim.owner or asking.get_loop() is not loop:
-                break
-            outcome = await asyncio.shield(asking)
-            if isinstance(outcome, Held):
-                return outcome
-            if isinstance(outcome, Grant):
-                return Held(None)
-        return None
-
-    @contextlib.contextmanager
-    def asking(self, claim: Claim) -> Iterator[Callable[[Grant | Held], None]]:
-        """Let the others wait until this try has an outcome, which the caller tells by what is given here."""
-        asking: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._asking.setdefault(claim.name, (claim.owner, asking))
-        try:
-            yield asking.set_result
-        finally:
-            if not asking.done():
-                asking.set_result(None)
-            if self._asking.get(claim.name, (None, None))[1] is asking:
-                del self._asking[claim.name]
+    def asking(self, claim: Claim) -> AbstractContextManager[Callable[[Grant | Held], None]]:
+        """See `FirstAsks.asking`."""
+        return self._first_asks.asking(claim)
 
     async def refused(self, claim: Claim) -> Held:
         """The store has refused *claim*. A first refusal tells until when; later ones are told by looks before."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.claim import LOCK, Claim
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
@@ -84,6 +85,8 @@ class OwnNodes:
 
     def __init__(self) -> None:
         self._nodes: dict[Key, OwnNode] = {}
+        self._locks: Counter[str] = Counter()
+        """By name: how many of them are nodes of locks, not of shares."""
         self._turns: dict[Key, tuple[asyncio.Lock, list[None]]] = {}
 
     def get(self, key: Key) -> OwnNode | None:
@@ -92,13 +95,22 @@ class OwnNodes:
 
     def put(self, own_node: OwnNode) -> None:
         """Enter *own_node*."""
-        self._nodes[key_of(own_node.claim)] = own_node
+        key = key_of(own_node.claim)
+        if key not in self._nodes and own_node.claim.mode is LOCK:
+            self._locks[own_node.claim.name] += 1
+        self._nodes[key] = own_node
+
+    def any_lock(self, name: str) -> bool:
+        """Whether a node of this object is in the line of a lock, so that no later one is granted before it."""
+        return name in self._locks
 
     def drop(self, own_node: OwnNode) -> None:
         """Forget *own_node*, but not a later one of the same claim."""
         own_node.finish()
         if self._nodes.get(key_of(own_node.claim)) is own_node:
             del self._nodes[key_of(own_node.claim)]
+            if own_node.claim.mode is LOCK:
+                self._locks -= Counter((own_node.claim.name,))
 
     def of(self, session: ZooKeeperSession) -> list[OwnNode]:
         """The nodes that *session* keeps alive."""
@@ -111,6 +123,7 @@ class OwnNodes:
     def clear(self) -> None:
         """Forget all of them: in a forked child they are the parent's."""
         self._nodes.clear()
+        self._locks.clear()
         self._turns.clear()
 
     @asynccontextmanager

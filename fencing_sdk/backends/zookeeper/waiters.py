@@ -20,6 +20,8 @@ from collections.abc import Callable
 
 from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Mode, Permit
 from fencing_sdk._values.scopes import move_on_after
+from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
+from fencing_sdk.backends._shared.waiters import FirstAsks
 from fencing_sdk.backends._shared.wakeup import WakeUp
 from fencing_sdk.backends.zookeeper.clean_up import CleanUp
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
@@ -47,13 +49,35 @@ class ZooKeeperWaitQueue:
         self._own_nodes = own_nodes
         self._clean_up = clean_up
         self._shares = ShareGrants(recipe)
+        self._unanswered = UnansweredRequests()
+        self._first_asks = FirstAsks()
         self._readers: dict[tuple[ZooKeeperSession, int, str], list[OwnNode]] = {}
         """Readers that wait for the same node, by the connection and the path on which that is watched."""
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """Try once. The node of a waiter stays in the line; any other claim that is refused leaves no node."""
+        if claim.mode is not LOCK or self._own_nodes.get(key_of(claim)) is not None:
+            return await self._acquire_in_turn(claim)
+        if (held := await self._refusal(claim)) is not None:
+            return held
+        with self._first_asks.asking(claim) as told:
+            outcome = await self._acquire_in_turn(claim)
+            told(outcome)
+        return outcome
+
+    async def _refusal(self, claim: Claim) -> Held | None:
+        """Refuse a claim without a node if another claim of this client is before it, or is just being refused."""
+        if self._unanswered.has(claim.owner):
+            return None  # it may hold the lock
+        held = await self._first_asks.refusal(claim)
+        return Held(None) if held is None and self._own_nodes.any_lock(claim.name) else held
+
+    async def _acquire_in_turn(self, claim: Claim) -> Grant | Held:
+        self._unanswered.begin(claim.owner)
         async with self._own_nodes.turn(key_of(claim)):
-            return await self._acquire(claim)
+            outcome = await self._acquire(claim)
+        self._unanswered.answered(claim.owner)
+        return outcome
 
     async def _acquire(self, claim: Claim) -> Grant | Held:
         own_node = await self._current(claim)

@@ -70,7 +70,7 @@ class KahunaGuard:
 
         connect_timeout: Seconds after which the next node is asked if a node accepts no connection.
 
-        connections: The most that are open at once, to all nodes together.
+        connections: The most calls that are under way at once, to all nodes together.
 
         observers: Callables that receive `StaleRejected` for every refusal and `FenceRaised` for
             every successful `raise_to`.

@@ -198,7 +198,8 @@ class KahunaValues:
             is_final=lambda _: False,
         )
         try:
-            answer = await race.run()
+            async with await self._nodes.pool.turn(operation):
+                answer = await race.run()
         except RequestFailedError as failure:
             raise _error(operation, race.failures) from failure
         return answer, race.earlier_unknown

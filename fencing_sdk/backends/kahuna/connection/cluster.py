@@ -150,7 +150,8 @@ class KahunaCluster:
 
     async def _answer(self, operation: str, race: NodeRace[KahunaAnswer]) -> KahunaAnswer:
         try:
-            answer = await race.run()
+            async with await self._nodes.pool.turn(operation):
+                answer = await race.run()
         except RequestFailedError as failure:
             error = _error(operation, race.failures)
             raise error from error.__cause__ or failure
