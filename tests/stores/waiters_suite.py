@@ -7,13 +7,16 @@ The scenarios are written once. A store with a line runs them by a subclass with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import math
 import signal
 import sys
+import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,9 @@ from campaigns import amount
 from event_log import CLOCK
 from stays import PATIENCE, Stay, opened, staying, use_in_turn
 from store_bench import WaitersBench, nothing_left
+
+from fencing_sdk import FencingError, connect
+from fencing_sdk._lock import telling
 
 WORKERS = Path(__file__).parents[1] / "scenarios" / "workers"
 LIMIT = 300.0
@@ -56,6 +62,33 @@ class WorkerProcess:
 
 
 Start = Callable[[str, float, str], Awaitable[WorkerProcess]]
+
+
+class BlockedLoop(threading.Thread):
+    """A client in a thread, which takes or awaits the lock ``a``, and then blocks its event loop."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self.url = url
+        self.asks, self.go_on, self.blocks, self.end = (threading.Event() for _ in range(4))
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        async with connect(self.url) as locks:
+            told = asyncio.Event()
+            taking = asyncio.create_task(telling(locks.lock("a", ttl=2), told.set).acquire())
+            waiting = asyncio.create_task(told.wait())
+            await asyncio.wait((taking, waiting), return_when=asyncio.FIRST_COMPLETED)
+            self.asks.set()
+            await asyncio.to_thread(self.go_on.wait, LIMIT)
+            self.blocks.set()
+            self.end.wait(LIMIT)
+            taking.cancel()
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, FencingError):
+                await (await taking).release()
 
 
 class WaitersSuite:
@@ -192,6 +225,31 @@ class WaitersSuite:
                 await asyncio.gather(*(use(number) for number in range(crowd)))
         assert len(releases) == crowd
         assert max(releases) < PATIENCE / 2, max(releases)  # each behind a few tries, and not behind all of them
+        await nothing_left(bench)
+
+    @pytest.mark.parametrize("role", ["holder", "waiter"])
+    async def test_a_loop_that_is_blocked_keeps_neither_a_lock_nor_a_turn(self, role: str, bench: WaitersBench):
+        blocked = BlockedLoop(bench.url)
+        async with opened(bench.url) as (locks, _), AsyncExitStack() as holding:
+            try:
+                stay = await holding.enter_async_context(staying(locks.lock("a", ttl=30))) if role == "waiter" else None
+                blocked.start()
+                await asyncio.to_thread(blocked.asks.wait, LIMIT)
+                if stay is not None:
+                    await bench.waiting("a", 1)
+                blocked.go_on.set()
+                assert await asyncio.to_thread(blocked.blocks.wait, LIMIT)
+                async with opened(bench.url) as (others, _):
+                    next_one = Stay(others.lock("a", ttl=30), work=0)
+                    if stay is not None:
+                        await bench.waiting("a", 2)
+                        await stay.end()
+                    await next_one.over(within=2 * PATIENCE)
+                    assert next_one.error is None
+                assert blocked.is_alive()
+            finally:
+                blocked.end.set()
+                await asyncio.to_thread(blocked.join, LIMIT)
         await nothing_left(bench)
 
     async def test_waiters_that_are_cancelled_leave_the_line_to_the_others(self, bench: WaitersBench):

@@ -46,6 +46,8 @@ class CleanUp:
         """Count the ttl of a grant or a renewal from now on, and watch a grant that is new."""
         new = own_node.ends_at is None
         own_node.renew()
+        if own_node.over:
+            return
         if own_node.timer is None:
             own_node.timer = self._loop().call_later(own_node.claim.ttl, self._check_end, own_node)
         if new:

@@ -64,8 +64,10 @@ class OwnNode:
         return self.watched_on == self.session.connections
 
     def renew(self) -> None:
-        """Let the grant last for a whole ttl from now on."""
+        """Let the grant last for a whole ttl from now on, unless the driver's thread has given the node up."""
         self.ends_at = _CLOCK.now() + self.claim.ttl
+        if not self.session.ends.prolong(self.path, self.claim.ttl):
+            self.finish()
 
     @property
     def left(self) -> float:

@@ -78,7 +78,7 @@ class ZooKeeperRenewals:
                 self._own_nodes.drop(own_node)
             elif own_node.held:
                 self._clean_up.renewed(own_node, asked[key_of(own_node.claim)])
-                outcomes[key_of(own_node.claim)] = Renewal.RENEWED
+                outcomes[key_of(own_node.claim)] = Renewal.REFUSED if own_node.over else Renewal.RENEWED
         rest = [claim for claim in claims if key_of(claim) not in outcomes]
         lines = await self._recipe.look_at_all(session, [claim.name for claim in rest]) if rest else []
         for claim, line in zip(rest, lines, strict=True):

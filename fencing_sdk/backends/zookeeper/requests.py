@@ -97,7 +97,7 @@ class Recipe:
         """Create a node at the end of the line, and look at the line."""
         for last in range(1, _TRIES + 1):
             request = create_in_line(self.paths.stem(claim, session.id), written(claim), self._acl)
-            created = session.call(request)
+            created = session.create(request, claim.ttl)
             listed = session.call(children(self.paths.folder(claim.name)))
             try:
                 path, stat = await created
@@ -118,7 +118,7 @@ class Recipe:
         paths = (self.paths.node(claim.name, node) for node in line)
         path = next((path for path in paths if path.startswith(stem)), None)
         with suppress(NoNodeError):
-            return None if path is None else (await self.find(session, path), line)
+            return None if path is None else (await self.find(session, claim, path), line)
         return None
 
     async def _in_line(self, session: ZooKeeperSession, name: str, names: Sequence[str]) -> list[LineNode]:
@@ -189,8 +189,9 @@ class Recipe:
         data, stat = await session.call(get(path))
         return data, stat
 
-    async def find(self, session: ZooKeeperSession, path: str) -> Found:
+    async def find(self, session: ZooKeeperSession, claim: Claim, path: str) -> Found:
         """Read a node that was created by a request whose answer was lost."""
+        session.ends.begin(path, claim.ttl)
         data, stat = await self.read(session, path)
         return Found(path, read_token(data, stat), stat.czxid)
 
@@ -239,7 +240,9 @@ class Recipe:
         try:
             await session.call(delete(path))
         except NoNodeError:
+            session.ends.drop(path)
             return False
+        session.ends.drop(path)
         return True
 
     async def adopt(self, session: ZooKeeperSession, claim: Claim, node: LineNode) -> Found:
@@ -251,6 +254,7 @@ class Recipe:
         old, new = self.paths.node(claim.name, node), self.paths.moved(claim, node, session.id)
         data, stat = await self.read(session, old)
         token = read_token(data, stat)
+        session.ends.begin(new, claim.ttl)
         moved = session.call(replace(old, new, rewritten(data, claim, token), self._acl))
         found = session.call(exists(new))
         _raise_first(await moved)
@@ -271,12 +275,14 @@ class Recipe:
         also = []
         if ends_phase and (phase := await self.phase(session, claim.name)).token is not None:
             also = [set_data(self.paths.folder(claim.name), with_phase(phase.data, None), phase.version)]
+        session.ends.begin(new, claim.ttl)
         written_now = session.call(replace(old, new, written(claim), self._acl, *also))
         found = session.call(exists(new))
         _raise_first(await written_now)
         stat = await found
         if stat is None:
             raise NoNodeError
+        session.ends.drop(old)
         return Found(new, stat.czxid, stat.czxid)
 
     async def phase(self, session: ZooKeeperSession, name: str) -> Phase:

@@ -17,6 +17,7 @@ watches the folder.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Mode, Permit
 from fencing_sdk._values.scopes import move_on_after
@@ -117,6 +118,8 @@ class ZooKeeperWaitQueue:
                 raise NoNodeError
             self._own_nodes.put(own_node)
             self._clean_up.granted(own_node)
+            if own_node.over:
+                raise NoNodeError
             ttl = session.lease if session.lease < claim.ttl else None
             return Grant(own_node.token, ttl=ttl, permit=own_node.permit)
         if not waiting:
@@ -150,13 +153,15 @@ class ZooKeeperWaitQueue:
             if own_node.watched == path:
                 return []
             own_node.watched = path
-            call = session.watched(self._on_rival_changed, own_node, path)
+            session.ends.suspend(own_node.path)
+            call = session.watched(self._on_rival_changed, own_node, path, wakes=lambda: [_end_of(own_node)])
             if not isinstance(rival, LineNode):
                 line = await self._recipe.watch_line(session, claim.name, call)
                 continue
             if await self._watch(own_node, path, call):
                 return []
             own_node.watched = ""
+            session.ends.prolong(*_end_of(own_node))
             line = await self._recipe.look(session, claim.name)
         own_node.woken.set()  # the line has moved at every look
         return []
@@ -197,11 +202,16 @@ class ZooKeeperWaitQueue:
         self._readers[key] = [own_node]
         there = False
         try:
-            there = await self._recipe.watch(session, path, session.watched(self._on_rival_of_readers_gone, key))
+            wakes = partial(self._ends_of_readers, key)
+            call = session.watched(self._on_rival_of_readers_gone, key, wakes=wakes)
+            there = await self._recipe.watch(session, path, call)
         finally:
             if not there:
                 self._on_rival_of_readers_gone(key, None)
         return there
+
+    def _ends_of_readers(self, key: tuple[ZooKeeperSession, int, str]) -> list[tuple[str, float]]:
+        return [_end_of(own_node) for own_node in tuple(self._readers.get(key, ()))]
 
     def _on_rival_of_readers_gone(self, key: tuple[ZooKeeperSession, int, str], event: object) -> None:
         for own_node in self._readers.pop(key, ()):
@@ -234,7 +244,7 @@ class ZooKeeperWaitQueue:
         if path != own_node.path:
             known = is_of(first, session.id)
             found: Found = await (
-                self._recipe.find(session, path) if known else self._recipe.adopt(session, claim, first)
+                self._recipe.find(session, claim, path) if known else self._recipe.adopt(session, claim, first)
             )
             own_node.path, own_node.token, own_node.born = found
         return ours[0]
@@ -261,3 +271,8 @@ class ZooKeeperWaitQueue:
                 self._own_nodes.drop(stray)
             await self._clean_up.leave_unknown(claim, session)
             raise
+
+
+def _end_of(own_node: OwnNode) -> tuple[str, float]:
+    """The node of a waiter whose turn may have come, and the seconds in which the loop has to answer for it."""
+    return own_node.path, own_node.claim.ttl

@@ -13,10 +13,12 @@ may be an hour, is bounded here: connecting, the handshake, and a connection tha
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import ssl
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
@@ -46,6 +48,8 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
         self._link: socket.socket | None = None
         self.refusing = False
         self.last_error: Exception | None = None
+        self.tend: Callable[[], float] = lambda: math.inf
+        """What the driver's thread does before it waits for messages; returns the seconds until the next time."""
 
     def start(self) -> None:
         """Start no threads: as long as the handler does not run, kazoo calls back at once."""
@@ -62,6 +66,15 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
         if len(rlist) + len(wlist) == 1:  # in the middle of a message, or of the handshake: the peer hangs
             limit = self._limit_of_try()
             timeout = limit if timeout is None else min(timeout, limit)
+            return self._select(rlist, wlist, xlist, timeout)
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while True:  # between messages
+            nap = min(end - time.monotonic(), math.inf if self._connecting else self.tend())
+            ready = self._select(rlist, wlist, xlist, None if math.isinf(nap) else max(0.0, nap))
+            if any(ready) or time.monotonic() >= end:
+                return ready
+
+    def _select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None) -> Any:
         if not hasattr(select, "poll"):
             return super().select(rlist, wlist, xlist, timeout)
         poll = select.poll()

@@ -14,6 +14,7 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from kazoo.client import KazooClient
@@ -25,7 +26,8 @@ from kazoo.retry import KazooRetry
 from fencing_sdk._values.store_url import joined
 from fencing_sdk.backends._driver_versions import DIFFERS, KnownDriver
 from fencing_sdk.backends.zookeeper.connection.dial import Dial
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS
+from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, NoNodeError, delete
+from fencing_sdk.backends.zookeeper.connection.node_ends import NodeEnds
 
 __all__ = ["BACKEND", "KAZOO", "ConnectionNews", "Identity", "KazooDriver", "ZooKeeperSettings"]
 
@@ -93,7 +95,8 @@ class KazooDriver:
     must not be carried out on the second.
     """
 
-    def __init__(self, settings: ZooKeeperSettings, timeout: float, identity: Identity | None) -> None:
+    def __init__(self, settings: ZooKeeperSettings, timeout: float, identity: Identity | None, ends: NodeEnds) -> None:
+        self._ends = ends
         self._tell: Callable[[ConnectionNews], None] = _ignore
         self._identity = identity
         self._refusal: Exception | None = None
@@ -105,6 +108,7 @@ class KazooDriver:
             servers=len(hosts),
             tls=settings.tls,
         )
+        self._dial.tend = self._give_up_overdue
         with KAZOO.known("connect"):
             self._client = self._make_client(settings, timeout, identity)
 
@@ -155,6 +159,7 @@ class KazooDriver:
             self._tell(ConnectionNews(ended=True, error=SessionExpiredError()))
         else:
             self._identity = identity
+            self._ends.resume_all()
             self._tell(ConnectionNews(connected=True, identity=identity, timeout=timeout))
         return timeouts
 
@@ -226,6 +231,19 @@ class KazooDriver:
             self._call(request, result)
         except DIFFERS as error:
             result.set_exception(KAZOO.changed("request", error))
+
+    def _give_up_overdue(self) -> float:
+        """Delete the nodes that the loop has not prolonged in time; return the seconds until the next look."""
+        due, following = self._ends.take_due()
+        for path in due:
+            self.ask(delete(path), partial(self._given_up, path))
+        return following
+
+    def _given_up(self, path: str, answer: Any) -> None:
+        if answer.exception is None or isinstance(answer.exception, NoNodeError):
+            self._ends.gone(path)
+        else:
+            self._ends.stays(path)
 
     def hang_up(self) -> None:
         """Break the connection and connect anew, with the same session."""

@@ -22,6 +22,7 @@ from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk._values.unawaited import retrieve
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, Identity, KazooDriver, ZooKeeperSettings
+from fencing_sdk.backends.zookeeper.connection.node_ends import NodeEnds
 
 __all__ = ["ZooKeeperSession"]
 
@@ -71,10 +72,12 @@ class ZooKeeperSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: KazooDriver | None = None
         self._news = asyncio.Event()
-        self._waiting: deque[tuple[object, asyncio.Future[Any]]] = deque()
+        self._waiting: deque[tuple[object, asyncio.Future[Any], Callable[[Any], None] | None]] = deque()
         self._letters: deque[Callable[[], None]] = deque()
         self._rung = False
         self._under_way: dict[asyncio.Future[Any], None] = {}
+        self.ends = NodeEnds()
+        """When its nodes have to go, although the session goes on."""
         self._heard_at = 0.0
         self._first_silence = _FIRST_SILENCE if len(settings.hosts) > 1 else _SILENCE
         self._silence = self._first_silence
@@ -113,7 +116,7 @@ class ZooKeeperSession:
         self._loop = loop
         self._reset()
         self._news = asyncio.Event()
-        driver = self._driver = KazooDriver(self._settings, self._asked, self._identity)
+        driver = self._driver = KazooDriver(self._settings, self._asked, self._identity, self.ends)
         driver.start(partial(self._post_news, driver))
 
     async def ready(self) -> None:
@@ -141,34 +144,57 @@ class ZooKeeperSession:
             await self._news.wait()
         return self.error is None
 
-    def call(self, request: object) -> asyncio.Future[Any]:
-        """Send *request*, in the order of the calls; the future has the driver's answer or error."""
+    def create(self, request: object, ttl: float) -> asyncio.Future[Any]:
+        """`call` for the creation of a node, whose path the server makes: it ends in *ttl* seconds unless prolonged."""
+        return self.call(request, lambda answer: self.ends.begin(answer.value[0], ttl))
+
+    def call(self, request: object, created: Callable[[Any], None] | None = None) -> asyncio.Future[Any]:
+        """
+        Send *request*, in the order of the calls; the future has the driver's answer or error.
+
+        *created* is called in the driver's thread, with an answer that is no error.
+        """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         future.add_done_callback(retrieve)  # a caller that fails with the first of several awaits the others no more
         if not self.connected or future.get_loop() is not self._loop:
             future.set_exception(self.error or NoConnectionError())
         else:
-            self._waiting.append((request, future))
+            self._waiting.append((request, future, created))
             self._send()
         return future
 
-    def watched(self, call: Callable[..., None], *arguments: object) -> Callable[[object], None]:
-        """A watch for the driver: *call* is made in the loop, with the event as the last argument."""
+    def watched(
+        self,
+        call: Callable[..., None],
+        *arguments: object,
+        wakes: Callable[[], Iterable[tuple[str, float]]] = tuple,
+    ) -> Callable[[object], None]:
+        """
+        A watch for the driver: *call* is made in the loop, with the event as the last argument.
+
+        *wakes* names the nodes that wait for the event, each with its ttl: the loop has so long to answer for them.
+        """
         driver = self._driver
-        return lambda event: self._post(driver, partial(call, *arguments, event))
+
+        def on_event(event: object) -> None:
+            for path, ttl in wakes():
+                self.ends.prolong(path, ttl)
+            self._post(driver, partial(call, *arguments, event))
+
+        return on_event
 
     def _send(self) -> None:
         driver = self._driver
         assert driver is not None
         while self._waiting and len(self._under_way) < _WINDOW and self.connected:
-            request, future = self._waiting.popleft()
+            request, future, created = self._waiting.popleft()
             if future.done():
                 continue
             if not self._under_way:
                 self._heard_at = _CLOCK.now()
                 self._watch_silence()
             self._under_way[future] = None
-            driver.ask(request, partial(self._post_answer, driver, future))
+            driver.ask(request, partial(self._post_answer, driver, future, created))
 
     def _answer(self, future: asyncio.Future[Any], answer: Any) -> None:
         self._under_way.pop(future, None)
@@ -205,7 +231,11 @@ class ZooKeeperSession:
     def _post_news(self, driver: KazooDriver, news: ConnectionNews) -> None:
         self._post(driver, partial(self._hear, driver, news))
 
-    def _post_answer(self, driver: KazooDriver, future: asyncio.Future[Any], answer: Any) -> None:
+    def _post_answer(
+        self, driver: KazooDriver, future: asyncio.Future[Any], created: Callable[[Any], None] | None, answer: Any
+    ) -> None:
+        if created is not None and answer.exception is None:
+            created(answer)
         self._post(driver, partial(self._answer, future, answer))
 
     def _post(self, driver: KazooDriver | None, letter: Callable[[], None]) -> None:
@@ -250,7 +280,7 @@ class ZooKeeperSession:
             self._on_ended(self)
 
     def _fail_waiting(self, error: Exception | None) -> None:
-        waiting = [future for _, future in self._waiting]
+        waiting = [future for _, future, _ in self._waiting]
         self._waiting.clear()
         _fail(waiting, error)
 
