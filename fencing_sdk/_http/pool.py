@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from fencing_sdk._http.tls import TlsContext
 from fencing_sdk._values import forks
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk._values.turns import Turns
@@ -57,7 +58,7 @@ class HttpPool:
     def __init__(
         self,
         *,
-        tls: ssl.SSLContext | None,
+        tls: TlsContext | None,
         connections: int,
         limits: aiohttp.ClientTimeout,
     ) -> None:
@@ -65,6 +66,11 @@ class HttpPool:
         self.connections = connections
         self.limits = limits
         self._current: _LoopSession | None = None
+
+    @property
+    def ssl(self) -> ssl.SSLContext | bool:
+        """What a request passes on as ``ssl``: connections with an earlier context serve no new request."""
+        return True if self.tls is None else self.tls()
 
     async def session(self) -> aiohttp.ClientSession:
         """The session of this loop and process."""
@@ -81,9 +87,7 @@ class HttpPool:
         return current
 
     async def _replace(self, earlier: _LoopSession | None) -> _LoopSession:
-        connector = _ForkSafeConnector(
-            limit=_ANY_NUMBER, keepalive_timeout=_KEEP_ALIVE, ssl=True if self.tls is None else self.tls
-        )
+        connector = _ForkSafeConnector(limit=_ANY_NUMBER, keepalive_timeout=_KEEP_ALIVE)
         session = aiohttp.ClientSession(
             connector=connector,
             headers=_HEADERS,
@@ -106,8 +110,8 @@ class HttpPool:
 class _ForkSafeConnector(aiohttp.TCPConnector):
     """A connector that a forked child does not close when it collects its garbage: the parent uses the sockets."""
 
-    def __init__(self, *, limit: int, keepalive_timeout: float, ssl: ssl.SSLContext | bool) -> None:
-        super().__init__(limit=limit, keepalive_timeout=keepalive_timeout, ssl=ssl)
+    def __init__(self, *, limit: int, keepalive_timeout: float) -> None:
+        super().__init__(limit=limit, keepalive_timeout=keepalive_timeout)
         self._made_in = forks.here()
 
     def __del__(self, *arguments: Any) -> None:

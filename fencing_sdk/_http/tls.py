@@ -1,20 +1,62 @@
-"""How certificates are checked. No option switches the check off, and a mistyped option is an error."""
+"""
+How certificates are checked. No option switches the check off, and a mistyped option is an error.
+
+Certificates are replaced while clients run. So each new connection looks whether the files have changed, and reads them
+again then. Files that do not fit together are being replaced: until they do, the last ones that did are used.
+"""
 
 from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Callable, Iterable
 
 from fencing_sdk.errors import ConfigurationError, shown
 
-__all__ = ["tls_context"]
+__all__ = ["TlsContext", "from_files", "tls_context"]
+
+TlsContext = Callable[[], ssl.SSLContext]
+"""Returns the context for a new connection: the same one until a file has changed."""
+
+
+def from_files(make: Callable[[], ssl.SSLContext], paths: Iterable[object]) -> TlsContext:
+    """
+    Make a context of the files at *paths*, and again when one of them has changed.
+
+    Raises:
+        ConfigurationError: *make* raises it now. Later the earlier context stays in use instead.
+    """
+    files = [os.fsdecode(path) for path in paths if isinstance(path, str | os.PathLike)]
+    seen, context = [_state(file) for file in files], make()
+
+    def current() -> ssl.SSLContext:
+        nonlocal seen, context
+        now = [_state(file) for file in files]
+        if now != seen:
+            try:
+                context = make()
+            except ConfigurationError:
+                return context
+            seen = now
+        return context
+
+    return current
+
+
+def _state(file: str) -> tuple[int, int, int] | None:
+    """What changes when a file is written or replaced; None: it is not there."""
+    try:
+        found = os.stat(file)  # noqa: PTH116  (a Path would be made for each connection)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def tls_context(
     *, tls: object, scheme: str, ca: object = None, cert: object = None, key: object = None, context: object = None
-) -> ssl.SSLContext | None:
+) -> TlsContext | None:
     """
-    Make a TLS context from the files that the options name; None without TLS.
+    Make TLS contexts from the files that the options name; None without TLS.
 
     Raises:
         ConfigurationError: an option has a wrong type, a file cannot be read, or two options exclude each other.
@@ -40,7 +82,9 @@ def tls_context(
     if key is not None and cert is None:
         msg = "key is that of a certificate; pass cert=/path/to/client.pem too"
         raise ConfigurationError(msg)
-    return context if not tls or context is not None else _made(ca, cert, key)
+    if not tls:
+        return None
+    return from_files(lambda: _made(ca, cert, key), files.values()) if context is None else lambda: context
 
 
 def _check_path(name: str, path: object) -> None:

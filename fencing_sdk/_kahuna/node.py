@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -14,6 +13,7 @@ from fencing_sdk._http.bodies import UnreadableAnswerError, read_body
 from fencing_sdk._http.endpoints import EndpointRules
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, request_failed
 from fencing_sdk._http.pool import HttpPool
+from fencing_sdk._http.tls import TlsContext
 from fencing_sdk._values.store_url import refuse_url, split_url
 
 __all__ = ["NodeClient", "nodes_of_url", "rules_for"]
@@ -73,7 +73,7 @@ class NodeClient(Generic[T]):
         read: Callable[[bytes, str | None], T],
         *,
         body_limit: int,
-        tls: ssl.SSLContext | None,
+        tls: TlsContext | None,
         connect_timeout: float,
         connections: int,
     ) -> None:
@@ -92,7 +92,7 @@ class NodeClient(Generic[T]):
         session = await self.pool.session()
         try:
             # A redirect is not followed: it could carry the owner id to any host.
-            async with session.post(url, data=body, allow_redirects=False) as response:
+            async with session.post(url, data=body, allow_redirects=False, ssl=self.pool.ssl) as response:
                 _check_status(response.status)
                 return self._read(await read_body(response, self._body_limit), response.headers.get("Date"))
         except UnreadableAnswerError as error:
@@ -109,7 +109,7 @@ class NodeClient(Generic[T]):
         """
         session = await self.pool.session()
         try:
-            async with session.get(url, allow_redirects=False) as response:
+            async with session.get(url, allow_redirects=False, ssl=self.pool.ssl) as response:
                 told = json.loads(await read_body(response, REPORT_LIMIT)) if response.status in {200, 503} else None
         except (ValueError, RecursionError):
             return {}

@@ -15,6 +15,7 @@ from local_ports import free_port
 from patience import until
 from throwaway_certificates import make_certificates
 from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
+from zookeeper_stage import granted
 
 from fencing_sdk import connect
 from fencing_sdk._values.claim import Claim, Grant, Renewal
@@ -55,7 +56,7 @@ async def test_client_and_server_check_the_certificates_of_each_other(version, c
     store = tmp_path / "store.pem"
     store.write_bytes(made.key.read_bytes() + made.certificate.read_bytes())
     port = free_port()
-    start_zookeeper(
+    server = start_zookeeper(
         settings=[
             f"secureClientPort={port}",
             "ssl.clientAuth=need",
@@ -88,6 +89,11 @@ async def test_client_and_server_check_the_certificates_of_each_other(version, c
         await plain.open()
     assert await backend.renew([Claim("a", 20.0)]) == [Renewal.TAKEN_OVER]
     await plain.aclose()
+    await asyncio.to_thread(server.kill)
+    renewed = await asyncio.to_thread(make_certificates, tmp_path)  # of another authority, under the same names
+    store.write_bytes(renewed.key.read_bytes() + renewed.certificate.read_bytes())
+    await asyncio.to_thread(server.start)
+    await granted(backend, Claim("b", 20.0))
     await backend.aclose()
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster, EtcdError, StartEtcd, b64
 from etcd_stage import backend_on, granted
 from serving import serving
-from stays import opened, staying
-from throwaway_certificates import Certificates
+from stays import answered, opened, staying
+from throwaway_certificates import Certificates, make_certificates
 
 from fencing_sdk import Renewed
 from fencing_sdk.abc import Claim, Renewal
@@ -123,6 +124,21 @@ async def test_certificates_of_both_sides_are_checked(start_etcd: StartEtcd, etc
     async with backend_on(f"etcd://localhost:{port}") as backend:
         with pytest.raises(BackendError):
             await backend.open()
+
+
+async def test_certificates_that_are_replaced_are_used_for_new_connections(start_etcd: StartEtcd, tmp_path: Path):
+    made = make_certificates(tmp_path)
+    cluster = start_etcd(tls=made)
+    url = f"etcd+https://localhost:{cluster.members[0].tls_port}"
+    mine = {"ca": str(made.authority), "cert": str(made.client_certificate), "key": str(made.client_key)}
+    async with backend_on(url, **mine) as backend, EtcdGuard(url, **mine) as guard:
+        await granted(backend, Claim("a", 60.0))
+        await guard.raise_to("a", 1)
+        await asyncio.to_thread(cluster.kill)
+        await asyncio.to_thread(make_certificates, tmp_path)  # of another authority, under the same names
+        await asyncio.to_thread(cluster.start)
+        await answered(lambda: granted(backend, Claim("b", 60.0)))
+        await guard.raise_to("a", 2)
 
 
 async def test_an_etcd_whose_space_is_used_up_keeps_and_frees_what_is_held_and_grants_nothing(start_etcd: StartEtcd):

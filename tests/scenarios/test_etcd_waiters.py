@@ -42,9 +42,9 @@ async def test_a_watch_from_a_revision_that_etcd_has_forgotten_looks_again(
     etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ):
     """Compaction between the look at the line and the watch: etcd cancels it, and no wake-up is lost."""
-    async with backend_on(etcd_server.url) as backend:
+    async with backend_on(etcd_server.url) as backend, backend_on(etcd_server.url) as rival:
         holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
-        await granted(backend, holder)
+        await granted(rival, holder)
         looked = backend._requests.predecessor
         looks = 0
 
@@ -60,7 +60,7 @@ async def test_a_watch_from_a_revision_that_etcd_has_forgotten_looks_again(
         await asyncio.to_thread(etcd_server.compact)
         async with backend.queue(waiter) as turn, asyncio.timeout(20):
             await until(lambda: looks >= 2, what="it looks again")
-            await backend.release(holder)
+            await rival.release(holder)
             while isinstance(await backend.acquire(waiter), Held):
                 await turn.wait()
 

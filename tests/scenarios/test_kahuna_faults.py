@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,7 +15,8 @@ from pathlib import Path
 import pytest
 from kahuna_faults import NO_ANSWERS, NO_TOKENS, UNSETTLED
 from kahuna_server import HOST, KahunaServer
-from throwaway_certificates import Certificates, make_certificates
+from stays import answered
+from throwaway_certificates import Certificates, make_certificates, require_openssl
 
 from fencing_sdk import LockClient
 from fencing_sdk._engine import terms
@@ -533,8 +532,7 @@ class BareBackend:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    if not shutil.which("openssl") and not os.environ.get("CI"):
-        pytest.skip("openssl is missing: apt-get install openssl")
+    require_openssl()
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
@@ -551,6 +549,18 @@ async def test_tls_checks_the_certificate_against_the_authority(tls_server: Kahu
     async with backend_on(tls_server, ca=certificates.authority) as backend:
         assert (await granted(backend, Claim("a", 60.0))).token == 0
         assert list(await backend.renew([])) == []
+
+
+async def test_certificates_that_are_replaced_are_used_for_new_connections(certificates: Certificates, tmp_path: Path):
+    made = make_certificates(tmp_path)
+    server = KahunaServer(tmp_path, certificate=str(made.certificate), key=str(made.key))
+    with server:
+        async with backend_on(server, ca=made.authority) as backend:
+            await granted(backend, Claim("a", 60.0))
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(make_certificates, tmp_path)  # of another authority, under the same names
+            await asyncio.to_thread(server.start)
+            await answered(lambda: granted(backend, Claim("b", 60.0)))
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_server: KahunaServer):

@@ -14,6 +14,7 @@ from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, KazooDriver
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent, delete, exists
+from fencing_sdk.backends.zookeeper.connection.node_ends import NodeEnds
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -99,7 +100,7 @@ async def kill_session(session: ZooKeeperSession) -> None:
 async def _close_by_another(session: ZooKeeperSession) -> bool:
     """Try to close *session*; whether it was closed already."""
     heard: list[object] = []
-    thief = KazooDriver(session._settings, 10.0, session._identity)
+    thief = KazooDriver(session._settings, 10.0, session._identity, NodeEnds())
     thief.start(heard.append)
 
     async def answered() -> bool:

@@ -117,8 +117,8 @@ def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path):
 def test_certificates_are_checked_unless_a_context_says_otherwise():
     tls = from_url("kahuna+https://h1")._nodes.pool.tls
     assert tls is not None
-    assert tls.check_hostname
-    assert tls.verify_mode is ssl.CERT_REQUIRED
+    assert tls().check_hostname
+    assert tls().verify_mode is ssl.CERT_REQUIRED
 
 
 def test_options_may_stand_in_the_url_or_beside_it():

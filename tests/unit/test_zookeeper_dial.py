@@ -10,6 +10,7 @@ import pytest
 
 from fencing_sdk.backends.zookeeper.connection.dial import Dial
 from fencing_sdk.backends.zookeeper.connection.driver import KazooDriver, ZooKeeperSettings
+from fencing_sdk.backends.zookeeper.connection.node_ends import NodeEnds
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_a_single_server_has_the_whole_limit():
 def test_a_server_that_hung_is_tried_after_all_others_until_it_serves(silent):
     host, port = silent
     settings = ZooKeeperSettings(hosts=[(host, port), (host, 1), (host, 2)], root="/fencing", connect_timeout=1.0)
-    driver = KazooDriver(settings, 9.0, None)
+    driver = KazooDriver(settings, 9.0, None, NodeEnds())
     orders = [driver._client._connection._expand_client_hosts() for _ in range(20)]
     assert len({order[-1][2] for order in orders}) > 1, "the first server is chosen at random"
     _tried(driver._dial, silent)

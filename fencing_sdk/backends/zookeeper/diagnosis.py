@@ -71,7 +71,9 @@ async def _say(word: str, host: str, settings: ZooKeeperSettings) -> str | None:
     address, _, port = host.rpartition(":")
     with suppress(OSError, TimeoutError, ValueError):
         async with asyncio.timeout(_LIMIT):
-            reader, writer = await asyncio.open_connection(address.strip("[]"), int(port), ssl=settings.tls)
+            reader, writer = await asyncio.open_connection(
+                address.strip("[]"), int(port), ssl=settings.tls and settings.tls()
+            )
             try:
                 writer.write(word.encode())
                 answer = b""

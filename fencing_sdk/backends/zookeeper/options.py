@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 
+from fencing_sdk._http.tls import TlsContext, from_files
 from fencing_sdk._values.store_url import decoded, read_hosts, refuse_url, split_url
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.backends import take_options
@@ -147,7 +148,7 @@ def _sasl(sasl: object) -> Mapping[str, str] | None:
     return dict(sasl)
 
 
-def _tls(tls: object, files: Mapping[str, object]) -> ssl.SSLContext | None:
+def _tls(tls: object, files: Mapping[str, object]) -> TlsContext | None:
     if not isinstance(tls, bool):
         msg = f"tls must be True or False, not {shown(tls)}"
         raise ConfigurationError(msg)
@@ -165,7 +166,10 @@ def _tls(tls: object, files: Mapping[str, object]) -> ssl.SSLContext | None:
     if ("certfile" in given) != ("keyfile" in given):
         msg = "certfile and keyfile belong together"
         raise ConfigurationError(msg)
-    return _context(given) if tls else None
+    if not tls:
+        return None
+    paths = [path for name, path in given.items() if name != "keyfile_password"]
+    return from_files(lambda: _context(given), paths)
 
 
 def _context(files: Mapping[str, object]) -> ssl.SSLContext:

@@ -16,12 +16,13 @@ import contextlib
 import math
 import select
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
+
+from fencing_sdk._http.tls import TlsContext
 
 __all__ = ["Dial"]
 
@@ -33,9 +34,7 @@ _MOST_DOUBLINGS = 20
 class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """Runs all callbacks in the connection's thread, and can break a connection off from another thread."""
 
-    def __init__(
-        self, *, connect_timeout: float, first_timeout: float, servers: int, tls: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, *, connect_timeout: float, first_timeout: float, servers: int, tls: TlsContext | None) -> None:
         super().__init__()
         self._limit = connect_timeout
         self._first_limit = min(first_timeout, connect_timeout)
@@ -97,7 +96,7 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
             link = socket.create_connection(address, min(timeout, self._limit_of_try()))
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
-                link = self._tls.wrap_socket(link, server_hostname=hostname)  # closes it when that fails
+                link = self._tls().wrap_socket(link, server_hostname=hostname)  # closes it when that fails
         except Exception as error:
             self.last_error = error
             if isinstance(error, TimeoutError):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
+from fencing_sdk._http.tls import TlsContext
 from fencing_sdk._values.store_url import joined
 from fencing_sdk.backends._driver_versions import DIFFERS, KnownDriver
 from fencing_sdk.backends.zookeeper.connection.dial import Dial
@@ -55,7 +55,7 @@ class ZooKeeperSettings:
     acl: Sequence[object] = field(default=ALL_CLIENTS, repr=False)
     auth: Sequence[tuple[str, str]] = field(default=(), repr=False)
     sasl: Mapping[str, str] | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = None
+    tls: TlsContext | None = None
 
     @property
     def places(self) -> Sequence[str]:
