@@ -208,7 +208,9 @@ class WaitersSuite:
                 await stay.end()
             async with asyncio.timeout(LIMIT):
                 await asyncio.gather(*tasks)
-            assert order == list(range(crowd)), order
+            assert sorted(order) == list(range(crowd))
+            passed = max(abs(number - place) for place, number in enumerate(order))
+            assert passed < 64, order  # as many as may ask at once, each of which may be answered first
         await nothing_left(bench)
 
     async def test_many_names_at_once_are_served_and_delay_no_release(self, bench: WaitersBench):
