@@ -16,19 +16,20 @@ import contextlib
 import math
 import select
 import socket
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 from fencing_sdk._http.tls import TlsContext
+from fencing_sdk._values.clock import BootClock
 
 __all__ = ["Dial"]
 
 Address = tuple[str, int]
 
 _MOST_DOUBLINGS = 20
+_CLOCK = BootClock()
 
 
 class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
@@ -66,11 +67,11 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
             limit = self._limit_of_try()
             timeout = limit if timeout is None else min(timeout, limit)
             return self._select(rlist, wlist, xlist, timeout)
-        end = math.inf if timeout is None else time.monotonic() + timeout
+        end = math.inf if timeout is None else _CLOCK.now() + timeout
         while True:  # between messages
-            nap = min(end - time.monotonic(), math.inf if self._connecting else self.tend())
+            nap = min(end - _CLOCK.now(), math.inf if self._connecting else self.tend())
             ready = self._select(rlist, wlist, xlist, None if math.isinf(nap) else max(0.0, nap))
-            if any(ready) or time.monotonic() >= end:
+            if any(ready) or _CLOCK.now() >= end:
                 return ready
 
     def _select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None) -> Any:
