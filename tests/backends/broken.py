@@ -751,6 +751,17 @@ class ShowsWritersAsLocks(Sound):
         return [replace(waiter, mode=LOCK) for waiter in await super().list_waiters(name)]
 
 
+@caught_by("test_a_waiter_keeps_its_place_for_longer_than_a_sign_of_life_lasts")
+class SendsNoSignsOfLife(Sound):
+    async def acquire(self, claim):
+        place = self._table._lines.get(claim.name, {}).get(claim.owner)
+        seen = self._clock.now() if place is None else place.seen
+        outcome = await super().acquire(claim)
+        if place is not None:
+            place.seen = seen
+        return outcome
+
+
 @caught_by("test_a_cancelled_waiter_leaves_nothing_in_the_line", "test_a_cancelled_waiter_leaves_nothing")
 class CancelledWaitersStay(Sound):
     @asynccontextmanager

@@ -63,6 +63,9 @@ class BackendUnderTest:
     patience: float = 15.0
     """Seconds after which a promise that waits for something is broken."""
 
+    sign_of_life: float = 3.0
+    """Seconds after which a waiter that gives no sign of life has lost its place in the line, where there is one."""
+
     queues: bool = False
     """Waiters stand in line: the backend is a `SupportsQueue`."""
 

@@ -91,6 +91,29 @@ class LinePromises(BackendUnderTest):
             await self._served(backend, waiter, turn)
 
     @needs("queues")
+    async def test_a_waiter_keeps_its_place_for_longer_than_a_sign_of_life_lasts(
+        self, backend: QueueingBackend, reopen: Reopen
+    ) -> None:
+        """It tries when the store advises it, and stays the head of the line until the release."""
+        holder, head, late = self.claim(), self.claim(), self.claim()
+        await self.granted(backend, holder)
+        async with aclosing(reopen()) as other, AsyncExitStack() as line:
+            assert isinstance(other, SupportsQueue)
+            turn = await line.enter_async_context(backend.queue(head))
+            began, joined = self.now(), False
+            while (waited := self.now() - began) < 1.2 * self.sign_of_life:
+                if waited > 0.6 * self.sign_of_life and not joined:
+                    joined = await line.enter_async_context(other.queue(late)) is not None
+                await self.refused(other, late)
+                advice = (await self.refused(backend, head)).retry_after
+                await self.pass_time(
+                    self.sign_of_life / 3 if advice is None else min(max(advice, 0.01), self.sign_of_life / 3)
+                )
+            await backend.release(holder)
+            await self.refused(other, late)
+            await self._served(backend, head, turn)
+
+    @needs("queues")
     async def test_leaving_while_it_is_your_turn_passes_the_turn_on(self, backend: QueueingBackend) -> None:
         """The head was woken and lost interest: the next one is woken instead."""
         holder, head, second = self.claim(), self.claim(), self.claim()
