@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, LeaseLostError
@@ -18,8 +19,14 @@ from fencing_sdk.sync import connect, current_token
 
 locks = connect(sys.argv[1])
 held = []
-fork = ctypes.PyDLL(None).fork if sys.argv[4:] == ["c"] else os.fork
-"""Such as uWSGI forks: Python learns nothing of it."""
+
+
+def fork():
+    """Fork, with the argument ``c`` as uWSGI does: Python learns nothing of it."""
+    if sys.argv[4:] != ["c"]:
+        return os.fork()
+    time.sleep(0.3)  # a thread that waits for the interpreter during such a fork makes Python itself hang in the child
+    return ctypes.PyDLL(None).fork()
 
 
 def say(*words):
