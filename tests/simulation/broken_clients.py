@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from fencing_sdk._engine import engine
 from fencing_sdk._engine.acquisition import Acquisition
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.heartbeat import Heartbeat
@@ -95,10 +96,10 @@ def _token_without_clock() -> Iterable[Change]:
 
 
 def _fences_forgotten() -> Iterable[Change]:
-    async def raise_fences(_self, _lease, _fences):
+    async def raise_all(_lease, _terms, _apart, _report):
         pass
 
-    yield Engine, "_raise_fences", raise_fences
+    yield engine, "raise_all", raise_all
 
 
 def _nothing_given_up() -> Iterable[Change]:

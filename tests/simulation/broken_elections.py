@@ -33,9 +33,9 @@ def _term_goes_on() -> Iterable[Change]:
 def _drained_at_once() -> Iterable[Change]:
     def begin(self, within):
         _begin(self, within)
-        for lease in tuple(self._releases.unreleased.values()):
+        for lease in tuple(self.releases.unreleased.values()):
             lease.forget_scope()
-            self._releases.give_back_behind(lease)
+            self.releases.give_back_behind(lease)
 
     yield Draining, "begin", begin
 
