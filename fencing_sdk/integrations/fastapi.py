@@ -53,7 +53,7 @@ _Shown = Annotated[str | None, Header(alias=HEADER, description=_ABOUT)]
 """For OpenAPI: FastAPI would take the last of two headers, so the value is read from the raw ones."""
 
 
-async def _read(request: Request, fencing_token: _Shown = None) -> Token | None:  # noqa: ARG001  (shown, not read)
+async def _read(request: HTTPConnection, fencing_token: _Shown = None) -> Token | None:  # noqa: ARG001  (shown, not read)
     return _presented(request)
 
 
@@ -207,7 +207,7 @@ def _naming(name: object, parameter: str) -> Callable[..., object]:
         raise ConfigurationError(msg)
     template = ResourceTemplate(name, parameter=parameter)
 
-    async def by_path(request: Request) -> str:
+    async def by_path(request: HTTPConnection) -> str:
         scope, route = request.scope, str(getattr(request.scope.get("route"), "path", ""))
         check_path(scope["path"], scope.get("raw_path"), slashed=route.endswith("/"))
         return template.fill(request.path_params)

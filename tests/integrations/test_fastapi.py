@@ -359,6 +359,26 @@ async def test_a_websocket_that_was_not_accepted_gets_an_answer_if_its_server_ca
     assert (kinds, error.fence) == ([], 35)
 
 
+async def test_a_websocket_depends_on_tokens_and_leases_as_a_request_does(app, guard, locks, store):
+    seen = []
+
+    @app.websocket("/seats/{seat}")
+    async def watch(
+        socket: WebSocket,
+        token: Annotated[Token, Fenced(guard, resource="seats/{seat}")],
+        carried: Annotated[Token, Presented()],
+        lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)],
+    ):
+        seen.extend([token, carried, lease.name, lease.held])
+        await socket.close()
+
+    async with locks:
+        assert await spoken(app) == ([("websocket.close", None)], None)
+        assert (seen, await store.inspect("seats/42")) == ([34, 34, "seats/42", True], None)
+        await guard.raise_to("seats/42", 35)
+        assert await spoken(app) == ([("websocket.http.response.start", 409)], None)
+
+
 def counted(path):
     """A database with one counter, and how it stands."""
     with closing(sqlite3.connect(path)) as database, database:
