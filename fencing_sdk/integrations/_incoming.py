@@ -145,13 +145,15 @@ def check_path(path: str, sent: bytes | None, *, slashed: bool) -> None:
         slashed: Whether paths of this route end with a slash.
 
     Raises:
-        RequestRefused: it has an empty segment, ``.`` or ``..``, an escaped slash, bytes that are no UTF-8, or U+FFFD,
-            which such bytes may have become.
+        RequestRefused: it has an empty segment, ``.`` or ``..``, an escaped slash, a ``#`` that is not escaped, bytes
+            that are no UTF-8, or U+FFFD, which such bytes may have become.
     """
     if sent is not None:
-        raw = _BEFORE_PATH.sub(b"", sent.partition(b"#")[0].partition(b"?")[0], count=1)
+        raw = _BEFORE_PATH.sub(b"", sent.partition(b"?")[0], count=1)
         if b"%2f" in raw.lower():
             raise RequestRefused(unnamed_resource("the path has an escaped slash, which ends a name to some servers"))
+        if b"#" in raw:
+            raise RequestRefused(unnamed_resource("the path has a '#', at which some servers end it; write %23"))
         path = unquote_to_bytes(raw).decode("utf-8", "replace")
     segments = (path.removesuffix("/") if slashed else path).split("/")[1:]
     if not _NO_SEGMENTS.isdisjoint(segments):

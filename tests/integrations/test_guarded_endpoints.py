@@ -365,6 +365,7 @@ async def test_a_path_that_names_no_resource_is_400(serve, seats, segment):
 
 TWO_RESOURCES = [b"/seats/4%2F2", b"/seats%2f42", b"/seats/%FF", b"/seats/4%C0%AF2", b"/seats/%ED%A0%80", b"/seats/42/"]
 TWO_RESOURCES += [b"/seats//42", b"/seats/4//2", b"/seats/4/../42", b"/seats/./42", b"/seats/%2E%2E", b"/seats/42%2F"]
+TWO_RESOURCES += [b"/seats/42#a", b"/seats/42#a?b"]
 
 
 @pytest.mark.parametrize("path", TWO_RESOURCES)
