@@ -27,6 +27,7 @@ __all__ = [
     "decoded",
     "is_ipv6",
     "joined",
+    "read_database",
     "read_hosts",
     "read_port",
     "refuse_url",
@@ -35,6 +36,7 @@ __all__ = [
 
 _PORTS = range(1, 65536)
 _LONGEST_PORT = 5
+_LONGEST_DATABASE = 10
 _IPV6 = re.compile(r"(?P<address>[0-9A-Fa-f:.]{2,45})(?:%(?!25\Z)(?:25)?(?P<zone>[A-Za-z0-9._~-]{1,64}))?")
 """An address and its zone. The '%' between them is written %25 in a URL."""
 _NOT_IN_A_HOST = frozenset('[]<>@,?#\\^`{|}"')
@@ -194,6 +196,19 @@ def read_port(text: str, which: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_PORT and int(text) in _PORTS):
         _refuse(which, "has a port that is no number from 1 to 65535")
     return int(text)
+
+
+def read_database(path: str) -> int | None:
+    """
+    Return the number of a Redis database, which is the *path* of a URL; None if the path is empty.
+
+    Raises:
+        ConfigurationError: *path* is no number.
+    """
+    text = path.strip("/")
+    if text and not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_DATABASE and int(text) < 2**31):
+        refuse_url("must have the number of a database as its path, such as /0")
+    return int(text) if text else None
 
 
 def decoded(text: str, part: str) -> str:

@@ -648,6 +648,28 @@ BAD_URLS = [
 ]
 
 
+@pytest.mark.parametrize("place", ["h1,h2", "h/x", "h/1/2", "h/-1", "h/1_0", "h/\u0663", "h/1?db=2", "h?db=1&db=2"])
+def test_a_place_that_the_store_refuses_is_refused_with_the_same_reason(place):
+    """Guard and store may stand in one configuration: one URL must not name two databases."""
+    for url in (f"redis://user:secret@{place}", f"rediss://user:secret@{place}?ssl_ca_certs=ca.pem"):
+        with pytest.raises(ConfigurationError, match=r"url (names|must have|gives)") as error:
+            RedisGuard(url)
+        assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("unix://h/run/s", "unix://", "unix:///", "redis+cluster://", "redis+cluster://h1,h2/3", "redis://h?host=h2"),
+        *("redis://user:secret@h?password=secret", "unix:///run/s?path=/run/secret"),
+    ],
+)
+def test_a_server_that_is_named_twice_or_too_little_is_refused(url):
+    with pytest.raises(ConfigurationError, match=r"url (names|must look like|gives)") as error:
+        RedisGuard(url)
+    assert "secret" not in str(error.value)
+
+
 @pytest.mark.parametrize("url", BAD_URLS)
 def test_a_url_that_cannot_be_used_is_refused_and_not_repeated(url):
     with pytest.raises(ConfigurationError, match="url") as error:

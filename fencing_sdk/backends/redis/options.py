@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
-from fencing_sdk._values.store_url import StoreUrl, decoded, refuse_url, split_url
+from fencing_sdk._values.store_url import StoreUrl, decoded, read_database, refuse_url, split_url
 from fencing_sdk.backends.redis.connection.client_settings import servers_of_client
 from fencing_sdk.backends.redis.connection.cluster import Address, SlotMap
 from fencing_sdk.backends.redis.connection.dial import RedisDialer, ServerDialer, ServerSettings
@@ -28,7 +28,6 @@ from fencing_sdk.errors import ConfigurationError
 
 DEFAULT_PORT = 6379
 _SENTINEL_PORT = 26379
-_LONGEST_DATABASE = 10
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -69,13 +68,12 @@ class RedisUrlParts:
 
     def take_database(self, text: str) -> None:
         """Read the number of the database in the path. It must not stand in the query too."""
-        if not text:
+        number = read_database(text)
+        if number is None:
             return
         if "db" in self.arguments:
             refuse_url("names the database twice, in its path and as db")
-        if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_DATABASE and int(text) < 2**31):
-            refuse_url("must have the number of a database as its path, such as /0")
-        self.arguments["db"] = int(text)
+        self.arguments["db"] = number
 
 
 def topology_from_url(url: str, options: Mapping[str, object] | None = None) -> RedisTopology:
@@ -130,7 +128,7 @@ def _single(parts: RedisUrlParts) -> RedisTopology:
     if "," in parts.url.hosts:
         refuse_url("names several hosts; for Sentinels write redis+sentinel://, for a cluster redis+cluster://")
     [address] = parts.addresses(DEFAULT_PORT) if parts.url.hosts else [("localhost", DEFAULT_PORT)]
-    parts.take_database(parts.url.path.strip("/"))
+    parts.take_database(parts.url.path)
     return RedisTopology(ServerDialer(parts.server().at(*address)))
 
 

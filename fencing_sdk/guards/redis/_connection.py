@@ -13,10 +13,10 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, cast
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 from fencing_sdk._values.extras import install
-from fencing_sdk._values.store_url import decoded, refuse_url, split_url
+from fencing_sdk._values.store_url import StoreUrl, decoded, read_database, refuse_url, split_url
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.guards.redis._commands import Argument
 from fencing_sdk.guards.redis._scripts import CheckedScript
@@ -211,47 +211,70 @@ def _client_for(url: str) -> _RedisClient:
     except ModuleNotFoundError as error:
         msg = f"{error.name} is not installed; run: {install('redis')}"
         raise ConfigurationError(msg) from error
-    addresses = [address.at(_PORT) for address in parts.addresses()] if parts.hosts else [("localhost", _PORT)]
-    login = {"username": parts.user or None, "password": parts.password or None}
-    path = decoded(parts.path, "path")
+    place, texts = _place(_SINGLE.get(scheme, ""), parts), _options(parts)
+    if place.keys() & texts.keys():
+        refuse_url("names the server or the database twice, also in its query")
     with suppress(TypeError, ValueError, AttributeError):  # they may quote the url, so they must not become the cause
-        given = {name: texts[0] for name, texts in parse_qs(parts.query).items()}
-        options = {name: URL_QUERY_ARGUMENT_PARSERS.get(name, str)(text) for name, text in given.items()}
-        arguments = {"socket_timeout": PATIENCE, **login, **options}
+        options = {name: URL_QUERY_ARGUMENT_PARSERS.get(name, str)(text) for name, text in texts.items()}
+        arguments = {"socket_timeout": PATIENCE, **options, **place}
         if scheme in _CLUSTER:
-            return _cluster_client(addresses, path, arguments | ({"ssl": True} if _CLUSTER[scheme] == "rediss" else {}))
-        return _single_client(_SINGLE[scheme], addresses, path, arguments)
-    msg = "url cannot be used: its path is no database, or an option in its query is unknown or has a wrong value"
+            return _cluster_client([address.at(_PORT) for address in parts.addresses()], _CLUSTER[scheme], arguments)
+        return _single_client(_SINGLE[scheme], arguments)
+    msg = "url cannot be used: an option in its query is unknown or has a wrong value"
     raise ConfigurationError(msg)
 
 
-def _cluster_client(addresses: Sequence[tuple[str, int]], path: str, arguments: Mapping[str, Any]) -> _RedisClient:
+def _place(kind: str, parts: StoreUrl) -> dict[str, object]:
+    """
+    Return what the driver needs to find a server and its database; nothing for a cluster.
+
+    Raises:
+        ConfigurationError: *parts* name too much or too little.
+    """
+    if kind == "unix":
+        if parts.hosts or not parts.path.strip("/"):
+            refuse_url("must look like unix:///path/to/socket?db=0, with three slashes, because a socket has no host")
+        return {"path": decoded(parts.path, "path")}
+    database = read_database(parts.path)
+    if not kind:
+        if not parts.hosts or database:
+            refuse_url("must look like redis+cluster://host:6379,host:6379, without a database: a cluster has only one")
+        return {}
+    if "," in parts.hosts:
+        refuse_url("names several hosts; for a cluster write redis+cluster://")
+    [(host, port)] = [address.at(_PORT) for address in parts.addresses()] if parts.hosts else [("localhost", _PORT)]
+    return {"host": host, "port": port} | ({} if database is None else {"db": database})
+
+
+def _options(parts: StoreUrl) -> dict[str, str]:
+    """
+    Return the login and the query, each as the text it is.
+
+    Raises:
+        ConfigurationError: a name is given twice.
+    """
+    login = [(name, text) for name, text in (("username", parts.user), ("password", parts.password)) if text]
+    given = [*login, *parse_qsl(parts.query, keep_blank_values=True)]
+    if len(dict(given)) < len(given):
+        refuse_url("gives the user, the password or an option twice")
+    return dict(given)
+
+
+def _cluster_client(addresses: Sequence[tuple[str, int]], kind: str, arguments: Mapping[str, Any]) -> _RedisClient:
     from redis.asyncio.cluster import ClusterNode, RedisCluster  # noqa: PLC0415
 
-    if path.strip("/0"):
-        refuse_url("names a database, but a cluster has only one; leave it out")
-    return cast(
-        "_RedisClient", RedisCluster(startup_nodes=[ClusterNode(*address) for address in addresses], **arguments)
-    )
+    nodes = [ClusterNode(*address) for address in addresses]
+    return cast("_RedisClient", RedisCluster(startup_nodes=nodes, ssl=kind == "rediss", **arguments))
 
 
-def _single_client(
-    kind: str, addresses: Sequence[tuple[str, int]], path: str, arguments: Mapping[str, Any]
-) -> _RedisClient:
+def _single_client(kind: str, arguments: Mapping[str, Any]) -> _RedisClient:
     from redis.asyncio import Redis, connection  # noqa: PLC0415
     from redis.asyncio.retry import Retry  # noqa: PLC0415
     from redis.backoff import ExponentialWithJitterBackoff  # noqa: PLC0415
 
+    sorts = {"unix": connection.UnixDomainSocketConnection, "rediss": connection.SSLConnection}
     chosen = {"retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=1), RESENDS), **arguments}
-    if kind == "unix":
-        pool = connection.ConnectionPool(connection.UnixDomainSocketConnection, path=path, **chosen)
-    else:
-        if len(addresses) > 1:
-            refuse_url("names several hosts; for a cluster write redis+cluster://")
-        if path.strip("/"):
-            chosen.setdefault("db", int(path.strip("/")))
-        sort = connection.SSLConnection if kind == "rediss" else connection.Connection
-        pool = connection.ConnectionPool(sort, host=addresses[0][0], port=addresses[0][1], **chosen)
+    pool = connection.ConnectionPool(sorts.get(kind, connection.Connection), **chosen)
     client = cast("_RedisClient", Redis.from_pool(pool))
     client.connection_pool.make_connection()  # checks the options, and does not connect
     return client
