@@ -19,6 +19,7 @@ from stays import Stay, opened, staying
 from fencing_sdk import LossReason, Renewed
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
+from fencing_sdk.backends.etcd.requests import Standing
 from fencing_sdk.errors import BackendUnavailableError
 
 pytest_plugins = ["etcd_fixtures"]
@@ -195,6 +196,26 @@ async def test_a_release_that_was_not_confirmed_is_made_good_with_the_next_keep_
             while await keys(etcd_server, "released"):
                 assert list(await backend.renew([kept])) == [Renewal.RENEWED]
                 await asyncio.sleep(0.1)
+
+
+async def test_a_release_that_finds_no_key_is_refused_although_etcd_is_away_for_the_next_question(
+    etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+):
+    """The engine repeats a release that fails, and a repeated one shows no loss."""
+    port = etcd_server.members[0].port
+    async with FaultProxy(port) as network, backend_on(f"etcd://127.0.0.1:{network.port}") as backend:
+        claim = Claim("a", 30.0)
+        await granted(backend, claim)
+        await asyncio.to_thread(etcd_server.delete, "fencing/a/")
+        ask = backend._requests.standings
+
+        async def ask_in_vain(operation: str, claims: list[Claim]) -> list[Standing]:
+            network.refuse()
+            network.cut()
+            return await ask(operation, claims)
+
+        monkeypatch.setattr(backend._requests, "standings", ask_in_vain)
+        assert await backend.release(claim) is Renewal.REFUSED
 
 
 @pytest.mark.parametrize("left", ["place", "lock"])

@@ -250,8 +250,10 @@ class EtcdBackend:
         """See `fencing_sdk.abc.Backend.release`."""
         if not await self._delete("release", claim):
             return None
-        (standing,) = await self._requests.standings("release", [claim])
-        refusal = Renewal.REFUSED if standing.first is None or standing.holds else Renewal.TAKEN_OVER
+        refusal = Renewal.REFUSED
+        with suppress(BackendError):  # the loss is known, and an error would have the release repeated, which hides it
+            (standing,) = await self._requests.standings("release", [claim])
+            refusal = Renewal.REFUSED if standing.first is None or standing.holds else Renewal.TAKEN_OVER
         return (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
 
     async def _delete(self, operation: str, claim: Claim) -> bool:
