@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+import asyncpg
 import pytest
 from etcd_server import EtcdCluster
 from kahuna_server import KahunaServer
@@ -19,6 +20,10 @@ from throwaway_certificates import Certificates
 from zookeeper_server import ZooKeeperServer
 
 from fencing_sdk import connect
+from fencing_sdk.guards.etcd import EtcdGuard
+from fencing_sdk.guards.kahuna import KahunaGuard
+from fencing_sdk.guards.redis import RedisGuard
+from fencing_sdk.guards.sql import SqlGuard
 
 pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
@@ -71,13 +76,36 @@ class AddressesSuite:
                 assert lease.held
 
 
-class TestRedis(AddressesSuite):
+class WithGuardSuite(AddressesSuite):
+    guard: Callable[[str], RedisGuard | SqlGuard | EtcdGuard | KahunaGuard]
+
+    async def test_it_hides_none_from_a_guard(self, place: Place, two_addresses: None):
+        guard = self.guard(place.url)
+        if isinstance(guard, SqlGuard):
+            connection = await asyncpg.connect(place.url)
+            await connection.execute(guard.ddl())
+            await connection.close()
+        with ExitStack() as stack:
+            for port in place.ports:
+                stack.enter_context(swallowing(port))
+            async with asyncio.timeout(60):
+                await guard.raise_to("a", 34)
+                assert await guard.highest("a") == 34
+        if not isinstance(guard, SqlGuard):
+            await guard.aclose()
+
+
+class TestRedis(WithGuardSuite):
+    guard = RedisGuard
+
     @pytest.fixture
     def place(self, redis_server: RedisServer) -> Place:
         return Place(f"redis://{NAME}:{redis_server.port}", [redis_server.port])
 
 
-class TestRedisWithTls(AddressesSuite):
+class TestRedisWithTls(WithGuardSuite):
+    guard = RedisGuard
+
     @pytest.fixture
     def place(self, start_redis, certificates: Certificates) -> Place:
         port = start_redis(tls=certificates).tls_port
@@ -92,13 +120,17 @@ class TestSentinel(AddressesSuite):
         return Place(f"redis+sentinel://{hosts}/{redis_sentinels.name}", ports)
 
 
-class TestPostgresql(AddressesSuite):
+class TestPostgresql(WithGuardSuite):
+    guard = SqlGuard
+
     @pytest.fixture
     def place(self, postgresql_server: PostgresqlServer) -> Place:
         return Place(postgresql_server.url.replace(HOST, NAME), [postgresql_server.port])
 
 
-class TestPostgresqlWithTls(AddressesSuite):
+class TestPostgresqlWithTls(WithGuardSuite):
+    guard = SqlGuard
+
     @pytest.fixture
     def place(self, start_postgresql, postgresql_certificates: Certificates) -> Place:
         server = start_postgresql(tls=postgresql_certificates)
@@ -106,7 +138,9 @@ class TestPostgresqlWithTls(AddressesSuite):
         return Place(server.url.replace(HOST, NAME) + options, [server.port])
 
 
-class TestEtcd(AddressesSuite):
+class TestEtcd(WithGuardSuite):
+    guard = EtcdGuard
+
     @pytest.fixture
     def place(self, etcd_server: EtcdCluster) -> Place:
         return Place(etcd_server.url.replace(HOST, NAME), [int(etcd_server.url.rpartition(":")[2])])
@@ -118,7 +152,9 @@ class TestZooKeeper(AddressesSuite):
         return Place(zookeeper_url.replace(HOST, NAME), [int(zookeeper_server.address.rpartition(":")[2])])
 
 
-class TestKahuna(AddressesSuite):
+class TestKahuna(WithGuardSuite):
+    guard = KahunaGuard
+
     @pytest.fixture
     def place(self, kahuna_server: KahunaServer) -> Place:
         return Place(kahuna_server.url.replace(HOST, NAME), list(kahuna_server.ports))

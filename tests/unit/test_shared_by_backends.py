@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from fencing_sdk import connect
+from fencing_sdk._dialing import by_turns, connected_socket
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
-from fencing_sdk.backends._shared.dialing import by_turns, connected_socket
 from fencing_sdk.backends._shared.error_translation import (
     ErrorTranslation,
     Verdict,

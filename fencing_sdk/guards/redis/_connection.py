@@ -272,9 +272,11 @@ def _single_client(kind: str, arguments: Mapping[str, Any]) -> _RedisClient:
     from redis.asyncio.retry import Retry  # noqa: PLC0415
     from redis.backoff import ExponentialWithJitterBackoff  # noqa: PLC0415
 
-    sorts = {"unix": connection.UnixDomainSocketConnection, "rediss": connection.SSLConnection}
+    from fencing_sdk.guards.redis._dialed import DialedConnection, DialedTlsConnection  # noqa: PLC0415
+
+    sorts = {"unix": connection.UnixDomainSocketConnection, "rediss": DialedTlsConnection}
     chosen = {"retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=1), RESENDS), **arguments}
-    pool = connection.ConnectionPool(sorts.get(kind, connection.Connection), **chosen)
+    pool = connection.ConnectionPool(sorts.get(kind, DialedConnection), **chosen)
     client = cast("_RedisClient", Redis.from_pool(pool))
     client.connection_pool.make_connection()  # checks the options, and does not connect
     return client

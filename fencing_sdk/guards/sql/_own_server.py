@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
 
+from fencing_sdk._dialing import DialingLoop
 from fencing_sdk._values.extras import install
 from fencing_sdk._values.postgresql_url import read_postgresql_url
 from fencing_sdk._values.scopes import move_on_after
@@ -35,7 +36,7 @@ class _OwnConnection(AsyncpgConnection, Protocol):
 
 class _Connect(Protocol):
     async def __call__(
-        self, dsn: str | None, /, *, timeout: float, statement_cache_size: int, **parts: object
+        self, dsn: str | None, /, *, loop: DialingLoop, timeout: float, statement_cache_size: int, **parts: object
     ) -> _OwnConnection: ...
 
 
@@ -59,7 +60,11 @@ class PostgresqlDatabase:
         """Run *work* in a transaction of its own."""
         # Behind a proxy that pools transactions, a prepared statement may be another client's, so none is cached.
         connection = await self._connect(
-            self._url.options_dsn, timeout=_CONNECT_PATIENCE, statement_cache_size=0, **self._url.arguments()
+            self._url.options_dsn,
+            loop=DialingLoop(),
+            timeout=_CONNECT_PATIENCE,
+            statement_cache_size=0,
+            **self._url.arguments(),
         )
         try:
             # At other levels PostgreSQL refuses to raise a fence that another transaction raised meanwhile.

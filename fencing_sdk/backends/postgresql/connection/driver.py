@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
 import asyncpg
 
+from fencing_sdk._dialing import DialingLoop
 from fencing_sdk._values.postgresql_url import PostgresqlUrl
-from fencing_sdk.backends._shared.dialing import connected_socket
 
 ServerError: type[Exception] = asyncpg.PostgresError
 """An error that the server sent; `code_of` returns its SQLSTATE."""
@@ -88,33 +87,10 @@ class DriverConnection(Protocol):
         ...
 
 
-class _DialingLoop:
-    """The running loop for asyncpg, which would wait for ever at the first address of a name."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
-
-    async def create_connection(self, protocol_factory: Any, host: str, port: int, **options: Any) -> Any:
-        """Connect as the loop does, by the first address that takes the connection."""
-        link = await connected_socket(host, port)
-        if link is None:
-            return await self._loop.create_connection(protocol_factory, host, port, **options)
-        try:
-            if options.get("ssl") is not None:
-                options.setdefault("server_hostname", host)
-            return await self._loop.create_connection(protocol_factory, sock=link, **options)
-        except BaseException:
-            link.close()
-            raise
-
-
 def connect(url: PostgresqlUrl, arguments: Mapping[str, object]) -> Awaitable[DriverConnection]:
     """Open a connection to what *url* names, unless *arguments* name something else."""
     given = {**url.arguments(), **arguments}
-    return cast("Awaitable[DriverConnection]", asyncpg.connect(url.options_dsn, loop=_DialingLoop(), **given))
+    return cast("Awaitable[DriverConnection]", asyncpg.connect(url.options_dsn, loop=DialingLoop(), **given))
 
 
 def code_of(error: BaseException) -> str:

@@ -27,8 +27,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from fencing_sdk._dialing import connected_socket
 from fencing_sdk.backends._driver_versions import KnownDriver
-from fencing_sdk.backends._shared.dialing import connected_socket
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError, reason_of
 from fencing_sdk.errors import BackendRefusedError
 

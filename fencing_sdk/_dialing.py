@@ -3,7 +3,8 @@ Connects to a name that has several addresses: one that swallows packets must no
 
 Many names have an IPv6 and an IPv4 address, or one for each data centre. The addresses are tried in the order of the
 resolver, the families in turn, and the next one when the last has failed or after `DELAY` seconds ("happy eyeballs").
-The first that takes the connection is used. The drivers of Redis and PostgreSQL would wait at the first one for ever.
+The first that takes the connection is used. The drivers of Redis and PostgreSQL would wait at the first one for ever,
+for stores and for guards.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 from itertools import chain, zip_longest
+from typing import Any
 
-__all__ = ["DELAY", "by_turns", "connected_socket"]
+__all__ = ["DELAY", "DialingLoop", "by_turns", "connected_socket"]
 
 DELAY = 0.25
 """Seconds that an address has for itself, as RFC 8305 recommends."""
@@ -36,6 +38,29 @@ async def connected_socket(host: str, port: int) -> socket.socket | None:
     if len(found) == 1:
         return await _connect(found[0])
     return await _first_of(by_turns(found))
+
+
+class DialingLoop:
+    """The running loop for asyncpg, which would wait for ever at the first address of a name."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    async def create_connection(self, protocol_factory: Any, host: str, port: int, **options: Any) -> Any:
+        """Connect as the loop does, by the first address that takes the connection."""
+        link = await connected_socket(host, port)
+        if link is None:
+            return await self._loop.create_connection(protocol_factory, host, port, **options)
+        try:
+            if options.get("ssl") is not None:
+                options.setdefault("server_hostname", host)
+            return await self._loop.create_connection(protocol_factory, sock=link, **options)
+        except BaseException:
+            link.close()
+            raise
 
 
 def _is_address(host: str) -> bool:
