@@ -75,7 +75,7 @@ class OneLoop:
             UsageError: another loop uses it, and runs.
         """
         owner = self._owner
-        if owner is not None and owner.is_current:
+        if owner is not None and owner.loop is asyncio.get_running_loop():  # a child of a fork has a loop of its own
             return
         if owner is not None and owner.in_this_process and owner.loop.is_running():
             msg = (
