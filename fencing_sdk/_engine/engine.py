@@ -280,6 +280,7 @@ class Engine:
         if lease.keep_for and lease.kept:
             await self.park(lease, lease.keep_for)
         if lease.generation != forks.here() or not lease.mark_released() or not self._releases.take(lease):
+            await self._releases.finish_behind(lease)
             return  # in a forked child the lock belongs to its parent
         if self._closing.begun:
             self._closing.look_again()

@@ -19,6 +19,7 @@ from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.parking import Parking
 from fencing_sdk._engine.posted_requests import Flight
 from fencing_sdk._engine.store_calls import Returned, StoreCalls
+from fencing_sdk._values import forks
 from fencing_sdk._values.claim import LOCK
 from fencing_sdk._values.clock import Clock
 from fencing_sdk.errors import LeaseLostError, LossReason
@@ -37,6 +38,8 @@ class Releases:
         """By owner: those that were not given back."""
         self.returning: dict[str, LeaseState] = {}
         """By owner: those that were, and whose end is not told yet."""
+        self._behind: dict[str, asyncio.Task[Returned]] = {}
+        """By owner: releases that began in the background."""
         self.on_end: Callable[[], object] | None = None
         """Called when the end of a lease was told, from the beginning of a drain on."""
         self._clock = clock
@@ -68,7 +71,7 @@ class Releases:
 
     async def finish(self, lease: LeaseState, flight: Flight | None) -> None:
         """Give *lease* back and wait until that is done, shielded from every cancellation, for a bounded time."""
-        returned = self.send(lease, flight)
+        returned = self._behind.get(lease.claim.owner) or self.send(lease, flight)
         if _silent(lease):  # the store is not waited for
             self.tell_when_done(lease, returned)
             return
@@ -84,6 +87,11 @@ class Releases:
         self._end(lease, returned)
         if cancelled is not None:
             raise cancelled
+
+    async def finish_behind(self, lease: LeaseState) -> None:
+        """Wait, as `finish` does, if *lease* is being given back in the background: ``max_hold`` has ended it."""
+        if lease.generation == forks.here() and lease.claim.owner in self._behind:
+            await self.finish(lease, None)
 
     async def park(self, lease: LeaseState, parking: Parking, within: float) -> None:
         """
@@ -128,7 +136,10 @@ class Releases:
         if not self.take(lease):
             return
         if parking is None:
-            self.tell_when_done(lease, self.send(lease))
+            owner = lease.claim.owner
+            returned = self._behind[owner] = self.send(lease)
+            returned.add_done_callback(lambda _: self._behind.pop(owner), context=Context())
+            self.tell_when_done(lease, returned)
         else:
             self.store_calls.start(self._park(lease, parking))
 

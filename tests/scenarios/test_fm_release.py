@@ -595,3 +595,32 @@ async def test_mode_07_a_leader_whose_grant_has_gone_leads_another_term(threads)
             value = await locks.elected("a")(work_of_a_task)()
     assert value == len(terms) == 2
     assert len(log.of(Lost)) == 1
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("threads", [False, True])
+async def test_mode_07_a_block_that_outlives_max_hold_ends_when_the_store_has_its_lock_back(threads, plain):
+    """7: the release has begun before, or at the first look at the clock, and the end of the block waits for it."""
+    log, store = Log(), FaultyBackend(MemoryBackend())
+    store.delay("release", 0.2)
+
+    def in_a_thread(locks):
+        lock = locks.lock("a", max_hold=0.05)
+        with pytest.raises(LeaseLostError), lock.acquire() if plain else lock:
+            time.sleep(0.1)
+        return log.of(Released)
+
+    async def in_a_task(locks):
+        lock = locks.lock("a", max_hold=0.05)
+        with pytest.raises(LeaseLostError):
+            async with await lock.acquire() if plain else lock:
+                time.sleep(0.1)  # noqa: ASYNC251  (a body that does not await)
+        return log.of(Released)
+
+    if threads:
+        with sync.connect(store, observers=[log]) as locks:
+            released = await asyncio.to_thread(in_a_thread, locks)
+    else:
+        async with LockClient(store, observers=[log]) as locks:
+            released = await in_a_task(locks)
+    assert [event.confirmed for event in released] == [True]
