@@ -26,9 +26,17 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
-from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.claim import Holder, Token
 from fencing_sdk._values.clock import BootClock, wall_seconds
-from fencing_sdk._values.token_wire import ENV_DEADLINE, ENV_HOLDER, ENV_LOCK, ENV_TOKEN, ENV_URL
+from fencing_sdk._values.token_wire import (
+    ENV_AROUND,
+    ENV_DEADLINE,
+    ENV_HOLDER,
+    ENV_LOCK,
+    ENV_TOKEN,
+    ENV_URL,
+    format_token,
+)
 from fencing_sdk.cli._child import TO_THE_COMMAND, TO_THE_GROUP, Child
 from fencing_sdk.cli._job import Job
 from fencing_sdk.cli._offspring import SEEN
@@ -133,11 +141,10 @@ async def supervise(job: Job, lock_name: str, *, url: str, **options: Unpack[Loc
 
 
 async def _check_around(locks: LockClient, name: str) -> None:
-    """Refuse a lock under which this very process was started: it would wait for its own end."""
-    if os.environ.get(ENV_LOCK) != name:
-        return
-    holder = await locks.inspect(name)
-    if holder and (f"{holder.token}", holder.holder) == (os.environ.get(ENV_TOKEN), os.environ.get(ENV_HOLDER)):
+    """Refuse a lock under which this very process was started, however deep: it would wait for its own end."""
+    around = os.environ.get(ENV_AROUND, "").split()
+    holder = await locks.inspect(name) if around else None
+    if holder and format_token(Token(holder.token, holder.holder)) in around:
         msg = (
             f"lock {shown(name)} is held by the fencing run around this one, which would wait for itself; "
             "leave the inner one out, or give it a lock of another name"
@@ -263,6 +270,7 @@ def _environment(lease: Lease) -> dict[str, str]:
         ENV_TOKEN: f"{lease.token:d}",
         ENV_HOLDER: lease.holder,
         ENV_LOCK: lease.name,
+        ENV_AROUND: f"{os.environ.get(ENV_AROUND, '')} {format_token(lease.token)}".strip(),
         ENV_DEADLINE: f"{deadline:.3f}",
     }
 

@@ -215,9 +215,12 @@ def test_a_script_without_a_first_line_is_run_by_a_shell(fencing: Fencing):
     assert (done.returncode, done.stdout) == (3, f"{fencing.folder}/report: \n")
 
 
+@pytest.mark.parametrize("between", [(), ("second",)])
 @pytest.mark.parametrize("wait", ["0", "forever"])
-def test_a_command_that_asks_for_the_lock_around_it_is_told_so(fencing: Fencing, wait: str):
-    inner = f"{sys.executable} -m fencing_sdk run job --wait {wait} -- touch ran"
+def test_a_command_that_asks_for_the_lock_around_it_is_told_so(fencing: Fencing, wait: str, between: tuple[str, ...]):
+    program = f"{sys.executable} -m fencing_sdk"
+    deeper = "".join(f"{program} run {name} -- " for name in between)
+    inner = f"{deeper}{program} run job --wait {wait} -- touch ran"
     done = fencing("run", "job", *shell(inner))
     assert done.returncode == 2
     assert "'job' is held by the fencing run around this one, which would wait for itself" in done.stderr
@@ -227,7 +230,7 @@ def test_a_command_that_asks_for_the_lock_around_it_is_told_so(fencing: Fencing,
 
 
 def test_a_lock_is_free_for_what_a_command_has_left_behind(fencing: Fencing):
-    fencing.environment |= {"FENCING_LOCK": "job", "FENCING_TOKEN": "1", "FENCING_HOLDER": "00000000"}
+    fencing.environment["FENCING_AROUND"] = '1;holder="00000000"'
     assert fencing("run", "job", "--", "true").returncode == 0
     fencing.start("run", "job", *shell(f"echo $$ > holder.pid; exec sleep {LONG}"))
     fencing.appears("holder.pid")
