@@ -1,4 +1,4 @@
-"""What stands for something that one process holds, and so has no twin: clients, locks and leases."""
+"""What stands for something that one process holds, and so has no twin: clients, locks, leases, stores and guards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Uncopied:
     The base of what is neither copied nor pickled.
 
     A twin of a client would close the first one when it is dropped, that of a lease would give its lock back, and a
-    pickled client would carry the password of its store.
+    pickled client, backend or guard would carry the password of its store.
     """
 
     __slots__ = ()
@@ -28,7 +28,7 @@ class Uncopied:
         """
         msg = (
             f"{type(self).__name__} cannot be copied or pickled, because it belongs to this process; share the object "
-            "itself between tasks or threads, and let another process connect() by itself: it needs the URL, the name "
+            "itself between tasks or threads, and let another process make its own: it needs the URL, the name "
             "of the lock, or the token"
         )
         raise UsageError(msg)

@@ -15,6 +15,7 @@ from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renew
 from fencing_sdk._values.clock import BootClock, Clock, wall_micros
 from fencing_sdk._values.findings import Finding, warning
 from fencing_sdk._values.loop_owner import OneLoop
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared import lock_table
@@ -32,7 +33,7 @@ _REPEATING = warning(
 )
 
 
-class MemoryBackend:
+class MemoryBackend(Uncopied):
     """
     A lock table in this process.
 

@@ -7,6 +7,7 @@ import copy
 import pickle
 import re
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from both_worlds import bare, in_both_worlds
@@ -15,6 +16,11 @@ from stays import PATIENCE
 import fencing_sdk.sync
 from fencing_sdk import DrainingError, LeaseLostError, LossReason, Skipped, UsageError, current_lease
 from fencing_sdk._arguments import METADATA_LIMIT, check_metadata
+from fencing_sdk.backends import from_url
+from fencing_sdk.guards.etcd import EtcdGuard
+from fencing_sdk.guards.kahuna import KahunaGuard
+from fencing_sdk.guards.redis import RedisGuard
+from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.recipes.jobs import say_parked
 
 
@@ -29,6 +35,32 @@ async def test_what_belongs_to_this_process_is_neither_copied_nor_pickled(locks)
                     twin(thing)
         lease.check()
         assert not await locks.lock("a").try_acquire()
+
+
+SECRET = "n0t-for-pickles"
+STORES = [
+    "memory://",
+    "sqlite:///locks.db",
+    *(f"redis{kind}://:{SECRET}@h1:1,h2:2,h3:3" for kind in ("+quorum", "+cluster")),
+    f"redis+sentinel://:{SECRET}@h1:1,h2:2/main",
+    *(f"{scheme}://user:{SECRET}@h1:1" for scheme in ("redis", "postgresql", "etcd", "zk")),
+    "kahuna://h1:1",
+]
+GUARDS = {
+    "redis": lambda: RedisGuard(f"redis://:{SECRET}@h1:1"),
+    "postgresql": lambda: SqlGuard(f"postgresql://user:{SECRET}@h1/x"),
+    "etcd": lambda: EtcdGuard(f"etcd://user:{SECRET}@h1:1"),
+    "kahuna": lambda: KahunaGuard("kahuna://h1:1"),
+}
+
+
+@pytest.mark.parametrize("make", [*(partial(from_url, url) for url in STORES), *GUARDS.values()])
+def test_what_knows_a_password_is_neither_copied_nor_pickled(make):
+    thing = make()
+    for twin in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(UsageError, match=f"^{type(thing).__name__} cannot be copied or pickled") as refused:
+            twin(thing)
+        assert SECRET not in str(refused.value)
 
 
 @in_both_worlds

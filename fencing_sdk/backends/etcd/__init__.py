@@ -42,6 +42,7 @@ from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing,
 from fencing_sdk._values.findings import Finding
 from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk._values.unawaited import retrieve
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.revocation_reasons import with_reasons
@@ -74,7 +75,7 @@ _POLL_PART = 1 / 4
 _LONGEST_POLL = 5.0
 
 
-class EtcdBackend:
+class EtcdBackend(Uncopied):
     """
     An etcd cluster, 3.4 or later, as the lock service.
 

@@ -41,6 +41,7 @@ from fencing_sdk._values.findings import Finding
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk._values.timing import seconds
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.abc import Tell
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll
@@ -88,7 +89,7 @@ _REFUSALS = {AnswerType.LOCK_DOES_NOT_EXIST, AnswerType.INVALID_OWNER}
 """What a node that is cut off also says of a lock that is held, so it is not believed if our clock contradicts it."""
 
 
-class KahunaBackend:
+class KahunaBackend(Uncopied):
     """
     A Kahuna cluster, 1.0.7 or later, as the lock service.
 

@@ -37,6 +37,7 @@ from typing import Any
 from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
 from fencing_sdk._values.postgresql_url import LIBPQ_OPTIONS
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.abc import Guard, LossNotice, TransactionalGuard, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.revocation_reasons import with_reasons
@@ -72,7 +73,7 @@ _BATCH = 1000
 """Leases that one statement renews."""
 
 
-class PostgresqlBackend:
+class PostgresqlBackend(Uncopied):
     """
     A lock service in PostgreSQL, from version 12 on.
 

@@ -50,6 +50,7 @@ from typing import Any
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
 from fencing_sdk._values.unawaited import retrieve
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
@@ -96,7 +97,7 @@ _BATCH = 200
 """Leases that one run of a script renews or looks at: it keeps the server busy for less than a millisecond."""
 
 
-class RedisBackend:
+class RedisBackend(Uncopied):
     """
     A lock service in Redis or Valkey, from version 6.2 on.
 

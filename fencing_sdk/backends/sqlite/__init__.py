@@ -37,6 +37,7 @@ from typing import TypeVar
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import BootClock, boot_identity, wall_micros
 from fencing_sdk._values.findings import Finding
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
@@ -58,7 +59,7 @@ __all__ = ["SqliteBackend", "from_url"]
 T = TypeVar("T")
 
 
-class SqliteBackend:
+class SqliteBackend(Uncopied):
     """
     A lock service in a file, shared by every process that names the same one.
 

@@ -32,6 +32,7 @@ from contextlib import asynccontextmanager, suppress
 
 from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.revocation_reasons import with_reasons
@@ -56,7 +57,7 @@ from fencing_sdk.errors import BackendUnavailableError
 __all__ = ["ZooKeeperBackend", "from_url"]
 
 
-class ZooKeeperBackend:
+class ZooKeeperBackend(Uncopied):
     """
     A ZooKeeper ensemble, 3.5 or later, as the lock service.
 

@@ -29,6 +29,7 @@ from fencing_sdk._http.bodies import UnreadableAnswerError
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name, safe_segment
 from fencing_sdk._values.token_wire import check_token, format_token, parse_written
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted, check_token_of, check_tokens
@@ -58,7 +59,7 @@ class _GuardedWrite(NamedTuple):
     once: bool = False
 
 
-class EtcdGuard:
+class EtcdGuard(Uncopied):
     """
     Keeps fences beside the data in etcd, and runs transactions that succeed only with a current token.
 

@@ -30,6 +30,7 @@ from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.timing import seconds
 from fencing_sdk._values.token_wire import check_token, format_token
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError, UnsupportedError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted
@@ -48,7 +49,7 @@ _LONGEST_CALL = 15.0
 """Seconds after which a call is given up: three times what a cluster needs to replace a leader."""
 
 
-class KahunaGuard:
+class KahunaGuard(Uncopied):
     """
     Keeps fence and data of each resource in one value of Kahuna, and replaces it only with a current token.
 

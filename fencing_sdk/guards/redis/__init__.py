@@ -21,6 +21,7 @@ from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk._values.token_wire import format_token
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, check_token_of, check_tokens
@@ -41,7 +42,7 @@ Client: TypeAlias = "Redis | RedisCluster | Valkey | ValkeyCluster"
 _MIN_RETENTION = 1.0
 
 
-class RedisGuard:
+class RedisGuard(Uncopied):
     """
     Keeps fences beside the data in Redis, and runs commands only for a current token.
 

@@ -21,6 +21,7 @@ from typing import Protocol
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.token_wire import check_token
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, check_tokens
@@ -52,7 +53,7 @@ class _FenceTable(Protocol):
     def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]: ...
 
 
-class SqlGuard:
+class SqlGuard(Uncopied):
     """
     Keeps fences in a table of the database that holds the data: SQLite or PostgreSQL.
 

@@ -35,6 +35,7 @@ from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renew
 from fencing_sdk._values.clock import wall_micros
 from fencing_sdk._values.findings import Finding
 from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.abc import LossNotice, Turn
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
@@ -66,7 +67,7 @@ _SPREAD = 1000
 """Microseconds by which the numbers of attempts differ at random, so that two clients rarely make the same."""
 
 
-class RedisQuorumBackend:
+class RedisQuorumBackend(Uncopied):
     """
     A lock service on three to seven independent Redis or Valkey servers, from version 6.2 on.
 
