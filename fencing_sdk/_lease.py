@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import warnings
 from types import TracebackType
@@ -135,11 +136,13 @@ class Lease(AnyLease):
     async def __aenter__(self) -> Self:
         if self._state.released:
             raise self._state.loss()
+        self._state.block = asyncio.current_task()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._state.block = None
         await end_block(self, raised)
         if self._state.lost is not None:
             tell_loss(self._state, raised)

@@ -43,7 +43,8 @@ class _Caller(NamedTuple):
 
     def is_inside(self, lease: LeaseState) -> bool:
         """Whether *lease* is its own: it can give that back after the wait only."""
-        in_task = lease.task is not None and lease.task is self.task
+        task = lease.task or lease.block
+        in_task = task is not None and task is self.task
         return in_task or (self.thread is not None and lease in self.thread.inside)
 
 
@@ -169,7 +170,7 @@ class Draining:
     def has_bodies(self) -> bool:
         """Whether a body of a task runs that gets no refusal itself."""
         refused = [task for one in self.together for task in one.refused]
-        tasks = [lease.task for lease in self.releases.unreleased.values() if lease not in self.around]
+        tasks = [lease.task or lease.block for lease in self.releases.unreleased.values() if lease not in self.around]
         return any(task is not None and not task.done() and task not in refused for task in tasks)
 
     def look_again(self) -> None:

@@ -64,6 +64,7 @@ class LeaseState:
         "_scope",
         "_token",
         "acquired_at",
+        "block",
         "claim",
         "clock",
         "deadline",
@@ -115,6 +116,8 @@ class LeaseState:
         self.released = False
         self.task: asyncio.Task[object] | None = None
         """The task that is inside ``async with`` by this lease."""
+        self.block: asyncio.Task[object] | None = None
+        """The task that has begun a block of this plain handle. Another one may end it."""
         self.keep_for = 0.0
         """Seconds from the grant for which the lock stays taken, although the lease is given back."""
         self.unanswered_calls: tuple[asyncio.Future[object], ...] = ()

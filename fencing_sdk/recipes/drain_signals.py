@@ -73,7 +73,8 @@ class DrainOnSignals:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._handlers.set(self._draining)
-        self._draining.around = tuple(map(state_of, held_here()))
+        blocks = (lease for lease in self._draining.releases.unreleased.values() if lease.block is self._task)
+        self._draining.around = (*map(state_of, held_here()), *blocks)
         self._scope = paced_scope(_PACE)
         self._scope.__enter__()
 

@@ -202,8 +202,9 @@ async def test_blocks_that_are_left_in_any_order_leave_the_handlers_as_they_were
     assert signal.getsignal(SIGNAL) == before
 
 
-async def test_a_lock_around_the_block_is_no_body_in_it(locks):
-    worked = []
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_lock_around_the_block_is_no_body_in_it(locks, plain):
+    worked, around = [], locks.lock("only one")
 
     async def works(name: str) -> None:
         while True:
@@ -211,7 +212,7 @@ async def test_a_lock_around_the_block_is_no_body_in_it(locks):
                 worked.append(name)
                 await asyncio.sleep(0.01)
 
-    async with locks.lock("only one"):
+    async with await around.acquire() if plain else around:
         with anyio.fail_after(20):
             async with locks.draining_on(SIGNAL, within=3600), asyncio.TaskGroup() as group:
                 for name in "aab":

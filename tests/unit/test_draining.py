@@ -440,6 +440,26 @@ async def test_a_worker_that_is_refused_cuts_no_body_of_the_others(run, waits):
 
 
 @in_virtual_time
+async def test_the_block_of_a_plain_handle_is_a_body_to_others_and_not_to_itself():
+    async with TwoClients() as clients:
+
+        async def works(name: str, seconds: float):
+            async with await clients.ours.lock(name, ttl=TTL).acquire() as lease:
+                await asyncio.sleep(seconds)
+                lease.check()
+                clients.log.append(f"{name} at {now():g}")
+                await clients.ours.lock("c").acquire()
+
+        working = asyncio.create_task(in_a_task_group([works("a", 2), works("b", 20)]))
+        await asyncio.sleep(1)
+        assert await clients.ours.drain(within=25)
+        with pytest.raises(ExceptionGroup):
+            await working
+        assert clients.log == ["a at 2", "b at 20"]
+        assert now() == 20.0
+
+
+@in_virtual_time
 async def test_a_refusal_comes_at_the_bound_if_bodies_go_on_until_then():
     async with TwoClients() as clients:
         working = asyncio.create_task(clients.body(3600))
