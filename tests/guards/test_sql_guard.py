@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from fencing_sdk import (
+    BackendRefusedError,
     ConfigurationError,
     FenceRaised,
     StaleRejected,
@@ -176,6 +177,23 @@ def test_sync_sessions_and_connections_of_sqlalchemy_are_guarded_too(path, kind)
             guard.admit_sync(transaction, "a", OLD)
         transaction.rollback()
     engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("number", "holder"),
+    [
+        *[(number, None) for number in (-1, 2**53, 34.5, "x", b"34")],
+        *[(34, holder) for holder in ("", "AA", "a" * 65, b"aa")],
+    ],
+)
+async def test_a_row_that_another_program_wrote_is_refused_by_the_grammar_of_all_fences(path, number, holder):
+    guard = SqlGuard(path)
+    await guard.raise_to("a", NEW)
+    with connected(path) as connection:
+        connection.execute("UPDATE fencing_fence SET token = ?, holder = ?", (number, holder))
+        connection.commit()
+    with pytest.raises(BackendRefusedError, match="'a' is no fence"):
+        await guard.highest("a")
 
 
 # The fence is part of the caller's transaction.

@@ -28,7 +28,7 @@ from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.guards._verdict import refusal
 from fencing_sdk.guards.sql._identifiers import quoted
 from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
-from fencing_sdk.guards.sql._token_width import refuse_narrow, type_of_column
+from fencing_sdk.guards.sql._token_width import refuse_narrow, stored_fence, type_of_column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -245,7 +245,7 @@ class PostgresqlFences:
 
     def _fence(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
         for token, holder in (yield from self._fetch(transaction, self._statements(transaction).fence, (resource,))):
-            return Token(cast("int", token), cast("str | None", holder))
+            return stored_fence(resource, token, holder)
         return None
 
     def _fetch(self, transaction: Transaction, statement: str, parameters: Parameters) -> Steps[Sequence[Row]]:

@@ -16,6 +16,7 @@ from fencing_sdk.errors import UsageError
 from fencing_sdk.guards._verdict import refusal
 from fencing_sdk.guards.sql._identifiers import quoted
 from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
+from fencing_sdk.guards.sql._token_width import stored_fence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +119,7 @@ class SqliteFences:
     def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:  # noqa: ARG002
         """Return the fence of *resource*, if it has one."""
         for token, holder in (yield from self._fetch(self._statements.fence, (resource,))):
-            return Token(cast("int", token), cast("str | None", holder))
+            return stored_fence(resource, token, holder)
         return None
 
     def _fetch(self, statement: str, parameters: Parameters) -> Steps[Sequence[Row]]:

@@ -1,5 +1,5 @@
 """
-Refuses columns of PostgreSQL that are too narrow for a token.
+Refuses what is no fence: columns of PostgreSQL that are too narrow for a token, and rows that another program wrote.
 
 A token is below 2**53, and a hybrid token is about 2**50 from the start. PostgreSQL's ``integer``, which SQLAlchemy
 chooses for a plain ``int``, ends at 2**31. SQLite's INTEGER has 64 bits, so there is nothing to check.
@@ -7,9 +7,12 @@ chooses for a plain ``int``, ends at 2**31. SQLite's INTEGER has 64 bits, so the
 
 from __future__ import annotations
 
-from fencing_sdk.errors import UsageError
+from fencing_sdk._values.claim import Token
+from fencing_sdk._values.token_wire import token_of_parts
+from fencing_sdk.errors import BackendRefusedError, UsageError, shown
 from fencing_sdk.guards.sql._identifiers import quoted
 
+_GUARD = "SqlGuard"
 _NARROW = {"smallint", "integer", "real"}
 
 # For a domain, its base type.
@@ -37,3 +40,19 @@ def refuse_narrow(table: str, column: str, found: object) -> None:
             f"run: ALTER TABLE {quoted(table)} ALTER COLUMN {quoted(column)} TYPE BIGINT"
         )
         raise UsageError(msg)
+
+
+def stored_fence(resource: str, number: object, holder: object) -> Token:
+    """
+    Return the fence of *resource*, as its row has it.
+
+    Raises:
+        BackendRefusedError: the row has the grammar of no fence.
+    """
+    token = None
+    if not isinstance(number, (str, bytes)) and isinstance(holder, str | None):
+        token = token_of_parts(str(number), holder)
+    if token is None:
+        detail = f"the row of {shown(resource)} is no fence: another program has written it"
+        raise BackendRefusedError(_GUARD, "highest", detail)
+    return token
