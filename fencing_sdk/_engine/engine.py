@@ -105,7 +105,7 @@ class Engine:
             msg = "this client was opened in another event loop; open one client for each loop"
             raise UsageError(msg)
         if self._closing.begun:
-            msg = "this client is closed; enter it again with 'async with'"
+            msg = "this client is closed; enter it again"
             raise UsageError(msg)
         if self._beating is None:
             msg = "this client is still opening; enter it first, and use it when that is done"

@@ -50,7 +50,7 @@ class Cancel:
     __slots__ = ("_event", "_name")
 
     def __init__(self, event: threading.Event, name: str) -> None:
-        if not callable(getattr(event, "is_set", None)):
+        if isinstance(event, type) or not callable(getattr(event, "is_set", None)):
             msg = f"cancel must be an event that ends the wait, such as threading.Event(), not {shown(event)}"
             raise ConfigurationError(msg)
         self._event = event

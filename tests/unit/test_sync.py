@@ -810,7 +810,7 @@ def test_an_event_that_is_not_set_disturbs_nothing(locks):
     with locks.lock("a", cancel=stop) as lease:
         stop.set()
         lease.check()
-    for wrong in (True, "stop", object()):
+    for wrong in (True, "stop", object(), threading.Event):
         with pytest.raises(ConfigurationError, match=r"cancel must be an event .* such as threading\.Event\(\)"):
             locks.lock("a", cancel=wrong)
 
