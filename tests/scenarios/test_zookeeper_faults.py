@@ -29,6 +29,29 @@ def by_proxy(zookeeper_proxy, zookeeper_url):
     return f"zk://127.0.0.1:{zookeeper_proxy.port}/{zookeeper_url.rsplit('/', 1)[1]}"
 
 
+async def test_a_release_that_finds_no_node_is_refused_although_zookeeper_is_away_for_the_next_question(
+    by_proxy, zookeeper_proxy, zookeeper_url, monkeypatch
+):
+    """The engine repeats a release that fails, and a repeated one shows no loss."""
+    backend = from_url(by_proxy)
+    claim = Claim("a", 30.0)
+    async with operating(zookeeper_url) as operator:
+        await granted(backend, claim)
+        (node,) = await operator.line("a")
+        await operator.delete("a", node)
+        look = backend._recipe.look
+
+        async def look_in_vain(session, name):
+            zookeeper_proxy.refuse()
+            zookeeper_proxy.cut()
+            return await look(session, name)
+
+        monkeypatch.setattr(backend._recipe, "look", look_in_vain)
+        assert await backend.release(claim) is Renewal.REFUSED
+    zookeeper_proxy.heal()
+    await backend.aclose()
+
+
 # A lost reply.
 
 

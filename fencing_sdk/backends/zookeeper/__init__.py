@@ -184,7 +184,13 @@ class ZooKeeperBackend(Uncopied):
             session = self._sessions.of(claim.ttl)
         await session.ready()
         there = own_node is not None and await self._recipe.remove(session, own_node.path)
-        line = [] if there else await self._recipe.look(session, claim.name)
+        line: list[LineNode] = []
+        try:
+            line = [] if there else await self._recipe.look(session, claim.name)
+        except Exception:
+            if own_node is None:
+                raise
+            self._clean_up.sweep_later(claim, session)  # the loss is known: a release that is repeated would hide it
         for node in line:
             if node.mark == mark_of(claim.owner):
                 there = await self._recipe.remove(session, self._recipe.paths.node(claim.name, node)) or there
