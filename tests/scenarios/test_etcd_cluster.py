@@ -115,9 +115,9 @@ async def _watched(cluster: EtcdCluster) -> float:
 
 async def test_a_watch_at_a_member_that_lost_its_leader_ends(etcd_cluster: EtcdCluster):
     """It would hear of nothing; so it is told to end, and the waiter asks others."""
-    async with backend_on(etcd_cluster.url) as backend:
+    async with backend_on(etcd_cluster.url) as backend, backend_on(etcd_cluster.url) as other:
         holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
-        await granted(backend, holder)
+        await granted(other, holder)
         place = backend.queue(waiter)
         async with place as turn:
             first = backend._gateway._endpoints.in_turn()[0].origin
@@ -132,7 +132,7 @@ async def test_a_watch_at_a_member_that_lost_its_leader_ends(etcd_cluster: EtcdC
                     member.resume()
                 while True:
                     try:
-                        await backend.release(holder)
+                        await other.release(holder)
                         break
                     except Exception:
                         await asyncio.sleep(0.1)

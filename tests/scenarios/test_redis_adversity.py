@@ -423,7 +423,7 @@ class Counting:
 async def test_a_counter_that_is_no_number_is_told_as_such(redis_server):
     await redis_server.command("SET", key("a", "t"), "abc")
     async with using(redis_server.url) as backend:
-        with pytest.raises(BackendRefusedError, match="holds something else"):
+        with pytest.raises(BackendRefusedError, match="hold something else"):
             await backend.acquire(Claim("a", 60))
 
 

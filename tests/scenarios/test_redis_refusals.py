@@ -163,8 +163,9 @@ async def test_these_permissions_are_enough_and_all_of_them_are_used(start_redis
     await everything(url_of(server), server)
     used = {word for word in NEEDED + WELCOME if await calls_of(server, word, word.split("|")[0])}
     assert used == {*NEEDED, *WELCOME}
-    refused = await server.command("ACL", "LOG")
-    assert {entry[entry.index("object") + 1] for entry in refused} <= {"client|setinfo", "client"}  # the driver's
+    refused = {entry[entry.index("object") + 1] for entry in await server.command("ACL", "LOG")}
+    refused -= {"client|caching"}  # a waiter that leaves asks why it holds no grant, and can do without
+    assert refused <= {"client|setinfo", "client"}  # the driver's
 
 
 @pytest.mark.parametrize("commands", [NEEDED, NEEDED + WELCOME], ids=["commands", "channels"])

@@ -58,20 +58,21 @@ def set_quota(_strict_server: ZooKeeperServer, strict_url: str) -> Iterator[SetQ
 @pytest.mark.parametrize("limit", ["count=3", "byte=20"])
 async def test_who_is_above_the_quota_is_refused_and_leaves_nothing_behind(limit, strict_url, set_quota):
     """The root, the folder and the node of the holder are allowed, and 20 bytes of data: not a second node."""
-    backend, claim, waiter = from_url(strict_url), Claim("a", 20.0), Claim("a", 20.0)
+    backend, other, claim, waiter = from_url(strict_url), from_url(strict_url), Claim("a", 20.0), Claim("a", 20.0)
     async with operating(strict_url) as operator:
         assert isinstance(await backend.acquire(claim), Grant)
         line = await operator.line("a")
         await asyncio.to_thread(set_quota, limit)
         with pytest.raises(BackendRefusedError, match="quota of the root is used up"):
-            await backend.acquire(waiter)
+            await other.acquire(waiter)
         with pytest.raises(BackendRefusedError, match="quota of the root is used up"):
-            async with backend.queue(waiter):
+            async with other.queue(waiter):
                 pytest.fail("there is no place for it")
         assert await operator.line("a") == line
         assert await backend.renew([claim]) == [Renewal.RENEWED]
         await backend.release(claim)
-        assert isinstance(await backend.acquire(waiter), Grant)
+        assert isinstance(await other.acquire(waiter), Grant)
+    await other.aclose()
     await backend.aclose()
 
 
@@ -88,17 +89,18 @@ async def test_a_lock_for_which_there_is_no_folder_left_is_refused_until_the_quo
 
 
 async def test_a_waiter_that_finds_a_place_again_when_the_quota_is_lifted_keeps_it(strict_url, set_quota):
-    backend, claim, waiter = from_url(strict_url), Claim("a", 20.0), Claim("a", 20.0)
+    backend, other, claim, waiter = from_url(strict_url), from_url(strict_url), Claim("a", 20.0), Claim("a", 20.0)
     await backend.acquire(claim)
     await asyncio.to_thread(set_quota, "count=3")
     with pytest.raises(BackendRefusedError):
-        await backend.acquire(waiter)
+        await other.acquire(waiter)
     await asyncio.to_thread(set_quota, "count=9")
-    async with backend.queue(waiter) as turn:
-        assert isinstance(await backend.acquire(waiter), Held)
+    async with other.queue(waiter) as turn:
+        assert isinstance(await other.acquire(waiter), Held)
         await backend.release(claim)
         async with asyncio.timeout(60):
             await turn.wait()
-        assert isinstance(await backend.acquire(waiter), Grant)
-    await backend.release(waiter)
+        assert isinstance(await other.acquire(waiter), Grant)
+    await other.release(waiter)
+    await other.aclose()
     await backend.aclose()

@@ -139,7 +139,7 @@ class EtcdBackend(Uncopied):
         self._leases.on_deleted = self._waiters.deleted
         self._first_asks = FirstAsks()
         self._revocations = EtcdRevocations(self._requests, self._shares)
-        self._losses = EtcdLossWatcher(self._gateway, self._leases, self._revocations)
+        self._losses = EtcdLossWatcher(self._gateway, self._leases, self._revocations, self._waiters.deleted)
         self._listing = EtcdListing(self._requests, self._shares)
         self._unanswered = UnansweredRequests()
 

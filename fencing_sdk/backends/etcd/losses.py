@@ -48,7 +48,15 @@ _LAST_PAUSE = 5.0
 class EtcdLossWatcher:
     """Watches the grants of one backend while a client wants notices."""
 
-    def __init__(self, gateway: Gateway, leases: SharedLeases, revocations: EtcdRevocations) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        leases: SharedLeases,
+        revocations: EtcdRevocations,
+        on_deleted: Callable[[bytes, bool], object],
+    ) -> None:
+        self._on_deleted = on_deleted
+        """Waiters behind a key of this client watch it not by themselves: see `fencing_sdk.backends.etcd.waiters`."""
         self._gateway = gateway
         self._revocations = revocations
         self._leases = leases
@@ -184,6 +192,7 @@ class EtcdLossWatcher:
         if claim is None or found is None or revision <= found[1].created:
             return
         self.ended(key)
+        self._on_deleted(key, False)  # noqa: FBT003  (see `SharedLeases.on_deleted`)
         self._telling.start(self._tell(claim))
 
     async def _tell(self, claim: Claim) -> None:

@@ -7,7 +7,8 @@ task that does this in a loop:
 1. Read which key was created just before the waiter's own.
 2. If there is none, wake the waiter: its next try is granted. Then wait until its own key may be another one.
 3. Else watch that one key until it is deleted. So a release wakes one waiter and not all of them. A key that this
-   client has put, it also deletes: then it needs no watch, and a crowd in one client no connection for each.
+   client has put, it also deletes, and its loss watcher hears when another client deletes a key that is held: then
+   no watch is needed here, and a crowd in one client needs no connection for each.
 
 Shares differ in step 1. A reader does not wait for readers: it watches the last key before its own that is no reader's.
 A permit watches the last waiter before its own, until that leaves or has its number. If there is none, it is the head
@@ -131,7 +132,7 @@ class EtcdWaiters:
         self._waiters.remove(waiter)
 
     def deleted(self, key: bytes, was_held: bool) -> None:  # noqa: FBT001  (see `SharedLeases.on_deleted`)
-        """This client has deleted *key*."""
+        """This client has deleted *key*, or has heard that it is deleted."""
         for deleted in self._looks.values():
             deleted.add(key)
         for follower in self._followers.pop(key, ()):

@@ -71,7 +71,9 @@ class ZooKeeperWaitQueue:
         if self._unanswered.has(claim.owner):
             return None  # it may hold the lock
         held = await self._first_asks.refusal(claim)
-        return Held(None) if held is None and self._own_nodes.any_lock(claim.name) else held
+        if held is None and self._own_nodes.any_lock(claim.name) and self._sessions.of(claim.ttl).connected:
+            return Held(None)
+        return held
 
     async def _acquire_in_turn(self, claim: Claim) -> Grant | Held:
         self._unanswered.begin(claim.owner)

@@ -11,7 +11,6 @@ import ctypes
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, LeaseLostError
@@ -25,8 +24,10 @@ def fork():
     """Fork, with the argument ``c`` as uWSGI does: Python learns nothing of it."""
     if sys.argv[4:] != ["c"]:
         return os.fork()
-    time.sleep(0.3)  # a thread that waits for the interpreter during such a fork makes Python itself hang in the child
-    return ctypes.PyDLL(None).fork()
+    sys.setswitchinterval(60)  # a thread that asks for the interpreter during such a fork makes Python hang in the child
+    child = ctypes.PyDLL(None).fork()
+    sys.setswitchinterval(0.005)
+    return child
 
 
 def say(*words):
