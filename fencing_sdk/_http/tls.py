@@ -47,7 +47,7 @@ def _state(file: str) -> tuple[int, int, int] | None:
     """What changes when a file is written or replaced; None: it is not there."""
     try:
         found = os.stat(file)  # noqa: PTH116  (a Path would be made for each connection)
-    except OSError:
+    except (OSError, ValueError):  # a path with a null byte
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
 

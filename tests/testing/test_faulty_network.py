@@ -30,8 +30,13 @@ class Store:
         self.arrived: Counter[str] = Counter()
 
     def __getattr__(self, operation):
-        self.arrived[operation] += 1
-        return getattr(self.memory, operation)
+        found = getattr(self.memory, operation)
+
+        def arrive(*arguments, **options):
+            self.arrived[operation] += 1
+            return found(*arguments, **options)
+
+        return arrive
 
 
 @pytest.fixture

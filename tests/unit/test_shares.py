@@ -22,6 +22,7 @@ from fencing_sdk import (
     current_lease,
 )
 from fencing_sdk._values.clock import LoopClock
+from fencing_sdk.backends.kahuna import KahunaBackend
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing.faults import FaultyBackend
@@ -223,11 +224,12 @@ async def test_it_says_what_it_is(locks):
     assert locks.rwlock("catalog").name == "catalog"
 
 
-async def test_a_backend_without_shares_says_so_when_it_is_described(store):
-    async with LockClient(FaultyBackend(store)) as locks:
-        with pytest.raises(UnsupportedError, match="FaultyBackend has no semaphores"):
+async def test_a_backend_without_shares_says_so_when_it_is_described():
+    for backend in (KahunaBackend(["127.0.0.1:1"]), FaultyBackend(KahunaBackend(["127.0.0.1:1"]))):
+        locks = LockClient(backend)
+        with pytest.raises(UnsupportedError, match=f"{type(backend).__name__} has no semaphores"):
             locks.semaphore("gpu-pool", permits=4)
-        with pytest.raises(UnsupportedError, match="FaultyBackend has no read/write locks"):
+        with pytest.raises(UnsupportedError, match=f"{type(backend).__name__} has no read/write locks"):
             locks.rwlock("catalog")
 
 

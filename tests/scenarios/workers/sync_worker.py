@@ -24,7 +24,9 @@ def fork():
     """Fork, with the argument ``c`` as uWSGI does: Python learns nothing of it."""
     if sys.argv[4:] != ["c"]:
         return os.fork()
-    sys.setswitchinterval(60)  # a thread that asks for the interpreter during such a fork makes Python hang in the child
+    sys.setswitchinterval(
+        60
+    )  # a thread that asks for the interpreter during such a fork makes Python hang in the child
     child = ctypes.PyDLL(None).fork()
     sys.setswitchinterval(0.005)
     return child
