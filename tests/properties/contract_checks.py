@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, Revoked
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendError
 
@@ -23,7 +23,7 @@ async def ask_everything(backend: Backend) -> None:
         (lambda: backend.acquire(CLAIM), _is_grant_or_held),
         (lambda: backend.renew([CLAIM, CLAIM]), _is_two_renewals),
         (lambda: backend.inspect("a"), _is_holder),
-        (lambda: backend.release(CLAIM), lambda answer: answer is None),
+        (lambda: backend.release(CLAIM), _is_end),
     ):
         try:
             answer, told = await call(), ""
@@ -49,7 +49,11 @@ def _is_grant_or_held(answer: object) -> bool:
 
 
 def _is_two_renewals(answer: object) -> bool:
-    return [type(renewal) for renewal in answer] == [Renewal, Renewal]
+    return len(answer) == 2 and all(isinstance(renewal, Renewal | Revoked) for renewal in answer)
+
+
+def _is_end(answer: object) -> bool:
+    return answer in {None, Renewal.REFUSED, Renewal.TAKEN_OVER} or isinstance(answer, Revoked)
 
 
 def _is_holder(answer: object) -> bool:

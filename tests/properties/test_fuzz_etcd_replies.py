@@ -115,8 +115,15 @@ def test_whatever_etcd_answers_is_an_outcome_or_an_error_of_the_contract(answers
 
 def test_these_answers_are_not_refused_one_and_all():
     """What is fuzzed above gets as far as a grant."""
-    with asyncio.Runner() as runner:
-        assert runner.run(answered(with_ttl("11")).acquire(CLAIM)) == Grant(7, ttl=11.0)
+
+    async def story() -> object:
+        backend = answered(with_ttl("11"))
+        try:
+            return await backend.acquire(CLAIM)
+        finally:
+            await backend.aclose()
+
+    assert asyncio.run(story()) == Grant(7, ttl=11.0)
 
 
 @checked(200)
@@ -152,8 +159,15 @@ def test_whatever_a_watch_tells_the_key_has_gone_or_not_or_it_is_an_error(lines:
 
     backend = from_url("etcd://one")
     backend._gateway.stream = stream
-    with asyncio.Runner() as runner, contextlib.suppress(BackendError):
-        assert runner.run(backend._waiters._changed({"key": "aw==", "start_revision": "7"})) in {True, False}
+
+    async def story() -> None:
+        try:
+            with contextlib.suppress(BackendError):
+                assert await backend._waiters._changed({"key": "aw==", "start_revision": "7"}) in {True, False}
+        finally:
+            await backend.aclose()
+
+    asyncio.run(story())
 
 
 EVENTS = st.fixed_dictionaries(

@@ -88,8 +88,13 @@ def test_whatever_kahuna_answers_is_an_outcome_or_an_error_of_the_contract(answe
     post.calls = 0
     backend = from_url("kahuna://one,two")
     backend._nodes.post = post
+
+    async def story() -> None:
+        await ask_everything(backend)
+        await backend.aclose()
+
     with World() as world:
-        world.client("host").run(ask_everything, backend)
+        world.client("host").run(story)
 
 
 @pytest.mark.parametrize("body", LONG_BODIES, ids=lambda body: body[:9].decode())

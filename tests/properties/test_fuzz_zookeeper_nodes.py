@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from types import SimpleNamespace
 
 import hypothesis.strategies as st
@@ -14,6 +15,7 @@ from hypothesis import example, given
 from fencing_sdk._values.claim import TOKEN_LIMIT, Grant, holder_of
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
+from fencing_sdk.backends.zookeeper.connection.node_ends import NodeEnds
 from fencing_sdk.backends.zookeeper.errors import CLASSES
 from fencing_sdk.backends.zookeeper.nodes import in_line, mark_of, read_holder, read_token, rewritten
 
@@ -51,14 +53,22 @@ ERRORS = st.sampled_from([kind for kind, _ in CLASSES] + [driver.NoNodeError, dr
 
 
 @checked(200)
-@given(names=st.lists(NAMES, max_size=6))
-def test_a_line_is_what_looks_like_our_nodes_however_they_are_listed(names: list[str]):
-    line = in_line(names)
-    assert sorted(node.name for node in line) == sorted(name for name in names if in_line([name]))
+@given(names=st.lists(NAMES, max_size=6), transactions=st.lists(st.none() | st.integers(1, 9), min_size=6, max_size=6))
+@example(names=[f"{'b' * 32}-9--2147483648", f"{'a' * 32}-9-2147483647", OWN], transactions=[9, 8, None] * 2)
+def test_a_line_is_what_looks_like_our_nodes_however_they_are_listed(names: list[str], transactions: list[int | None]):
+    created = {name: born for name, born in zip(names, transactions, strict=False) if born is not None}
+    line = in_line(names, created)
+    assert sorted(node.name for node in line) == sorted(name for name in names if in_line([name], created))
     numbers = [node.number for node in line]
-    if numbers and len(set(numbers)) == len(numbers) and max(numbers) - min(numbers) < 2**31:
-        assert numbers == sorted(numbers)
-        assert in_line(reversed(names)) == line
+    assert numbers == sorted(place(node.name, created) for node in line)
+    if len(set(numbers)) == len(numbers):
+        assert in_line(names[::-1], created) == line
+
+
+def place(name: str, created: dict[str, int]) -> int:
+    """The number at the end of *name*; behind all of those, by creation, what has the last number or a negative one."""
+    number = int(name[re.search("-[0-9a-f]+-", name[32:]).end() + 32 :])
+    return 2**31 + created[name] if number < 0 or number == 2**31 - 1 else number
 
 
 @checked(200)
@@ -99,6 +109,7 @@ class Answering:
     def __init__(self, answers: dict[str, list[object]]) -> None:
         self._answers = answers
         self._asked = 0
+        self.ends = NodeEnds()
 
     def attach(self) -> None: ...
 
@@ -111,6 +122,12 @@ class Answering:
 
     def watched(self, call, *arguments):
         return lambda event: call(*arguments, event)
+
+    def create(self, request: object, ttl: float) -> asyncio.Future[object]:
+        future = self.call(request)
+        if future.exception() is None:
+            self.ends.begin(future.result()[0], ttl)
+        return future
 
     def call(self, request: object) -> asyncio.Future[object]:
         self._asked += 1

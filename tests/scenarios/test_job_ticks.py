@@ -201,6 +201,7 @@ def found(seeds: int) -> set[str]:
 
 async def give_back(state, at_least_for, **_):
     """What a lock does that is no job's."""
+    state.keep_for = 0.0
 
 
 async def forget(state, at_least_for, **_):
