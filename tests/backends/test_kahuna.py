@@ -77,7 +77,16 @@ class Persevering:
         return outcomes
 
     async def release(self, claim: Claim) -> Renewal | None:
-        return await self._again(lambda: self._backend.release(claim))
+        """A refusal of a repeated release is no loss: an earlier one may have ended the grant."""
+        tries = 0
+
+        async def release_once() -> Renewal | None:
+            nonlocal tries
+            tries += 1
+            refusal = await self._backend.release(claim)
+            return refusal if tries == 1 else None
+
+        return await self._again(release_once)
 
     async def inspect(self, name: str) -> Holder | None:
         return await self._again(lambda: self._backend.inspect(name))

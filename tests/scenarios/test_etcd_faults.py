@@ -218,6 +218,20 @@ async def test_a_release_that_finds_no_key_is_refused_although_etcd_is_away_for_
         assert await backend.release(claim) is Renewal.REFUSED
 
 
+async def test_a_release_that_was_sent_to_two_members_shows_no_loss(etcd_server: EtcdCluster):
+    """The first member has deleted the key without an answer, so the next one finds no key."""
+    port = etcd_server.members[0].port
+    async with FaultProxy(port) as deaf, backend_on(f"etcd://127.0.0.1:{deaf.port},127.0.0.1:{port}") as backend:
+        claim = Claim("a", 30.0)
+        await granted(backend, claim)
+        ask_first(backend._gateway, deaf.port)
+        deaf.half_open()
+        before = deaf.bytes_up
+        assert await backend.release(claim) is None
+        assert deaf.bytes_up > before
+        assert await keys(etcd_server, "a") == []
+
+
 @pytest.mark.parametrize("left", ["place", "lock"])
 async def test_what_was_left_while_etcd_did_not_answer_is_deleted_at_the_closing(
     etcd_server: EtcdCluster, left: str, monkeypatch: pytest.MonkeyPatch

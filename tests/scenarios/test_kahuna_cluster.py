@@ -191,6 +191,27 @@ async def test_a_release_that_one_node_refuses_is_made_at_another(cluster: Kahun
         assert await backend.inspect("a") is None
 
 
+@pytest.mark.parametrize("act", ["hang", "drop"])
+async def test_a_release_that_was_sent_to_two_nodes_shows_no_loss(cluster: KahunaServer, act: str):
+    """The first node has released the lock without an answer, so the next one finds no grant."""
+    async with backend_on(cluster, first=0) as backend:
+        (claim,) = await all_granted(backend, 60.0, ["a"])
+        cluster.fault(act, call="try-unlock", times=1)
+        assert await backend.release(claim) is None
+        assert await backend.inspect("a") is None
+        assert len(asked(cluster, "try-unlock")) > 1
+
+
+async def test_a_no_that_another_node_may_have_overruled_is_no_refusal_of_a_release(cluster: KahunaServer):
+    """The node that is cut off says no, and the answer of the one that has released the lock is lost."""
+    async with backend_on(cluster, first=0) as backend:
+        (claim,) = await all_granted(backend, 60.0, ["a"])
+        cluster.fault("body", '{"type":102}', node=0, call="try-unlock", apply=False)
+        cluster.fault("drop", call="try-unlock", times=1)
+        assert await backend.release(claim) is None
+        assert await backend.inspect("a") is None
+
+
 async def test_a_release_beside_a_grant_that_is_being_made_is_told_that_there_is_none(cluster: KahunaServer):
     """So the server says; a client releases a claim that was given up again, until the grant is gone."""
     async with backend_on(cluster) as backend, LockClient(backend) as locks:

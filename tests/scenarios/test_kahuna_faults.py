@@ -123,6 +123,15 @@ async def test_no_other_call_takes_such_an_answer_for_one(
         await asked[call]()
 
 
+async def test_a_release_in_time_that_is_answered_after_the_ttl_shows_no_loss(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend
+):
+    claim = Claim("a", 2.0)
+    await granted(kahuna, claim)
+    kahuna_server.fault("answer", call="try-unlock", delay=2.1)
+    assert await kahuna.release(claim) is None
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 415])
 async def test_what_no_other_try_changes_is_refused(kahuna_server: KahunaServer, kahuna: KahunaBackend, status: int):
     kahuna_server.fault("status", status, apply=False)

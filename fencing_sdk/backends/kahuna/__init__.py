@@ -255,6 +255,7 @@ class KahunaBackend(Uncopied):
 
     async def release(self, claim: Claim) -> Renewal | None:
         """See `fencing_sdk.abc.Backend.release`."""
+        expired = self._grants.ended(claim)  # its owner may unlock it all the same
         answer = await self._cluster.ask_widely(
             "release",
             TRY_UNLOCK,
@@ -265,7 +266,6 @@ class KahunaBackend(Uncopied):
         )
         if answer.type is not AnswerType.UNLOCKED and answer.type not in _REFUSALS:
             raise error_of_answer(answer, "release")
-        expired = self._grants.ended(claim)  # its owner may unlock it all the same
         self._forget(claim)
         if answer.type is AnswerType.UNLOCKED:
             return Renewal.REFUSED if expired else None

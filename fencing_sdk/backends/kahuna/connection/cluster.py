@@ -10,6 +10,7 @@ Every request may be repeated, because Kahuna gives the same owner the same gran
    soon. Acquisitions (`KahunaCluster.ask`) are not: a late grant must be known to the engine.
 3. A node that is cut off from the others refuses what the majority would allow: a yes needs a quorum, a no does not.
    So a no that the caller does not believe is asked of the other nodes for a second at most, and a yes wins.
+   If one of them gives no answer, it may have said yes.
 
 A request whose answer was lost may still be carried out; the answer of the next node says so in ``earlier_unknown``,
 because its "busy" does not mean that nothing was granted. The same holds for Errored: it was said of grants that were
@@ -111,6 +112,7 @@ class KahunaCluster:
             with contextlib.suppress(TimeoutError, BackendError):
                 async with asyncio.timeout(limit):
                     return await self._answer(operation, race)
+            return replace(answer, earlier_unknown=answer.earlier_unknown or race.earlier_unknown)
         return answer
 
     def _race(
@@ -173,7 +175,7 @@ class _Others:
     def check(self, answer: KahunaAnswer) -> None:
         if answer.type in self._doubted:
             self.refusing.add(answer.node)
-            raise RequestFailedError(RequestOutcome.UNKNOWN, "another no")
+            raise RequestFailedError(RequestOutcome.REJECTED, "another no")
 
 
 def _error(operation: str, failures: list[RequestFailedError]) -> BackendError:
