@@ -281,13 +281,12 @@ class SupportsShares(Protocol):
     * There is one line, in order of arrival, and only its head is granted, so no writer starves. A granted share
       wakes the next head if that one fits too. A release, and a waiter that leaves, wakes the head if it fits. Readers
       may also be woken together, and be granted as long as only readers are before them.
-    * The token of a permit is higher than every earlier one of the permits of the name, and that of a writer than every
-      earlier one of its readers and writers. That of a reader is the token of the readers who hold the name now; else a
-      new one, or that of the last readers if no writer came since.
+    * The token of a permit and of a writer is higher than every earlier one of the name. That of a reader is the token
+      of the readers who hold the name now; else a new one, or that of the last readers if only readers came since.
     * To renew, to release and to inspect work as for a lock; `Backend.inspect` tells one of several holders.
 
-    Permits, readers, writers and plain locks of one name wait for each other. That tokens grow across them is not
-    promised: on etcd and ZooKeeper a name that is used in several of these ways may get a lower token later.
+    Permits, readers, writers and plain locks of one name wait for each other. Its tokens grow across
+    all of them, in the order of the grants.
     """
 
     async def holders(self, name: str) -> Sequence[Holder]:

@@ -1220,7 +1220,11 @@ class WritersDoNotSeeReaders(Sound):
         return await super().acquire(claim)
 
 
-@caught_by("test_a_writer_is_above_the_readers_before_it_and_below_those_after_it")
+@caught_by(
+    "test_a_writer_is_above_the_readers_before_it_and_below_those_after_it",
+    "test_tokens_grow_across_all_modes",
+    "test_readers_that_come_after_dead_ones_are_above_a_grant_between",
+)
 class ReadersKeepTheirTokenForEver(Sound):
     phase = None
 
@@ -1229,6 +1233,21 @@ class ReadersKeepTheirTokenForEver(Sound):
         if isinstance(answer, Grant) and claim.mode == READER:
             self.phase = self.phase or answer.token
             answer = replace(answer, token=self.phase)
+        return answer
+
+
+@caught_by("test_tokens_grow_across_all_modes_in_line")
+class LocksHaveTheTokenOfTheirPlaceAndReadersAnother(Sound):
+    @asynccontextmanager
+    async def queue(self, claim):
+        self.places = {**getattr(self, "places", {}), claim.owner: self._table._draw_token()}
+        async with super().queue(claim) as turn:
+            yield turn
+
+    async def acquire(self, claim):
+        answer = await super().acquire(claim)
+        if isinstance(answer, Grant) and claim.mode != READER:
+            answer = replace(answer, token=getattr(self, "places", {}).get(claim.owner, answer.token))
         return answer
 
 

@@ -45,9 +45,10 @@ DATA = st.one_of(
     st.binary(max_size=20),
 )
 STATS = st.builds(
-    lambda czxid, owner: SimpleNamespace(czxid=czxid, ephemeralOwner=owner),
+    lambda czxid, owner, size: SimpleNamespace(czxid=czxid, ephemeralOwner=owner, dataLength=size, version=0),
     st.integers(1, 9) | st.just(TOKEN_LIMIT - 1),
     st.sampled_from([0, SESSION, -1, 2**63 - 1]),
+    st.sampled_from([0, 20]),
 )
 ERRORS = st.sampled_from([kind for kind, _ in CLASSES] + [driver.NoNodeError, driver.NodeExistsError, driver.APIError])
 
@@ -153,7 +154,7 @@ ANSWERS = st.fixed_dictionaries(
         "Delete": replies(st.just(True)),
         "Sync": replies(st.text(max_size=3)),
         "Exists": replies(st.none() | STATS),
-        "GetChildren": replies(st.lists(NAMES, max_size=4)),
+        "GetChildren2": replies(st.tuples(st.lists(NAMES, max_size=4), STATS)),
         "GetData": replies(st.tuples(DATA, STATS)),
         "Transaction": replies(st.lists(st.text(max_size=3) | st.builds(driver.RolledBackError), max_size=2)),
     }
@@ -184,7 +185,7 @@ def test_these_answers_are_not_refused_one_and_all():
     """What is fuzzed above gets as far as a grant, and an error of the driver as far as one of ours."""
     right = {
         "Create2": [(f"/fencing/a/{OWN}", SimpleNamespace(czxid=5, ephemeralOwner=SESSION))],
-        "GetChildren": [[OWN, "not ours"]],
+        "GetChildren2": [([OWN, "not ours"], SimpleNamespace(dataLength=0))],
     }
 
     async def story() -> object:

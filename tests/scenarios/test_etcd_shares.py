@@ -12,19 +12,21 @@ from patience import until
 from shares_suite import MODES, NAME, claim_of, granted, served
 from stays import PATIENCE
 
-from fencing_sdk.abc import READER, WRITER, Grant, Mode, Permit, Renewal
+from fencing_sdk.abc import LOCK, READER, WRITER, Grant, Mode, Permit, Renewal
 from fencing_sdk.backends.etcd import EtcdBackend
 from fencing_sdk.errors import BackendUnavailableError
 
 pytest_plugins = ["etcd_fixtures"]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.word)
+@pytest.mark.parametrize("mode", [*MODES, LOCK], ids=lambda mode: mode.word)
 async def test_a_grant_that_is_carried_out_after_the_waiter_has_left_grants_nothing(
     mode: Mode, etcd: EtcdBackend, etcd_server: EtcdCluster
 ):
+    """That of a writer and of a lock ends the phase of readers, but not of those who came after it had left."""
+    before = WRITER if mode.shared else READER
     async with backend_on(etcd_server.url) as rival:
-        holder, claim, next_one = claim_of(WRITER), claim_of(mode), claim_of(WRITER)
+        holder, claim, next_one = claim_of(before), claim_of(mode), claim_of(before)
         await granted(rival, holder)
         with Transactions(etcd) as requests:
             async with etcd.queue(claim) as turn:
@@ -34,11 +36,12 @@ async def test_a_grant_that_is_carried_out_after_the_waiter_has_left_grants_noth
                 requests.late = lambda _: True
                 with pytest.raises(BackendUnavailableError):
                     await etcd.acquire(claim)
+                requests.late = lambda _: False
             await etcd.release(claim)
             token = (await granted(rival, next_one)).token
             await requests.deliver()
         assert [(one.token, one.holder) for one in await rival.holders(NAME)] == [(token, next_one.holder)]
-        assert len(await keys(etcd_server)) == 1
+        assert len(await keys(etcd_server)) == (1 if before == WRITER else 2)
 
 
 async def test_readers_of_two_phases_have_two_tokens_and_no_key_stays(etcd: EtcdBackend, etcd_server: EtcdCluster):

@@ -12,7 +12,7 @@ from shares_suite import MODES, NAME, claim_of, granted, served
 from stays import PATIENCE, eventually, opened, staying
 from zookeeper_stage import Answers, in_place, operating
 
-from fencing_sdk.abc import READER, WRITER, Mode, Renewal, Revoked
+from fencing_sdk.abc import LOCK, READER, WRITER, Mode, Renewal, Revoked
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url, requests
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
 from fencing_sdk.backends.zookeeper.nodes import without_place
@@ -40,12 +40,12 @@ async def line_of(backend: ZooKeeperBackend, name: str = NAME) -> list[str]:
 
 
 @pytest.mark.parametrize("released", [False, True])
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.word)
+@pytest.mark.parametrize("mode", [*MODES, LOCK], ids=lambda mode: mode.word)
 async def test_a_waiter_that_leaves_while_it_is_granted_leaves_nothing(
     mode: Mode, released: bool, backend: ZooKeeperBackend, rival: ZooKeeperBackend
 ):
-    """Its node has another name by then than the one that it knows."""
-    holder, claim = claim_of(WRITER), claim_of(mode)
+    """The node of a permit has another name by then than the one that it knows; others change the phase of readers."""
+    holder, claim = claim_of(WRITER if mode.shared else READER), claim_of(mode)
     await granted(rival, holder)
     with Answers(backend) as answers:
         async with backend.queue(claim):
@@ -73,12 +73,12 @@ async def test_no_phase_begins_for_a_reader_that_has_gone_or_that_looked_before_
     before = await recipe.phase(session, NAME)
     assert before.token == token
     outdated = before._replace(version=before.version - 1)
-    assert await recipe.begin_phase(session, NAME, outdated, path) is None
+    assert await recipe.change_phase(session, NAME, outdated, token, path) is False
     await backend.release(reader)
     await granted(backend, writer)
     after = await recipe.phase(session, NAME)
     with pytest.raises(NoNodeError):
-        await recipe.begin_phase(session, NAME, after, path)
+        await recipe.change_phase(session, NAME, after, token, path)
     assert await recipe.phase(session, NAME) == after
     assert (after.token, after.version) == (None, before.version + 1)
 
@@ -110,7 +110,7 @@ async def test_readers_of_one_client_share_a_watch_and_their_looks(
 ):
     writer, claims, asked = claim_of(WRITER), [claim_of(READER) for _ in range(30)], []
     await granted(backend, writer)
-    for owner, name in ((backend._recipe, "watch"), (backend._recipe, "begin_phase"), (requests, "children")):
+    for owner, name in ((backend._recipe, "watch"), (backend._recipe, "change_phase"), (requests, "children")):
         call = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, _call=call, _name=name: asked.append(_name) or _call(*args))
     async with AsyncExitStack() as line:
@@ -120,7 +120,7 @@ async def test_readers_of_one_client_share_a_watch_and_their_looks(
         await backend.release(writer)
         grants = await asyncio.gather(*(served(backend, *each) for each in zip(claims, turns, strict=True)))
     assert len({grant.token for grant in grants}) == 1
-    assert asked.count("begin_phase") == 1
+    assert asked.count("change_phase") == 1
     assert asked.count("children") < len(claims) / 2  # each answer names all of them
     asked.clear()
     lines = await backend._recipe.look_at_all(backend._sessions.of(writer.ttl), [NAME] * len(claims))  # as renewals do

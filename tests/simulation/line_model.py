@@ -1,13 +1,14 @@
 """
 Permits, readers and writers on a store with a line of keys, where each client decides by what it sees: etcd, ZooKeeper.
 
-A client puts a key of its own in the line, looks, and when its turn has come draws its token in a second step, which
-the store makes only while the client's key lives:
+A client puts a key of its own in the line, and looks. Its token is its place: the revision that created the key. When
+its turn has come it may have to take a second step, which the store makes only while the client's key lives:
 
-    reader   no writer is ahead              the revision of the phase key, which it creates if there is none
-    writer   it is the first                 deletes the phase key; the revision of that step
-    permit   fewer than `permits` are ahead, writes a number into its key that none of those has; the revision of that
-             and each has a number           step, or that of its key: numbers are taken in the order of arrival
+    reader   only readers are ahead          puts the phase, with its place, if there is none; that is the token
+    lock,    it is the first                 deletes the phase, if there is one
+    writer
+    permit   fewer than `permits` are ahead, writes a number into its key that none of those has, and deletes the phase
+             and each has a number
 
 The phase key belongs to no lease. A lease that ends takes away the client's key, and its number with it. A waiter
 watches keys, and looks again when one of them has changed: a reader the last writer ahead, a writer the key before its
@@ -72,7 +73,7 @@ class LineModel:
     """
     The rules, or a broken variant of them. ``kinds`` and ``permits`` as for `ShareModel`.
 
-    With *tokens_by_place*, the token of a permit is the revision that created its key.
+    With *one_fence*, permits are fenced by the name as all others are: there must be one permit then.
     """
 
     def __init__(
@@ -82,10 +83,10 @@ class LineModel:
         permits: int = 2,
         rounds: int = 1,
         mishaps: Mishaps | None = None,
-        tokens_by_place: bool = False,
+        one_fence: bool = False,
         broken: str = "",
     ) -> None:
-        self.kinds, self.permits, self.tokens_by_place, self.broken = kinds, permits, tokens_by_place, broken
+        self.kinds, self.permits, self.one_fence, self.broken = kinds, permits, one_fence, broken
         self.start = LineState(tuple(LineClient("joining", rounds) for _ in kinds), mishaps or Mishaps())
 
     def done(self, state: object) -> bool:
@@ -130,7 +131,7 @@ class LineModel:
 
     def _may(self, who: int, ahead: list[LineKey]) -> bool:
         kind, kinds = self.kinds[who], {self.kinds[key.who] for key in ahead}
-        if kind == "W":
+        if kind in "WL":
             return not ahead
         if kind == "R":
             return kinds <= {"R"}
@@ -159,9 +160,9 @@ class LineModel:
             yield "has to wait", state.become(who, at="waiting", watched=self._to_watch(who, ahead))
         elif self.kinds[who] == "R" and state.phase:
             yield "joins the phase", self._held_with(state, who, state.phase)
-        elif self.broken == "a writer's token from its place" and self.kinds[who] == "W":
+        elif self.kinds[who] in "WL" and not (state.phase and self.broken != f"a phase outlives {self.kinds[who]}"):
             place = next(key.created for key in state.line if key[:2] == (who, client.turn))
-            yield "takes its place as token", self._held_with(state._replace(phase=0), who, place)
+            yield "has its place as token", self._held_with(state, who, place)
         else:
             taken = {key.number for key in ahead}
             free = next(number for number in range(len(ahead) + 1) if number not in taken)
@@ -182,21 +183,17 @@ class LineModel:
         if not self._lives(state, who) and self.broken != "drawn without a look at the own key":
             yield "finds its key gone", state.become(who, at="ending")
             return
-        new = state.revision + 1
-        kind = self.kinds[who]
+        new, kind = state.revision + 1, self.kinds[who]
+        own = next((key for key in state.line if key[:2] == (who, client.turn)), LineKey(who, client.turn, new))
         if kind == "R":
-            phase = state.phase or new
-            after = state._replace(revision=max(state.revision, phase), phase=phase)
-            yield f"has the phase {phase}", self._held_with(after, who, phase)
-        elif kind == "W":
-            phase = state.phase if self.broken == "the phase outlives a writer" else 0
-            yield f"draws {new}", self._held_with(state._replace(revision=new, phase=phase), who, new)
-        else:
-            own = next(key for key in state.line if key[:2] == (who, client.turn))
-            token = own.created if self.tokens_by_place else new
-            line = tuple(key._replace(number=client.permit) if key == own else key for key in state.line)
-            after = state._replace(revision=new, line=line)
-            yield f"takes {client.permit} with {token}", self._held_with(after, who, token, client.permit)
+            begun = new if self.broken == "a phase is drawn" else own.created
+            after = state._replace(revision=new, phase=state.phase or begun)
+            yield f"has the phase {after.phase}", self._held_with(after, who, after.phase)
+            return
+        line = tuple(key._replace(number=client.permit) if key == own and kind == "P" else key for key in state.line)
+        phase = state.phase if self.broken == f"a phase outlives {kind}" else 0
+        after = state._replace(revision=new, line=line, phase=phase)
+        yield f"is granted with {own.created}", self._held_with(after, who, own.created, client.permit)
 
     @staticmethod
     def _held_with(state: LineState, who: int, token: int, permit: int = 0) -> LineState:
@@ -242,7 +239,7 @@ class LineModel:
         self, state: LineState, who: int, client: LineClient
     ) -> tuple[tuple[str, tuple[int, str]], ...] | None:
         fences = dict(state.fences)
-        resource = f"pool/{client.permit}" if self.kinds[who] == "P" else "pool"
+        resource = f"pool/{client.permit}" if self.kinds[who] == "P" and not self.one_fence else "pool"
         fence = (client.token, "readers" if self.kinds[who] == "R" else f"{who}.{client.turn}")
         before = fences.get(resource, fence)
         if fence[0] < before[0] or (fence[0] == before[0] and fence[1] != before[1]):
@@ -254,7 +251,7 @@ class LineModel:
         return any(
             other.at in {"body", "writing"}
             and other.token > client.token
-            and ("W" in pair or (pair == "PP" and other.permit == client.permit))
+            and (len(set(pair)) == 2 or pair in {"WW", "LL"} or (pair == "PP" and other.permit == client.permit))
             for number, other in enumerate(state.clients)
             if number != who
             for pair in [self.kinds[who] + self.kinds[number]]

@@ -372,7 +372,7 @@ class ShareModel:
 def broken_rule(holders: list[tuple[str, int, int]], permits: int) -> str:
     """The rule that these holders break together: each is its kind, its permit and its token."""
     kinds = {kind for kind, _, _ in holders}
-    if len(holders) > 1 and ("W" in kinds or len(kinds) > 1):
+    if len(holders) > 1 and (kinds & {"W", "L"} or len(kinds) > 1):
         return "P1: a writer is not alone"
     numbers = [permit for kind, permit, _ in holders if kind == "P"]
     if len(numbers) > permits or len(set(numbers)) < len(numbers):

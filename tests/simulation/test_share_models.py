@@ -63,14 +63,24 @@ LINE = {
         f"pause and kill, {kinds}": LineModel(kinds, mishaps=Mishaps(pauses=amount(2, short=1), kills=1))
         for kinds in amount(("RRW", "RWW", "PPP"), short=("RW", "PP"))
     },
-    "tokens of permits by their places": LineModel(
-        "PP", permits=1, rounds=2, tokens_by_place=True, mishaps=Mishaps(pauses=1)
+    **{
+        f"one fence for all modes, {kinds}": LineModel(kinds, permits=1, one_fence=True, mishaps=Mishaps(pauses=1))
+        for kinds in ("RLR", "WRL", "RPR", *amount(("RLRW", "PRLR", "WRLP"), short=()))
+    },
+    "one fence for permits in two rounds": LineModel(
+        "PP", permits=1, rounds=2, one_fence=True, mishaps=Mishaps(pauses=1)
     ),
     "pause in two rounds": LineModel(amount("RRW", short="RW"), rounds=2, mishaps=Mishaps(pauses=1)),
 }
 LINE_BROKEN = {
-    "a writer's token from its place": ("P3", LineModel("RRW", broken="a writer's token from its place")),
-    "the phase outlives a writer": ("P3", LineModel("RRW", rounds=2, broken="the phase outlives a writer")),
+    "a phase is drawn": ("P3", LineModel("WRL", broken="a phase is drawn")),
+    **{
+        f"a phase outlives {kind}": (
+            "P3",
+            LineModel(f"R{kind}R", permits=1, one_fence=True, broken=f"a phase outlives {kind}"),
+        )
+        for kind in "LWP"
+    },
     "drawn without a look at the own key": (
         "P",
         LineModel("RWW", mishaps=Mishaps(pauses=1), broken="drawn without a look at the own key"),

@@ -167,11 +167,12 @@ class Transactions:
         self._gateway.call = self._call  # type: ignore[method-assign]
 
     async def _pass(self, operation: str, path: str, body: dict[str, Any], **options: bool) -> Any:
-        if "request_put" in json.dumps(body) and self.late(body):
+        writes = any(word in json.dumps(body) for word in ("request_put", "request_delete_range"))
+        if writes and self.late(body):
             self.tasks.append(asyncio.create_task(self._deliver(operation, path, body, **options)))
             raise BackendUnavailableError("EtcdBackend", operation, "no answer")
         reply = await self._call(operation, path, body, **options)
-        if "request_put" in json.dumps(body) and self.lost(body):
+        if writes and self.lost(body):
             raise BackendUnavailableError("EtcdBackend", operation, "the answer is lost")
         return reply
 

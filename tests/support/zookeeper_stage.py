@@ -126,7 +126,7 @@ class Answers:
         self.slow.set()
         self.carried_out = 0
         self._recipe = backend._recipe
-        self._calls = {name: getattr(self._recipe, name) for name in ("write_grant", "begin_phase")}
+        self._calls = {name: getattr(self._recipe, name) for name in ("write_number", "change_phase")}
 
     def __enter__(self) -> Self:
         for name in self._calls:

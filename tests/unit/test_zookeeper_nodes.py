@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencing_sdk._values.claim import WRITER, Claim
+from fencing_sdk._values.claim import Claim, Permit
 from fencing_sdk.backends.zookeeper.nodes import (
     Paths,
     in_line,
@@ -82,9 +82,9 @@ def test_a_node_without_a_place_that_has_gone_is_left_out():
 
 def test_a_node_that_moves_after_the_last_number_keeps_its_place():
     names = [node(LAST, mark="1" * 32), node(LAST, mark="2" * 32)]
-    claim = Claim("a", 10.0, mode=WRITER)
+    claim = Claim("a", 10.0, mode=Permit(4))
     first, second = in_line(names, {names[0]: 77, names[1]: 80})
-    moved = [PATHS.moved(claim, first, 12345), PATHS.granted(claim, first, None)]
+    moved = [PATHS.moved(claim, first, 12345), PATHS.granted(claim, first, 2)]
     for name in (path.rsplit("/", 1)[1] for path in moved):
         assert without_place([name]) == []
         (again, _) = in_line([names[1], name], {names[1]: 80})

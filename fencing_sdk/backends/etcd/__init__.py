@@ -217,7 +217,7 @@ class EtcdBackend(Uncopied):
         )
 
     def _line_of(self, claim: Claim) -> EtcdRequests | EtcdShares:
-        return self._requests if claim.mode is LOCK else self._shares
+        return self._shares if claim.mode.shared else self._requests
 
     async def _granted(self, claim: Claim, waiter: EtcdWaiter | None, standing: Standing, started: float) -> Grant:
         key = self._keys.own(claim)
@@ -231,10 +231,8 @@ class EtcdBackend(Uncopied):
         if waiter is not None:
             waiter.served = True
         self._losses.granted(key, claim)
-        facts = KeyFacts.read(standing.own) if claim.mode is not LOCK else None
-        if facts is None:
-            return Grant(standing.own.created, ttl=float(lease.ttl))
-        return Grant(standing.phase or facts.token, ttl=float(lease.ttl), permit=facts.permit)
+        permit = None if claim.mode is LOCK else KeyFacts.read(standing.own).permit
+        return Grant(standing.phase or standing.own.created, ttl=float(lease.ttl), permit=permit)
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""

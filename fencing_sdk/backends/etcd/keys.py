@@ -2,14 +2,14 @@
 What etcd keeps for a lock: one key for each claim that holds the lock or waits for it.
 
     fencing/invoices%2F42/9f8a01c2...       ->  {"metadata": "batch 7"}
-    fencing/catalog/9f8a01c2...             ->  {"metadata": null, "mode": "writer", "waits": true}
+    fencing/catalog/9f8a01c2...             ->  {"metadata": null, "mode": "writer"}
     fencing/catalog/reader-9f8a01c2...      ->  {"metadata": null}
     fencing/catalog                         ->  the phase of its readers
     fencing/gpu-pool/permit-9f8a01c2...     ->  {"metadata": null, "of": 4, "permit": 2}
 
 The key ends with a digest of the owner id, so that the id itself never leaves the process. The claim whose key
 was created first holds the lock. The others wait in the order in which their keys were created. `shares` tells what
-several hold together.
+several hold together. The revision that created a key is the token of its holder, except of readers, who share one.
 
 An operator who takes a grant away leaves a note for its holder, which ends with the ttl that it had:
 
@@ -38,7 +38,8 @@ __all__ = [
     "check_prefix",
     "holder_of_key",
     "is_share",
-    "moved_value",
+    "phase_token",
+    "phase_value",
     "value_of",
 ]
 
@@ -82,7 +83,7 @@ class EtcdKeys:
         return _line(self._prefix, claim.name)[0] + _begin_of(claim.mode) + _digest(claim.owner)
 
     def phase(self, name: str) -> bytes:
-        """The key whose revision is the token of the readers that hold together."""
+        """The key that has the token of the readers that hold together: see `phase_token`."""
         return _line(self._prefix, name)[0][:-1]
 
     def phase_of_reader(self, key: bytes) -> bytes | None:
@@ -129,33 +130,41 @@ def check_prefix(prefix: object) -> str:
     raise ConfigurationError(msg)
 
 
-def value_of(claim: Claim, *, waits: bool = False, permit: int | None = None) -> bytes:
+def value_of(claim: Claim, *, permit: int | None = None) -> bytes:
     """
     The value of the claim's key, for `inspect`, for operators, and for those behind it in the line.
 
-    A writer *waits* until its token is drawn. A permit has its number once it is granted.
+    A permit has its number once it is granted.
     """
     mode = claim.mode
     if mode is LOCK and claim.metadata is None:
         return _WITHOUT_METADATA
     fields: dict[str, object] = {"metadata": claim.metadata}
     if mode == WRITER:
-        fields |= {"mode": mode.word, "waits": True} if waits else {"mode": mode.word}
+        fields["mode"] = mode.word
     elif isinstance(mode, Permit):
         fields |= {"of": mode.of} if permit is None else {"of": mode.of, "permit": permit}
-    return _written(fields)
-
-
-def moved_value(entry: Entry) -> bytes:
-    """The value of a key that is put again, on another lease: that must not change a writer's token."""
-    facts = KeyFacts.read(entry)
-    if facts.mode != WRITER or facts.waits:
-        return entry.value
-    return _written({"metadata": facts.metadata, "mode": WRITER.word, "token": facts.token})
-
-
-def _written(fields: dict[str, object]) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def phase_value(reader: Entry) -> bytes:
+    """The value of the phase that a *reader* begins which is there: a later revision may be above those in the line."""
+    return str(reader.created).encode()
+
+
+def phase_token(phase: Entry) -> int:
+    """
+    The token of readers: the revision that created the key of the one that began the phase, perhaps in that same step.
+
+    Raises:
+        UnreadableAnswerError: another program wrote the phase.
+    """
+    if not phase.value:
+        return phase.created
+    if phase.value.isdigit() and 0 < (token := int(phase.value[:20])) < phase.created:
+        return token
+    msg = "the phase of readers has a value that it never has; another program writes below the prefix"
+    raise UnreadableAnswerError(msg)
 
 
 class KeyFacts(NamedTuple):
@@ -164,9 +173,7 @@ class KeyFacts(NamedTuple):
     mode: Mode
     metadata: str | None
     waits: bool
-    """Whether it is a writer or a permit that was not granted yet."""
-    token: int
-    """The revision that created the key; for a writer the one that wrote its token. A reader has that of the phase."""
+    """Whether it is a permit that was not granted yet."""
     permit: int | None
 
     @classmethod
@@ -179,22 +186,21 @@ class KeyFacts(NamedTuple):
         """
         last = entry.key.rpartition(b"/")[2]
         try:
-            return cls._of(entry, json.loads(entry.value), last)
+            return cls._of(json.loads(entry.value), last)
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             msg = "a key of the lock has a value that no lock has; another program writes below the prefix"
             raise UnreadableAnswerError(msg) from None
 
     @classmethod
-    def _of(cls, entry: Entry, fields: dict[str, object], last: bytes) -> KeyFacts:
-        facts = cls(LOCK, _text(fields.get("metadata")), waits=False, token=entry.created, permit=None)
+    def _of(cls, fields: dict[str, object], last: bytes) -> KeyFacts:
+        facts = cls(LOCK, _text(fields.get("metadata")), waits=False, permit=None)
         if last.startswith(_READER):
             return facts._replace(mode=READER)
         if last.startswith(_PERMIT):
             permit = _number(fields["permit"]) if "permit" in fields else None
             return facts._replace(mode=Permit(_number(fields["of"])), waits=permit is None, permit=permit)
         if fields.get("mode") == WRITER.word:
-            token = _number(fields.get("token", entry.modified))
-            return facts._replace(mode=WRITER, waits=fields.get("waits") is True, token=token)
+            return facts._replace(mode=WRITER)
         return facts
 
 
@@ -227,5 +233,5 @@ def holder_of_key(name: str, entry: Entry, remaining: float, *, phase: int = 0) 
     """
     facts = KeyFacts.read(entry)
     digest = entry.key.rpartition(b"/")[2].rpartition(b"-")[2].decode(errors="replace")
-    token = phase if facts.mode == READER else facts.token
+    token = phase if facts.mode == READER else entry.created
     return Holder(name, token, digest[:8], remaining, facts.metadata, facts.mode, facts.permit)

@@ -26,17 +26,19 @@ from fencing_sdk._etcd.json_codec import (
     txn,
 )
 from fencing_sdk._http.bodies import UnreadableAnswerError
-from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, Claim
+from fencing_sdk._values.claim import READER, TOKEN_LIMIT, Claim
 from fencing_sdk._values.shared_call import SharedBatches
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends.etcd.errors import BACKEND, unreadable
-from fencing_sdk.backends.etcd.keys import EtcdKeys, KeyFacts, moved_value, value_of
+from fencing_sdk.backends.etcd.keys import EtcdKeys, KeyFacts, phase_token, value_of
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 __all__ = ["BATCH", "EtcdRequests", "Standing", "first_entry"]
 
 BATCH = 60
 """Keys in one transaction: etcd allows 128 operations, and a claim may need two."""
+_TURNS = 40
+"""Claims in one look: a claim may need three."""
 
 
 class Standing(NamedTuple):
@@ -47,7 +49,7 @@ class Standing(NamedTuple):
     earlier_unknown: bool = False
     """The outcome of an earlier try of this request is unknown: it may still be carried out."""
     phase: int = 0
-    """The token of the readers that hold together, where the claim is one of them."""
+    """The token of the readers that hold together, or did when the claim is no reader's, and then ends with a grant."""
 
     @property
     def holds(self) -> bool:
@@ -64,7 +66,7 @@ class EtcdRequests:
         self.highest_revision = 0
         """The highest revision of any answer: a key that is put later is created above it."""
         self._turns: SharedBatches[Claim, Standing] = SharedBatches(
-            lambda claims: self.standings("acquire", claims), BATCH, one_by_one=True
+            lambda claims: self.standings("acquire", claims, phases=True), _TURNS, one_by_one=True
         )
 
     async def ask(self, operation: str, path: str, body: Json, *, hedged: bool = True) -> GatewayReply:
@@ -102,57 +104,74 @@ class EtcdRequests:
             left = number(fields, "TTL")  # below zero between the expiry and the moment when etcd ends the lease
             return max(0.0, left) if number(fields, "grantedTTL") else None
 
-    # Locks
+    # Locks and writers: who is first in the line
 
     async def take(self, claim: Claim, lease: int) -> Standing:
         """Put the claim's key if the lock has no key at all; return how the claim stands."""
         begin, end = self.keys.line(claim.name)
-        return await self._put_if("acquire", claim, lease, compared(begin, "CREATE", "EQUAL", 0, end=end))
+        empty = compared(begin, "CREATE", "EQUAL", 0, end=end)
+        return await self._put_if("acquire", claim, lease, empty, delete(self.keys.phase(claim.name)))
 
     async def join_line(self, operation: str, claim: Claim, lease: int) -> Standing:
         """Put the claim's key at the end of the line, unless it is there; return how the claim stands."""
         absent = compared(self.keys.own(claim), "CREATE", "EQUAL", 0)
-        begin, end = self.keys.line(claim.name)
-        return await self._put_if(operation, claim, lease, absent, ranged(begin, end=end, first=1))
+        return await self._put_if(operation, claim, lease, absent, *self._first_and_phase(claim))
 
     async def turn(self, claim: Claim, _lease: int) -> Standing:
         """How the claim of a waiter stands. Those who ask while one request is under way share the next one."""
-        return await self._turns.ask(claim)
+        return await self._without_phase("acquire", claim, await self._turns.ask(claim))
 
-    async def _put_if(self, operation: str, claim: Claim, lease: int, compare: Json, *look: Json) -> Standing:
+    def _first_and_phase(self, claim: Claim) -> list[Json]:
+        begin, end = self.keys.line(claim.name)
+        return [ranged(begin, end=end, first=1), ranged(self.keys.phase(claim.name))]
+
+    async def _put_if(self, operation: str, claim: Claim, lease: int, compare: Json, *also: Json) -> Standing:
         """
         Put the claim's key if a comparison holds, and read which key is first.
 
         There are three cases:
 
-        1. The comparison fails. The answer holds the claim's own key, if there is one, and the first key.
-        2. It holds, and *look* reads the first key.
-        3. It holds, and there is no *look*: the line was empty, so the claim's key is the first.
+        1. The comparison fails. The answer holds the claim's own key, if there is one, the first key, and the phase.
+        2. It holds, and *also* reads the first key and the phase.
+        3. It holds, and *also* deletes the phase: the line was empty, so the claim's key is the first.
         """
-        begin, end = self.keys.line(claim.name)
         key, value = self.keys.own(claim), value_of(claim)
         body = txn(
             compare=[compare],
-            success=[put(key, value, lease), *look],
-            failure=[ranged(key), ranged(begin, end=end, first=1)],
+            success=[put(key, value, lease), *also],
+            failure=[ranged(key), *self._first_and_phase(claim)],
         )
         fields, earlier_unknown = await self.ask(operation, TXN, body, hedged=False)
         with ErrorTranslation(unreadable, operation):
             if fields.get("succeeded") is True:
                 revision = number(fields["header"], "revision")
                 own: Entry | None = Entry(key, value, revision, revision, lease)
-                first = first_entry(responses(fields, 2)[1]) if look else own
+                first, phase = map(first_entry, responses(fields, 3)[1:]) if len(also) > 1 else (own, None)
             else:
-                own, first = (first_entry(part) for part in responses(fields, 2))
+                own, first, phase = map(first_entry, responses(fields, 3))
+            standing = Standing(own, first, earlier_unknown, phase_token(phase) if phase else 0)
         if own is not None and own.created >= TOKEN_LIMIT:
             raise BackendRefusedError(BACKEND, operation, "the revision does not fit into 53 bits")
-        return Standing(own, first, earlier_unknown)
+        return await self._without_phase(operation, claim, standing)
+
+    async def _without_phase(self, operation: str, claim: Claim, standing: Standing) -> Standing:
+        """
+        End the phase that readers have left, before the claim is granted: readers that come later have a later token.
+
+        No reader begins one while the claim's key is there, because it would have to be ahead.
+        """
+        own = standing.own
+        if own is None or not (standing.phase and standing.holds):
+            return standing
+        still = compared(own.key, "CREATE", "EQUAL", own.created)
+        fields, _ = await self.ask(operation, TXN, txn(compare=[still], success=[delete(self.keys.phase(claim.name))]))
+        if fields.get("succeeded") is True:
+            return standing._replace(phase=0)
+        return Standing(None, None, standing.earlier_unknown)
 
     async def adopt(self, operation: str, own: Entry, lease: int) -> int | None:
         """Move a key to *lease*, if it is unchanged; return its new revision, or None."""
-        body = txn(
-            compare=[compared(own.key, "MOD", "EQUAL", own.modified)], success=[put(own.key, moved_value(own), lease)]
-        )
+        body = txn(compare=[compared(own.key, "MOD", "EQUAL", own.modified)], success=[put(own.key, own.value, lease)])
         fields, earlier_unknown = await self.ask(operation, TXN, body, hedged=False)
         if fields.get("succeeded") is True:
             with ErrorTranslation(unreadable, operation):
@@ -161,17 +180,27 @@ class EtcdRequests:
             raise BackendUnavailableError(BACKEND, operation, "an earlier request may have been carried out")
         return None
 
-    async def standings(self, operation: str, claims: Sequence[Claim]) -> list[Standing]:
-        """How each of a batch of claims stands. Claims for one lock share a look: etcd sorts the whole line for it."""
+    async def standings(self, operation: str, claims: Sequence[Claim], *, phases: bool = False) -> list[Standing]:
+        """
+        How each of a batch of claims stands; with *phases*, they are those of locks and writers.
+
+        Claims for one lock share a look: etcd sorts the whole line for it.
+        """
         lines = list(dict.fromkeys(self.keys.rivals(claim) for claim in claims))
+        names = list(dict.fromkeys(self.keys.phase(claim.name) for claim in claims)) if phases else []
         look = [ranged(self.keys.own(claim)) for claim in claims]
         look += [ranged(begin, end=end, first=1) for begin, end in lines]
+        look += map(ranged, names)
         fields, _ = await self.ask(operation, TXN, txn(compare=[], success=look))
         with ErrorTranslation(unreadable, operation):
             found = [first_entry(part) for part in responses(fields, len(look))]
-            firsts = dict(zip(lines, found[len(claims) :], strict=True))
+            firsts = dict(zip(lines, found[len(claims) :], strict=False))
+            begun = {phase.key: phase_token(phase) for phase in found[len(claims) + len(lines) :] if phase}
             standings = zip(claims, found, strict=False)
-            return [_standing(claim, own, firsts[self.keys.rivals(claim)]) for claim, own in standings]
+            return [
+                _standing(claim, own, firsts[self.keys.rivals(claim)], begun.get(self.keys.phase(claim.name), 0))
+                for claim, own in standings
+            ]
 
     async def unchanged(self, operation: str, modified: dict[bytes, int]) -> int | dict[bytes, Entry | None]:
         """If every key is at its *modified* revision: the revision of this view. Else: what is there of each key."""
@@ -260,10 +289,10 @@ class EtcdRequests:
         await self.ask(operation, TXN, body)
 
 
-def _standing(claim: Claim, own: Entry | None, first: Entry | None) -> Standing:
+def _standing(claim: Claim, own: Entry | None, first: Entry | None, phase: int) -> Standing:
     """How a claim stands by the first key that it may have to wait for. A share that was granted counts as first."""
-    if own is None or claim.mode is LOCK:
-        return Standing(own, first)
+    if own is None or not claim.mode.shared:
+        return Standing(own, first, phase=phase)
     facts = KeyFacts.read(own)
     waits = facts.waits or (facts.mode == READER and first is not None and first.created < own.created)
     return Standing(own, None if waits else own)

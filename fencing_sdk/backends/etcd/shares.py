@@ -3,17 +3,19 @@ Permits, readers and writers: who holds beside whom, and with which token.
 
 The keys of a name are one line, in the order in which they were created. A client puts its own key and looks:
 
-    reader   only readers' keys are ahead     its token is the revision of the phase key. The first reader puts it, the
-                                              next writer deletes it; it has no lease
-    writer   no key is ahead                  it puts its key again and deletes the phase, in one step: the revision
-                                              of that step is its token
-    permit   fewer keys than there are        it writes into its key the lowest number that none of those has. Its
-             permits are ahead, all of        token is the revision that created the key
+    reader   only readers' keys are ahead     its token is in the phase key. The first reader puts that, with the
+                                              revision of its own key. It has no lease
+    writer   no key is ahead                  as a lock: `requests`
+    permit   fewer keys than there are        it writes into its key the lowest number that none of those has
+             permits are ahead, all of
              permits with their numbers
 
 A key that is put later is behind. So a claim whose turn has come keeps its turn while its key is there, and the step
-by which it is granted compares just that. The tokens of permits grow, because numbers are taken in the order of the
-line. That of a writer must be drawn at the grant: readers before it may have put the phase after it joined.
+by which it is granted compares just that.
+
+Tokens are places in the line, so they grow with every grant, of whatever mode. Readers that hold together share the
+place of one of them: the others of the line are before or behind all of them. That lasts until another mode is granted.
+So each such grant ends the phase, if there is one: a number that was drawn later would be above those in the line.
 
 A claim that does not wait is granted by the request that puts its key, or puts none.
 """
@@ -38,11 +40,11 @@ from fencing_sdk._etcd.json_codec import (
     responses,
     txn,
 )
-from fencing_sdk._values.claim import READER, WRITER, Claim, Holder, Permit
+from fencing_sdk._values.claim import READER, Claim, Holder, Permit
 from fencing_sdk._values.shared_call import SharedBatches, ask_by_name
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends.etcd.errors import unreadable
-from fencing_sdk.backends.etcd.keys import KeyFacts, holder_of_key, value_of
+from fencing_sdk.backends.etcd.keys import KeyFacts, holder_of_key, phase_token, phase_value, value_of
 from fencing_sdk.backends.etcd.requests import BATCH, EtcdRequests, Standing, first_entry
 
 __all__ = ["LEAST_REMAINING", "EtcdShares", "SeenLine", "lowest_free"]
@@ -69,7 +71,7 @@ class _Seen(NamedTuple):
     @classmethod
     def of(cls, own: list[Entry], line: list[Entry], phase: list[Entry]) -> _Seen:
         ahead = [entry for entry in line if own and entry.created < own[0].created]
-        return cls(own[0] if own else None, ahead, phase[0].created if phase else None)
+        return cls(own[0] if own else None, ahead, phase_token(phase[0]) if phase else None)
 
 
 class SeenLine(NamedTuple):
@@ -85,12 +87,11 @@ class SeenLine(NamedTuple):
 
     def token(self, entry: Entry) -> int:
         """The token of one that holds."""
-        facts = KeyFacts.read(entry)
-        return self.phase if facts.mode == READER else facts.token
+        return self.phase if KeyFacts.read(entry).mode == READER else entry.created
 
 
 class EtcdShares:
-    """What `EtcdRequests` does for locks, for claims of the other modes."""
+    """What `EtcdRequests` does for locks and writers, for readers and permits."""
 
     def __init__(self, requests: EtcdRequests) -> None:
         self._requests = requests
@@ -105,27 +106,12 @@ class EtcdShares:
         """Put the claim's key if that is granted at once; return how the claim stands."""
         if isinstance(claim.mode, Permit):
             standing = await self._take_permit(claim, claim.mode, lease)
-        elif claim.mode == READER:
-            standing = await self._take_reader(claim, lease)
         else:
-            standing = await self._take_writer(claim, lease)
+            standing = await self._take_reader(claim, lease)
         if standing.own is not None and not standing.holds:  # of a request without an answer, or of another client
             earlier_unknown = standing.earlier_unknown
             standing = (await self.turn(claim, lease))._replace(earlier_unknown=earlier_unknown)
         return standing
-
-    async def _take_writer(self, claim: Claim, lease: int) -> Standing:
-        begin, end = self._keys.line(claim.name)
-        key, value = self._keys.own(claim), value_of(claim)
-        fields, earlier_unknown = await self._put(
-            compare=[compared(begin, "CREATE", "EQUAL", 0, end=end)],
-            success=[put(key, value, lease), delete(self._keys.phase(claim.name))],
-            failure=[ranged(key)],
-        )
-        with ErrorTranslation(unreadable, "acquire"):
-            if fields.get("succeeded") is True:
-                return _granted(_new_entry(key, value, fields, lease), earlier_unknown)
-            return Standing(first_entry(responses(fields, 1)[0]), None, earlier_unknown)
 
     async def _take_reader(self, claim: Claim, lease: int) -> Standing:
         begin, end = self._keys.rivals(claim)
@@ -147,7 +133,7 @@ class EtcdShares:
             own = _new_entry(key, value, fields, lease)
             inner = responses(fields, 2)[1]
             begun = None if inner.get("succeeded") is True else first_entry(responses(inner, 1)[0])
-            return _granted(own, earlier_unknown, phase=(begun or own).created)
+            return _granted(own, earlier_unknown, phase=phase_token(begun) if begun else own.created)
 
     async def _take_permit(self, claim: Claim, mode: Permit, lease: int) -> Standing:
         """Put the key with a number, if no key came since the look that found it; at first, if there is no key."""
@@ -157,7 +143,7 @@ class EtcdShares:
             value = value_of(claim, permit=free)
             fields, earlier_unknown = await self._put(
                 compare=[compared(begin, "CREATE", "LESS", seen + 1, end=end)],
-                success=[put(key, value, lease)],
+                success=[put(key, value, lease), delete(self._keys.phase(claim.name))],
                 failure=[ranged(begin, end=end)],
             )
             unknown = unknown or earlier_unknown
@@ -180,7 +166,7 @@ class EtcdShares:
 
     async def join_line(self, operation: str, claim: Claim, lease: int) -> Standing:
         """Put the claim's key at the end of the line, unless it is there. Whether its turn has come, `turn` tells."""
-        key, value = self._keys.own(claim), value_of(claim, waits=True)
+        key, value = self._keys.own(claim), value_of(claim)
         body = txn(
             compare=[compared(key, "CREATE", "EQUAL", 0)], success=[put(key, value, lease)], failure=[ranged(key)]
         )
@@ -197,18 +183,15 @@ class EtcdShares:
         mode, seen = claim.mode, await self._looks.ask(claim)
         if (own := seen.own) is None:
             return Standing(None, None)
-        with ErrorTranslation(unreadable, "acquire"):
-            granted = not KeyFacts.read(own).waits
-            permit = lowest_free(mode, seen.ahead) if isinstance(mode, Permit) and not granted else None
-        if mode == READER:
+        if not isinstance(mode, Permit):
             if seen.ahead:
                 return Standing(own, None)
             return await self._phases.ask((claim, own)) if seen.phase is None else _granted(own, phase=seen.phase)
-        if granted:
-            return _granted(own)
-        if seen.ahead and permit is None:
-            return Standing(own, None)
-        return await self._write_grant(claim, own, value_of(claim, permit=permit), lease)
+        with ErrorTranslation(unreadable, "acquire"):
+            if not KeyFacts.read(own).waits:
+                return _granted(own)
+            permit = lowest_free(mode, seen.ahead)
+        return Standing(own, None) if permit is None else await self._write_number(claim, own, permit, lease)
 
     async def _look_at(self, claims: Sequence[Claim]) -> list[_Seen]:
         """One request for many claims: readers that are woken together look at one name."""
@@ -253,34 +236,35 @@ class EtcdShares:
 
     async def _begin_phase(self, name: str, owns: Sequence[Entry]) -> list[Standing]:
         """Put the phase, unless another reader has. All of these keys are granted, except those that have gone."""
-        phase = self._keys.phase(name)
+        phase, first = self._keys.phase(name), min(owns, key=lambda own: own.created)
         fields, _ = await self._put(
             compare=[
                 *(compared(own.key, "CREATE", "EQUAL", own.created) for own in owns),
                 compared(phase, "CREATE", "EQUAL", 0),
             ],
-            success=[put(phase, b"")],
+            success=[put(phase, phase_value(first))],
             failure=[*(ranged(own.key) for own in owns), ranged(phase)],
         )
         with ErrorTranslation(unreadable, "acquire"):
             if fields.get("succeeded") is True:
-                return [_granted(own, phase=number(fields["header"], "revision")) for own in owns]
+                return [_granted(own, phase=first.created) for own in owns]
             *own_parts, phase_part = responses(fields, len(owns) + 1)
             found = [first_entry(part) for part in own_parts]
-            begun = first_entry(phase_part)
+            begun = phase_token(entry) if (entry := first_entry(phase_part)) else 0
         there = [still for still, own in zip(found, owns, strict=True) if still and still.created == own.created]
-        if begun is None and len(there) < len(owns):  # a key that has gone stopped the others, too
+        if not begun and len(there) < len(owns):  # a key that has gone stopped the others, too
             standings = await self._begin_phase(name, there) if there else []
         else:
-            standings = [_granted(still, phase=begun.created) if begun else Standing(still, None) for still in there]
+            standings = [_granted(still, phase=begun) if begun else Standing(still, None) for still in there]
         of_key = {still.key: standing for still, standing in zip(there, standings, strict=True)}
         return [of_key.get(own.key) or Standing(still, None) for still, own in zip(found, owns, strict=True)]
 
-    async def _write_grant(self, claim: Claim, own: Entry, value: bytes, lease: int) -> Standing:
-        """Write the own key again, if it is unchanged: a writer's token, or the number of a permit."""
+    async def _write_number(self, claim: Claim, own: Entry, permit: int, lease: int) -> Standing:
+        """Write the number of a *permit* into its key, if that is unchanged."""
+        value = value_of(claim, permit=permit)
         fields, _ = await self._put(
             compare=[compared(own.key, "MOD", "EQUAL", own.modified)],
-            success=[put(own.key, value, lease), *self._end_of_phase(claim)],
+            success=[put(own.key, value, lease), delete(self._keys.phase(claim.name))],
             failure=[ranged(own.key)],
         )
         with ErrorTranslation(unreadable, "acquire"):
@@ -291,9 +275,6 @@ class EtcdShares:
             # An earlier request was carried out, and its answer was lost; or the key is gone.
             done = still is not None and still.created == own.created and not KeyFacts.read(still).waits
             return Standing(still, still if done else None)
-
-    def _end_of_phase(self, claim: Claim) -> list[Json]:
-        return [delete(self._keys.phase(claim.name))] if claim.mode == WRITER else []
 
     # Who holds
 
@@ -307,7 +288,7 @@ class EtcdShares:
             line, phase = _in_line(entries(line_part)), first_entry(phase_part)
             held = _holding(line, phase)
             revision = number(fields["header"], "revision")
-            return SeenLine(name, held, line[len(held) :], 0 if phase is None else phase.created, revision)
+            return SeenLine(name, held, line[len(held) :], 0 if phase is None else phase_token(phase), revision)
 
     async def holders(self, name: str) -> list[Holder]:
         """Tell who holds *name*, in the order of their permits, or of their tokens."""

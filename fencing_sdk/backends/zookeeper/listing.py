@@ -19,7 +19,7 @@ from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.names import safe_segment
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import Stat
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
-from fencing_sdk.backends.zookeeper.nodes import LineNode, phase_of, read_holder
+from fencing_sdk.backends.zookeeper.nodes import Line, LineNode, phase_of, read_holder
 from fencing_sdk.backends.zookeeper.requests import Recipe
 from fencing_sdk.backends.zookeeper.shares import holding
 
@@ -85,23 +85,20 @@ class ZooKeeperListing:
             if read is not None and (phase := phase_of(read[0])) is not None
         }
 
-    async def _next_holder(
-        self, session: ZooKeeperSession, name: str
-    ) -> tuple[list[LineNode], tuple[bytes, Stat] | None]:
+    async def _next_holder(self, session: ZooKeeperSession, name: str) -> tuple[Line, tuple[bytes, Stat] | None]:
         for _ in range(_TRIES):
             if not (line := await self._recipe.look(session, name)):
                 break
             (read,) = await self._recipe.read_all(session, [self._recipe.paths.node(name, line[0])])
             if read is not None:
                 return line, read
-        return [], None
+        return Line(), None
 
     async def waiters(self, session: ZooKeeperSession, name: str) -> list[Waiting]:
         """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
         line = await self._recipe.look(session, name)
-        line = line[len(holding(line)) :]
         waiters: list[Waiting] = []
-        for start in range(0, len(line), _STRETCH):
+        for start in range(len(holding(line)), len(line), _STRETCH):
             waiters += await self._read_waiters(session, name, line[start : start + _STRETCH])
         return waiters
 

@@ -4,7 +4,7 @@ How a lock is written down: one folder for each name, and in it one node for the
     <root>/<name, percent-encoded>/<mark>-<session>-<number>
     /fencing/invoices%2F42/9f8a01c2...-100001a2b3c0004-0000000007
     /fencing/catalog/reader-9f8a01c2...-100001a2b3c0004-0000000007
-    /fencing/catalog/writer-waits-9f8a01c2...-100001a2b3c0004-0000000008
+    /fencing/catalog/writer-9f8a01c2...-100001a2b3c0004-0000000008
     /fencing/gpu-pool/permit-2-9f8a01c2...-100001a2b3c0004-0000000009
 
 The mark is a digest of the owner id, so that an owner finds its node again after a lost reply, and
@@ -37,6 +37,7 @@ from fencing_sdk.backends.zookeeper.connection.kazoo_requests import Stat
 
 __all__ = [
     "READER_NODE",
+    "Line",
     "LineNode",
     "Paths",
     "in_line",
@@ -55,11 +56,11 @@ __all__ = [
 
 _MARK = 32
 _NODE = re.compile(
-    r"(reader-|writer-waits-|writer-|permit-waits-|permit-[0-9]{1,4}-|)([0-9a-f]{32})-([0-9a-f]{1,16})-(-?[0-9]{9,10}|[1-9][0-9]{10,18})"
+    r"(reader-|writer-|permit-waits-|permit-[0-9]{1,4}-|)([0-9a-f]{32})-([0-9a-f]{1,16})-(-?[0-9]{9,10}|[1-9][0-9]{10,18})"
 )
 READER_NODE = "reader-"
 """How the name of a reader's node begins."""
-_JOINING = {"reader": READER_NODE, "writer": "writer-waits-", "permit": "permit-waits-"}
+_JOINING = {"reader": READER_NODE, "writer": "writer-", "permit": "permit-waits-"}
 _LAST_NUMBER = 2**31 - 1
 """The highest number that ZooKeeper gives, and the first that it gives more than once."""
 _SESSIONS = 2**64
@@ -91,7 +92,7 @@ class LineNode:
 
     @property
     def waits(self) -> bool:
-        """Whether it is a writer or a permit that was not granted yet."""
+        """Whether it is a permit that was not granted yet."""
         return self.kind.endswith("waits-")
 
     @property
@@ -99,6 +100,13 @@ class LineNode:
         """The number of a permit that was granted."""
         number = self.kind.removeprefix("permit-").removesuffix("-")
         return int(number) if self.mode == "permit" and number != "waits" else None
+
+
+class Line(list[LineNode]):
+    """The nodes of a lock, first come, first served."""
+
+    noted: bool = False
+    """Whether their folder has data: the phase of readers, or notes."""
 
 
 @lru_cache(maxsize=8192)  # each look at a line reads all of its names
@@ -159,10 +167,9 @@ class Paths:
         """The path of *node* at its place in the line, when another session keeps it alive."""
         return f"{self._stem(claim, session, node.kind)}{node.number:010d}"
 
-    def granted(self, claim: Claim, node: LineNode, permit: int | None) -> str:
-        """The path of *node* at its place in the line, when it is that of a writer or a permit that was granted."""
-        kind = f"{claim.mode.word}-" if permit is None else f"{claim.mode.word}-{permit}-"
-        return f"{self._stem(claim, node.session, kind)}{node.number:010d}"
+    def granted(self, claim: Claim, node: LineNode, permit: int) -> str:
+        """The path of *node* at its place in the line, when it is that of this *permit*."""
+        return f"{self._stem(claim, node.session, f'permit-{permit}-')}{node.number:010d}"
 
     def name(self, folder: str) -> str | None:
         """The lock of a folder below the root; None for a node of another program."""
@@ -189,9 +196,9 @@ def written(claim: Claim) -> bytes:
 
 def rewritten(data: bytes, claim: Claim, token: int) -> bytes:
     """
-    The data of a node that moves from one session to another.
+    The data of a node that replaces another one at its place.
 
-    It keeps its token, which all others have from ZooKeeper: the number of the transaction that created them.
+    It keeps that one's token, which all others have from ZooKeeper: the number of the transaction that created them.
     """
     return json.dumps(_fields(data) | {"ttl": claim.ttl, "token": token}).encode()
 

@@ -33,12 +33,12 @@ from fencing_sdk.backends.zookeeper.connection.kazoo_requests import (
     exists,
     get,
     replace,
-    set_data,
     set_if_there,
     sync,
 )
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.nodes import (
+    Line,
     LineNode,
     Paths,
     in_line,
@@ -78,11 +78,9 @@ class Phase(NamedTuple):
     """What the data of a folder tells about readers."""
 
     token: int | None
-    """The token of the readers that hold together; None if no reader came since the last writer."""
+    """The token of the readers that hold together; None if no reader came since the last grant of another mode."""
     version: int
     data: bytes
-    last_change: int
-    """The last transaction by which a node of the line came or went: younger than every writer that has gone."""
 
 
 class Recipe:
@@ -91,9 +89,9 @@ class Recipe:
     def __init__(self, settings: ZooKeeperSettings) -> None:
         self._acl = settings.acl
         self.paths = Paths(settings.root)
-        self._looks: WeakKeyDictionary[ZooKeeperSession, SharedBatches[str, list[LineNode]]] = WeakKeyDictionary()
+        self._looks: WeakKeyDictionary[ZooKeeperSession, SharedBatches[str, Line]] = WeakKeyDictionary()
 
-    async def join(self, session: ZooKeeperSession, claim: Claim) -> tuple[Found, list[LineNode]]:
+    async def join(self, session: ZooKeeperSession, claim: Claim) -> tuple[Found, Line]:
         """Create a node at the end of the line, and look at the line."""
         for last in range(1, _TRIES + 1):
             request = create_in_line(self.paths.stem(claim, session.id), written(claim), self._acl)
@@ -109,10 +107,10 @@ class Recipe:
                 elif (found := await self._earlier(session, claim)) is not None:
                     return found
                 continue
-            return Found(path, stat.czxid, stat.czxid), await self._in_line(session, claim.name, await listed)
+            return Found(path, stat.czxid, stat.czxid), await self._in_line(session, claim.name, *await listed)
         raise AssertionError
 
-    async def _earlier(self, session: ZooKeeperSession, claim: Claim) -> tuple[Found, list[LineNode]] | None:
+    async def _earlier(self, session: ZooKeeperSession, claim: Claim) -> tuple[Found, Line] | None:
         """The node of an earlier try of *claim*: ZooKeeper gives its last number again, and refuses the name."""
         line, stem = await self.look(session, claim.name), self.paths.stem(claim, session.id)
         paths = (self.paths.node(claim.name, node) for node in line)
@@ -121,14 +119,14 @@ class Recipe:
             return None if path is None else (await self.find(session, claim, path), line)
         return None
 
-    async def _in_line(self, session: ZooKeeperSession, name: str, names: Sequence[str]) -> list[LineNode]:
+    async def _in_line(self, session: ZooKeeperSession, name: str, names: Sequence[str], stat: Stat) -> Line:
         """Sort the nodes of a lock. Those whose number tells no place are asked for what created them."""
-        if not (unplaced := without_place(names)):
-            return in_line(names)
         folder = self.paths.folder(name)
-        asked = {node: session.call(exists(f"{folder}/{node}")) for node in unplaced}
-        stats: dict[str, Stat | None] = {node: await one for node, one in asked.items()}
-        return in_line(names, {node: stat.czxid for node, stat in stats.items() if stat is not None})
+        asked = {node: session.call(exists(f"{folder}/{node}")) for node in without_place(names)}
+        found: dict[str, Stat | None] = {node: await one for node, one in asked.items()}
+        line = Line(in_line(names, {node: each.czxid for node, each in found.items() if each is not None}))
+        line.noted = stat.dataLength > 0
+        return line
 
     async def _make_folder(self, session: ZooKeeperSession, name: str) -> None:
         folder = self.paths.folder(name)
@@ -149,7 +147,7 @@ class Recipe:
         with suppress(NodeExistsError):
             await session.call(request)
 
-    async def look(self, session: ZooKeeperSession, name: str) -> list[LineNode]:
+    async def look(self, session: ZooKeeperSession, name: str) -> Line:
         """The line, as it is now. Those who look at the same moment look once."""
         batches = self._looks.get(session)
         if batches is None:
@@ -158,22 +156,21 @@ class Recipe:
             )
         return await batches.ask(name)
 
-    async def watch_line(self, session: ZooKeeperSession, name: str, call: Callable[[object], None]) -> list[LineNode]:
+    async def watch_line(self, session: ZooKeeperSession, name: str, call: Callable[[object], None]) -> Line:
         """The line; *call* is made when a node comes or goes."""
-        names = await session.call(children(self.paths.folder(name), call))
-        return await self._in_line(session, name, names)
+        return await self._in_line(session, name, *await session.call(children(self.paths.folder(name), call)))
 
-    async def look_at_all(self, session: ZooKeeperSession, names: Sequence[str]) -> list[list[LineNode]]:
+    async def look_at_all(self, session: ZooKeeperSession, names: Sequence[str]) -> list[Line]:
         """Many lines at once, and one for names that stand there more than once: those of readers and permits."""
         synced = session.call(sync(self.paths.root))
         listed = {name: session.call(children(self.paths.folder(name))) for name in dict.fromkeys(names)}
         await synced
-        lines: dict[str, list[LineNode]] = {}
+        lines: dict[str, Line] = {}
         for name, asked in listed.items():
             try:
-                lines[name] = await self._in_line(session, name, await asked)
+                lines[name] = await self._in_line(session, name, *await asked)
             except NoNodeError:
-                lines[name] = []
+                lines[name] = Line()
         return [lines[name] for name in names]
 
     async def born(self, session: ZooKeeperSession, paths: Sequence[str]) -> list[int | None]:
@@ -201,7 +198,8 @@ class Recipe:
         listed = session.call(children(self.paths.root))
         await synced
         try:
-            return sorted(await listed)
+            names, _ = await listed
+            return sorted(names)
         except NoNodeError:
             return []
 
@@ -263,41 +261,36 @@ class Recipe:
             raise NoNodeError
         return Found(new, token, stat.czxid)
 
-    async def write_grant(
-        self, session: ZooKeeperSession, claim: Claim, node: LineNode, *, permit: int | None, ends_phase: bool
+    async def write_number(
+        self, session: ZooKeeperSession, claim: Claim, node: LineNode, *, permit: int, token: int
     ) -> Found:
-        """
-        Replace the waiting node of a writer or a permit by one that was granted, at its place in the line.
-
-        The transaction is the token. With *ends_phase* it also ends the phase of readers.
-        """
+        """Replace the waiting node of a permit by one with its number, at its place in the line, with its token."""
         old, new = self.paths.node(claim.name, node), self.paths.granted(claim, node, permit)
-        also = []
-        if ends_phase and (phase := await self.phase(session, claim.name)).token is not None:
-            also = [set_data(self.paths.folder(claim.name), with_phase(phase.data, None), phase.version)]
         session.ends.begin(new, claim.ttl)
-        written_now = session.call(replace(old, new, written(claim), self._acl, *also))
+        written_now = session.call(replace(old, new, rewritten(written(claim), claim, token), self._acl))
         found = session.call(exists(new))
         _raise_first(await written_now)
         stat = await found
         if stat is None:
             raise NoNodeError
         session.ends.drop(old)
-        return Found(new, stat.czxid, stat.czxid)
+        return Found(new, token, stat.czxid)
 
     async def phase(self, session: ZooKeeperSession, name: str) -> Phase:
         """The phase of the readers of a name."""
         data, stat = await self.read(session, self.paths.folder(name))
-        return Phase(phase_of(data), stat.version, data, stat.pzxid)
+        return Phase(phase_of(data), stat.version, data)
 
-    async def begin_phase(self, session: ZooKeeperSession, name: str, before: Phase, reader: str) -> int | None:
-        """Begin a phase while the node *reader* exists; return its token, or None if the folder has changed."""
-        data = with_phase(before.data, before.last_change)
-        outcomes = await session.call(set_if_there(self.paths.folder(name), data, before.version, reader))
+    async def change_phase(
+        self, session: ZooKeeperSession, name: str, before: Phase, token: int | None, there: str
+    ) -> bool:
+        """Begin a phase with this *token*, or end it, while the node *there* exists; False: the folder has changed."""
+        data = with_phase(before.data, token)
+        outcomes = await session.call(set_if_there(self.paths.folder(name), data, before.version, there))
         if any(isinstance(outcome, BadVersionError) for outcome in outcomes):
-            return None
+            return False
         _raise_first(outcomes)
-        return before.last_change
+        return True
 
 
 def _raise_first(outcomes: Sequence[object]) -> None:

@@ -4,16 +4,18 @@ Permits, readers and writers: who holds beside whom, and with which token.
 The nodes of a name are one line. A client creates its node and looks:
 
     reader   only readers' nodes are ahead    its token is the phase in the folder's data. The first reader writes it:
-                                              the last transaction by which a node came or went. The next writer
-                                              removes it
-    writer   no node is ahead                 it replaces its node by one that does not wait, and ends the phase, in
-                                              one transaction: that is its token
+                                              the transaction that created its own node
+    writer   no node is ahead                 as a lock
     permit   fewer nodes than there are       it replaces its node by one with the lowest number that none of those
-             permits are ahead, all of        has: that transaction is its token
+             permits are ahead, all of        has, and with its token
              permits with their numbers
 
 A node that is created later is behind, and a node that is replaced keeps its place. So a claim whose turn has come
 keeps its turn while its node is there, and the transaction by which it is granted fails without that node.
+
+Tokens are places in the line, so they grow with every grant, of whatever mode. Readers that hold together share the
+place of one of them: the others of the line are before or behind all of them. That lasts until another mode is granted.
+So each such grant ends the phase, if there is one: a number that was drawn later would be above those in the line.
 """
 
 from __future__ import annotations
@@ -27,14 +29,18 @@ from fencing_sdk._values.claim import LOCK, READER, WRITER, Mode, Permit
 from fencing_sdk._values.shared_call import SharedBatches, ask_by_name
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
-from fencing_sdk.backends.zookeeper.nodes import READER_NODE, LineNode
+from fencing_sdk.backends.zookeeper.errors import BACKEND
+from fencing_sdk.backends.zookeeper.nodes import READER_NODE, Line, LineNode
 from fencing_sdk.backends.zookeeper.own_nodes import OwnNode
 from fencing_sdk.backends.zookeeper.requests import Recipe
+from fencing_sdk.errors import BackendUnavailableError
 
 __all__ = ["PERMITS", "ShareGrants", "holding", "rival_of"]
 
 _READERS = 1000
 """Readers that are granted together."""
+_TRIES = 5
+"""Times that a folder is read while operators write notes into it."""
 
 
 class _Permits(Enum):
@@ -93,9 +99,11 @@ class ShareGrants:
             self._phases[session] = batches
         return batches
 
-    async def grant(self, own_node: OwnNode, line: Sequence[LineNode], position: int) -> None:
+    async def grant(self, own_node: OwnNode, line: Line, position: int) -> None:
         """
         Let *own_node* be the node of a grant, with its token and its number.
+
+        A lock needs this only where the folder has data.
 
         Raises:
             NoNodeError: the node has gone.
@@ -104,15 +112,24 @@ class ShareGrants:
         if claim.mode == READER:
             own_node.token = await self._phases_of(own_node.session).ask(own_node)
             return
-        if node.waits:
+        if line.noted:
+            await self._end_phase(own_node)
+        if isinstance(claim.mode, Permit) and node.waits:
             permit = _lowest_free(claim.mode, line[:position])
-            found = await self._recipe.write_grant(
-                own_node.session, claim, node, permit=permit, ends_phase=claim.mode == WRITER
-            )
+            found = await self._recipe.write_number(own_node.session, claim, node, permit=permit, token=own_node.token)
             own_node.path, own_node.token, own_node.born = found
             own_node.permit = permit
         else:
             own_node.permit = node.permit
+
+    async def _end_phase(self, own_node: OwnNode) -> None:
+        """No reader begins one while *own_node* is there, because it would have to be ahead."""
+        recipe, name = self._recipe, own_node.claim.name
+        for _ in range(_TRIES):
+            phase = await recipe.phase(own_node.session, name)
+            if phase.token is None or await recipe.change_phase(own_node.session, name, phase, None, own_node.path):
+                return
+        raise BackendUnavailableError(BACKEND, "acquire", "the notes of the lock change whenever they are looked at")
 
     async def _join_phase(self, session: ZooKeeperSession, name: str, readers: Sequence[OwnNode]) -> int:
         for reader in readers:
@@ -120,7 +137,8 @@ class ShareGrants:
             token = phase.token
             if token is None:
                 with suppress(NoNodeError):  # this reader has gone, and the next one may be there
-                    token = await self._recipe.begin_phase(session, name, phase, reader.path)
+                    if await self._recipe.change_phase(session, name, phase, reader.token, reader.path):
+                        token = reader.token
             if token is not None:
                 return token
         token = (await self._recipe.phase(session, name)).token
@@ -129,6 +147,6 @@ class ShareGrants:
         return token
 
 
-def _lowest_free(mode: Mode, ahead: Sequence[LineNode]) -> int | None:
+def _lowest_free(mode: Permit, ahead: Sequence[LineNode]) -> int:
     taken = {node.permit for node in ahead}
-    return next(free for free in range(mode.of) if free not in taken) if isinstance(mode, Permit) else None
+    return next(free for free in range(mode.of) if free not in taken)

@@ -28,7 +28,7 @@ from fencing_sdk.backends.zookeeper.clean_up import CleanUp
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
 from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.connection.sessions import ZooKeeperSessions
-from fencing_sdk.backends.zookeeper.nodes import LineNode, is_of, mark_of
+from fencing_sdk.backends.zookeeper.nodes import Line, LineNode, is_of, mark_of
 from fencing_sdk.backends.zookeeper.own_nodes import OwnNode, OwnNodes, key_of
 from fencing_sdk.backends.zookeeper.requests import Found, Recipe
 from fencing_sdk.backends.zookeeper.shares import ShareGrants, rival_of
@@ -108,14 +108,14 @@ class ZooKeeperWaitQueue:
         self._own_nodes.drop(own_node)
         return None
 
-    async def _try(self, own_node: OwnNode, line: list[LineNode]) -> Grant | Held:
+    async def _try(self, own_node: OwnNode, line: Line) -> Grant | Held:
         """Grant if the node is the first in the line. If not, delete it unless it is a waiter's."""
         claim, session = own_node.claim, own_node.session
         waiting = self._own_nodes.get(key_of(claim)) is own_node
         line = await self._watch_rival(own_node, line)
         if line:
-            if claim.mode is not LOCK:
-                await self._grant_share(own_node, line)
+            if claim.mode is not LOCK or line.noted:
+                await self._grant(own_node, line)
             if own_node.over:
                 raise NoNodeError
             self._own_nodes.put(own_node)
@@ -128,7 +128,7 @@ class ZooKeeperWaitQueue:
             await self._recipe.remove(session, own_node.path)
         return Held()
 
-    async def _grant_share(self, own_node: OwnNode, line: list[LineNode]) -> None:
+    async def _grant(self, own_node: OwnNode, line: Line) -> None:
         """If this is broken off, the node may be there under another name than the known one."""
         try:
             await self._shares.grant(own_node, line, await self._find(own_node, line))
@@ -136,7 +136,7 @@ class ZooKeeperWaitQueue:
             self._clean_up.sweep_later(own_node.claim, own_node.session)
             raise
 
-    async def _watch_rival(self, own_node: OwnNode, line: list[LineNode]) -> list[LineNode]:
+    async def _watch_rival(self, own_node: OwnNode, line: Line) -> Line:
         """
         Return the line if it is the turn of *own_node*; else nothing.
 
@@ -153,7 +153,7 @@ class ZooKeeperWaitQueue:
             paths = self._recipe.paths
             path = paths.node(claim.name, rival) if isinstance(rival, LineNode) else paths.folder(claim.name)
             if own_node.watched == path:
-                return []
+                return Line()
             own_node.watched = path
             session.ends.suspend(own_node.path)
             call = session.watched(self._on_rival_changed, own_node, path, wakes=lambda: [_end_of(own_node)])
@@ -161,14 +161,14 @@ class ZooKeeperWaitQueue:
                 line = await self._recipe.watch_line(session, claim.name, call)
                 continue
             if await self._watch(own_node, path, call):
-                return []
+                return Line()
             own_node.watched = ""
             session.ends.prolong(*_end_of(own_node))
             line = await self._recipe.look(session, claim.name)
         own_node.woken.set()  # the line has moved at every look
-        return []
+        return Line()
 
-    async def _wait_for_number(self, own_node: OwnNode, mode: Mode, line: list[LineNode]) -> list[LineNode]:
+    async def _wait_for_number(self, own_node: OwnNode, mode: Mode, line: Line) -> Line:
         """
         Return the line if a claim that does not wait may have a permit; else nothing.
 
@@ -181,12 +181,12 @@ class ZooKeeperWaitQueue:
                 if not isinstance(rival, LineNode):
                     return line
                 if not rival.waits:  # it is no permit's
-                    return []
+                    return Line()
                 path, changed = self._recipe.paths.node(name, rival), WakeUp()
                 if await self._recipe.watch(session, path, session.watched(lambda _, event=changed: event.set())):
                     await changed.wait()
                 line = await self._recipe.look(session, name)
-        return []
+        return Line()
 
     async def _watch(self, own_node: OwnNode, path: str, call: Callable[[object], None]) -> bool:
         """
@@ -224,7 +224,7 @@ class ZooKeeperWaitQueue:
             own_node.watched = ""
             own_node.woken.set()
 
-    async def _find(self, own_node: OwnNode, line: list[LineNode]) -> int:
+    async def _find(self, own_node: OwnNode, line: Line) -> int:
         """
         Return the position of the claim's node in the line, and let *own_node* be that node.
 

@@ -16,6 +16,8 @@ from fencing_sdk.testing.backend_promises.backend_under_test import TRIES, Backe
 POOL = "gpu-pool"
 CATALOG = "catalog"
 _READERS = 20
+_ALL_PAIRS = (READER, LOCK, WRITER, Permit(2), LOCK, READER, WRITER, LOCK, Permit(2), READER, Permit(2), WRITER, READER)
+"""Each mode follows each other one somewhere."""
 
 
 class SharingBackend(Backend, SupportsShares, Protocol):
@@ -127,6 +129,61 @@ class SharePromises(BackendUnderTest):
         await self.refused(backend, self._writer())
         await backend.release(alive)
         await self._granted(backend, self._writer())
+
+    # Tokens of all modes
+
+    @needs("shares")
+    async def test_tokens_grow_across_all_modes(self, backend: Backend, reopen: Reopen) -> None:
+        """Locks, readers, writers and permits of one name have one row of tokens, so that one fence fits all."""
+        tokens = []
+        async with aclosing(reopen()) as other:
+            for number, mode in enumerate(_ALL_PAIRS):
+                client, claim = (backend, other)[number % 2], self._claim(CATALOG, mode)
+                tokens.append((await self._granted(client, claim)).token)
+                await client.release(claim)
+        self.assert_rising(tokens)
+
+    @needs("shares")
+    async def test_readers_that_come_after_dead_ones_are_above_a_grant_between(self, backend: Backend) -> None:
+        """A reader that died ended nothing. What others are granted after it ends its phase."""
+        modes = (LOCK, WRITER, Permit(2))
+        rows = {mode: [await self._read_and_left(backend, mode)] for mode in modes}
+        await self.expire(self.ttl)
+        for mode, tokens in rows.items():
+            claim = self._claim(mode.word, mode)
+            tokens.append((await self._granted(backend, claim)).token)
+            await backend.release(claim)
+            tokens.append((await self._granted(backend, self._claim(mode.word, READER))).token)
+            self.assert_rising(tokens)
+
+    async def _read_and_left(self, backend: Backend, mode: Mode) -> int:
+        return (await self._granted(backend, self._claim(mode.word, READER, ttl=self.ttl))).token
+
+    @needs("queues", "shares")
+    async def test_tokens_grow_across_all_modes_in_line(self, backend: SharingLineBackend, reopen: Reopen) -> None:
+        """In the order of the grants, whatever happened to the name since a waiter came; and each grant has one."""
+        holder, tokens = self._claim(CATALOG, LOCK), []
+        tokens.append((await self._granted(backend, holder)).token)
+        claims = [self._claim(CATALOG, mode) for mode in _ALL_PAIRS]
+        async with AsyncExitStack() as line, aclosing(reopen()) as other:
+            clients = [(backend, other)[number % 2] for number in range(len(claims))]
+            turns = []
+            for client, claim in zip(clients, claims, strict=True):
+                assert isinstance(client, SupportsQueue)
+                turns.append(await line.enter_async_context(client.queue(claim)))
+            await backend.release(holder)
+            for client, claim, turn in zip(clients, claims, turns, strict=True):
+                tokens.append(token := await self._served(client, claim, turn))
+                await self._has_one_token(client, claim, token)
+                await client.release(claim)
+        self.assert_rising(tokens)
+
+    async def _has_one_token(self, backend: Backend, claim: Claim, token: int) -> None:
+        assert await self.renewed(backend, claim) is Renewal.RENEWED
+        assert (await self._granted(backend, claim)).token == token
+        shown = await backend.inspect(claim.name)
+        assert shown is not None
+        assert (shown.token, shown.holder, shown.mode.word) == (token, claim.holder, claim.mode.word)
 
     # Every share
 

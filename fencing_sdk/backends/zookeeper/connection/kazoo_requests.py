@@ -16,7 +16,7 @@ from kazoo.protocol.serialization import (
     Create2,
     Delete,
     Exists,
-    GetChildren,
+    GetChildren2,
     GetData,
     SetData,
     Sync,
@@ -71,8 +71,8 @@ class Stat(Protocol):
         ...
 
     @property
-    def pzxid(self) -> int:
-        """The last transaction that created or deleted a node in it."""
+    def dataLength(self) -> int:  # noqa: N802  (the driver's word)
+        """The bytes of its data."""
         ...
 
     @property
@@ -151,8 +151,12 @@ def exists(path: str) -> object:
 
 
 def children(path: str, watch: Callable[[object], None] | None = None) -> object:
-    """Answers the names of the nodes in a folder. *watch* is called once, as for `get`, when one comes or goes."""
-    return GetChildren(path, watch)
+    """
+    Answers the names of the nodes in a folder, and the `Stat` of the folder.
+
+    *watch* is called once, as for `get`, when one comes or goes.
+    """
+    return GetChildren2(path, watch)
 
 
 def get(path: str, watch: Callable[[object], None] | None = None) -> object:
