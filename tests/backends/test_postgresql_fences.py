@@ -73,7 +73,7 @@ async def test_the_fence_is_raised_in_the_transaction_of_the_grant(backend, guar
 
 async def test_a_fence_that_is_higher_already_means_no_grant(backend, guard):
     far = 2**52
-    await guard.raise_to(SEAT, Token(far, "another"))
+    await guard.raise_to(SEAT, Token(far, "a0a0a0a0"))
     with pytest.raises(StaleTokenError) as refused:
         await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT)])
     assert refused.value.fence == far
@@ -82,7 +82,7 @@ async def test_a_fence_that_is_higher_already_means_no_grant(backend, guard):
 
 
 async def test_with_one_fence_of_two_refused_the_other_is_not_raised(backend, guard):
-    await guard.raise_to("seats/plan", Token(2**52, "another"))
+    await guard.raise_to("seats/plan", Token(2**52, "a0a0a0a0"))
     with pytest.raises(StaleTokenError):
         await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT), (guard, "seats/plan")])
     assert await guard.highest(SEAT) is None
@@ -127,7 +127,7 @@ async def test_an_attempt_that_is_given_up_leaves_a_connection_that_works(backen
         await asyncio.sleep(0.05)
         waiting.cancel()
         await asyncio.wait([waiting])
-    assert isinstance(await backend.acquire_fenced(Claim("another", 60.0), [(guard, "another")]), Grant)
+    assert isinstance(await backend.acquire_fenced(Claim("another", 60.0), [(guard, "a0a0a0a0")]), Grant)
 
 
 async def test_a_holder_of_a_lock_has_its_fence_from_the_start(guard, postgresql_server):
@@ -138,7 +138,7 @@ async def test_a_holder_of_a_lock_has_its_fence_from_the_start(guard, postgresql
             assert await guard.highest(SEAT) == await aside.highest(SEAT) == lease.token
             async with postgresql_server.connected() as connection, connection.transaction():
                 with pytest.raises(StaleTokenError):
-                    await guard.admit(connection, SEAT, Token(lease.token - 1, "zombie"))
+                    await guard.admit(connection, SEAT, Token(lease.token - 1, "b0b0b0b0"))
             waiting = asyncio.create_task(locks.lock(SEAT, fences=[guard], wait=0.5).acquire())
             with pytest.raises((AcquireTimeoutError, BackendUnavailableError)):
                 await waiting
@@ -181,7 +181,7 @@ async def test_after_its_connection_was_ended_the_next_attempt_opens_another(bac
 
 
 async def test_a_role_that_may_not_touch_the_fences_is_refused_and_gets_no_grant(guard, postgresql_server):
-    await guard.raise_to("any", Token(1, "another"))  # the table is there, and the superuser's
+    await guard.raise_to("any", Token(1, "a0a0a0a0"))  # the table is there, and the superuser's
     name = postgresql_server.database
     await postgresql_server.execute(f'CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE "{name}" TO app')
     url = postgresql_server.url_as("app")

@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, LeaseLostError
@@ -24,12 +25,17 @@ def fork():
     """Fork, with the argument ``c`` as uWSGI does: Python learns nothing of it."""
     if sys.argv[4:] != ["c"]:
         return os.fork()
-    sys.setswitchinterval(
-        60
-    )  # a thread that asks for the interpreter during such a fork makes Python hang in the child
-    child = ctypes.PyDLL(None).fork()
-    sys.setswitchinterval(0.005)
-    return child
+    # A thread that waits for the interpreter during such a fork makes Python itself hang in the child.
+    while switches() != (time.sleep(0.2) or switches()):
+        pass
+    return ctypes.PyDLL(None).fork()
+
+
+def switches():
+    """How often the other threads have run: the number of one that waits for the interpreter grows every 5 ms."""
+    mine = str(threading.get_native_id())
+    others = [task for task in sorted(Path("/proc/self/task").iterdir()) if task.name != mine]
+    return [[line for line in (task / "status").read_text().splitlines() if "switches" in line] for task in others]
 
 
 def say(*words):
