@@ -165,7 +165,7 @@ class SharePromises(BackendUnderTest):
         holder, tokens = self._claim(CATALOG, LOCK), []
         tokens.append((await self._granted(backend, holder)).token)
         claims = [self._claim(CATALOG, mode) for mode in _ALL_PAIRS]
-        async with AsyncExitStack() as line, aclosing(reopen()) as other:
+        async with aclosing(reopen()) as other, AsyncExitStack() as line:
             clients = [(backend, other)[number % 2] for number in range(len(claims))]
             turns = []
             for client, claim in zip(clients, claims, strict=True):
