@@ -329,7 +329,7 @@ class SharePromises(BackendUnderTest):
         writer = self._writer()
         await self._granted(backend, writer)
         readers = [self._reader() for _ in range(_READERS)]
-        async with AsyncExitStack() as line, aclosing(reopen()) as other, self.soon():
+        async with aclosing(reopen()) as other, AsyncExitStack() as line, self.soon():
             waiting = []
             for number, reader in enumerate(readers):
                 client = (backend, other)[number % 2]
