@@ -6,9 +6,11 @@ a long one.
 """
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from etcd_fixtures import require_etcd
 from fire_alone import Sqlite
 from fire_command import OK, UNKNOWN, VIOLATED, burn, code, say, told
@@ -35,6 +37,11 @@ NEEDS = {
 }
 
 
+def each(stores: Iterable[str]) -> list[ParameterSet]:
+    """The stores as parameters, marked where they need a server."""
+    return [pytest.param(store, marks=[pytest.mark.server] if store in NEEDS else []) for store in stores]
+
+
 def shown(outcome: Outcome, seed: int) -> str:
     return "\n".join([f"seed {seed}", *told(outcome, least=LEAST)])
 
@@ -45,7 +52,7 @@ def test_every_backend_that_is_outside_the_process_goes_through_the_fire():
 
 
 @pytest.mark.campaign(only=True)
-@pytest.mark.parametrize("backend", STORES)
+@pytest.mark.parametrize("backend", each(STORES))
 async def test_promises_hold_under_real_fire(backend: str, tmp_path: Path):
     NEEDS.get(backend, lambda: None)()
     seed = random.SystemRandom().randrange(2**32)
@@ -57,7 +64,7 @@ async def test_promises_hold_under_real_fire(backend: str, tmp_path: Path):
 
 
 @pytest.mark.campaign(only=True)
-@pytest.mark.parametrize("backend", SHARING)
+@pytest.mark.parametrize("backend", each(SHARING))
 async def test_promises_hold_for_permits_readers_and_writers(backend: str, tmp_path: Path):
     NEEDS.get(backend, lambda: None)()
     seed = random.SystemRandom().randrange(2**32)
