@@ -199,5 +199,7 @@ async def test_nodes_that_are_made_after_the_last_number_hold_and_wait_in_order(
             assert len(without_place(await line_of(one._backend, "a"))) > 10
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*tasks)
-    assert order == list(range(12))
-    assert tokens == sorted(set(tokens))
+    assert len(set(tokens)) == 12
+    for served in (order, [number for _, number in sorted(zip(tokens, order, strict=True))]):
+        # The first of the line may take what is free in any order, as many as there are permits.
+        assert all(number - place < most for place, number in enumerate(served)), served

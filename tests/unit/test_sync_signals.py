@@ -23,6 +23,9 @@ from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.sync import SyncLockClient, connect
 from fencing_sdk.sync._thread_call import this_thread
 
+MEASURED = sys.gettrace() is not None
+"""Coverage is measured."""
+
 STEPS = 100_000
 """More than any of them takes."""
 
@@ -98,14 +101,16 @@ class Steps:
         self.taken = 0
 
     def run(self, function: Callable[..., object], *args: object) -> None:
+        before = sys.gettrace()
         sys.settrace(self._step)
         try:
             function(*args)
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
 
     def _step(self, frame: FrameType, event: str, _argument: object) -> Any:
-        frame.f_trace_opcodes = True
+        # Lines are the steps under another tracer: CPython 3.12 crashes if two tracers want different events of one frame.
+        frame.f_trace_opcodes = not MEASURED
         if event != "return":  # nothing comes between the end of a function and the next step of its caller
             self.taken += 1
             if self.taken == self.last:
