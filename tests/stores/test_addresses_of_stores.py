@@ -14,6 +14,7 @@ from etcd_server import EtcdCluster
 from kahuna_server import KahunaServer
 from local_ports import HOST
 from postgresql_server import PostgresqlServer
+from redis_cluster import Cluster
 from redis_sentinels import Sentinels
 from redis_server import RedisServer
 from throwaway_certificates import Certificates
@@ -29,6 +30,8 @@ pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "re
 
 NAME = "localhost"
 """For this name the certificates of the tests are made."""
+OTHER = "stores.test"
+"""For a driver that resolves "localhost" in a way of its own."""
 SILENT = "127.0.0.2"
 
 
@@ -56,11 +59,11 @@ def swallowing(port: int) -> Iterator[None]:
 
 @pytest.fixture
 def two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `NAME` have two addresses, of which the first is `SILENT`."""
+    """Let `NAME` and `OTHER` have two addresses, of which the first is `SILENT`."""
     resolve: Callable[..., list[tuple[object, ...]]] = socket.getaddrinfo
 
     def resolved(host: object, *arguments: object, **options: object) -> list[tuple[object, ...]]:
-        if host != NAME:
+        if host not in (NAME, OTHER):
             return resolve(host, *arguments, **options)
         return [*resolve(SILENT, *arguments, **options), *resolve(HOST, *arguments, **options)]
 
@@ -110,6 +113,15 @@ class TestRedisWithTls(WithGuardSuite):
     def place(self, start_redis, certificates: Certificates) -> Place:
         port = start_redis(tls=certificates).tls_port
         return Place(f"rediss://{NAME}:{port}?ssl_ca_certs={certificates.authority}", [port])
+
+
+class TestRedisCluster(WithGuardSuite):
+    guard = RedisGuard
+
+    @pytest.fixture
+    def place(self, redis_cluster: Cluster) -> Place:
+        ports = [node.port for node in redis_cluster.nodes]
+        return Place("redis+cluster://" + ",".join(f"{OTHER}:{port}" for port in ports), ports)
 
 
 class TestSentinel(AddressesSuite):

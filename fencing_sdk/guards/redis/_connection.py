@@ -263,8 +263,16 @@ def _options(parts: StoreUrl) -> dict[str, str]:
 def _cluster_client(addresses: Sequence[tuple[str, int]], kind: str, arguments: Mapping[str, Any]) -> _RedisClient:
     from redis.asyncio.cluster import ClusterNode, RedisCluster  # noqa: PLC0415
 
+    from fencing_sdk.guards.redis._dialed import DialedConnection, DialedTlsConnection  # noqa: PLC0415
+
     nodes = [ClusterNode(*address) for address in addresses]
-    return cast("_RedisClient", RedisCluster(startup_nodes=nodes, ssl=kind == "rediss", **arguments))
+    cluster = RedisCluster(startup_nodes=nodes, ssl=kind == "rediss", **arguments)
+    # The client takes no class for its connections. It makes each node that it finds with these arguments.
+    sort = DialedTlsConnection if kind == "rediss" else DialedConnection
+    cluster.get_connection_kwargs()["connection_class"] = sort
+    for node in cluster.startup_nodes:
+        node.connection_class = sort
+    return cast("_RedisClient", cluster)
 
 
 def _single_client(kind: str, arguments: Mapping[str, Any]) -> _RedisClient:
