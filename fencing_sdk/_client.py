@@ -42,7 +42,7 @@ from fencing_sdk.errors import ConfigurationError, UsageError
 from fencing_sdk.events import Observer
 from fencing_sdk.recipes.drain_signals import DrainOnSignals, check_signals
 from fencing_sdk.recipes.election import Election, as_leader, this_process
-from fencing_sdk.recipes.jobs import JobFunction, Jobs
+from fencing_sdk.recipes.jobs import AtLeastOn, JobFunction, Jobs
 from fencing_sdk.recipes.multilock import MultiLock, check_names
 
 P = ParamSpec("P")
@@ -369,14 +369,20 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         return self._engine is not None and self._engine.draining.begun
 
     def job(
-        self, name: str, *, at_least_for: Seconds, **options: Unpack[LockOptions]
+        self,
+        name: str,
+        *,
+        at_least_for: Seconds,
+        at_least_on: AtLeastOn = "success",
+        **options: Unpack[LockOptions],
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], JobFunction[P, R]]:
         """
         Decorate a coroutine function that several processes call at the same time, and one is to run.
 
         A call asks for the lock once. It returns `Ran` with the function's value, or `Skipped` when the lock is held.
-        After a run, also one that failed, the lock stays taken until *at_least_for* seconds after its grant: in
-        the store alone, so that it outlives this process. An event `JobEnded` tells what became of every call.
+        After a run that succeeded, the lock stays taken until *at_least_for* seconds after its grant: in the store
+        alone, so that it outlives this process. A run that fails gives it back at once, so that another process may
+        take over. An event `JobEnded` tells what became of every call.
 
         Not promised: exactly once. If the process is killed while the function runs, the lock is free after one ttl,
         and the next call runs the function again.
@@ -387,16 +393,19 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             at_least_for: Seconds from the grant for which no other call gets the lock, at most a day. Make it half
                 of the interval between two ticks, and never more than the interval minus the skew of the clocks.
 
+            at_least_on: ``"any"`` keeps the lock after a run that failed, was cancelled or ends the process, too: for
+                work that a tick must not begin twice.
+
             **options: As for `lock`, without ``wait``. ``max_hold`` ends a run that hangs.
 
         Raises:
-            ConfigurationError: at decoration, as for `locked`, or *at_least_for* is out of range.
+            ConfigurationError: at decoration, as for `locked`, or *at_least_for* or *at_least_on* is out of range.
             LeaseLostError: when called: the lease was lost while the function ran, or the store did not confirm
                 afterwards that it keeps the lock.
             BackendError, StaleTokenError, UsageError, DrainingError: when called, as `Lock.acquire`: the function was
                 not called.
         """
-        return Jobs(self.lock, self._observers, self._clock).decorator(name, at_least_for, options)
+        return Jobs(self.lock, self._observers, self._clock).decorator(name, at_least_for, at_least_on, options)
 
     async def inspect(self, name: str) -> Holder | None:
         """

@@ -16,7 +16,7 @@ from fencing_sdk.cli._job import Job, OnLoss
 from fencing_sdk.cli._streams import Output, OutputClosedError, escape_what_cannot_be_shown, say, silence
 from fencing_sdk.cli.run import Exit, run_job
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.recipes.jobs import check_at_least_for
+from fencing_sdk.recipes.jobs import AtLeastOn, check_at_least_for
 
 app = App(
     name="fencing",
@@ -67,6 +67,7 @@ def run(
     wait: Annotated[float | None, Parameter(converter=_patience, allow_leading_hyphen=True)] = 0.0,
     max_hold: _Duration | None = None,
     at_least: _Duration = 0.0,
+    at_least_on: AtLeastOn = "success",
     on_loss: OnLoss = "term",
     metadata: str | None = None,
     quiet: Annotated[bool, Parameter(negative="")] = False,
@@ -97,6 +98,9 @@ def run(
             whatever becomes of this machine. For jobs that several machines start at the same time: half of the
             interval. Goes without --wait.
 
+        at_least_on: Whether only a success, exit code 0, keeps the lock for --at-least, so that another machine may
+            take over from a run that failed, or any end of the command.
+
         on_loss: What happens to the command when the lease is lost: SIGTERM and soon SIGKILL,
             SIGKILL at once, or only a warning.
 
@@ -118,7 +122,7 @@ def run(
         if wait != 0:
             msg = "--at-least goes without --wait: a command that waited would do the work of one tick twice"
             raise ConfigurationError(msg)
-    job = Job(command, on_loss, at_least, quiet=quiet, verbose=verbose)
+    job = Job(command, on_loss, at_least, at_least_on, quiet=quiet, verbose=verbose)
     return run_job(job, lock, url=url, ttl=ttl, wait=wait, max_hold=max_hold, metadata=metadata)
 
 

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from fencing_sdk._values.clock import wall_seconds
+from fencing_sdk.recipes.jobs import AtLeastOn
 
 OnLoss = Literal["term", "kill", "warn"]
 
@@ -26,6 +27,7 @@ class Job:
     on_loss: OnLoss
     at_least: float = 0.0
     """Seconds from the grant for which the lock stays taken, although the command has ended."""
+    at_least_on: AtLeastOn = "success"
     quiet: bool = False
     verbose: bool = False
 

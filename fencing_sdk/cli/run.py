@@ -187,8 +187,8 @@ class Supervision:
                     await self._keep(lease)
 
     async def _keep(self, lease: Lease) -> None:
-        """Leave the lock of a command that did run to the store, for as long as it has to stay taken."""
-        if self.code in {Exit.NOT_EXECUTABLE, Exit.NOT_FOUND}:
+        """Leave the lock to the store, for as long as it has to stay taken after such an end of the command."""
+        if self.code in {Exit.NOT_EXECUTABLE, Exit.NOT_FOUND} or (self.code and self._job.at_least_on == "success"):
             return
         try:
             await keep(state_of(lease), self._job.at_least)

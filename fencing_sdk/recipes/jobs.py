@@ -8,10 +8,10 @@ Work that several processes are told to do at the same time, and one of them doe
         case Ran(value=rows): ...
         case Skipped(retry_after=seconds): ...
 
-Each call asks for the lock once. A call that gets it runs the function, and the lock then stays taken until
-*at_least_for* seconds after the grant, in the store alone: a process whose clock is behind, and whose tick comes when a
-short run has ended, finds it held. The idea is that of ShedLock's ``lockAtLeastFor``: there it defaults to 0, here it
-is required.
+Each call asks for the lock once. A call that gets it runs the function, and the lock of a run that succeeded stays
+taken until *at_least_for* seconds after the grant, in the store alone: a process whose clock is behind, and whose tick
+comes when a short run has ended, finds it held. The idea is that of ShedLock's ``lockAtLeastFor``: there it defaults to
+0 and keeps the lock of a run that failed, too; here it is required, and another process may make up for a failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 from fencing_sdk._arguments import METADATA_LIMIT, LockOptions
 from fencing_sdk._engine.lease_state import LeaseState
@@ -33,7 +33,7 @@ from fencing_sdk._values.clock import Clock, wall_seconds
 from fencing_sdk._values.names import check_name, name_for
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import MAX_TTL, Seconds, seconds
-from fencing_sdk.errors import ConfigurationError, LeaseLostError, LockHeldError
+from fencing_sdk.errors import ConfigurationError, LeaseLostError, LockHeldError, shown
 from fencing_sdk.events import JobEnded, JobOutcome
 
 P = ParamSpec("P")
@@ -62,6 +62,9 @@ class Skipped:
     """Seconds after which the lock may be free, or None where the store does not tell."""
 
 
+AtLeastOn: TypeAlias = Literal["success", "any"]
+"""After which end of a run its lock stays taken: after a success, or also after a failure."""
+
 JobFunction: TypeAlias = Callable[P, Coroutine[Any, Any, Ran[R] | Skipped]]
 """What a decorated function has become: its call tells whether it ran."""
 
@@ -75,7 +78,7 @@ class Jobs:
         self._clock = clock
 
     def decorator(
-        self, name: str, at_least_for: Seconds, options: LockOptions
+        self, name: str, at_least_for: Seconds, at_least_on: AtLeastOn, options: LockOptions
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], JobFunction[P, R]]:
         """
         Check what is known at decoration, and return the decorator.
@@ -85,6 +88,9 @@ class Jobs:
         """
         check_name(name)
         least = check_at_least_for(at_least_for)
+        if at_least_on not in get_args(AtLeastOn):
+            msg = f"at_least_on must be 'success' or 'any', not {shown(at_least_on)}"
+            raise ConfigurationError(msg)
         if "wait" in options:
             msg = "a job takes no wait: a call that waited for another run would do the work of one tick twice"
             raise ConfigurationError(msg)
@@ -97,7 +103,7 @@ class Jobs:
             async def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
                 described = options | {"metadata": say_parked(options.get("metadata"), least)}
                 lock = self._make_lock(name_for("job", template.fill(args, kwargs)), wait=0, **described)
-                call = _JobCall(self._observers, self._clock, lock.name, least)
+                call = _JobCall(self._observers, self._clock, lock.name, least, at_least_on)
                 return await call.run(lock, functools.partial(function, *args, **kwargs))
 
             return once
@@ -112,11 +118,14 @@ _LAST_MOMENT = 3.0
 class _JobCall:
     """One call of a job, and the one event that tells how it ended."""
 
-    def __init__(self, observers: Observers, clock: Clock, name: str, at_least_for: float) -> None:
+    def __init__(
+        self, observers: Observers, clock: Clock, name: str, at_least_for: float, at_least_on: AtLeastOn
+    ) -> None:
         self._observers = observers
         self._clock = clock
         self._name = name
         self._at_least_for = at_least_for
+        self._kept_if_failed = at_least_on == "any"
         self._state: LeaseState | None = None
         self._held_for = 0.0
         self._lost = False
@@ -140,11 +149,14 @@ class _JobCall:
             state.keep_for = self._at_least_for  # whatever ends the lease: the function itself, too
             try:
                 value = await function()
-            except GeneratorExit:  # nothing can be awaited, and its loop may be gone
-                self._held_for = state.held_for
-                _leave_behind(state)
-                raise
             except BaseException as error:
+                if not self._kept_if_failed:  # the end of the block gives the lock back
+                    self._held_for, state.keep_for = state.held_for, 0.0
+                    raise
+                if isinstance(error, GeneratorExit):  # nothing can be awaited, and its loop may be gone
+                    self._held_for = state.held_for
+                    _leave_behind(state)
+                    raise
                 await self._keep_after(error, state, within=None if isinstance(error, Exception) else _LAST_MOMENT)
                 raise
             await self._keep(state)

@@ -21,7 +21,7 @@ from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.recipes.drain_signals import check_signals
-from fencing_sdk.recipes.jobs import Ran, Skipped
+from fencing_sdk.recipes.jobs import AtLeastOn, Ran, Skipped
 from fencing_sdk.sync._drain_signals import SyncDrainOnSignals
 from fencing_sdk.sync._election import SyncElection, as_leader
 from fencing_sdk.sync._interrupt import InterruptingLock
@@ -153,7 +153,12 @@ class SyncLockClient(Uncopied):
         return decorate
 
     def job(
-        self, name: str, *, at_least_for: Seconds, **options: Unpack[LockOptions]
+        self,
+        name: str,
+        *,
+        at_least_for: Seconds,
+        at_least_on: AtLeastOn = "success",
+        **options: Unpack[LockOptions],
     ) -> Callable[[Callable[P, R]], Callable[P, Ran[R] | Skipped]]:
         """
         Decorate a plain function that several processes call at the same time, and one is to run.
@@ -164,7 +169,7 @@ class SyncLockClient(Uncopied):
         Raises:
             ConfigurationError: as `LockClient.job`, or the function is a coroutine function or a generator.
         """
-        job = self._client.job(name, at_least_for=at_least_for, **options)
+        job = self._client.job(name, at_least_for=at_least_for, at_least_on=at_least_on, **options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, Ran[R] | Skipped]:
             _check_plain(function, "job")

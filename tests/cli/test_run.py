@@ -136,10 +136,14 @@ def test_others_see_that_a_lock_is_parked_and_until_when(fencing: Fencing, optio
     assert ("deploy 42" if options else "host") in looks[0]
 
 
-def test_a_command_that_fails_keeps_its_lock_and_one_that_cannot_run_does_not(fencing: Fencing):
-    assert fencing("run", "fails", "--at-least", "1h", *shell("exit 7")).returncode == 7
-    assert fencing("run", "fails", "--", "true").returncode == 75
-    assert fencing("run", "missing", "--at-least", "1h", "--", "no-such-command").returncode == 127
+@pytest.mark.parametrize("on", [(), ("--at-least-on", "success"), ("--at-least-on", "any")], ids=" ".join)
+def test_a_command_that_fails_gives_its_lock_back_at_once_unless_any_end_keeps_it(
+    fencing: Fencing, on: tuple[str, ...]
+):
+    """So that another machine may take over; a command that cannot run keeps nothing in any case."""
+    assert fencing("run", "fails", "--at-least", "1h", *on, *shell("exit 7")).returncode == 7
+    assert fencing("run", "fails", "--", "true").returncode == (75 if "any" in on else 0)
+    assert fencing("run", "missing", "--at-least", "1h", *on, "--", "no-such-command").returncode == 127
     assert fencing("run", "missing", "--", "true").returncode == 0
 
 

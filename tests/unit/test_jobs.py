@@ -193,11 +193,11 @@ async def test_each_name_that_the_arguments_make_is_a_job_of_its_own():
 
 
 @in_virtual_time
-async def test_a_run_that_fails_keeps_the_lock_too_and_its_error_leaves_as_it_is():
+async def test_a_run_that_fails_may_keep_the_lock_too_and_its_error_leaves_as_it_is():
     clients, mine = Clients(), ValueError("mine")
     async with clients.client() as locks:
 
-        @locks.job("nightly", at_least_for=60)
+        @locks.job("nightly", at_least_for=60, at_least_on="any")
         async def fail():
             raise mine
 
@@ -211,10 +211,10 @@ async def test_a_run_that_fails_keeps_the_lock_too_and_its_error_leaves_as_it_is
 
 
 @in_virtual_time
-async def test_a_run_that_is_cancelled_keeps_the_lock_too():
+async def test_a_run_that_is_cancelled_may_keep_the_lock_too():
     clients = Clients()
     async with clients.client() as locks:
-        task = asyncio.create_task(nightly(locks, 30)())
+        task = asyncio.create_task(nightly(locks, 30, at_least_on="any")())
         await asyncio.sleep(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -226,11 +226,11 @@ async def test_a_run_that_is_cancelled_keeps_the_lock_too():
 
 @pytest.mark.parametrize("mine", [SystemExit(143), KeyboardInterrupt()], ids=repr)
 @in_virtual_time
-async def test_a_run_that_ends_the_process_keeps_the_lock_too(mine):
+async def test_a_run_that_ends_the_process_may_keep_the_lock_too(mine):
     clients = Clients()
     async with clients.client() as locks:
 
-        @locks.job("nightly", at_least_for=60)
+        @locks.job("nightly", at_least_for=60, at_least_on="any")
         async def end(error=None):
             if error is not None:
                 raise error
@@ -249,7 +249,7 @@ async def test_a_run_that_ends_the_process_while_the_store_is_down_holds_it_up_f
     clients = Clients()
     async with clients.client() as locks:
 
-        @locks.job("nightly", at_least_for=60, ttl=300)
+        @locks.job("nightly", at_least_for=60, at_least_on="any", ttl=300)
         async def end():
             clients.store.fail("renew")
             raise SystemExit(143)
@@ -269,7 +269,7 @@ async def test_a_run_that_is_cancelled_while_the_store_is_down_holds_its_caller_
     clients = Clients()
     async with clients.client() as locks:
 
-        @locks.job("nightly", at_least_for=60, ttl=300)
+        @locks.job("nightly", at_least_for=60, at_least_on="any", ttl=300)
         async def wait():
             clients.store.fail("renew")
             await asyncio.sleep(1e6)
@@ -288,7 +288,7 @@ async def test_a_run_that_ends_the_process_while_the_store_is_away_for_a_moment_
     clients = Clients()
     async with clients.client() as locks:
 
-        @locks.job("nightly", at_least_for=60, ttl=30)
+        @locks.job("nightly", at_least_for=60, at_least_on="any", ttl=30)
         async def end():
             clients.store.fail("renew")
             asyncio.get_running_loop().call_later(1.2, clients.store.heal)
@@ -308,7 +308,7 @@ async def test_a_run_that_is_cancelled_again_while_its_lock_is_parked_is_told_as
     clients = Clients()
     async with clients.client() as locks:
 
-        @locks.job("nightly", at_least_for=60, ttl=10)
+        @locks.job("nightly", at_least_for=60, at_least_on="any", ttl=10)
         async def wait():
             clients.store.fail("renew")
             await asyncio.sleep(1e6)
@@ -334,7 +334,7 @@ async def test_a_run_whose_time_is_over_before_the_store_answers_has_nothing_to_
     clients = Clients()
     async with clients.client() as locks:
 
-        @locks.job("nightly", at_least_for=60, ttl=30)
+        @locks.job("nightly", at_least_for=60, at_least_on="any", ttl=30)
         async def work():
             await asyncio.sleep(58)
             clients.store.fail("renew")
@@ -354,13 +354,13 @@ async def test_a_run_whose_time_is_over_before_the_store_answers_has_nothing_to_
 
 @pytest.mark.parametrize("how", ["raises it itself", "is closed"])
 @in_virtual_time
-async def test_a_run_that_ends_by_generator_exit_has_failed_and_its_lock_stays_taken(how):
+async def test_a_run_that_ends_by_generator_exit_has_failed_and_may_keep_the_lock(how):
     """As a coroutine that the garbage collector closes: nothing in it can be awaited any more."""
     clients = Clients()
     async with clients.client() as locks:
         never = asyncio.get_running_loop().create_future()
 
-        @locks.job("nightly", at_least_for=60)
+        @locks.job("nightly", at_least_for=60, at_least_on="any")
         async def work():
             if how == "raises it itself":
                 raise GeneratorExit
@@ -466,7 +466,7 @@ async def test_the_loss_of_another_lock_is_a_failure():
     clients.store = clients.memory  # which tells at once
     async with clients.client() as locks:
 
-        @locks.job("nightly", at_least_for=60)
+        @locks.job("nightly", at_least_for=60, at_least_on="any")
         async def run():
             async with locks.lock("other"):
                 clients.memory.take_away("other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import pickle
 import re
@@ -14,7 +15,16 @@ from both_worlds import bare, in_both_worlds
 from stays import PATIENCE
 
 import fencing_sdk.sync
-from fencing_sdk import DrainingError, LeaseLostError, LossReason, Skipped, UsageError, current_lease
+from fencing_sdk import (
+    ConfigurationError,
+    DrainingError,
+    LeaseLostError,
+    LossReason,
+    Ran,
+    Skipped,
+    UsageError,
+    current_lease,
+)
 from fencing_sdk._arguments import METADATA_LIMIT, check_metadata
 from fencing_sdk.backends import from_url
 from fencing_sdk.guards.etcd import EtcdGuard
@@ -175,37 +185,65 @@ async def test_what_a_body_acquires_while_its_client_drains_is_a_part_of_what_ru
     await handle.release()
 
 
-def test_the_lock_of_a_job_stays_taken_although_its_body_releases_it_or_is_closed_in_both_worlds():
+async def outcomes_of_two_runs(first, **options):
+    """Whether the second of two runs of a job found the lock free, after the *first* body: by tasks and by threads."""
+    free = []
+    async with fencing_sdk.connect("memory://") as locks:
+
+        async def work(body):
+            body()
+
+        run = locks.job("a", at_least_for=60, **options)(work)
+        with contextlib.suppress(BaseException):
+            await run(first)
+        free.append(isinstance(await run(lambda: None), Ran))
+
+    def with_threads():
+        with fencing_sdk.sync.connect("memory://") as locks:
+            run = locks.job("a", at_least_for=60, **options)(lambda body: body())
+            with contextlib.suppress(BaseException):
+                run(first)
+            free.append(isinstance(run(lambda: None), Ran))
+
+    await asyncio.to_thread(with_threads)
+    return free
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError],
+    ids=lambda kind: kind.__name__,
+)
+async def test_a_run_of_a_job_that_fails_gives_its_lock_back_at_once_unless_it_is_kept_on_any_end(error):
+    def fail():
+        raise error
+
+    assert await outcomes_of_two_runs(fail) == [True, True]
+    assert await outcomes_of_two_runs(fail, at_least_on="any") == [False, False]
+    assert await outcomes_of_two_runs(lambda: None) == [False, False]
+
+
+@in_both_worlds
+async def test_the_end_on_which_a_job_keeps_its_lock_is_checked_at_decoration(locks):
+    with pytest.raises(ConfigurationError, match=r"^at_least_on must be 'success' or 'any', not 'never'"):
+        locks.job("a", at_least_for=60, at_least_on="never")
+
+
+def test_the_lock_of_a_job_stays_taken_although_its_body_releases_it_in_both_worlds():
     async def releases():
         await current_lease().release()
 
-    async def is_closed():
-        raise GeneratorExit
-
-    async def with_tasks(locks, body):
-        return await locks.job(body.__name__, at_least_for=60)(body)()
-
-    def with_threads(locks, body):
-        return locks.job(body.__name__, at_least_for=60)(lambda: locks.run(body) if body is releases else close())()
-
-    def close():
-        raise GeneratorExit
-
     async def tasks():
         async with fencing_sdk.connect("memory://") as locks:
-            await with_tasks(locks, releases)
-            with pytest.raises(GeneratorExit):
-                await with_tasks(locks, is_closed)
-            for body in (releases, is_closed):
-                assert isinstance(await with_tasks(locks, body), Skipped)
+            job = locks.job("a", at_least_for=60)(releases)
+            await job()
+            assert isinstance(await job(), Skipped)
 
     asyncio.run(tasks())
     with fencing_sdk.sync.connect("memory://") as locks:
-        with_threads(locks, releases)
-        with pytest.raises(GeneratorExit):
-            with_threads(locks, is_closed)
-        for body in (releases, is_closed):
-            assert isinstance(with_threads(locks, body), Skipped)
+        job = locks.job("a", at_least_for=60)(lambda: locks.run(releases))
+        job()
+        assert isinstance(job(), Skipped)
 
 
 @in_both_worlds
