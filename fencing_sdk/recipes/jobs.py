@@ -41,8 +41,13 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Ran(Generic[R]):
-    """The call got the lock, and the function returned."""
+class Ran(dict[str, object], Generic[R]):
+    """
+    The call got the lock, and the function returned.
+
+    It is a dict, too: ``{"outcome": "ran", "value": ..., "token": ..., "held_for": ...}``. So a task queue that stores
+    results as JSON stores it, if the function returns what JSON can carry.
+    """
 
     value: R
     """What the function returned."""
@@ -51,15 +56,25 @@ class Ran(Generic[R]):
     held_for: float
     """Seconds from the grant to the end of the function."""
 
+    def __post_init__(self) -> None:
+        self.update(outcome=JobOutcome.RAN.value, value=self.value, token=self.token, held_for=self.held_for)
+
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """The call found the lock held, and the function was not called."""
+class Skipped(dict[str, object]):
+    """
+    The call found the lock held, and the function was not called.
+
+    It is a dict, too: ``{"outcome": "skipped", "name": ..., "retry_after": ...}``.
+    """
 
     name: str
     """The name of the lock."""
     retry_after: float | None
     """Seconds after which the lock may be free, or None where the store does not tell."""
+
+    def __post_init__(self) -> None:
+        self.update(outcome=JobOutcome.SKIPPED.value, name=self.name, retry_after=self.retry_after)
 
 
 AtLeastOn: TypeAlias = Literal["success", "any"]
