@@ -200,6 +200,6 @@ async def test_nodes_that_are_made_after_the_last_number_hold_and_wait_in_order(
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*tasks)
     assert len(set(tokens)) == 12
-    for served in (order, [number for _, number in sorted(zip(tokens, order, strict=True))]):
+    for sequence in (order, [number for _, number in sorted(zip(tokens, order, strict=True))]):
         # The first of the line may take what is free in any order, as many as there are permits.
-        assert all(number - place < most for place, number in enumerate(served)), served
+        assert all(number - place < most for place, number in enumerate(sequence)), sequence
