@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -176,8 +175,8 @@ def _leave_unowned(
     return leave(entered, _left(entered, None), raised)
 
 
-LEAVING = frozenset({_leave_owned.__code__, _leave_unowned.__code__})
-"""The code at the end of every block."""
+LEAVING = {_leave_owned.__code__, _leave_unowned.__code__}
+"""The code that no loss interrupts: that at the end of every block. A simulation adds the code that drives it."""
 
 
 def _left(entered: Enterable, block: Block | None) -> Block:
@@ -263,9 +262,9 @@ class SyncLease(AnyLease):
         """
         _check_callback(callback)
         try:
-            self._bridge.watch(partial(_watch, self._state, callback), self._state.loop)
+            self._bridge.watch(partial(_watch, self._bridge, self._state, callback), self._state.loop)
         except ClosedMeanwhileError:
-            _tell(self._state, callback)
+            _tell(self._bridge, self._state, callback)
 
     def renew(self) -> None:
         """
@@ -336,19 +335,14 @@ async def _over(state: LeaseState, limit: float | None) -> None:
         await state.wait_lost()
 
 
-async def _watch(state: LeaseState, callback: LossCallback) -> None:
+async def _watch(bridge: LoopThread, state: LeaseState, callback: LossCallback) -> None:
     await state.wait_lost()
-    _tell(state, callback)
+    _tell(bridge, state, callback)
 
 
-def _tell(state: LeaseState, callback: LossCallback) -> None:
-    reason = state.lost_reason
-    if reason is None:
-        return
-    try:  # a thread, as the heartbeat of all other leases must not wait for a callback
-        threading.Thread(target=_call, args=(callback, reason), name="fencing-on-lost", daemon=True).start()
-    except RuntimeError:  # Python 3.12 starts no thread while the interpreter ends
-        _call(callback, reason)
+def _tell(bridge: LoopThread, state: LeaseState, callback: LossCallback) -> None:
+    if (reason := state.lost_reason) is not None:
+        bridge.call_aside(partial(_call, callback, reason))
 
 
 def _call(callback: LossCallback, reason: LossReason) -> None:

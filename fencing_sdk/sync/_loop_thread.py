@@ -114,6 +114,13 @@ class LoopThread:
 
         self._post(begin, only)
 
+    def call_aside(self, function: Callable[[], None]) -> None:
+        """Call *function* in a thread of its own, as the heartbeat of all leases must not wait for it."""
+        try:
+            threading.Thread(target=function, name="fencing-on-lost", daemon=True).start()
+        except RuntimeError:  # Python 3.12 starts no thread while the interpreter ends
+            function()
+
     def open(self) -> asyncio.AbstractEventLoop:
         """
         Start the thread and open the client, unless it is open; return the loop in which it is.

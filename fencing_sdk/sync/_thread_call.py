@@ -254,7 +254,10 @@ class ThreadCall(Generic[T]):
         undone = threading.Event()
         with contextlib.suppress(RuntimeError):  # the loop is closed, and has given all back
             self.loop.call_soon_threadsafe(self._begin_to_undo, undone)
-            undone.wait(_UNDO_LIMIT)
+            self._outwait(undone)
+
+    def _outwait(self, undone: threading.Event) -> None:
+        undone.wait(_UNDO_LIMIT)
 
     def _sleep_unless(self, cancel: Cancel, post: Callable[[], object]) -> None:
         began = BootClock.now()

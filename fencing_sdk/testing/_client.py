@@ -17,6 +17,7 @@ from fencing_sdk.testing._process import Process, ProcessClock
 from fencing_sdk.testing._service import WorldBackend
 from fencing_sdk.testing._stores import Store
 from fencing_sdk.testing._timeline import Timeline
+from fencing_sdk.testing._world_thread import client_for_threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +32,7 @@ class WorldClient:
 
     Its verbs are plain calls that let time go on until they are done. ``locks`` is the real client
     for code that runs inside: ``client.run(work)``, where ``work`` enters ``client.locks.lock(...)``
-    as it would anywhere.
+    as it would anywhere. ``sync_locks`` is for plain code, which the test calls by itself, such as a view of Django.
     """
 
     def __init__(self, world: object, kernel: Kernel, process: Process, drift: float) -> None:
@@ -50,6 +51,8 @@ class WorldClient:
             watch_stalls=False,  # a thread, on real time
         )
         """The real client, open in this process."""
+        self.sync_locks = client_for_threads(self.locks, kernel, process)
+        """The same client for plain code, as `fencing_sdk.sync.connect` makes it: call that code, and time goes on."""
         process.on_close(self.locks.aclose)
         process.spawn(_open(self.locks))  # in front of everything the client will be asked to do
 
@@ -148,7 +151,7 @@ def _coroutine(work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwarg
     given: object = work
     coroutine = work(*args, **kwargs) if callable(given) else None
     if not asyncio.iscoroutine(coroutine):
-        msg = f"pass a coroutine function and its arguments, not {type(given).__name__}"
+        msg = f"pass a coroutine function and its arguments, not {type(given).__name__}; call plain code by yourself"
         raise ConfigurationError(msg)
     return coroutine
 

@@ -83,20 +83,27 @@ class Kernel:
             UsageError: it does not end within the patience, or nothing is left that could end it.
         """
         self.check_open()
-        self._check_waitable(task)
-        self._run(self.timeline.now + self._patience, task.done)
-        if not task.done():
-            raise UsageError(self._why_endless())
-        return task.result()
-
-    def _check_waitable(self, task: asyncio.Task[T]) -> None:
         host = next((process for process in self.processes if process.loop is task.get_loop()), None)
         if host is None:
             msg = "the task does not belong to this world; make it with client.start(...)"
             raise UsageError(msg)
+        self.wait(host, task.done)
+        return task.result()
+
+    def wait(self, host: Process, done: Callable[[], bool]) -> None:
+        """
+        Let time go on until *done*, by what *host* does.
+
+        Raises:
+            UsageError: code of *host* is calling, or it is not done within the patience, or never will be.
+        """
+        self.check_open()
         if host.turning:
             msg = f"code of client {shown(host.name)} would wait for itself; await the coroutine instead"
             raise UsageError(msg)
+        self._run(self.timeline.now + self._patience, done)
+        if not done():
+            raise UsageError(self._why_endless())
 
     def _why_endless(self) -> str:
         paused = ", ".join(process.name for process in self.processes if process.paused)

@@ -1,5 +1,5 @@
 """
-How a test ends a lease that the code under test holds, in any event loop.
+How a test ends a lease that the code under test holds, in any event loop: also in that of a client for threads.
 
 The store gives the lock away and the lease learns why, in one step. From there on everything is the
 engine's own: the work is cancelled, observers are told, the token is refused.
@@ -12,18 +12,21 @@ from typing import Protocol
 
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.lease_state import LeaseState
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease import AnyLease
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import LossReason, UsageError, shown
 from fencing_sdk.testing.faults import FaultyBackend
 
 # ruff: noqa: SLF001  (a test kit reaches into the engine, so that the code under test meets the real one)
 
+_PATIENCE = 10.0
+"""Seconds until the loop of another thread has ended a lease."""
+
 
 class LeaseEnder(Protocol):
     """The fixtures ``expire`` and ``lose``."""
 
-    def __call__(self, lease: Lease | str) -> None: ...
+    def __call__(self, lease: AnyLease | str) -> None: ...
 
 
 def check_held(lease: LeaseState) -> None:
@@ -40,22 +43,40 @@ def check_held(lease: LeaseState) -> None:
 
 def end_here(lease: LeaseState, reason: LossReason) -> None:
     """
-    End a *lease* of the event loop that runs.
+    End a *lease* in its event loop: the one that runs here, or one that runs in another thread.
 
     Raises:
-        UsageError: it is over, is held elsewhere, or its backend takes no orders.
+        UsageError: it is over, its loop does not run, or its backend takes no orders.
     """
     check_held(lease)
-    store, name = _store_of(lease), lease.claim.name
+    store = _store_of(lease)
+    if asyncio._get_running_loop() is lease.loop:
+        _end(store, lease, reason)
+        return
+
+    async def ended() -> None:
+        _end(store, lease, reason)
+
+    if lease.loop.is_running():
+        ending = asyncio.run_coroutine_threadsafe(ended(), lease.loop)
+        try:
+            ending.result(_PATIENCE)
+        except TimeoutError:  # the loop has been set aside in this very thread, or is blocked
+            ending.cancel()
+        else:
+            return
+    msg = f"{shown(lease.name)} is held in an event loop that does not run now; end its lease while it does"
+    raise UsageError(msg)
+
+
+def _end(store: MemoryBackend, lease: LeaseState, reason: LossReason) -> None:
+    name = lease.claim.name
     store._table.revoke(name, store._clock.now())
     store._wake_next(name)
     lease.lose(reason)
 
 
 def _store_of(lease: LeaseState) -> MemoryBackend:
-    if asyncio._get_running_loop() is not lease.loop:
-        msg = f"{shown(lease.name)} is held in an event loop that does not run here; end its lease from inside"
-        raise UsageError(msg)
     assert isinstance(lease.keeper, Engine)
     backend: object = lease.keeper._backend
     while isinstance(backend, FaultyBackend):

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from fencing_sdk._engine.lease_state import LeaseState
-from fencing_sdk._lease import Lease, state_of
+from fencing_sdk._lease import AnyLease, state_of
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk.errors import LossReason, UsageError, shown
 from fencing_sdk.testing._client import WorldClient
@@ -115,15 +115,15 @@ class Worlds:
         msg = f"the work has more than {at_most} steps; make it shorter, or pass at_most="
         raise UsageError(msg)
 
-    def expire(self, lease: Lease | str) -> None:
+    def expire(self, lease: AnyLease | str) -> None:
         """Let *lease* run out."""
         self._end(lease, LossReason.EXPIRED)
 
-    def lose(self, lease: Lease | str) -> None:
+    def lose(self, lease: AnyLease | str) -> None:
         """Take the lock of *lease* away."""
         self._end(lease, LossReason.REVOKED)
 
-    def _end(self, named: Lease | str, reason: LossReason) -> None:
+    def _end(self, named: AnyLease | str, reason: LossReason) -> None:
         world, client, lease = self._find(named)
         if world is None or client is None:
             end_here(lease, reason)
@@ -143,9 +143,9 @@ class Worlds:
         msg = f"client {shown(client.name)} does not live in the world of this test; make it with lock_world.client()"
         raise UsageError(msg)
 
-    def _find(self, lease: Lease | str) -> tuple[StageWorld | None, WorldClient | None, LeaseState]:
+    def _find(self, lease: AnyLease | str) -> tuple[StageWorld | None, WorldClient | None, LeaseState]:
         """Where *lease* lives: nowhere when that is no world of this test."""
-        state = state_of(lease) if isinstance(lease, Lease) else None
+        state = state_of(lease) if isinstance(lease, AnyLease) else None
         for world in self._worlds:
             for client in world.clients:
                 if state is not None and state.loop is client._process.loop:

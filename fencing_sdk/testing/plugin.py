@@ -71,7 +71,8 @@ def lock_world(_lock_worlds: Worlds) -> World:
     """
     A `World` on virtual time: a lock service in memory, and clients that can be paused.
 
-    It ends after the test. If work failed and was never awaited, its error fails the test then.
+    Coroutines use ``client.locks``. Plain code, such as a view of Django, uses ``client.sync_locks``.
+    The world ends after the test. If work failed and was never awaited, its error fails the test then.
     """
     return _lock_worlds.make()
 
@@ -114,12 +115,14 @@ def expire(_lock_worlds: Worlds) -> LeaseEnder:
     Let a lease run out now, in the middle of the work.
 
     Call ``expire(lease)``, or in a world ``expire("seats/42")``. Afterwards the lock is free, and the
-    work is being cancelled. Outside a world it is called in the event loop of the lease, whose client
-    is on a `MemoryBackend`, with or without a `FaultyBackend` in front. Code that is called under the
-    lock, such as a test's double, has `fencing_sdk.current_lease`.
+    work of a task is being cancelled. The lease is one of ``fencing_sdk`` or of ``fencing_sdk.sync``, and any
+    thread may call. Outside a world its client is on a `MemoryBackend`, with or without a `FaultyBackend`
+    in front. Code that is called under the lock, such as a test's double, has `fencing_sdk.current_lease`
+    or `fencing_sdk.sync.current_lease`.
 
     Raises:
-        UsageError: the lease is over already, no client holds such a lock, or the backend is another.
+        UsageError: the lease is over already, no client holds such a lock, the backend is another, or the
+            event loop of the lease does not run.
     """
     return _lock_worlds.expire
 
@@ -136,7 +139,7 @@ def lose(_lock_worlds: Worlds) -> LeaseEnder:
 
 @pytest.fixture
 def faulty_backend() -> FaultyBackend:
-    """A `MemoryBackend` with tokens 1, 2, 3 behind a bad network, for ``connect(faulty_backend)`` in any event loop."""
+    """A `MemoryBackend` with tokens 1, 2, 3 behind a bad network, for ``connect(faulty_backend)`` of either world."""
     from fencing_sdk.backends.memory import MemoryBackend
     from fencing_sdk.testing.faults import FaultyBackend
 

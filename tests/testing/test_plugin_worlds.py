@@ -308,13 +308,15 @@ async def test_a_lease_that_is_over_is_refused(faulty_backend, end):
             end(lease)
 
 
-async def test_a_lease_of_another_event_loop_is_refused(faulty_backend, end):
-    async with connect(faulty_backend) as locks:
-        lease = await locks.lock(NAME).acquire()
-        with pytest.raises(UsageError, match="an event loop that does not run here"):
-            await asyncio.to_thread(end, lease)
+def test_a_lease_whose_event_loop_does_not_run_now_is_refused(faulty_backend, end):
+    with asyncio.Runner() as runner:
+        locks = connect(faulty_backend)
+        runner.run(locks.__aenter__())
+        lease = runner.run(locks.lock(NAME).acquire())
+        with pytest.raises(UsageError, match="an event loop that does not run now"):
+            end(lease)
         assert lease.held
-        await lease.release()
+        runner.run(locks.aclose())
 
 
 async def test_a_store_that_takes_no_orders_is_refused(end):
