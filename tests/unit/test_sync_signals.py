@@ -109,7 +109,7 @@ class Steps:
             sys.settrace(before)
 
     def _step(self, frame: FrameType, event: str, _argument: object) -> Any:
-        # Under another tracer lines are the steps: CPython 3.12 crashes if two tracers want different events of a frame.
+        # Under another tracer lines are the steps: CPython 3.12 crashes if two want different events of one frame.
         frame.f_trace_opcodes = not MEASURED
         if event != "return":  # nothing comes between the end of a function and the next step of its caller
             self.taken += 1
