@@ -42,6 +42,35 @@ NOT_NEEDED_YET = [
 ]
 
 
+FROM_EXTRAS = {  # the module, what it needs -> what to install
+    ("backends.postgresql", "asyncpg"): "'fencing-sdk[postgresql]'",
+    ("backends.redis", "hiredis"): "'fencing-sdk[redis]'",
+    ("backends.redis", "redis"): "'fencing-sdk[redis]'",
+    ("backends.zookeeper", "kazoo"): "'fencing-sdk[zookeeper]'",
+    ("integrations.django", "django"): "django",
+    ("integrations.fastapi", "fastapi"): "'fencing-sdk[fastapi]'",
+    ("integrations.opentelemetry", "opentelemetry"): "'fencing-sdk[opentelemetry]'",
+    ("integrations.prometheus", "prometheus_client"): "'fencing-sdk[prometheus]'",
+    ("integrations.requests", "requests"): "requests",
+}
+
+IMPORT_WITHOUT = """
+import importlib, json, sys
+said = []
+for module, missing in json.loads(sys.argv[1]):
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == missing}
+    sys.modules[missing] = None
+    try:
+        importlib.import_module(f"fencing_sdk.{module}")
+    except ModuleNotFoundError as error:
+        said.append(str(error))
+    for name in [missing, *(name for name in sys.modules if name.startswith(f"fencing_sdk.{module}"))]:
+        del sys.modules[name]
+    sys.modules |= kept
+print(json.dumps(said))
+"""
+
+
 @cache
 def facts() -> dict[str, object]:
     command = [sys.executable, "-W", "error", "-c", LOOK]
@@ -94,3 +123,10 @@ def test_an_integration_that_needs_no_framework_loads_none(module):
 def test_importing_costs_a_bounded_number_of_modules():
     """Counted, not timed: 30 of ours, anyio, tenacity, asyncio and what they pull in."""
     assert len(facts()["modules"]) < 260
+
+
+def test_a_module_whose_driver_is_missing_names_what_to_install():
+    command = [sys.executable, "-c", IMPORT_WITHOUT, json.dumps(list(FROM_EXTRAS))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for (_, missing), install, said in zip(FROM_EXTRAS, FROM_EXTRAS.values(), json.loads(done.stdout), strict=True):
+        assert said.startswith(f"{missing} is not installed; run: pip install {install}")

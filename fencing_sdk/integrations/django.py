@@ -16,8 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, cast
 
-from django.db import DEFAULT_DB_ALIAS, connections, models
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from fencing_sdk._values.extras import imported_from
+
+with imported_from(None, "django"):
+    from django.db import DEFAULT_DB_ALIAS, connections, models
+    from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.token_wire import check_token

@@ -14,9 +14,12 @@ first. Put authentication before these: every request that gets here can raise a
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, TypeAlias, Unpack
 
-from fastapi import Depends, FastAPI, Header, Request, Response, WebSocket
-from fastapi.params import Depends as Dependency
-from fastapi.requests import HTTPConnection
+from fencing_sdk._values.extras import imported_from
+
+with imported_from("fastapi", "fastapi"):
+    from fastapi import Depends, FastAPI, Header, Request, Response, WebSocket
+    from fastapi.params import Depends as Dependency
+    from fastapi.requests import HTTPConnection
 
 from fencing_sdk._arguments import LockOptions, check_flag
 from fencing_sdk._client import LockClient

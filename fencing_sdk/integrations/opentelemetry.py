@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from threading import RLock
 
-from opentelemetry.context import Context, get_current
-from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter
-from opentelemetry.trace import Span, Status, StatusCode, TracerProvider, get_tracer
+from fencing_sdk._values.extras import imported_from
+
+with imported_from("opentelemetry", "opentelemetry"):
+    from opentelemetry.context import Context, get_current
+    from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter
+    from opentelemetry.trace import Span, Status, StatusCode, TracerProvider, get_tracer
 
 from fencing_sdk._values.names import recipe_of
 from fencing_sdk.events import (

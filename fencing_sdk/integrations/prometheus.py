@@ -10,7 +10,10 @@ import os
 from functools import partial
 from typing import Literal
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from fencing_sdk._values.extras import imported_from
+
+with imported_from("prometheus", "prometheus_client"):
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.integrations._measures import HELP, SECONDS, Label, MetricsObserver, Series

@@ -11,8 +11,11 @@ from collections.abc import Iterable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from requests import PreparedRequest, Response
-from requests.adapters import BaseAdapter, HTTPAdapter
+from fencing_sdk._values.extras import imported_from
+
+with imported_from(None, "requests"):
+    from requests import PreparedRequest, Response
+    from requests.adapters import BaseAdapter, HTTPAdapter
 
 from fencing_sdk.integrations._outgoing import Headers, Origin, Outgoing
 from fencing_sdk.integrations._problem import may_be_stale, stale_error

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
-import asyncpg
+from fencing_sdk._values.extras import imported_from
+
+with imported_from("postgresql", "asyncpg"):
+    import asyncpg
 
 from fencing_sdk._dialing import DialingLoop
 from fencing_sdk._values.postgresql_url import PostgresqlUrl

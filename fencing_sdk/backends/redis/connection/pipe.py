@@ -15,7 +15,10 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TypeAlias
 
-import hiredis
+from fencing_sdk._values.extras import imported_from
+
+with imported_from("redis", "hiredis"):
+    import hiredis
 
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock

@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from kazoo.client import KazooClient
+from fencing_sdk._values.extras import imported_from
+
+with imported_from("zookeeper", "kazoo"):
+    from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionDropped, ConnectionLoss, SessionExpiredError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
