@@ -7,6 +7,7 @@ Every refusal is a `ConfigurationError` that names the parameter and says what i
 from __future__ import annotations
 
 import inspect
+import sys
 import unicodedata
 from collections.abc import Sequence
 from typing import TypedDict, cast
@@ -149,3 +150,27 @@ def _check_fence(fence: object) -> tuple[Guard, str | None]:
         msg = f"fences must hold guards or (guard, resource) pairs, not {shown(guard)}"
         raise ConfigurationError(msg)
     return guard, None if resource is None else check_name(resource, parameter="resource")
+
+
+_PATCHED = ("threading", "thread", "select", "socket")
+"""What an event loop needs as it is. gevent and eventlet have names of their own for threads."""
+
+
+def check_threads_are_real() -> None:
+    """
+    Refuse a process whose threads are greenlets: an event loop in one of them would stop all others, or never run.
+
+    Raises:
+        UnsupportedError: gevent or eventlet has patched it.
+    """
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    for library, patched in (
+        ("gevent", getattr(gevent, "is_module_patched", None)),
+        ("eventlet", getattr(eventlet, "is_monkey_patched", None)),
+    ):
+        if patched is not None and any(map(patched, _PATCHED)):
+            msg = (
+                f"{library} has replaced threads and sockets in this process, and fencing_sdk needs real ones; "
+                "run the worker with threads instead, such as gunicorn --worker-class gthread or celery --pool threads"
+            )
+            raise UnsupportedError(msg)

@@ -23,6 +23,7 @@ from fencing_sdk._arguments import (
     check_fences,
     check_flag,
     check_metadata,
+    check_threads_are_real,
 )
 from fencing_sdk._client_operating import OperatingClient
 from fencing_sdk._client_sharing import SharingClient
@@ -75,6 +76,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
     Raises:
         ConfigurationError: an argument cannot work.
+        UnsupportedError: gevent or eventlet has replaced the threads of this process.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         watch_stalls: bool = True,
         drain: Seconds | None = None,
     ) -> None:
+        check_threads_are_real()
         check_backend(backend)
         self._backend = backend
         self._namespace = check_namespace(namespace)

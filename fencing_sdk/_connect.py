@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from fencing_sdk._arguments import check_backend
+from fencing_sdk._arguments import check_backend, check_threads_are_real
 from fencing_sdk._client import LockClient
 from fencing_sdk._recording import Recorder
 from fencing_sdk._values.clock import Clock
@@ -57,7 +57,9 @@ def connect(
     Raises:
         ConfigurationError: there is no such backend, its driver is missing, an option is unknown, or the file of
             ``FENCING_RECORD`` cannot be opened.
+        UnsupportedError: gevent or eventlet has replaced the threads of this process.
     """
+    check_threads_are_real()
     if url is None:
         url = os.environ.get(ENV_URL)
         if not url:

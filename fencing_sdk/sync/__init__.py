@@ -84,6 +84,7 @@ def connect(
 
     Raises:
         ConfigurationError: there is no such backend, its driver is missing, or an option is unknown.
+        UnsupportedError: gevent or eventlet has replaced the threads of this process.
     """
     return SyncLockClient(
         _connect(

@@ -21,13 +21,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
+from fencing_sdk._arguments import check_threads_are_real
 from fencing_sdk._client import LockClient, drain_of
 from fencing_sdk._current_lease import held_here
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import logger
-from fencing_sdk.errors import FencingError, UnsupportedError, UsageError, shown
+from fencing_sdk.errors import FencingError, UsageError, shown
 from fencing_sdk.sync._opening import Opening
 from fencing_sdk.sync._thread_call import Cancel, ClosedMeanwhileError, InThread, ThreadCall
 
@@ -35,8 +36,6 @@ T = TypeVar("T")
 
 _EXIT_LIMIT = 5.0
 """Seconds that the end of the interpreter waits until the locks are given back."""
-_PATCHED = ("threading", "thread", "select", "socket")
-"""What an event loop in a thread needs as it is. gevent and eventlet have names of their own for threads."""
 
 _running: set[LoopThread] = set()
 """The bridges of this process and its parents whose thread runs."""
@@ -312,26 +311,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     except (ImportError, RuntimeError):  # the latter when the main thread has ended: it registers what runs at the exit
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def check_threads_are_real() -> None:
-    """
-    Refuse a process whose threads are greenlets: an event loop in one of them would stop all others, or never run.
-
-    Raises:
-        UnsupportedError: gevent or eventlet has patched it.
-    """
-    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
-    for library, patched in (
-        ("gevent", getattr(gevent, "is_module_patched", None)),
-        ("eventlet", getattr(eventlet, "is_monkey_patched", None)),
-    ):
-        if patched is not None and any(map(patched, _PATCHED)):
-            msg = (
-                f"{library} has replaced threads and sockets in this process, and fencing_sdk.sync needs real ones; "
-                "run the worker with threads instead, such as gunicorn --worker-class gthread or celery --pool threads"
-            )
-            raise UnsupportedError(msg)
 
 
 def close_before_a_child_ends() -> None:

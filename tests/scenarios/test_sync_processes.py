@@ -403,25 +403,36 @@ def waiters(tmp_path):
         ("eventlet", "import eventlet; eventlet.monkey_patch()"),
     ],
 )
-def test_threads_that_are_greenlets_are_refused_with_a_sentence(library, patch, tmp_path):
+def test_threads_that_are_greenlets_are_refused_with_a_sentence_when_a_client_is_made(library, patch, tmp_path):
+    """In both worlds, before the first task of a worker; and a client that was made earlier, when it is used."""
     said = run(
         tmp_path,
         f"""
 import warnings
 warnings.simplefilter("ignore")  # of the library
-{patch}
-from fencing_sdk import UnsupportedError
-from fencing_sdk.sync import connect
+import fencing_sdk
+import fencing_sdk.sync
+from fencing_sdk.backends.memory import MemoryBackend
 
-locks = connect("memory://")
-try:
-    locks.inspect("a")
-except UnsupportedError as error:
-    print(error)
+early = fencing_sdk.sync.connect("memory://")
+{patch}
+
+def refused(call):
+    try:
+        call()
+    except fencing_sdk.UnsupportedError as error:
+        print(error)
+
+refused(lambda: fencing_sdk.sync.connect("memory://"))
+refused(lambda: fencing_sdk.connect("memory://"))
+refused(lambda: fencing_sdk.LockClient(MemoryBackend()))
+refused(lambda: early.inspect("a"))
 """,
     )
-    assert said[0].startswith(f"{library} has replaced threads and sockets in this process")
-    assert said[0].endswith("celery --pool threads")
+    assert len(said) == 4
+    for line in said:
+        assert line.startswith(f"{library} has replaced threads and sockets in this process")
+        assert line.endswith("celery --pool threads")
 
 
 def test_a_library_that_has_patched_nothing_is_no_reason_to_refuse(tmp_path):
