@@ -82,7 +82,7 @@ async def examine(
         if test.tokens:  # else the self-test has told why no lock can be taken
             findings += await time_renewals(backend, name, over, times)
     measured = _measurements(_CLOCK.now() - begun, pauses, times, test)
-    findings += _judged(measured, times, Timing.build(ttl=ttl, drift=drift))
+    findings += _judged(measured, times, Timing.build(ttl=ttl, drift=drift), woken=test.woken)
     return Diagnosis(in_order(findings), measured, advise(measured))
 
 
@@ -97,7 +97,7 @@ async def _reach(backend: Backend) -> list[Finding]:
         mend = "correct the URL, the login or the role; another try does not help"
         return [error("store.reachable", str(failure), "no lock can be taken", mend)]
     except BackendError as failure:
-        mend = "start the store, or name one that takes writes; look for a firewall between here and there"
+        mend = "start the store, correct its address, or name one that takes writes; look for a firewall on the way"
         return [error("store.reachable", str(failure), "no lock can be taken", mend)]
     except TimeoutError:
         what = f"the store accepts connections, and does not answer within {_OPEN_LIMIT:g} s"
@@ -138,7 +138,7 @@ def _measurements(elapsed: float, pauses: PauseWatch, times: StoreTimes, test: S
     )
 
 
-def _judged(measured: Measurements, times: StoreTimes, timing: Timing) -> list[Finding]:
+def _judged(measured: Measurements, times: StoreTimes, timing: Timing, *, woken: bool | None) -> list[Finding]:
     """Compare what was measured with the numbers of a lock."""
     found: list[Finding] = []
     pause, slowest, buffer = measured.longest_pause, measured.renewal_max or 0.0, timing.safety_buffer
@@ -154,7 +154,7 @@ def _judged(measured: Measurements, times: StoreTimes, timing: Timing) -> list[F
         )
         mend = f"bring the store nearer, or use ttl={advised:g} or more"
         found.append(warning("store.latency", what, "few failed renewals are left before a lease is lost", mend))
-    if (measured.handed_on or 0.0) > WOKEN_WITHIN + 2 * (pause + slowest):
+    if woken is False or (measured.handed_on or 0.0) > WOKEN_WITHIN + 2 * (pause + slowest):
         what, reason = f"a waiter got a free lock after {measured.handed_on:.2f} s", "waiters poll, and are not woken"
         mend = "let the store's messages reach the client: its rights to listen, and poolers in between"
         found.append(warning("self-test.wake", what, reason, mend))

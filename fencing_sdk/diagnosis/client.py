@@ -41,7 +41,8 @@ class DiagnosableClient(ABC):
 
         Args:
             over: Seconds for which pauses and renewals are measured, at most an hour. The store's settings and the
-                self-test take a second or so more, and at most a minute if the store does not answer.
+                self-test take a second or so more, five where the store's messages do not arrive, and at most a minute
+                if the store does not answer.
 
             ttl: Seconds of the locks in use, by which the measurements are judged.
 

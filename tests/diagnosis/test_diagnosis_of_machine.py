@@ -263,6 +263,36 @@ async def test_a_waiter_that_is_woken_late_once_does_not_poll():
     assert diagnosis.measurements.handed_on < 0.8
 
 
+class Polling(MemoryBackend):
+    """Sends no messages, and has waiters ask again four times a second, as PostgreSQL behind PgBouncer."""
+
+    async def acquire(self, claim):
+        outcome = await super().acquire(claim)
+        return Held(0.25) if isinstance(outcome, Held) else outcome
+
+    def _wake_next(self, name):
+        pass
+
+    def on_loss(self, notice):
+        return lambda: None
+
+
+@in_virtual_time
+async def test_the_time_of_a_hand_over_is_that_of_a_waiter_that_polls(monkeypatch):
+    monkeypatch.setattr(self_test, "_CLOCK", LoopClock())
+    backend = Polling(clock=LoopClock())
+    test, begun = self_test.SelfTest(backend, MemorySibling(backend), "scratch"), LoopClock().now()
+    await test.run()
+    assert test.woken is False
+    assert test.handed_on == pytest.approx(0.25)
+    assert [finding.check for finding in test.findings] == ["self-test.notice"]
+    assert LoopClock().now() - begun < 3  # where nothing is told, nothing is waited for in vain
+
+
+async def test_a_waiter_that_is_not_woken_is_found_however_short_its_pauses_are():
+    assert by_check(await examined(Polling()))["self-test.wake"].severity == WARNING
+
+
 class Unsteady(Telling):
     """Answers every second try to acquire."""
 
