@@ -29,7 +29,7 @@ def read_answer(body: bytes, status: int) -> Json:
         fields = None
     if not isinstance(fields, dict):
         if 300 <= status < 500:  # noqa: PLR2004
-            msg = f"HTTP {status}; is this an etcd 3.4 or newer, and its client port?"
+            msg = f"HTTP {status}; is this the client port of an etcd 3.4 or newer? With TLS, write etcd+https://"
             raise RequestFailedError(RequestOutcome.REJECTED, msg)
         msg = "the answer is not a JSON object" if status == 200 else f"HTTP {status}"  # noqa: PLR2004
         raise UnreadableAnswerError(msg)

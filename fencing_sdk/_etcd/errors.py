@@ -61,7 +61,8 @@ def error_of_failures(component: str, operation: str, failures: Sequence[Request
     if last.code == NOT_FOUND and not unknown:
         return LeaseNotFoundError(component, operation, last.detail)
     decisive = last if last.code else next((failure for failure in failures if failure.outcome is not _REJECTED), last)
-    detail = decisive.detail if len(failures) == 1 else f"{decisive.detail} (the last of {len(failures)} members asked)"
+    told = decisive.told_of(operation)
+    detail = told if len(failures) == 1 else f"{told} (the last of {len(failures)} members asked)"
     refused = decisive.outcome is _REJECTED and not unknown
     error = (BackendRefusedError if refused else BackendUnavailableError)(component, operation, detail)
     error.__cause__ = decisive

@@ -190,7 +190,7 @@ class Gateway:
         except UnreadableAnswerError as error:
             raise RequestFailedError(RequestOutcome.UNKNOWN, str(error)) from error
         except (aiohttp.ClientError, OSError) as error:  # every TimeoutError is an OSError
-            raise request_failed(error) from error
+            raise request_failed(error, endpoint.urls[path]) from error
         return fields
 
     @property

@@ -12,10 +12,15 @@ A failure that is not surely 1 or 3 is 2.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterable
 from enum import Enum, auto, unique
 
 import aiohttp
+from yarl import URL
+
+from fencing_sdk._http.tls import distrust, wants_certificate
+from fencing_sdk._values.store_url import joined
 
 __all__ = ["RequestFailedError", "RequestOutcome", "any_unknown", "request_failed"]
 
@@ -32,7 +37,9 @@ class RequestOutcome(Enum):
 class RequestFailedError(Exception):
     """One node gave no usable answer to one request."""
 
-    def __init__(self, outcome: RequestOutcome, detail: str, code: int = 0, *, again: bool = False) -> None:
+    def __init__(
+        self, outcome: RequestOutcome, detail: str, code: int = 0, *, again: bool = False, at_first: str = ""
+    ) -> None:
         super().__init__(detail)
         self.outcome = outcome
         self.detail = detail
@@ -40,17 +47,32 @@ class RequestFailedError(Exception):
         """The store's own error code; 0 if the error is not the store's."""
         self.again = again
         """Whether the store says that another try, at any node, will help."""
+        self._at_first = at_first
+
+    def told_of(self, operation: str) -> str:
+        """The detail; to who opens the store with what a wrong URL leads to, because later it was right."""
+        return self.detail + (self._at_first if operation == "open" else "")
 
 
-def request_failed(error: aiohttp.ClientError | OSError) -> RequestFailedError:
-    """Translate an error of aiohttp by its class, the most specific class first."""
+def request_failed(error: aiohttp.ClientError | OSError, url: URL) -> RequestFailedError:
+    """Translate an error of aiohttp, of a request to *url*, by its class, the most specific class first."""
+    place = joined(url.host or "", url.port)
+    inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error.__cause__
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        detail = "its certificate is not trusted; name its authority with ca=/path/to/ca.pem"
+        why = error.certificate_error
+        told = distrust(why, "ca") if isinstance(why, ssl.SSLCertVerificationError) else "its certificate is wrong"
+        return RequestFailedError(RequestOutcome.REJECTED, f"{place}: {told}")
+    if wants_certificate(inner):
+        detail = f"{place} wants a certificate of the client that it trusts; name it with cert= and key="
         return RequestFailedError(RequestOutcome.REJECTED, detail)
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        where = f" to {error.host}:{error.port}" if isinstance(error, aiohttp.ClientConnectorError) else ""
-        return RequestFailedError(RequestOutcome.UNSENT, f"no connection{where} ({type(error).__name__})")
-    return RequestFailedError(RequestOutcome.UNKNOWN, f"the answer was lost ({type(error).__name__})")
+        opened = isinstance(inner, ssl.SSLError | ConnectionResetError)  # and broke in the middle of the handshake
+        hint = "; does it speak TLS?" if url.scheme == "https" and opened else ""
+        return RequestFailedError(RequestOutcome.UNSENT, f"no connection to {place} ({type(error).__name__}{hint})")
+    broken = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) and url.scheme == "http"
+    hint = "; is that the port of the store, and does it want TLS, which is +https://?" if broken else ""
+    detail = f"{place}: the answer was lost ({type(error).__name__})"
+    return RequestFailedError(RequestOutcome.UNKNOWN, detail, at_first=hint)
 
 
 def any_unknown(failures: Iterable[RequestFailedError]) -> bool:

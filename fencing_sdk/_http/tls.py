@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from fencing_sdk.errors import ConfigurationError, shown
 
-__all__ = ["TlsContext", "from_files", "tls_context"]
+__all__ = ["TlsContext", "complaint_about", "distrust", "from_files", "load_files", "tls_context", "wants_certificate"]
 
 TlsContext = Callable[[], ssl.SSLContext]
 """Returns the context for a new connection: the same one until a file has changed."""
@@ -52,6 +52,10 @@ def _state(file: str) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+_LONGEST_SHOWN = 300
+"""Characters of a path that an error has in full: the end of it says which file it is."""
+
+
 def tls_context(
     *, tls: object, scheme: str, ca: object = None, cert: object = None, key: object = None, context: object = None
 ) -> TlsContext | None:
@@ -84,7 +88,11 @@ def tls_context(
         raise ConfigurationError(msg)
     if not tls:
         return None
-    return from_files(lambda: _made(ca, cert, key), files.values()) if context is None else lambda: context
+    return (
+        from_files(lambda: load_files(ca=ca, cert=cert, key=key), files.values())
+        if context is None
+        else lambda: context
+    )
 
 
 def _check_path(name: str, path: object) -> None:
@@ -93,25 +101,105 @@ def _check_path(name: str, path: object) -> None:
         raise ConfigurationError(msg)
 
 
-def _made(ca: object, cert: object, key: object) -> ssl.SSLContext:
+def load_files(
+    context: ssl.SSLContext | None = None,
+    *,
+    ca: object = None,
+    cert: object = None,
+    key: object = None,
+    password: str = "",
+    names: tuple[str, str, str] = ("ca", "cert", "key"),
+) -> ssl.SSLContext:
+    """
+    Have *context*, or a new one, trust the authorities of *ca*, and send *cert*, whose key is there or in *key*.
+
+    Raises:
+        ConfigurationError: a file cannot be used. The error has its path, and its option as *names* has it.
+    """
+    of_ca, of_cert, of_key = names
+    paths = [_path(path) for path in (ca, cert, key)]
+    for name, path in zip(names, paths, strict=True):
+        _check_readable(name, path)
+    authority, chain, private = paths
     try:
-        context = ssl.create_default_context(cafile=_path(ca))
+        if context is None:
+            context = ssl.create_default_context(cafile=authority)
+        elif authority is not None:
+            context.load_verify_locations(authority)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise _unreadable(ca, error, name="ca") from error
-    if cert is not None:
-        try:
-            context.load_cert_chain(_path(cert) or "", _path(key), password=lambda: "")  # never ask at the terminal
-        except (OSError, ValueError) as error:
-            raise _unreadable(cert, error, name="cert") from error
+        msg = f"{of_ca} must be the path of a PEM file of certificates; {_shown(authority)} cannot be read as one"
+        raise ConfigurationError(msg) from error
+    try:
+        if chain is not None:
+            context.load_cert_chain(chain, private, password=lambda: password)  # never ask at the terminal
+    except (OSError, ValueError) as error:
+        files = " and ".join(_shown(path) for path in (chain, private) if path is not None)
+        msg = (
+            f"{of_cert} must be the path of a PEM file of a certificate, whose key is there or in {of_key}; "
+            f"{files} cannot be used so"
+        )
+        raise ConfigurationError(msg) from error
     return context
+
+
+def complaint_about(*files: object, names: tuple[str, str, str], password: object = None) -> str | None:
+    """Say which of a driver's *files*, an authority, a certificate and its key, cannot be used; None: each can."""
+    ca, cert, key = files
+    try:
+        load_files(ca=ca, cert=cert, key=key, password=str(password or ""), names=names)
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
+def _check_readable(name: str, path: str | None) -> None:
+    try:
+        if path is not None:
+            with open(path, "rb"):  # noqa: PTH123  (a driver takes what is no Path)
+                pass
+    except (OSError, ValueError) as error:  # a path with a null byte
+        msg = f"{name} must be the path of a PEM file; {_shown(path)} cannot be read ({type(error).__name__})"
+        raise ConfigurationError(msg) from error
+
+
+def _shown(path: str | None) -> str:
+    if path is None or "\n" in path:
+        return "its content"  # a key was passed instead of a path
+    return ascii(path) if len(path) <= _LONGEST_SHOWN else shown(path)
 
 
 def _path(path: object) -> str | None:
     return None if path is None else os.fsdecode(path)  # type: ignore[arg-type]  # checked above
 
 
-def _unreadable(path: object, error: Exception, *, name: str) -> ConfigurationError:
-    what = "certificates" if name == "ca" else "a certificate, with its key there or in key="
-    why = type(error).__name__
-    msg = f"{name} must be the path of a PEM file of {what}; {shown(_path(path))} cannot be read as one ({why})"
-    return ConfigurationError(msg)
+_OF_ANOTHER_HOST, _OUTDATED = {62, 64}, {9, 10}
+"""OpenSSL's codes: for a host name, and an IP address; not valid yet, and no more."""
+
+
+def distrust(error: ssl.SSLCertVerificationError, option: str) -> str:
+    """Say why a server's certificate is refused, and with which *option* its authority is named."""
+    if error.verify_code in _OF_ANOTHER_HOST:
+        return "the server's certificate is made for another host than the one that was named"
+    if error.verify_code in _OUTDATED:
+        return "the server's certificate has expired, or is not valid yet"
+    return f"the server's certificate is not trusted; name its authority with {option}=/path/to/ca.pem"
+
+
+CERTIFICATE_ALERTS = {
+    "ACCESS_DENIED",
+    "BAD_CERTIFICATE",
+    "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_REQUIRED",
+    "CERTIFICATE_REVOKED",
+    "CERTIFICATE_UNKNOWN",
+    "HANDSHAKE_FAILURE",
+    "UNKNOWN_CA",
+    "UNSUPPORTED_CERTIFICATE",
+}
+"""TLS alerts for a client whose certificate is missing or not trusted. OpenSSL puts a version before each."""
+
+
+def wants_certificate(error: BaseException | None) -> bool:
+    """Whether the server has ended the handshake because it wants another certificate of the client."""
+    told = getattr(error, "reason", None) or ""  # only OpenSSL sets it
+    return isinstance(error, ssl.SSLError) and told.rpartition("ALERT_")[2] in CERTIFICATE_ALERTS

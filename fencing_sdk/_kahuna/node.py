@@ -98,7 +98,7 @@ class NodeClient(Generic[T]):
         except UnreadableAnswerError as error:
             raise RequestFailedError(RequestOutcome.UNKNOWN, str(error)) from error
         except (aiohttp.ClientError, OSError) as error:  # every TimeoutError is an OSError
-            raise request_failed(error) from error
+            raise request_failed(error, url) from error
 
     async def get(self, url: URL) -> dict[str, object]:
         """
@@ -114,7 +114,7 @@ class NodeClient(Generic[T]):
         except (ValueError, RecursionError):
             return {}
         except (aiohttp.ClientError, OSError) as error:
-            raise request_failed(error) from error
+            raise request_failed(error, url) from error
         return told if isinstance(told, dict) else {}
 
     async def aclose(self) -> None:
@@ -129,6 +129,6 @@ def _check_status(status: int) -> None:
         detail = f"HTTP {status}, a redirect, which is not followed; name the nodes themselves"
         raise RequestFailedError(RequestOutcome.REJECTED, detail)
     if 400 <= status < 500 and status not in {408, 429}:  # noqa: PLR2004
-        detail = f"HTTP {status}; is this a Kahuna, and at its HTTP port?"
+        detail = f"HTTP {status}; is this the HTTP port of a Kahuna? With TLS, write kahuna+https://"
         raise RequestFailedError(RequestOutcome.REJECTED, detail)
     raise RequestFailedError(RequestOutcome.UNKNOWN, f"HTTP {status}")

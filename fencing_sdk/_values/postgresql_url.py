@@ -60,11 +60,18 @@ class PostgresqlUrl:
         return tuple(replace(self, addresses=(address,)) for address in self.addresses) or (self,)
 
     @property
+    def address(self) -> tuple[str, int] | None:
+        """The first host, which may be the folder of a Unix socket, and its port."""
+        return self.addresses[0].at(_default_port()) if self.addresses else None
+
+    @property
     def place(self) -> str:
-        """The first host, as the URL names it, without the login."""
-        if not self.addresses:
-            return "the Unix socket"
-        return joined(*self.addresses[0])
+        """The first host with its port, without the login."""
+        return "the Unix socket" if self.address is None else joined(*self.address)
+
+    def file(self, option: str) -> str | None:
+        """The path that *option* has in the URL or in the environment of libpq: ``sslrootcert``, ``sslcert``."""
+        return self.options.get(option) or os.environ.get(f"PG{option.upper()}")
 
     @property
     def options_dsn(self) -> str | None:
@@ -78,9 +85,7 @@ class PostgresqlUrl:
         if self.addresses:
             given["host"] = [address.host for address in self.addresses]
             if any(address.port for address in self.addresses):
-                default = os.environ.get("PGPORT", "")
-                port = read_port(default, "PGPORT") if default and "," not in default else _PORT
-                given["port"] = [address.port or port for address in self.addresses]
+                given["port"] = [address.at(_default_port())[1] for address in self.addresses]
         return {name: value for name, value in given.items() if value is not None}
 
     def identity(self) -> str | None:
@@ -100,6 +105,11 @@ class PostgresqlUrl:
         ports = str(self.port or os.environ.get("PGPORT") or _PORT)
         servers = ",".join(_identity_of(*address) for address in _with_ports(addresses, ports, "PGPORT"))
         return f"{quote(user, safe='')}@{servers}/{quote(database, safe='')}"
+
+
+def _default_port() -> int:
+    default = os.environ.get("PGPORT", "")
+    return read_port(default, "PGPORT") if default and "," not in default else _PORT
 
 
 def _identity_of(host: str, port: int | None) -> str:

@@ -26,8 +26,9 @@ from serving import serving
 import fencing_sdk.backends.redis.connection.dial as dial_module
 from fencing_sdk import connect
 from fencing_sdk._engine import engine
+from fencing_sdk.backends._shared.error_translation import reason_of
 from fencing_sdk.backends.redis import RedisBackend
-from fencing_sdk.backends.redis.connection.unreachable import UnreachableError, reason_of
+from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
 from fencing_sdk.backends.redis.options import topology_from_client
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
@@ -247,7 +248,7 @@ async def test_a_server_that_hangs_up_is_told_with_the_reason():
     async with hanging_up() as port:
         said = await complaint(f"redis://app:{SECRET}@{HOST}:{port}")
     assert re.search(
-        rf"no connection to {HOST}:{port} \((the connection was closed|Connection reset by peer)\)", said
+        rf"no connection to {HOST}:{port} \((the connection was closed|Connection reset by peer); is it Redis, ", said
     ), said
 
 
@@ -336,8 +337,8 @@ async def test_a_client_certificate_is_shown(start_redis, certificates):
         assert await ask(link, ears, "PING") == b"PONG"
 
 
-async def test_a_missing_certificate_file_is_an_error_of_the_system(tmp_path):
-    with pytest.raises(FileNotFoundError):
+async def test_a_missing_certificate_file_is_refused(tmp_path):
+    with pytest.raises(BackendRefusedError, match=f"'{tmp_path}/none.pem' cannot be read"):
         await dialer(f"rediss://localhost?ssl_ca_certs={tmp_path}/none.pem").dial(Ears())
 
 

@@ -59,6 +59,32 @@ def test_a_server_that_does_not_answer_is_told_without_its_password(fencing: Fen
     assert "secret" not in done.stderr
 
 
+LACKS = {
+    "the database": ("", "role 'app' lacks CREATE on database '{database}'"),
+    "the schema": ("CREATE SCHEMA fencing; GRANT USAGE ON SCHEMA fencing TO app", "lacks CREATE on schema 'fencing'"),
+    "what is there": (
+        """
+        CREATE SCHEMA fencing; GRANT ALL ON SCHEMA fencing TO app;
+        CREATE FUNCTION fencing.fencing_check_v1() RETURNS void LANGUAGE sql AS 'SELECT'
+        """,
+        "role 'app' does not own the tables or functions of schema 'fencing'",
+    ),
+}
+
+
+@pytest.mark.parametrize("missing", LACKS)
+async def test_a_role_that_may_not_create_is_told_which_right_it_lacks(fencing: Fencing, postgresql_server, missing):
+    statements, told = LACKS[missing]
+    await postgresql_server.execute("CREATE ROLE app LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC;" + statements)
+    done = fencing("init", "--url", postgresql_server.url_as("app"))
+    assert done.returncode == 69
+    assert told.format(database=postgresql_server.database) in done.stderr
+    assert "USAGE" not in done.stderr
+    if "GRANT" in done.stderr:
+        await postgresql_server.execute(done.stderr.partition(", or: ")[2])
+        assert fencing("init", "--url", postgresql_server.url_as("app")).returncode == 0
+
+
 @pytest.mark.parametrize("url", ["sqlite:///locks.db", "memory://", "redis://localhost"])
 def test_a_store_without_tables_needs_nothing(fencing: Fencing, url: str):
     done = fencing("init", "--url", url)

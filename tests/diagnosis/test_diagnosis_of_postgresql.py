@@ -68,11 +68,17 @@ async def test_a_server_with_few_connections_left_is_found(start_postgresql: Sta
 async def test_standbys_that_no_commit_waits_for_are_found(postgresql_group: Replicated, tokens: str, severity):
     findings = await found(postgresql_group.primary.url, tokens=tokens)
     assert findings["postgresql.standbys"].severity == severity
+    assert findings["postgresql.standbys"].mend.endswith(
+        "SELECT pg_reload_conf(); every commit of this server then waits for that standby, and hangs while it is away: "
+        "add a second one"
+    )
 
 
 async def test_a_standby_is_found(postgresql_group: Replicated):
     findings = await found(postgresql_group.standby.url)
     assert findings["postgresql.standby"].severity == findings["store.reachable"].severity == ERROR
+    place = f"127.0.0.1:{postgresql_group.standby.port}"
+    assert f"{place}: a standby takes no writes; name the primary" in findings["store.reachable"].what
 
 
 @pytest.mark.parametrize("mode", ["session", "transaction"])

@@ -172,7 +172,7 @@ async def test_what_is_no_etcd_is_refused(etcd_server: EtcdCluster):
         writer.close()
 
     async with serving(answer) as port:
-        assert "is this an etcd" in str(await refused(f"etcd://127.0.0.1:{port}"))
+        assert "is this the client port of an etcd" in str(await refused(f"etcd://127.0.0.1:{port}"))
         url = f"etcd://127.0.0.1:{port},{etcd_server.hosts}"
         async with backend_on(url) as backend:
             await granted(backend, Claim("a", 10.0))

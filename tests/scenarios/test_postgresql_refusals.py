@@ -2,10 +2,14 @@
 
 import asyncio
 import logging
+import re
+from urllib.parse import quote
 
 import pytest
 from event_log import CLOCK, ENDED_BY_TIME
-from local_ports import free_port
+from local_ports import HOST, free_port
+from pgbouncer import PgBouncer
+from postgresql_programs import give
 from postgresql_server import PostgresqlServer
 from postgresql_stage import (
     NEEDED,
@@ -17,6 +21,7 @@ from postgresql_stage import (
     terminate,
     waiting,
 )
+from serving import serving
 from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, opened, renewed_or_over, staying
 
 from fencing_sdk import (
@@ -95,7 +100,7 @@ async def test_of_several_hosts_each_is_told_with_what_it_said(guarded):
     said = await complaint(f"postgresql://app:{WRONG}@{down},{up}/postgres")
     assert said == (
         "BackendUnavailableError: PostgresqlBackend: connect failed: "
-        f"no connection to {down} (ConnectionRefusedError); {up}: wrong user or password (28P01)"
+        f"no connection to {down} (Connection refused); {up}: wrong user or password (28P01)"
     )
     said = await complaint(f"postgresql://app:{WRONG}@{up},localhost:{guarded.port}/postgres")
     assert said.startswith("BackendRefusedError: ")
@@ -112,9 +117,98 @@ async def test_a_certificate_is_not_verified_without_its_authority(mode, postgre
 
 async def test_a_server_without_tls_is_told_as_that(postgresql_server):
     said = await complaint(f"{postgresql_server.url}?sslmode=require")
-    assert "begins no TLS, which sslmode asks for; set ssl = on there" in said
+    place = f"{HOST}:{postgresql_server.port}"
+    assert f"{place}: it, or a proxy before it, begins no TLS, which sslmode asks for; set ssl = on there" in said
+    assert said.startswith("BackendRefusedError")
     findings = await from_url(f"{postgresql_server.url}?sslmode=require").diagnose(15.0)
     assert any("begins no TLS" in finding.what for finding in findings)
+
+
+async def test_a_file_that_cannot_be_used_is_named_with_its_option(
+    start_postgresql, postgresql_certificates, postgresql_server, tmp_path
+):
+    server = await asyncio.to_thread(start_postgresql, tls=postgresql_certificates)
+    none, text = tmp_path / "none.pem", tmp_path / "text.pem"
+    text.write_text("no certificate at all")
+    for options, told in (
+        ({"sslmode": "verify-full", "sslrootcert": none}, f"sslrootcert must .*'{none}' cannot be read"),
+        ({"sslmode": "verify-full", "sslrootcert": text}, f"sslrootcert must .*'{text}' cannot be read as one"),
+        ({"sslmode": "require", "sslcert": none, "sslkey": none}, f"sslcert must .*'{none}' cannot be read"),
+        (
+            {"sslmode": "require", "sslcert": postgresql_certificates.client_certificate, "sslkey": none},
+            f"sslkey must .*'{none}' cannot be read",
+        ),
+        (
+            {"sslmode": "verify-full", "sslrootcert": postgresql_certificates.client_certificate},
+            f"{HOST}:{server.port}: the server's certificate is not trusted; name its authority with sslrootcert=",
+        ),
+    ):
+        said = await complaint(server.url_as("postgres", **options))
+        assert re.search(told, said), said
+        assert said.startswith("BackendRefusedError")
+    said = await complaint(f"postgresql:///app?host={tmp_path}")
+    assert "(no server listens at that socket)" in said
+    assert said.startswith("BackendUnavailableError")
+
+
+async def silent(reader, _writer):
+    await reader.read(-1)
+
+
+async def polite(_reader, writer):
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    writer.close()
+
+
+async def curt(_reader, writer):
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [
+        (silent, "(no answer within 1 s: it hangs, or a server behind it, or it is not PostgreSQL)"),
+        (polite, "(what answers there is not PostgreSQL)"),
+        (curt, "; is it PostgreSQL?)"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["prefer", "require", "disable"])
+async def test_another_service_is_told_with_its_host_and_port(handler, told, mode):
+    async with serving(handler) as port:
+        said = await complaint(f"postgresql://app:{WRONG}@{HOST}:{port}/app?sslmode={mode}&connect_timeout=1")
+    assert f"no connection to {HOST}:{port} (" in said
+    assert said.endswith(told)
+
+
+POOLER_SAYS = {
+    "wrong password": ("app", WRONG, "", {}, "wrong user or password"),
+    "unknown user": ("nobody", WRONG, "", {}, "wrong user or password"),
+    "unknown database": ("app", SECRET, "_not", {"server_login_retry": 0}, "the database does not exist"),
+    "no connection left": ("app", SECRET, "", {"max_client_conn": 0}, "has no connection left"),
+}
+
+
+@pytest.mark.parametrize("case", POOLER_SAYS)
+@pytest.mark.parametrize("kind", ["plain", "scram-sha-256"])
+async def test_what_pgbouncer_refuses_is_told_as_postgresql_would(case, kind, postgresql_server):
+    """It has one code for all of it, and doctor must not say that the server is to be started."""
+    from postgresql_fixtures import require_program
+
+    user, password, suffix, settings, told = POOLER_SAYS[case]
+    bouncer = PgBouncer(postgresql_server, binary=require_program("pgbouncer"), auth_type=kind, **settings)
+    users = bouncer.folder / "users"
+    users.write_text(f'"app" "{SECRET}"\n')
+    give(users)
+    bouncer.settings["auth_file"] = str(users)
+    with bouncer:
+        url = bouncer.url.replace("postgres@", f"{user}:{quote(password, safe='')}@") + suffix
+        said = await complaint(url)
+        findings = {finding.check: finding for finding in (await connect(url).diagnose(over=0)).findings}
+    assert f"{HOST}:{bouncer.port}: " in said
+    assert said.endswith(f"{told} (08P01)")
+    refused = case != "no connection left"
+    assert said.startswith("BackendRefusedError") == refused
+    assert findings["store.reachable"].mend.startswith("correct the URL, the login") == refused
 
 
 # Permissions.

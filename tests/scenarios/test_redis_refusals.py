@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import pickle
+import re
 import traceback
 
 import pytest
@@ -12,6 +13,7 @@ from redis_stage import calls_of, connections, key, keys, nothing_left
 from stays import LONG, PATIENCE, SHORT, Stay, eventually, opened, staying
 
 from fencing_sdk import (
+    BackendError,
     BackendRefusedError,
     BackendUnavailableError,
     LockHeldError,
@@ -244,6 +246,58 @@ async def test_a_user_who_may_not_run_scripts_is_refused_at_once(start_redis):
             await locks.lock("a").acquire()
 
 
+# Addresses and TLS.
+
+
+FORMS = {"": "", "+sentinel": "/service", "+cluster": "", "+quorum": ""}
+"""Of URLs, and what follows the hosts."""
+
+
+def form_of(url, form):
+    scheme, _, place = url.partition("://")
+    places = f"{place},localhost:1,localhost:2" if form == "+quorum" else place
+    return f"{scheme}{form}://{places}{FORMS[form]}"
+
+
+async def complaint(url) -> BackendError:
+    with pytest.raises(BackendError) as caught:
+        async with asyncio.timeout(PATIENCE), opened(url):
+            pytest.fail("it opened")
+    return caught.value
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_url_that_leaves_out_tls_is_told_of_it(form, start_redis, certificates):
+    server = start_redis(tls=certificates)
+    error = await complaint(form_of(server.tls_url.replace("rediss:", "redis:"), form))
+    assert isinstance(error, BackendUnavailableError)
+    assert re.search(rf"127.0.0.1:{server.tls_port} \([^)]*does it want TLS, which is rediss://", str(error))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "+quorum"])
+async def test_a_file_that_is_missing_or_wrong_is_named_with_its_option(form, start_redis, certificates, tmp_path):
+    server = start_redis(tls=certificates, tls_auth_clients=form == "")
+    none, text = tmp_path / "none.pem", tmp_path / "text.pem"
+    text.write_text("no certificate at all")
+    trusted = f"ssl_ca_certs={certificates.authority}"
+    url = form_of(server.tls_url, form)
+    for options, told in {
+        f"ssl_ca_certs={none}": f"ssl_ca_certs must .*'{none}' cannot be read",
+        f"ssl_ca_certs={text}": f"ssl_ca_certs must .*'{text}' cannot be read as one",
+        f"{trusted}&ssl_certfile={none}": f"ssl_certfile must .*'{none}' cannot be read",
+        f"{trusted}&ssl_certfile={certificates.client_certificate}&ssl_keyfile={text}": f"ssl_certfile must .*'{text}'",
+        "": r"certificate is not trusted; name its authority with ssl_ca_certs=/path/to/ca\.pem",
+    }.items():
+        error = await complaint(f"{url}?{options}" if options else url)
+        assert isinstance(error, BackendRefusedError)
+        assert re.search(told, str(error)), error
+    if form == "":
+        said = str(
+            await complaint(f"{url}?{trusted}")
+        )  # the alert of the server, or the connection that it then closes
+        assert re.search("wants? a certificate of the client.*ssl_certfile=", said), said
+
+
 # Limits of the server.
 
 
@@ -267,7 +321,7 @@ async def test_a_full_server_still_grants_renews_and_releases(start_redis):
 
 async def test_a_server_with_too_many_clients_is_tried_again(start_redis):
     server = start_redis(maxclients=1)
-    with pytest.raises(BackendUnavailableError):
+    with pytest.raises(BackendUnavailableError, match="connection left"):
         async with opened(server.url):
             async with opened(server.url):
                 pytest.fail("it opened")
@@ -276,7 +330,8 @@ async def test_a_server_with_too_many_clients_is_tried_again(start_redis):
 async def test_a_replica_is_refused_until_it_is_a_master(start_redis):
     master, replica = start_redis(), start_redis()
     await replica.command("REPLICAOF", "127.0.0.1", master.port)
-    with pytest.raises(BackendUnavailableError):
+    told = f"127.0.0.1:{replica.port} is a replica, and no master"
+    with pytest.raises(BackendUnavailableError, match=told):
         async with opened(replica.url):
             pytest.fail("it opened")
     await replica.command("REPLICAOF", "NO", "ONE")

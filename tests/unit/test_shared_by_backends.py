@@ -302,7 +302,7 @@ class TestErrorTranslation:
         ("etcd://127.0.0.1:1", "127.0.0.1:1"),
         ("kahuna://127.0.0.1:1", "127.0.0.1:1"),
         ("postgresql://user:secret@127.0.0.1:1/app", "127.0.0.1:1"),
-        ("postgresql://user:secret@127.0.0.1:1,127.0.0.1:2/app", "127.0.0.1:1, 127.0.0.1:2"),
+        ("postgresql://user:secret@127.0.0.1:1,127.0.0.1:2/app", "127.0.0.1:1 (Connection refused), 127.0.0.1:2"),
         ("zookeeper://user:secret@127.0.0.1:1,127.0.0.1:2", "127.0.0.1:1, 127.0.0.1:2"),
     ],
 )

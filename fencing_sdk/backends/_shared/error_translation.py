@@ -9,11 +9,16 @@ by code. The text of a driver's error may hold a URL or a statement, so it is ne
 
 from __future__ import annotations
 
+import os
+import re
+import socket
+import ssl
 from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
 from fencing_sdk.errors import BackendError, FencingError
 
-__all__ = ["ErrorTranslation", "NoConnectionError", "Verdict", "no_connection_to", "verdict_by_class"]
+__all__ = ["ErrorTranslation", "NoConnectionError", "Verdict", "no_connection_to", "reason_of", "verdict_by_class"]
 
 _MOST = 5
 """Servers that one error names."""
@@ -36,11 +41,41 @@ def no_connection_to(servers: Sequence[str]) -> str:
 
 
 class NoConnectionError(Exception):
-    """None of the *servers* takes a connection. `__cause__` says why."""
+    """
+    None of the servers takes a connection.
 
-    def __init__(self, *servers: str) -> None:
+    Args:
+        servers: Each address with its reason: ``"localhost:6379 (Connection refused)"``.
+
+        reason: One reason for all of them.
+    """
+
+    def __init__(self, *servers: str, reason: str = "") -> None:
         self.servers = servers
-        super().__init__(no_connection_to(servers))
+        super().__init__(no_connection_to(servers) + (f" ({reason})" if reason else ""))
+
+    @classmethod
+    def at(cls, address: str, reason: str) -> Self:
+        """Make the error for one server."""
+        return cls(f"{address} ({reason})")
+
+    @classmethod
+    def of_all(cls, errors: Iterable[NoConnectionError]) -> Self:
+        """Make the error for several servers, of which one would have been enough."""
+        return cls(*sorted({server for error in errors for server in error.servers}))
+
+
+def reason_of(error: BaseException | None) -> str:
+    """Say in the system's words why a connection did not open, or closed at once."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or "the name cannot be resolved"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {getattr(error, 'reason', None) or type(error).__name__}"  # only OpenSSL sets a reason
+    if isinstance(error, OSError):
+        numbers = [error.errno] if error.errno else map(int, re.findall(r"\[Errno (\d+)\]", str(error)))
+        if texts := dict.fromkeys(os.strerror(number) for number in numbers):  # one for each address of the name
+            return " or ".join(texts)
+    return "the connection was closed" if error is None else type(error).__name__
 
 
 class ErrorTranslation:

@@ -30,7 +30,8 @@ def error_of_answer(answer: KahunaAnswer, operation: str) -> BackendError:
 def error_of_failures(failures: Sequence[RequestFailedError], operation: str) -> BackendError:
     """Make an error of the failures of all nodes: refused only if every node has rejected the request."""
     decisive = next((failure for failure in failures if failure.outcome is not RequestOutcome.REJECTED), failures[0])
-    detail = decisive.detail if len(failures) == 1 else f"none of {len(failures)} nodes: {decisive.detail}"
+    told = decisive.told_of(operation)
+    detail = told if len(failures) == 1 else f"none of {len(failures)} nodes: {told}"
     kind = BackendRefusedError if decisive.outcome is RequestOutcome.REJECTED else BackendUnavailableError
     error = kind(BACKEND, operation, detail)
     error.__cause__ = decisive.__cause__

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fencing_sdk._values.findings import Finding, error, note, warning
 from fencing_sdk._values.postgresql_url import PostgresqlUrl
+from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection, DriverRow
 from fencing_sdk.backends.postgresql.errors import translated
@@ -147,6 +148,9 @@ class PostgresqlDiagnosis:
             reason = "a standby that missed the latest grants grants those locks again when it is promoted"
             reason += "" if self._options.hybrid else "; with tokens=counter, tokens repeat"
             mend = "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf()"
+            alone = facts.number("standbys") == 1
+            waits = "that standby, and hangs while it is away: add a second one" if alone else "one of them"
+            mend += f"; every commit of this server then waits for {waits}"
             yield (warning if self._options.hybrid else error)("postgresql.standbys", what, reason, mend)
 
     def _schema(self, facts: PostgresqlFacts) -> Iterator[Finding]:
@@ -180,7 +184,8 @@ def _told(row: DriverRow) -> Mapping[str, object]:
 
 
 def _unreachable(host: str, failure: Exception, *, is_fatal: bool) -> Finding:
-    what = f"{host}: {translated('diagnose', failure).detail}"
+    detail = translated("diagnose", failure).detail
+    what = detail if isinstance(failure, NoConnectionError) else f"{host}: {detail}"
     reason = "no lock can be taken" if is_fatal else "one more loss, and no lock can be taken"
     mend = "start the server, or correct its address, its login, pg_hba.conf or the firewall"
     return (error if is_fatal else warning)("postgresql.host", what, reason, mend)

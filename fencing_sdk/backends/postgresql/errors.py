@@ -7,7 +7,7 @@ See `fencing_sdk.backends._shared.error_translation` for what makes an error a r
 from __future__ import annotations
 
 import asyncio
-import ssl
+import re
 from functools import partial
 
 from fencing_sdk.backends._shared.error_translation import (
@@ -90,27 +90,44 @@ CODES: dict[str, Verdict] = {
 }
 
 CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
-    (StandbyError, (BackendUnavailableError, "the server is a standby; the next call looks for the primary again")),
+    (StandbyError, (BackendUnavailableError, "a standby takes no writes; name the primary in the URL, or promote it")),
     (ReadOnlyError, _READ_ONLY),
     (UnreadableRowError, (BackendUnavailableError, _NOT_OURS)),
     (ConnectionAbandonedError, (BackendUnavailableError, "the connection was given up, or the backend was closed")),
     (
         NoTlsError,
-        (
-            BackendUnavailableError,
-            "the server, or a proxy before it, begins no TLS, which sslmode asks for; set ssl = on there",
-        ),
+        (BackendRefusedError, "it, or a proxy before it, begins no TLS, which sslmode asks for; set ssl = on there"),
     ),
     (driver.TargetNotMatched, (BackendUnavailableError, "no host is what target_session_attrs asks for")),
     (driver.Disconnected, (BackendUnavailableError, "the connection broke")),
-    (ssl.SSLCertVerificationError, (BackendRefusedError, "the server's certificate is not trusted")),
     (TimeoutError, (BackendUnavailableError, "the server did not answer while a connection was opened")),
     (asyncio.IncompleteReadError, (BackendUnavailableError, "the connection broke")),
-    (FileNotFoundError, (BackendUnavailableError, "no server listens at the socket, or a file of the URL is missing")),
     (OSError, (BackendUnavailableError, "no connection to the server")),
 )
 
 _UNKNOWN: Verdict = (BackendUnavailableError, "PostgreSQL failed")
+
+POOLER = "08P01"
+"""PgBouncer gives this one code for all that it says itself. So its text decides; it is read, and never repeated."""
+
+_FULL: Verdict = (BackendUnavailableError, "the pooler, or the server behind it, has no connection left")
+POOLER_TEXTS: tuple[tuple[str, Verdict], ...] = (
+    ('database ".*" does not exist|no such database', CODES["3D000"]),
+    (
+        "server login|authentication failed for user|cannot connect to server|client_login_timeout",
+        (BackendUnavailableError, "the pooler cannot connect or log in to the server behind it; its log says why"),
+    ),
+    ("authentication failed|no such user", CODES["28P01"]),
+    ("login rejected", (BackendRefusedError, "the pooler does not let this user in; see its auth_hba_file")),
+    ("SSL required", (BackendRefusedError, "the pooler asks for TLS; write sslmode=require, or verify-full")),
+    ("no more connections allowed|connections exceeded|query_wait_timeout", _FULL),
+    ("unsupported startup parameter", (BackendRefusedError, "the pooler does not take an option of the URL")),
+)
+_POOLER: Verdict = (BackendUnavailableError, "a pooler before the server refuses; its log says why")
+
+
+def _of_pooler(text: str) -> Verdict:
+    return next((verdict for pattern, verdict in POOLER_TEXTS if re.search(pattern, text)), _POOLER)
 
 
 def translated(operation: str, error: Exception) -> BackendError:
@@ -118,9 +135,10 @@ def translated(operation: str, error: Exception) -> BackendError:
     if isinstance(error, BackendError):
         return error
     if isinstance(error, NoConnectionError):
-        return BackendUnavailableError(BACKEND, operation, f"{error} ({type(error.__cause__).__name__})")
+        return BackendUnavailableError(BACKEND, operation, str(error))
     code = driver.code_of(error)
-    kind, hint = CODES.get(code) or verdict_by_class(error, CLASSES, _UNKNOWN)
+    known = _of_pooler(str(error)) if code == POOLER else CODES.get(code)
+    kind, hint = known or verdict_by_class(error, CLASSES, _UNKNOWN)
     return kind(BACKEND, operation, f"{hint} ({code or type(error).__name__})")
 
 

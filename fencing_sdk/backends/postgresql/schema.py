@@ -94,3 +94,25 @@ async def create(connection: DriverConnection, schema: str) -> None:
             await connection.execute("ROLLBACK")
         raise
     await connection.execute("COMMIT")
+
+
+async def missing_right(connection: DriverConnection, schema: str) -> str:
+    """
+    Say which right `create` lacks, and how it is given.
+
+    Raises:
+        Exception: the driver's error.
+    """
+    found = await connection.fetchrow(
+        "SELECT to_regnamespace($1) IS NOT NULL, current_database(), current_user, "
+        "coalesce(has_schema_privilege(to_regnamespace($1), 'CREATE'), false)",
+        quoted(schema),
+    )
+    assert found is not None
+    exists, database, user, may_create = found
+    what = f"schema {shown(schema)}" if exists else f"database {shown(database)}"
+    place = f"SCHEMA {quoted(schema)}" if exists else f"DATABASE {quoted(database)}"
+    if may_create:
+        return f"role {shown(user)} does not own the tables or functions of {what}; run this as the role that does"
+    grant = f"GRANT CREATE ON {place} TO {quoted(user)}"
+    return f"role {shown(user)} lacks CREATE on {what}; run this as its owner, or: {grant}"

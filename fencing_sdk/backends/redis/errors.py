@@ -15,8 +15,9 @@ from functools import partial
 import redis.exceptions as driver
 from redis.asyncio.sentinel import MasterNotFoundError
 
+from fencing_sdk._http.tls import distrust
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict
-from fencing_sdk.backends.redis.connection.dial import BACKEND
+from fencing_sdk.backends.redis.connection.dial import BACKEND, ReplicaError
 from fencing_sdk.backends.redis.connection.node import UnconfirmedError
 from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError, named_command
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
@@ -35,6 +36,10 @@ CODES: dict[str, Verdict] = {
     "MISCONF": (BackendUnavailableError, "the server cannot save its data"),
     "OOM": (BackendUnavailableError, "the server has reached its maxmemory"),
     # Another try cannot help.
+    "DENIED": (
+        BackendRefusedError,
+        "the server is in protected mode, and lets in its own machine alone; give it a password (requirepass)",
+    ),
     "NOAUTH": (BackendRefusedError, "the server requires a password"),
     "WRONGPASS": (BackendRefusedError, "wrong user or password"),
     "NOPERM": (BackendRefusedError, f"the user may not use a command or a key; ACL LOG names it; {_RULES}"),
@@ -56,8 +61,7 @@ CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
     (driver.BusyLoadingError, CODES["LOADING"]),
     (driver.ReadOnlyError, CODES["READONLY"]),
     (driver.ClusterDownError, CODES["CLUSTERDOWN"]),
-    (ssl.SSLCertVerificationError, (BackendRefusedError, "the server's certificate is not trusted")),
-    (FileNotFoundError, (BackendRefusedError, "a file that the URL or the client names does not exist")),
+    (driver.MaxConnectionsError, (BackendUnavailableError, "the server has no connection left; see its maxclients")),
     (MasterNotFoundError, (BackendUnavailableError, "no Sentinel knows a master that is up; is the service right?")),
     (driver.ResponseError, (BackendRefusedError, "the server refuses the login; does the database exist?")),
     (driver.ConnectionError, (BackendUnavailableError, "no connection to the server")),
@@ -71,7 +75,7 @@ def translated(operation: str, error: Exception) -> BackendError:
     """Return the error of the contract for *error*. A code counts more than a class."""
     if isinstance(error, BackendError):
         return error
-    if isinstance(error, UnreachableError):
+    if isinstance(error, UnreachableError | ReplicaError):
         return BackendUnavailableError(BACKEND, operation, str(error))
     kind, hint = _verdict(error)
     command = error.command if isinstance(error, ReplyError) else ""
@@ -90,6 +94,8 @@ def _verdict(error: BaseException) -> Verdict:
         return CODES.get(error.code, _UNKNOWN)
     if type(error) is driver.ResponseError and (known := CODES.get(str(error).partition(" ")[0])) is not None:
         return known
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return BackendRefusedError, distrust(error, "ssl_ca_certs")
     for kind, verdict in CLASSES:
         if isinstance(error, kind):
             inner = error.__cause__

@@ -7,6 +7,7 @@ from functools import partial
 
 import kazoo.exceptions as driver
 
+from fencing_sdk._http.tls import distrust, wants_certificate
 from fencing_sdk.backends._shared.error_translation import (
     ErrorTranslation,
     NoConnectionError,
@@ -29,7 +30,6 @@ CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
     (driver.InvalidACLError, (BackendRefusedError, "the server cannot use the acl; creator needs a user or SASL")),
     (driver.QuotaExceededError, (BackendRefusedError, "the quota of the root is used up")),
     (driver.NoChildrenForEphemeralsError, (BackendRefusedError, "the root is a node that can have no children")),
-    (ssl.SSLCertVerificationError, (BackendRefusedError, "the server's certificate is not trusted")),
     (driver.ConnectionClosedError, (BackendUnavailableError, "the connection broke")),
     (driver.SessionExpiredError, (BackendUnavailableError, "the session has expired; the next call opens another")),
     (driver.ConnectionLoss, (BackendUnavailableError, "the connection broke")),
@@ -39,19 +39,6 @@ CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
     (NoConnectionError, (BackendUnavailableError, "no connection to a server")),
     (OSError, (BackendUnavailableError, "no connection to a server")),
 )
-
-CERTIFICATE_ALERTS = {
-    "ACCESS_DENIED",
-    "BAD_CERTIFICATE",
-    "CERTIFICATE_EXPIRED",
-    "CERTIFICATE_REQUIRED",
-    "CERTIFICATE_REVOKED",
-    "CERTIFICATE_UNKNOWN",
-    "HANDSHAKE_FAILURE",
-    "UNKNOWN_CA",
-    "UNSUPPORTED_CERTIFICATE",
-}
-"""TLS alerts for a client whose certificate is missing or not trusted. OpenSSL puts a version before each."""
 
 _UNTRUSTED: Verdict = (BackendRefusedError, "the server wants another certificate of the client; see certfile")
 _UNKNOWN: Verdict = (BackendUnavailableError, "ZooKeeper failed")
@@ -65,16 +52,18 @@ def translated(operation: str, error: Exception) -> BackendError:
     cause = error.__cause__
     if isinstance(error, NoConnectionError) and isinstance(cause, Exception):
         refusal = _verdict(cause)
-        kind, hint = refusal if refusal[0] is BackendRefusedError else (kind, str(error))
+        if refusal[0] is BackendUnavailableError:
+            return BackendUnavailableError(BACKEND, operation, str(error))
+        kind, hint = refusal
         return kind(BACKEND, operation, f"{hint} ({type(cause).__name__})")
     return kind(BACKEND, operation, f"{hint} ({type(error).__name__})")
 
 
 def _verdict(error: Exception) -> Verdict:
-    if isinstance(error, ssl.SSLError):
-        told = getattr(error, "reason", None) or ""  # only OpenSSL sets it
-        if told.rpartition("ALERT_")[2] in CERTIFICATE_ALERTS:
-            return _UNTRUSTED
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return BackendRefusedError, distrust(error, "ca")
+    if wants_certificate(error):
+        return _UNTRUSTED
     return verdict_by_class(error, CLASSES, _UNKNOWN)
 
 

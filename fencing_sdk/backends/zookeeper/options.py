@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
-from fencing_sdk._http.tls import TlsContext, from_files
+from fencing_sdk._http.tls import TlsContext, from_files, load_files
 from fencing_sdk._values.store_url import decoded, read_hosts, refuse_url, split_url
 from fencing_sdk._values.timing import seconds
 from fencing_sdk.backends import take_options
@@ -160,9 +160,6 @@ def _tls(tls: object, files: Mapping[str, object]) -> TlsContext | None:
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
             msg = f"{name} must be a text that is not empty"
             raise ConfigurationError(msg)
-        if name != "keyfile_password" and not os.path.isfile(value):  # noqa: PTH113  (a value may be a str)
-            msg = f"{name} must be the path of a file that exists"
-            raise ConfigurationError(msg)
     if ("certfile" in given) != ("keyfile" in given):
         msg = "certfile and keyfile belong together"
         raise ConfigurationError(msg)
@@ -174,25 +171,12 @@ def _tls(tls: object, files: Mapping[str, object]) -> TlsContext | None:
 
 def _context(files: Mapping[str, object]) -> ssl.SSLContext:
     """Trust the system's authorities and those of *files*; there is no way not to check."""
-    ca, certfile, keyfile, password = (
-        os.fspath(value) if isinstance(value := files.get(name), str | os.PathLike) else None
-        for name in ("ca", "certfile", "keyfile", "keyfile_password")
+    ca, cert, key, password = (files.get(name) for name in ("ca", "certfile", "keyfile", "keyfile_password"))
+    return load_files(
+        ssl.create_default_context(),
+        ca=ca,
+        cert=cert,
+        key=key,
+        password=os.fsdecode(password) if isinstance(password, str | os.PathLike) else "",
+        names=("ca", "certfile", "keyfile"),
     )
-    context = ssl.create_default_context()
-    if ca is not None:
-        _load("ca", lambda: context.load_verify_locations(ca))
-    if certfile is not None:
-        # An empty password makes OpenSSL fail where it would ask the terminal for one.
-        _load("certfile", lambda: context.load_cert_chain(certfile, keyfile, password or ""))
-    return context
-
-
-def _load(name: str, load: Callable[[], None]) -> None:
-    try:
-        load()
-    except (OSError, ValueError):  # ssl.SSLError is an OSError; its text is no help, and may name what is secret
-        pass
-    else:
-        return
-    msg = f"{name} must be a PEM file that can be read, with a keyfile and keyfile_password that go with it"
-    raise ConfigurationError(msg)

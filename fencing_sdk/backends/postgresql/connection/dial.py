@@ -8,24 +8,30 @@ passes over standbys, and over old primaries that an operator made read-only.
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
+import struct
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from fencing_sdk._http.tls import complaint_about, distrust
 from fencing_sdk._values.postgresql_url import PostgresqlUrl
-from fencing_sdk.backends._shared.error_translation import NoConnectionError
+from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
 from fencing_sdk.backends.postgresql.connection import driver
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
 from fencing_sdk.backends.postgresql.errors import BACKEND, NoTlsError, ReadOnlyError, StandbyError, translated
 from fencing_sdk.backends.postgresql.options import PostgresqlOptions
-from fencing_sdk.backends.postgresql.schema import create, newest_function
+from fencing_sdk.backends.postgresql.schema import create, missing_right, newest_function
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, shown
 
 _VERIFYING = {"verify-ca", "verify-full"}
+_DEMANDING = {"require", *_VERIFYING}
 _ROOT = "~/.postgresql/root.crt"
 """Where libpq and asyncpg look for the certificate of the authority."""
+_FILES = ("sslrootcert", "sslcert", "sslkey")
+_TLS_PLEASE = struct.pack("!ii", 8, 80877103)
+"""The wish for TLS, to which PostgreSQL alone answers with one letter."""
+_PROBE_PATIENCE = 1.0
 _CREATE_PATIENCE = 30.0
 """Seconds that the creation of the tables may take; it waits for other clients that create them."""
 _CANCEL_PATIENCE = 0.2
@@ -85,7 +91,7 @@ class PostgresqlDialer:
         Raises:
             Exception: it is not permitted, or the connection broke.
         """
-        connection = await self._connect_to_any(lambda opened: create(opened, self._options.schema))
+        connection = await self._connect_to_any(self._create_or_name_the_right)
         await PostgresqlSession(connection, pooled=self.pooled).aclose()
 
     async def _connect_to_any(self, prepare: _Preparation | None) -> DriverConnection:
@@ -102,16 +108,19 @@ class PostgresqlDialer:
 
     async def _connect_to(self, host: PostgresqlUrl, prepare: _Preparation | None) -> DriverConnection:
         connection: DriverConnection | None = None
+        patience = asyncio.timeout(self._options.connect_timeout)
         try:
-            async with asyncio.timeout(self._options.connect_timeout):
-                connection = await self._reach(host)
+            async with patience:
+                connection = await self.open_host(host)
                 complete = await self._takes_writes(connection)
             if prepare is not None and not complete:
                 async with asyncio.timeout(_CREATE_PATIENCE):
                     await prepare(connection)
-        except BaseException:
+        except BaseException as error:
             if connection is not None:
                 connection.terminate()
+            if isinstance(error, TimeoutError) and patience.expired():
+                raise self._silent(host) from error
             raise
         return connection
 
@@ -120,29 +129,34 @@ class PostgresqlDialer:
         Connect to one host, whether it takes writes or not.
 
         Raises:
-            BackendRefusedError: the URL cannot be used.
+            BackendRefusedError: the URL cannot be used, or the server refuses TLS.
+            NoConnectionError: what is at that address cannot be reached, or is not PostgreSQL.
             Exception: the driver's error.
         """
-        return await self._open(host)
-
-    async def _reach(self, host: PostgresqlUrl) -> DriverConnection:
-        try:
-            return await self._open(host)
-        except (FileNotFoundError, ssl.SSLError):  # these have sentences of their own
-            raise
-        except OSError as error:
-            raise NoConnectionError(host.place) from error
-
-    async def _open(self, host: PostgresqlUrl) -> DriverConnection:
         try:
             return await driver.connect(host, self._arguments)
+        except ssl.SSLCertVerificationError as error:  # before ValueError, which it is too
+            raise BackendRefusedError(BACKEND, "connect", distrust(error, _FILES[0])) from error
         except (driver.ClientConfigurationError, ValueError, TypeError):
             pass  # its message may quote the URL
-        except ConnectionError as error:
-            if type(error) is ConnectionError:  # the driver's own; the system raises subclasses of it
-                raise NoTlsError from error
-            raise
+        except (FileNotFoundError, ssl.SSLError) as error:  # a file of the URL, or no socket
+            if (complaint := _about_files(host)) is not None:
+                raise BackendRefusedError(BACKEND, "connect", complaint) from error
+            why = "no server listens at that socket" if isinstance(error, FileNotFoundError) else reason_of(error)
+            raise NoConnectionError.at(host.place, why) from error
+        except TimeoutError as error:
+            raise self._silent(host) from error
+        except (ConnectionError, driver.Disconnected) as error:
+            refused = isinstance(error, ConnectionRefusedError)
+            raise (NoConnectionError.at(host.place, reason_of(error)) if refused else await _behind(host)) from error
+        except OSError as error:
+            raise NoConnectionError.at(host.place, reason_of(error)) from error
         raise BackendRefusedError(BACKEND, "connect", _unusable(host))
+
+    def _silent(self, host: PostgresqlUrl) -> NoConnectionError:
+        limit = f"{self._options.connect_timeout:g} s"
+        reason = f"no answer within {limit}: it hangs, or a server behind it, or it is not PostgreSQL"
+        return NoConnectionError.at(host.place, reason)
 
     async def _takes_writes(self, connection: DriverConnection) -> bool:
         """
@@ -164,6 +178,17 @@ class PostgresqlDialer:
             raise ReadOnlyError
         return bool(complete)
 
+    async def _create_or_name_the_right(self, connection: DriverConnection) -> None:
+        try:
+            await create(connection, self._options.schema)
+        except driver.ServerError as error:
+            if driver.code_of(error) != "42501":
+                raise
+            detail = await missing_right(connection, self._options.schema)
+            refusal = BackendRefusedError(BACKEND, "create_schema", detail)
+            refusal.__cause__ = error
+            raise _ConclusiveError(refusal) from error
+
     async def _create_or_refuse(self, connection: DriverConnection) -> None:
         schema = self._options.schema
         way_out = (
@@ -184,14 +209,48 @@ class PostgresqlDialer:
             raise _ConclusiveError(refusal) from error
 
 
+async def _behind(host: PostgresqlUrl) -> Exception:
+    """Make the error for a server that broke off. The driver has only a text; what answers the wish for TLS shows."""
+    answer, reason = b"", "the connection was closed; is it PostgreSQL?"
+    if host.address is not None and not host.address[0].startswith("/"):
+        try:
+            async with asyncio.timeout(_PROBE_PATIENCE):
+                answer = await _asked_for_tls(*host.address)
+        except OSError as error:  # every TimeoutError is one
+            reason = f"{reason_of(error)}; is it PostgreSQL?"
+    if answer == b"N" and _tls_mode(host) in _DEMANDING:
+        return NoTlsError()
+    if answer in {b"N", b"S", b"E"}:
+        reason = "the connection was closed"
+    elif answer:
+        reason = "what answers there is not PostgreSQL"
+    return NoConnectionError.at(host.place, reason)
+
+
+async def _asked_for_tls(host: str, port: int) -> bytes:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(_TLS_PLEASE)
+        return await reader.read(1)
+    finally:
+        writer.transport.abort()
+
+
+def _about_files(host: PostgresqlUrl) -> str | None:
+    return complaint_about(*map(host.file, _FILES), names=_FILES, password=host.file("sslpassword"))
+
+
 def _unusable(host: PostgresqlUrl) -> str:
     """Say why the driver does not take the URL, as far as that can be known without the driver's own words."""
-    mode = host.options.get("sslmode") or os.environ.get("PGSSLMODE") or ""
-    root = host.options.get("sslrootcert") or os.environ.get("PGSSLROOTCERT")
-    if mode.replace("_", "-") in _VERIFYING and not root and not Path(_ROOT).expanduser().is_file():
+    mode = _tls_mode(host)
+    if mode in _VERIFYING and not host.file("sslrootcert") and not Path(_ROOT).expanduser().is_file():
         mend = f"write sslrootcert=/path/to/ca.pem, or put the file at {_ROOT}"
         return f"sslmode={mode} needs the certificate of the authority; {mend}"
     return "the URL or an argument of the driver cannot be used; is every option in the query one of libpq's?"
+
+
+def _tls_mode(host: PostgresqlUrl) -> str:
+    return (host.file("sslmode") or "").replace("_", "-")
 
 
 async def _first_success(tasks: Mapping[asyncio.Task[DriverConnection], str]) -> DriverConnection:
@@ -216,10 +275,8 @@ async def _first_success(tasks: Mapping[asyncio.Task[DriverConnection], str]) ->
 
 def _error_of_all(errors: Sequence[tuple[str, Exception]]) -> Exception:
     """Make one error of those of all hosts, each with its place."""
-    if len(errors) == 1:
-        return errors[0][1]
     unreached = [error for _, error in errors if isinstance(error, NoConnectionError)]
-    away = NoConnectionError(*sorted(server for error in unreached for server in error.servers))
+    away = NoConnectionError.of_all(unreached)
     away.__cause__ = unreached[0].__cause__ if unreached else None
     answers = [(place, translated("connect", error)) for place, error in errors if error not in unreached]
     if not answers:
@@ -230,7 +287,9 @@ def _error_of_all(errors: Sequence[tuple[str, Exception]]) -> Exception:
     details = [translated("connect", away).detail] if unreached else []
     details += [f"{', '.join(where)}: {detail}" for detail, where in places.items()]
     refused = not unreached and all(isinstance(answer, BackendRefusedError) for _, answer in answers)
-    return (BackendRefusedError if refused else BackendUnavailableError)(BACKEND, "connect", "; ".join(details))
+    told = (BackendRefusedError if refused else BackendUnavailableError)(BACKEND, "connect", "; ".join(details))
+    told.__cause__ = errors[0][1]
+    return told
 
 
 async def _close_others(tasks: Collection[asyncio.Task[DriverConnection]], *, chosen: DriverConnection | None) -> None:

@@ -15,7 +15,7 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -31,8 +31,10 @@ from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, Respons
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from fencing_sdk._dialing import connected_socket
+from fencing_sdk._http.tls import complaint_about, wants_certificate
 from fencing_sdk.backends._driver_versions import KnownDriver
-from fencing_sdk.backends.redis.connection.unreachable import UnreachableError, reason_of
+from fencing_sdk.backends._shared.error_translation import reason_of
+from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
 from fencing_sdk.errors import BackendRefusedError
 
 BACKEND = "RedisBackend"
@@ -45,7 +47,21 @@ OLDEST = (6, 2)
 _TOO_OLD = "the server does not speak RESP3, or is older than 6.2; Redis 6.2 or newer, or Valkey, is needed"
 _MISMATCHES = {62, 64}
 """OpenSSL's codes for a certificate of another host name, or of another IP address."""
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _A_SENTINEL = "this is a Sentinel, not a server; write redis+sentinel://host:26379/service"
+
+
+class ReplicaError(ReadOnlyError):
+    """The server at *address* is a replica. *source* says where the address comes from, if not from the user."""
+
+    def __init__(self, address: str, source: str | None) -> None:
+        if source is None:
+            super().__init__(
+                f"{address} is a replica, and no master: a replica grants no locks; "
+                "name the master, or its Sentinels with redis+sentinel://"
+            )
+        else:
+            super().__init__(f"{address}, {source}, is a replica: a replica grants no locks; the next call asks again")
 
 
 class OpenConnection(NamedTuple):
@@ -179,6 +195,8 @@ class ServerDialer:
         async with _logged_in(self.server) as connection:
             hello = await _speak_resp3(connection)
             version, in_cluster = _check(hello), hello[b"mode"] == b"cluster"
+            if hello.get(b"role") in {b"slave", b"replica"}:
+                raise ReplicaError(self.server.address, None if self._source is None else self._source.where)
             return OpenConnection(_take_over(connection, protocol), version, self.server.address, in_cluster)
 
 
@@ -190,7 +208,7 @@ async def _logged_in(server: ServerSettings) -> AsyncIterator[Any]:
         patience = connection.socket_connect_timeout
         read_certificates = connection.ssl_context.get if isinstance(connection, SSLConnection) else None
     if read_certificates is not None:
-        await asyncio.to_thread(read_certificates)  # it takes 20 ms and more
+        await _read_certificates(read_certificates, server.arguments)
     try:
         async with asyncio.timeout(patience):
             await _log_in(connection, server.address)
@@ -203,9 +221,38 @@ async def _logged_in(server: ServerSettings) -> AsyncIterator[Any]:
     except RedisConnectionError as error:
         if type(error) is not RedisConnectionError:  # a subclass: the server refused the login
             raise
-        raise UnreachableError.at(server.address, reason_of(error.__context__)) from error
+        raise _broken_off(connection, server.address, error.__context__) from error
     finally:
         await _abort(connection)
+
+
+async def _read_certificates(read: Callable[[], object], arguments: Mapping[str, object]) -> None:
+    try:
+        await asyncio.to_thread(read)  # it takes 20 ms and more
+    except (OSError, ValueError) as error:  # which name no file
+        files = [arguments.get(name) for name in _FILES]
+        complaint = complaint_about(*files, names=_FILES, password=arguments.get("ssl_password"))
+        if complaint is None:
+            raise
+        raise BackendRefusedError(BACKEND, "connect", complaint) from error
+
+
+def _broken_off(connection: Any, address: str, cause: BaseException | None) -> Exception:
+    """Make the error for a server that was reached, or not, and has not answered."""
+    if wants_certificate(cause):
+        detail = (
+            f"{address} wants a certificate of the client that it trusts; name it with ssl_certfile= and ssl_keyfile="
+        )
+        return BackendRefusedError(BACKEND, "connect", detail)
+    tls, closed = isinstance(connection, SSLConnection), cause is None or isinstance(cause, ConnectionResetError)
+    hint = ""
+    if tls and isinstance(cause, ssl.SSLError):
+        hint = "; does it speak TLS?"
+    elif tls and closed:
+        hint = "; does it want a certificate of the client, by ssl_certfile=?"
+    elif closed and isinstance(connection, Connection):
+        hint = "; is it Redis, does it want TLS, which is rediss://, and has it a connection left (maxclients)?"
+    return UnreachableError.at(address, reason_of(cause) + hint)
 
 
 async def _log_in(connection: Any, address: str) -> None:
@@ -271,9 +318,6 @@ def _check(hello: Mapping[bytes, object]) -> tuple[int, ...]:
         raise BackendRefusedError(BACKEND, "connect", _TOO_OLD)
     if hello.get(b"mode") == b"sentinel":
         raise BackendRefusedError(BACKEND, "connect", _A_SENTINEL)
-    if hello.get(b"role") in {b"slave", b"replica"}:
-        msg = "You can't write against a read only replica."
-        raise ReadOnlyError(msg)
     return version
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,7 +21,7 @@ from typing import Any
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk._values.unawaited import retrieve
-from fencing_sdk.backends._shared.error_translation import NoConnectionError
+from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
 from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, Identity, KazooDriver, ZooKeeperSettings
 from fencing_sdk.backends.zookeeper.connection.node_ends import NodeEnds
 
@@ -134,8 +135,18 @@ class ZooKeeperSession:
         if self.error is not None:
             raise self.error
         if not self.connected:
-            reason = None if self._driver is None else self._driver.last_error
-            raise NoConnectionError(*self._settings.places) from reason
+            cause = None if self._driver is None else self._driver.last_error
+            raise NoConnectionError(*self._settings.places, reason=self._reason(cause)) from cause
+
+    def _reason(self, cause: Exception | None) -> str:
+        """Say why there is no connection, and ask what a wrong URL leads to if there never was one."""
+        if cause is None:
+            return "no answer"
+        if isinstance(cause, ConnectionRefusedError | socket.gaierror) or self.connections:
+            return reason_of(cause)
+        if self._settings.tls is None:
+            return f"{reason_of(cause)}; is it a ZooKeeper, and does it want TLS, which is tls=true?"
+        return f"{reason_of(cause)}; does it speak TLS?"
 
     async def settled(self) -> bool:
         """Wait for the connection for as long as it takes; False when the session ends instead."""
