@@ -77,7 +77,8 @@ def _already_held(terms: Terms, lease: LeaseState, thread: WaitingThread | None)
             "that each hold one and wait for one more wait for each other; pass wait="
         )
     if wanted == LOCK == held:
-        return UsageError(f"this {caller} holds lock {name} already; locks are not reentrant")
+        hint = "" if thread is None else "; in a test, let another client or a plain handle hold it"
+        return UsageError(f"this {caller} holds lock {name} already; locks are not reentrant{hint}")
     return UsageError(
         f"this {caller} holds {name} as a {held.word} already and would wait for itself as a {wanted.word}; "
         f"leave the {held.word} first, and look again at what was read when the {wanted.word} is held"

@@ -8,6 +8,7 @@ engine's own: the work is cancelled, observers are told, the token is refused.
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future, wait
 from typing import Protocol
 
 from fencing_sdk._engine.engine import Engine
@@ -54,16 +55,17 @@ def end_here(lease: LeaseState, reason: LossReason) -> None:
         _end(store, lease, reason)
         return
 
-    async def ended() -> None:
-        _end(store, lease, reason)
+    ending: Future[None] = Future()
+
+    def ended() -> None:
+        if ending.set_running_or_notify_cancel():
+            _end(store, lease, reason)
+            ending.set_result(None)
 
     if lease.loop.is_running():
-        ending = asyncio.run_coroutine_threadsafe(ended(), lease.loop)
-        try:
-            ending.result(_PATIENCE)
-        except TimeoutError:  # the loop has been set aside in this very thread, or is blocked
-            ending.cancel()
-        else:
+        lease.loop.call_soon_threadsafe(ended)
+        wait((ending,), _PATIENCE)
+        if not ending.cancel():  # else the loop has been set aside in this very thread, or is blocked
             return
     msg = f"{shown(lease.name)} is held in an event loop that does not run now; end its lease while it does"
     raise UsageError(msg)

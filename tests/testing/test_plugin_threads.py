@@ -17,6 +17,7 @@ from fencing_sdk import (
     UsageError,
 )
 from fencing_sdk.sync import connect, current_lease, current_token
+from fencing_sdk.testing import _plugin_leases
 
 pytest_plugins = ["fencing_sdk.testing.plugin"]
 
@@ -118,6 +119,31 @@ async def test_a_lease_of_a_task_ends_from_a_thread_that_works_for_it(faulty_bac
         assert raised.value.reason is reason
 
 
+async def test_a_lease_whose_loop_stands_still_meanwhile_is_refused_and_goes_on(
+    faulty_backend, lock_world, end, monkeypatch
+):
+    import fencing_sdk
+
+    monkeypatch.setattr(_plugin_leases, "_PATIENCE", 0.05)
+    async with fencing_sdk.connect(faulty_backend) as locks:
+        lease = await locks.lock(NAME, ttl=3600).acquire()
+
+        async def inside():
+            end(lease)
+
+        with pytest.raises(UsageError, match="an event loop that does not run now"):
+            lock_world.client("Ada").run(inside)
+        assert await locks.lock(NAME).locked()
+        assert lease.held
+        await lease.release()
+
+
+def test_a_plain_handle_plays_another_holder(faulty_backend):
+    with connect(faulty_backend) as locks:
+        with locks.lock(NAME).acquire(), pytest.raises(LockHeldError):
+            locks.lock(NAME, wait=0).acquire()
+
+
 def test_a_lease_of_a_closed_client_is_refused(faulty_backend, end):
     locks = connect(faulty_backend)
     with locks:
@@ -155,7 +181,7 @@ def test_another_client_holds_the_lock_and_the_wait_takes_virtual_time(lock_worl
             bob.sync_locks.lock(NAME, wait=600).acquire()
         assert lock_world.now > 600
         assert lease.held, "its heartbeat goes on while the body computes"
-        with pytest.raises(UsageError, match="this thread holds lock"):
+        with pytest.raises(UsageError, match="not reentrant; in a test, let another client or a plain handle hold it"):
             ada.sync_locks.lock(NAME).acquire()
     assert lock_world.holder(NAME) is None
     assert bob.acquire(NAME, wait=0).token == 2
