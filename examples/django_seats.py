@@ -2,7 +2,8 @@
 Django: a view and a management command that write under a lock, and a database that refuses the one that comes late.
 
 The fence is checked in the same transaction as the write, on Django's own connection. The row keeps a fence of its own
-besides, which needs no guard. In a project these parts are in settings.py, models.py, views.py and management/commands.
+besides, which checks a write alone and nothing that was read before. In a project these parts are in settings.py,
+models.py, views.py and management/commands.
 
 Run it: uv run python examples/django_seats.py
 """
@@ -29,7 +30,7 @@ from django.http import HttpResponse  # noqa: E402
 from django.test import Client  # noqa: E402
 from django.urls import path  # noqa: E402
 
-from fencing_sdk import StaleTokenError  # noqa: E402
+from fencing_sdk import StaleTokenError, UsageError  # noqa: E402
 from fencing_sdk.guards.sql import SqlGuard  # noqa: E402
 from fencing_sdk.integrations.django import (  # noqa: E402
     FenceField,
@@ -57,7 +58,7 @@ class Seat(models.Model):
 
 
 def book(number: int, passenger: str, token: int) -> None:
-    with transaction.atomic():  # one transaction: check and write
+    with transaction.atomic(durable=True):  # one transaction, inside of the lock: check and write
         guard.admit_sync(own_connection(), f"seats/{number}", token)  # first; may raise StaleTokenError
         Seat.objects.update_or_create(pk=number, defaults={"passenger": passenger})
 
@@ -105,6 +106,12 @@ try:
     write_fenced(Seat.objects.filter(pk=42), token, passenger="Eve")
 except StaleTokenError as error:
     print("the row refuses, without a guard:", error)
+assert Seat.objects.get(pk=42).passenger == "Dan"
+try:
+    with transaction.atomic(), locks.lock("seats/42") as lease:  # as with ATOMIC_REQUESTS: it commits after the lock
+        write_fenced(Seat.objects.filter(pk=42), lease.token, passenger="Eve")
+except UsageError as error:
+    print("a transaction around the lock:", error)
 assert Seat.objects.get(pk=42).passenger == "Dan"
 assert not write_fenced(Seat.objects.filter(pk=7), token, passenger="Eve"), "there is no such seat"
 connection.close()

@@ -20,12 +20,14 @@ _leases: ContextVar[tuple[AnyLease, ...]] = ContextVar("fencing_sdk_leases", def
 class WaitingThread:
     """A thread that uses a client of ``fencing_sdk.sync``, as that client's loop knows it."""
 
-    __slots__ = ("inside", "name", "runs_a_loop")
+    __slots__ = ("in_transactions", "inside", "name", "runs_a_loop")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.inside: list[LeaseState] = []
         """The leases whose blocks it is inside, in whatever context: also those of other coroutines that it runs."""
+        self.in_transactions: tuple[object, ...] = ()
+        """The transactions that are open in it while it waits, as far as they can be seen: see `open_writes.looks`."""
         self.runs_a_loop = False
         """Whether it runs an event loop, which stands still while it waits."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import warnings
 from types import TracebackType
 from typing import Self
 
-from fencing_sdk._engine.lease_state import LeaseState, tell_loss
+from fencing_sdk._engine.lease_state import LeaseState, tell_end
 from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Token
 from fencing_sdk._values.token_wire import token_headers
@@ -144,8 +145,7 @@ class Lease(AnyLease):
     ) -> None:
         self._state.block = None
         await end_block(self, raised)
-        if self._state.lost is not None:
-            tell_loss(self._state, raised)
+        tell_end(self._state, raised)
 
     async def wait_lost(self) -> LossReason | None:
         """Wait until the lease is over; return why it was lost, or None when it was released."""
@@ -172,7 +172,13 @@ class Lease(AnyLease):
 
         Raises:
             LeaseLostError: in the body of a job, whose lock stays taken: the store did not confirm that.
+            UsageError: a transaction is open in which the token was written, and no other error is under way.
         """
+        await self._release()
+        if sys.exception() is None:
+            self._state.refuse_left_open()
+
+    async def _release(self) -> None:
         if self._state.generation != forks.here():
             return
         self._state.check_loop()
@@ -194,7 +200,7 @@ async def end_block(lease: Lease, raised: BaseException | None) -> None:
     """Give a plain handle back at the end of a block, which *raised*. For this package alone."""
     if isinstance(raised, StaleTokenError):
         state_of(lease).report_stale(raised)
-    await lease.release()
+    await lease._release()  # noqa: SLF001  (what the block raised decides what leaves)
 
 
 def state_of(lease: AnyLease) -> LeaseState:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
+from fencing_sdk._current_lease import waiting_thread
 from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
 from fencing_sdk._engine.closing import Closing
 from fencing_sdk._engine.draining import Draining, work_of
@@ -31,6 +32,7 @@ from fencing_sdk._values.client_status import Status
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.loop_owner import loop_of, running_loop
 from fencing_sdk._values.observers import Observers, logger
+from fencing_sdk._values.open_writes import OpenWrites
 from fencing_sdk._values.scopes import scope_class
 from fencing_sdk._values.timing import Timing
 from fencing_sdk._values.unawaited import retrieve
@@ -228,6 +230,8 @@ class Engine:
     ) -> LeaseState:
         deadline = timing.deadline(sent_at)
         lease = LeaseState(name, claim, grant.token, deadline, timing, self._clock, self, grant.permit)
+        if (thread := waiting_thread()) is not None and thread.in_transactions:
+            lease.writes = OpenWrites(thread.in_transactions)
         lease.unanswered_calls = unanswered_calls  # before an observer hears of the lease, and may close the client
         self._heartbeat.add(lease, sent_at)
         if self._report.observed:

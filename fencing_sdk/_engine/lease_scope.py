@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 from fencing_sdk._current_lease import pop, push
 from fencing_sdk._engine.cancellation import PlainScope, paced_scope
-from fencing_sdk._engine.lease_state import tell_loss
+from fencing_sdk._engine.lease_state import tell_end
 from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk.errors import LossReason, UsageError, shown
 
@@ -100,14 +100,14 @@ class LeaseScope:
 
         Raises:
             LeaseLostError: the lease is over and the body raised nothing of its own.
+            UsageError: the body has left a transaction open in which it wrote.
         """
         raised = None if end is None else end.raised
         if end is not None and end.swallowed:
             if end.outer:
                 raise asyncio.CancelledError
             raise self.state.loss(self.state.lost or LossReason.EXPIRED) from None
-        if self.state.lost is not None:
-            tell_loss(self.state, raised)
+        tell_end(self.state, raised)
         if raised is not original and raised is not None:
             raise raised
 

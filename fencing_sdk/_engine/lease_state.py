@@ -29,9 +29,10 @@ from typing import Any, Protocol
 import anyio
 
 from fencing_sdk._values import forks
-from fencing_sdk._values.claim import Claim, Renewal, Revoked, Token
+from fencing_sdk._values.claim import Claim, Renewal, Revoked, Token, remember_in
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.loop_owner import running_loop
+from fencing_sdk._values.open_writes import OpenWrites, late_commit
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, UsageError, shown
 
@@ -84,6 +85,7 @@ class LeaseState:
         "task",
         "timing",
         "unanswered_calls",
+        "writes",
     )
 
     def __init__(  # noqa: PLR0917  (the eight are given by place: an acquisition is not to pay for their names)
@@ -102,6 +104,8 @@ class LeaseState:
         self.number = int(token)
         """The token as a plain number, readable after the end too: for events and errors."""
         self._token: Token | None = None
+        self.writes: OpenWrites | None = None
+        """The open transactions that the token has gone into. None before the token is read."""
         self.permit = permit
         """The number of the permit, where the claim's mode is one."""
         self.timing = timing
@@ -155,7 +159,9 @@ class LeaseState:
         self.check()
         token = self._token
         if token is None:
-            token = self._token = Token(self.number, self.claim.token_holder(self.number))
+            self.writes = self.writes or OpenWrites()
+            token = remember_in(self.writes, Token(self.number, self.claim.token_holder(self.number)))
+            self._token = token
         return token
 
     def resource(self, name: str) -> str:
@@ -207,6 +213,11 @@ class LeaseState:
         return self.held and self.held_for < self.keep_for
 
     @property
+    def left_open(self) -> bool:
+        """Whether a transaction is open now in which the token was written, so that its commit comes later."""
+        return self.writes is not None and self.writes.are_open()
+
+    @property
     def lost_reason(self) -> LossReason | None:
         """
         Why the lease was lost; None while it is held, or when it was released in time.
@@ -248,6 +259,16 @@ class LeaseState:
         elif reason is LossReason.REVOKED:
             detail = self.loss_detail
         return LeaseLostError(self.name, self.number, reason, detail)
+
+    def refuse_left_open(self) -> None:
+        """
+        Do nothing if every transaction in which the token was written has ended.
+
+        Raises:
+            UsageError: one is open.
+        """
+        if self.left_open:
+            raise late_commit(self.name, self.number)
 
     def report_stale(self, error: StaleTokenError) -> None:
         """A guard refused a write made under this lease."""
@@ -377,6 +398,20 @@ def loss_in(refusal: Renewal | Revoked) -> tuple[LossReason, str]:
     if isinstance(refusal, Revoked):
         return LossReason.REVOKED, refusal.reason
     return LossReason.TAKEN_OVER if refusal is Renewal.TAKEN_OVER else LossReason.REFUSED, ""
+
+
+def tell_end(state: LeaseState, raised: BaseException | None) -> None:
+    """
+    Say what was wrong about a block whose lease was given back, and whose body *raised*.
+
+    Raises:
+        LeaseLostError: the lease was lost, and the body raised nothing of its own.
+        UsageError: it has left a transaction open in which it wrote.
+    """
+    if state.lost is not None:
+        tell_loss(state, raised)
+    elif raised is None:
+        state.refuse_left_open()
 
 
 def tell_loss(state: LeaseState, raised: BaseException | None) -> None:

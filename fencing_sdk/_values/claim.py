@@ -17,6 +17,8 @@ from enum import Enum, auto, unique
 from operator import index
 from typing import Self
 
+from fencing_sdk._values.open_writes import OpenWrites
+
 TOKEN_LIMIT = 2**53
 """Tokens stay below this: Lua, JavaScript and JSON compare larger numbers wrongly."""
 
@@ -30,11 +32,27 @@ class Token(int):
     """
 
     holder: str | None
+    _writes: OpenWrites | None = None
 
     def __new__(cls, value: int, holder: str | None = None) -> Self:
         token = super().__new__(cls, index(value))  # int() would read " 34" and Arabic digits, and cut 3.7 to 3
         token.holder = holder
         return token
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int, str | None]]:
+        """Copy and pickle the number and the holder alone: a lease stays in its process."""
+        return type(self), (int(self), self.holder)
+
+
+def remember_in(writes: OpenWrites, token: Token) -> Token:
+    """Have the lease of *token* remember the transactions that it goes into, and return it. For this package alone."""
+    token._writes = writes  # noqa: SLF001  (users have no use for it)
+    return token
+
+
+def writes_of(token: Token) -> OpenWrites | None:
+    """Return what the lease of *token* remembers, if it is a lease of this process. For this package alone."""
+    return token._writes  # noqa: SLF001  (likewise)
 
 
 @functools.lru_cache(maxsize=1024)  # each event of an acquisition asks

@@ -19,13 +19,15 @@ from typing import Any, TypeAlias, cast
 from fencing_sdk._values.extras import imported_from
 
 with imported_from(None, "django"):
+    from django.conf import settings
     from django.db import DEFAULT_DB_ALIAS, connections, models
     from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from fencing_sdk._values.claim import Token
+from fencing_sdk._values.claim import Token, writes_of
+from fencing_sdk._values.open_writes import late_commit, looks
 from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.abc import Guard
-from fencing_sdk.errors import ConfigurationError, StaleTokenError
+from fencing_sdk.errors import ConfigurationError, StaleTokenError, UsageError
 from fencing_sdk.guards.sql._protocols import SyncTransaction
 from fencing_sdk.integrations._blocking import BlockingCheckpoint, sent_target, token_of
 from fencing_sdk.integrations._incoming import WRITES
@@ -121,8 +123,8 @@ class FenceField(models.BigIntegerField):  # type: ignore[misc]  # Django has no
 
         write_fenced(Seat.objects.filter(pk=42), lease.token, passenger="Ada")
 
-    Not promised: that it tells two holders of one token apart, or refuses the old holder before the new one's first
-    write. `SqlGuard` does both.
+    Not promised: that it tells two holders of one token apart, refuses the old holder before the new one's first write,
+    or covers what you read before you write. `SqlGuard` does all three, if it admits first.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -131,7 +133,15 @@ class FenceField(models.BigIntegerField):  # type: ignore[misc]  # Django has no
 
 def write_fenced(row: Any, token: int, **values: object) -> bool:
     """
-    Set *values* of one row by one statement, unless a later token has written it.
+    Set *values* of one row, unless a later token has written it. The statement that writes checks the token.
+
+    Commit before the lock is given back: the next holder reads right afterwards, and a later commit leaves it with the
+    old row. So a transaction that is older than the lease is refused, such as that of ``ATOMIC_REQUESTS`` where the
+    view takes the lock. The order that works is the lock outside and ``transaction.atomic(durable=True)`` inside. A
+    transaction in which a `SqlGuard` has admitted the token may be older. Let it do so before you read the row.
+
+    Not promised: that a token is recognised whose lease is held elsewhere, such as that of a request, or that is a copy
+    of the number. Their transactions are taken as they are.
 
     Args:
         row: A query for the row, of a model that has a `FenceField`: ``Seat.objects.filter(pk=42)``.
@@ -145,16 +155,66 @@ def write_fenced(row: Any, token: int, **values: object) -> bool:
 
     Raises:
         StaleTokenError: a later token has written the row. Nothing was changed.
+        UsageError: there are several such rows, or the commit would come after the lock is given back. Nothing was
+            changed.
         ConfigurationError: *token* is none, or the model has no `FenceField`.
     """
     checked, column = check_token(token), _fence_of(row.model)
-    if row.filter(**{f"{column}__lte": int(checked)}).update(**{column: int(checked)}, **values):
-        return True
-    key, fence = row.values_list("pk", column).first() or (None, None)
-    if fence is None:
+    row = row.using(row.select_for_update().db)  # the database that is written, where a router reads from another
+    keys = list(row.values_list("pk", flat=True)[:2])
+    if len(keys) > 1:
+        msg = f"write_fenced() writes one row, and its query finds several of {row.model.__name__}; filter by the key"
+        raise UsageError(msg)
+    if not keys:
         return False
-    name = f"{row.model._meta.label_lower}/{key}"  # noqa: SLF001  (Django documents it)
+    name = f"{row.model._meta.label_lower}/{keys[0]}"  # noqa: SLF001  (Django documents it)
+    _refuse_older(connections[row.db], checked, name)
+    row = row.filter(pk=keys[0])
+    if row.filter(**{f"{column}__lte": int(checked)}).update(**{column: int(checked)}, **values):
+        _note(connections[row.db], checked)
+        return True
+    fence = row.values_list(column, flat=True).first()
+    if fence is None or int(fence) <= checked:  # it is gone, or what the query asks for was changed meanwhile
+        return False
     raise StaleTokenError(name, int(checked), int(fence))
+
+
+def _refuse_older(connection: Any, token: Token, name: str) -> None:
+    """
+    Refuse a transaction that was open when the lease of *token* was granted, or that no `atomic` ends.
+
+    Raises:
+        UsageError: it is one of these, and has not admitted the token.
+    """
+    writes = writes_of(token)
+    if writes is None or writes.has_admitted(connection.connection):
+        return
+    ends = connection.get_autocommit() or (connection.in_atomic_block and connection.commit_on_exit)
+    if not ends or _outermost(connection) in writes.older:
+        raise late_commit(name, token)
+
+
+def _note(connection: Any, token: Token) -> None:
+    """Have the lease of *token* look for the end of the transaction, where the write was not committed at once."""
+    block, writes = _outermost(connection), writes_of(token)
+    if writes is not None and block is not None:
+        writes.note(connection.connection, lambda: block in connection.atomic_blocks, admitted=False)
+
+
+def _outermost(connection: Any) -> object | None:
+    """Return the outermost `atomic` that is open, but none of those that a `TestCase` puts around a test."""
+    return next((block for block in connection.atomic_blocks if not block._from_testcase), None)  # noqa: SLF001
+
+
+def _in_this_thread() -> tuple[object, ...]:
+    """Return the transactions that are open in this thread."""
+    if not settings.configured:
+        return ()
+    blocks = (_outermost(connection) for connection in connections.all(initialized_only=True))
+    return tuple(block for block in blocks if block is not None)
+
+
+looks.append(_in_this_thread)
 
 
 def _fence_of(model: Any) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +21,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from fencing_sdk._current_lease import pop, push
-from fencing_sdk._engine.lease_state import LeaseState, tell_loss
+from fencing_sdk._engine.lease_state import LeaseState, tell_end
 from fencing_sdk._lease import AnyLease, Lease, end_block, state_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.observers import logger
@@ -86,6 +87,7 @@ class Block:
 
         Raises:
             LeaseLostError: a lease is over, and the body raised nothing of its own.
+            UsageError: it has left a transaction open in which it wrote.
         """
         try:
             if isinstance(self.held, SyncLease):
@@ -107,8 +109,7 @@ class Block:
         _ = lease.lost_reason  # the clock, once more: a body that finished too late was not covered
         self._forget(lease)
         lease._give_back(raised)  # noqa: SLF001
-        if state_of(lease).lost is not None:
-            tell_loss(state_of(lease), raised)
+        tell_end(state_of(lease), raised)
 
     def drop(self, _: object = None) -> None:
         """Give back in the background what is still held, and end the block. Idempotent."""
@@ -286,8 +287,13 @@ class SyncLease(AnyLease):
 
         It raises no `LeaseLostError`, which could hide an error of yours: `lost_reason` tells afterwards whether the
         lock was lost before, also where only this release has found that.
+
+        Raises:
+            UsageError: a transaction is open in which the token was written, and no other error is under way.
         """
         self._give_back(None)
+        if sys.exception() is None:
+            self._state.refuse_left_open()
 
     def _give_back(self, raised: BaseException | None) -> None:
         with contextlib.suppress(ClosedMeanwhileError):  # whatever closed the client has given it back

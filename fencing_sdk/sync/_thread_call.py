@@ -16,6 +16,7 @@ from fencing_sdk._engine.lease_state import tell_loss
 from fencing_sdk._lease import AnyLease, state_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.open_writes import looks
 from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, UsageError, shown
 
 R = TypeVar("R")
@@ -145,6 +146,7 @@ class ThreadCall(Generic[T]):
         self._undoing: asyncio.Task[None] | None = None
         self._thread = this_thread()
         self._thread.runs_a_loop = _get_running_loop() is not None
+        self._thread.in_transactions = tuple(one for look in looks for one in look())
 
     # In the loop.
 

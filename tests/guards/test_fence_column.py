@@ -241,6 +241,19 @@ async def test_what_tells_no_number_of_rows_is_refused(outcome, through):
             await through.seats.written(connection, 42, 33, outcome)
 
 
+async def test_an_update_of_several_rows_is_refused(through, server):
+    """It left out the rows that a later token had written, in silence."""
+    await server.execute("INSERT INTO seats VALUES (43, NULL, 0), (44, NULL, 35)")
+    with pytest.raises(UsageError, match="changed 2 rows"):
+        async with server.connected() as connection, connection.transaction():
+            done = await connection.execute("UPDATE seats SET who = 'Ada', fence = 34 WHERE fence <= 34")
+            await through.seats.written(connection, 42, 34, done)
+    assert await server.value("SELECT count(*) FROM seats WHERE who IS NULL") == 3
+    with closing(sqlite3.connect(through.path)) as connection:
+        with pytest.raises(UsageError, match="changed 2 rows"):
+            through.seats.written_sync(connection, 42, 34, 2)
+
+
 async def test_observers_are_told_about_refusals(through):
     events = []
     through.seats = FenceColumn("seats", key="seat", observers=[events.append])

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import blocking_servers  # noqa: F401  (it configures Django)
 import pytest
+from django.core.handlers.base import BaseHandler
 from django.db import connections, models, transaction
+from django.test import TestCase
 from postgresql_server import PostgresqlServer
 
-from fencing_sdk import StaleTokenError
+from fencing_sdk import StaleTokenError, Token, UsageError
+from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.integrations.django import FenceField, own_connection, write_fenced
+from fencing_sdk.sync import SyncLockClient, connect
 
 pytest_plugins = ["postgresql_fixtures"]
 
@@ -101,3 +107,187 @@ def test_a_row_keeps_its_own_fence(using: str):
         write_fenced(row, 5, passenger="Eve")
     assert passenger(using) == "Ada"
     assert not write_fenced(Seat.objects.using(using).filter(pk=7), 6, passenger="Eve"), "there is no such seat"
+
+
+def test_a_query_of_several_rows_writes_none_of_them(using: str):
+    """Of those whose fence is lower it wrote some, and skipped the others."""
+    seats = Seat.objects.using(using)
+    seats.create(pk=43, passenger="", fence=7)
+    for rows in (seats, seats.filter(passenger=""), seats.filter(pk__in=[42, 43])):
+        for token in (6, 8):
+            with pytest.raises(UsageError, match="finds several of Seat"):
+                write_fenced(rows, token, passenger="Ada")
+    assert set(seats.values_list("passenger", "fence")) == {("", 0), ("", 7)}
+    assert write_fenced(seats.filter(passenger="", fence=7), 8, passenger="Ada"), "one row, found in another way"
+
+
+# The commit and the lock.
+
+
+@pytest.fixture
+def locks() -> Iterator[SyncLockClient]:
+    with connect(MemoryBackend(tokens="counter")) as locks:
+        yield locks
+
+
+def seat(using: str) -> models.QuerySet[Seat]:
+    return Seat.objects.using(using).filter(pk=42)
+
+
+@pytest.fixture(params=["atomic", "durable", "a decorator", "ATOMIC_REQUESTS", "inside of another", "autocommit off"])
+def around(request: pytest.FixtureRequest, using: str) -> Callable[[Callable[[], object]], None]:
+    """A transaction around a function that takes the lock."""
+
+    def run(view: Callable[[], object]) -> None:
+        if request.param == "ATOMIC_REQUESTS":
+            connections.databases[using]["ATOMIC_REQUESTS"] = True
+            BaseHandler().make_view_atomic(view)()
+        elif request.param == "a decorator":
+            transaction.atomic(using=using)(view)()
+        elif request.param == "autocommit off":
+            transaction.set_autocommit(autocommit=False, using=using)
+            try:
+                view()
+                transaction.commit(using=using)
+            finally:
+                transaction.rollback(using=using)
+                transaction.set_autocommit(autocommit=True, using=using)
+        else:
+            with transaction.atomic(using=using, durable=request.param == "durable"):
+                if request.param == "inside of another":
+                    with transaction.atomic(using=using), transaction.atomic(using=using, savepoint=False):
+                        view()
+                else:
+                    view()
+
+    return run
+
+
+def test_a_transaction_around_the_lock_is_refused_before_it_writes(using: str, locks: SyncLockClient, around):
+    refused = []
+
+    def view() -> None:
+        with locks.lock("seats/42") as lease:
+            with pytest.raises(UsageError, match=r"durable=True") as refusal:
+                write_fenced(seat(using), lease.token, passenger="Ada")
+            refused.append(str(refusal.value))
+
+    def view_with_a_handle() -> None:
+        lease = locks.lock("seats/42").acquire()
+        try:
+            write_fenced(seat(using), lease.token, passenger="Ada")
+        finally:
+            lease.release()
+
+    around(view)
+    assert "'seats.seat/42'" in refused[0]
+    with pytest.raises(UsageError, match=r"durable=True"):
+        around(view_with_a_handle)
+    assert passenger(using) == ""
+
+
+def test_a_transaction_around_the_lock_that_admits_the_token_first_may_write(using: str, locks: SyncLockClient, around):
+    guard = SqlGuard()
+
+    def view() -> None:
+        with locks.lock("seats/42") as lease:
+            guard.admit_sync(own_connection(using), "seats/42", lease.token)
+            assert write_fenced(seat(using), lease.token, passenger="Ada")
+
+    around(view)
+    assert passenger(using) == "Ada"
+
+
+def test_a_transaction_around_the_lock_with_a_token_from_elsewhere_may_write(using: str, locks: SyncLockClient, around):
+    """As with the token of a request: its caller holds the lock until the answer, which comes after the commit."""
+
+    def view() -> None:
+        with locks.lock("seats/42") as lease:
+            assert write_fenced(seat(using), Token(int(lease.token), lease.holder), passenger="Ada")
+
+    around(view)
+    assert passenger(using) == "Ada"
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_transaction_inside_of_the_lock_may_write(using: str, locks: SyncLockClient, durable: bool):
+    with locks.lock("seats/42") as lease:
+        for name in ("Ada", "Bob"):
+            with transaction.atomic(using=using, durable=durable):
+                assert write_fenced(seat(using), lease.token, passenger=name)
+        assert write_fenced(seat(using), lease.token, passenger="Cid"), "without a transaction"
+    assert passenger(using) == "Cid"
+
+
+def test_a_view_without_the_transaction_of_requests_has_the_lock_outside(using: str, locks: SyncLockClient):
+    connections.databases[using]["ATOMIC_REQUESTS"] = True
+
+    @transaction.non_atomic_requests(using)
+    def view() -> None:
+        with locks.lock("seats/42") as lease, transaction.atomic(using=using, durable=True):
+            assert write_fenced(seat(using), lease.token, passenger="Ada")
+
+    BaseHandler().make_view_atomic(view)()
+    assert passenger(using) == "Ada"
+
+
+def test_a_lock_that_is_given_back_inside_of_its_transaction_is_refused(using: str, locks: SyncLockClient):
+    """The transaction is not older than the lease, and is committed too late nevertheless."""
+    with pytest.raises(UsageError, match=r"durable=True"), contextlib.ExitStack() as request:
+        with locks.lock("seats/42") as lease:
+            request.enter_context(transaction.atomic(using=using))
+            assert write_fenced(seat(using), lease.token, passenger="Ada")
+    assert passenger(using) == ""
+
+
+def test_the_transaction_around_a_test_of_django_is_no_transaction_of_the_code(using: str, locks: SyncLockClient):
+    """`TestCase` rolls it back. What is refused without it is refused with it, and nothing else."""
+
+    class Around(TestCase):
+        databases = {using}  # noqa: RUF012  (as Django has it)
+
+    atomics = Around._enter_atomics()
+    try:
+        with locks.lock("seats/42") as lease:
+            assert write_fenced(seat(using), lease.token, passenger="Ada")
+            with transaction.atomic(using=using, durable=True):
+                assert write_fenced(seat(using), lease.token, passenger="Bob")
+        with transaction.atomic(using=using), locks.lock("seats/42") as lease:
+            with pytest.raises(UsageError, match=r"durable=True"):
+                write_fenced(seat(using), lease.token, passenger="Cid")
+    finally:
+        Around._rollback_atomics(atomics)
+    assert passenger(using) == ""
+
+
+def test_of_two_requests_at_once_one_gets_the_seat(using: str, locks: SyncLockClient):
+    """The first one's commit comes when the second one has read the row: both were told that they had the seat."""
+    answers: dict[str, str] = {}
+    has_read = threading.Event()
+
+    def book(name: str) -> None:
+        with locks.lock("seats/42") as lease:
+            free = not passenger(using)
+            if name == "Bob":
+                has_read.set()
+            answers[name] = "taken"
+            if free:
+                write_fenced(seat(using), lease.token, passenger=name)
+                answers[name] = "booked"
+
+    def second() -> None:
+        try:
+            book("Bob")
+        finally:
+            connections[using].close()
+
+    bob = threading.Thread(target=second)
+    with contextlib.suppress(UsageError), transaction.atomic(using=using):
+        book("Ada")
+        bob.start()
+        has_read.wait(60)
+    if bob.ident is None:
+        bob.start()
+    bob.join(60)
+    assert answers == {"Ada": "taken", "Bob": "booked"}
+    assert passenger(using) == "Bob"

@@ -62,7 +62,7 @@ class SqlGuard(Uncopied):
     If a transaction has read before, the database may refuse it, because what it read is
     outdated: "database is locked" on SQLite, SQLSTATE 40001 at PostgreSQL's levels REPEATABLE READ
     and SERIALIZABLE. Roll back and try again. A rollback also undoes the fence, and so does a
-    rollback to an earlier savepoint.
+    rollback to an earlier savepoint. Read after `admit` what you decide by: what was read before may be outdated.
 
     The guard raises errors of the database unchanged. Not promised: anything about writes to this data
     that do not admit, or that go to another database than *connect*.
@@ -143,7 +143,7 @@ class SqlGuard(Uncopied):
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         with self._reports.of_refusals(checked):
-            await perform(transaction, lambda opened: self._of(opened).admit(opened, resource, checked))
+            await perform(transaction, lambda opened: self._admit(opened, resource, checked))
 
     def admit_sync(self, transaction: SyncTransaction, resource: str, token: int) -> None:
         """
@@ -154,7 +154,7 @@ class SqlGuard(Uncopied):
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         with self._reports.of_refusals(checked):
-            perform_sync(transaction, lambda opened: self._of(opened).admit(opened, resource, checked))
+            perform_sync(transaction, lambda opened: self._admit(opened, resource, checked))
 
     async def admit_all(self, transaction: AsyncTransaction | SyncTransaction, tokens: Mapping[str, int]) -> None:
         """
@@ -175,7 +175,7 @@ class SqlGuard(Uncopied):
         """
         checked = check_tokens(tokens)
         with self._reports.of_refusals(checked):
-            await perform(transaction, lambda opened: self._of(opened).admit_all(opened, checked))
+            await perform(transaction, lambda opened: self._admit_all(opened, checked))
 
     def admit_all_sync(self, transaction: SyncTransaction, tokens: Mapping[str, int]) -> None:
         """
@@ -186,7 +186,7 @@ class SqlGuard(Uncopied):
         """
         checked = check_tokens(tokens)
         with self._reports.of_refusals(checked):
-            perform_sync(transaction, lambda opened: self._of(opened).admit_all(opened, checked))
+            perform_sync(transaction, lambda opened: self._admit_all(opened, checked))
 
     async def raise_to(self, resource: str, token: int) -> None:
         """
@@ -248,6 +248,15 @@ class SqlGuard(Uncopied):
         """
         resource = check_name(resource, parameter="resource")
         return await self._database.run(lambda opened: self._of(opened).highest(opened, resource))
+
+    def _admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]:
+        yield from self._of(transaction).admit(transaction, resource, token)
+        transaction.note(token, admitted=True)
+
+    def _admit_all(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
+        yield from self._of(transaction).admit_all(transaction, tokens)
+        for token in tokens.values():
+            transaction.note(token, admitted=True)
 
     def _of(self, transaction: Transaction) -> _FenceTable:
         return self._fences[transaction.dialect]

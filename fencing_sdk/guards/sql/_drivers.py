@@ -14,8 +14,8 @@ from typing import Protocol, TypeGuard, cast
 from fencing_sdk.guards.sql._protocols import AsyncpgConnection
 from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row
 
-_IDLE = 0
-"""psycopg's `TransactionStatus.IDLE`: connected, and no transaction is open."""
+_NOT_OPEN = {0, 4}
+"""psycopg's `TransactionStatus.IDLE`: connected, and no transaction is open; and UNKNOWN: not connected."""
 
 
 class _Info(Protocol):
@@ -90,7 +90,12 @@ def begun_by(connection: AsyncpgConnection | _PsycopgConnection) -> Callable[[],
     """Return a callable that tells whether *connection*, of either driver, is in a transaction."""
     if is_asyncpg(connection):
         return connection.is_in_transaction
-    return lambda: cast("_PsycopgConnection", connection).info.transaction_status != _IDLE
+    return lambda: cast("_PsycopgConnection", connection).info.transaction_status not in _NOT_OPEN
+
+
+def is_pooled(connection: object) -> bool:
+    """Return whether this is a connection of psycopg's pool, which others use later. asyncpg's pool makes proxies."""
+    return getattr(connection, "_pool", None) is not None
 
 
 def fetch_from_asyncpg(connection: AsyncpgConnection) -> AsyncFetch:

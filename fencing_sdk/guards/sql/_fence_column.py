@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
-from fencing_sdk._values.claim import Token
+from fencing_sdk._values.claim import Token, writes_of
 from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.events import Observer
@@ -46,9 +46,12 @@ class FenceColumn:
     The statement needs both parts: without the condition a stale write gets in, and without the
     assignment the next stale write does.
 
+    Commit before the lock is given back, because the check covers the write and nothing that you read before. The
+    lock is outside and the transaction inside. The end of the lock's block refuses a transaction that is open there.
+
     Not promised: that it distinguishes two holders of the same token (the column keeps no holder), and that
     it refuses an old holder before the new one's first write. For that, write the token alone before you read:
-    ``UPDATE seats SET fence = :token WHERE seat = :seat AND fence <= :token``.
+    ``UPDATE seats SET fence = :token WHERE seat = :seat AND fence <= :token``. Or use `SqlGuard`.
 
     Args:
         table: The table, ``"name"`` or ``"schema.name"``, as the database spells it.
@@ -79,15 +82,18 @@ class FenceColumn:
         False means that the row is missing, or that another condition of your statement excluded it. On
         PostgreSQL the first call also does what `check` does.
 
+        Commit before the lock is given back. The end of its block raises `UsageError` if the transaction is still open
+        there, unless a `SqlGuard` has admitted the token in it before.
+
         Raises:
             StaleTokenError: nothing was changed, because the row has seen a later token.
-            UsageError: *transaction* is no transaction, *outcome* is no outcome, the fence of the row is NULL,
-                or its column is too narrow for a token.
+            UsageError: *transaction* is no transaction, *outcome* is no outcome or of several rows, the fence of the
+                row is NULL, or its column is too narrow for a token. Roll back.
             UnsupportedError: the database is neither SQLite nor PostgreSQL.
             ConfigurationError: *token* is not one.
         """
         checked, count = check_token(token), _count(outcome)
-        if count and self._wide_enough:
+        if count and self._wide_enough and writes_of(checked) is None:
             return True
         with self._reports.of_refusals(checked):
             return await perform(transaction, lambda opened: self._written(opened, key, checked, count))
@@ -100,7 +106,7 @@ class FenceColumn:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `written`.
         """
         checked, count = check_token(token), _count(outcome)
-        if count and self._wide_enough:
+        if count and self._wide_enough and writes_of(checked) is None:
             return True
         with self._reports.of_refusals(checked):
             return perform_sync(transaction, lambda opened: self._written(opened, key, checked, count))
@@ -136,7 +142,10 @@ class FenceColumn:
     def _written(self, transaction: Transaction, key: object, token: Token, count: int) -> Steps[bool]:
         if not self._wide_enough:
             yield from self._check(transaction)
-        return True if count else (yield from self._why(transaction, key, token))
+        if not count:
+            return (yield from self._why(transaction, key, token))
+        transaction.note(token, admitted=False)
+        return True
 
     def _why(self, transaction: Transaction, key: object, token: Token) -> Steps[bool]:
         """
@@ -161,7 +170,7 @@ def _count(outcome: object) -> int:
     Return the number of rows in *outcome*.
 
     Raises:
-        UsageError: it has no number.
+        UsageError: it has no number, or there are several.
     """
     count: object = outcome
     if isinstance(outcome, HasRowCount):
@@ -171,6 +180,9 @@ def _count(outcome: object) -> int:
     elif isinstance(outcome, Sequence):
         count = len(outcome)
     if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
+        if count > 1:
+            msg = f"the UPDATE has changed {count} rows, and a fence is checked for one at a time; roll back"
+            raise UsageError(msg)
         return count
     msg = f"outcome must be what the driver returned for the UPDATE: a cursor, 'UPDATE 1', rows; not {shown(outcome)}"
     raise UsageError(msg)

@@ -13,6 +13,16 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeAlias
 
 
+class SqliteDriverConnection(Protocol):
+    """The state that `sqlite3.Connection` and `aiosqlite.Connection` tell in any thread."""
+
+    @property
+    def in_transaction(self) -> bool: ...
+
+    @property
+    def isolation_level(self) -> str | None: ...
+
+
 class AsyncpgConnection(Protocol):
     """The part of `asyncpg.Connection` that a guard uses. The proxy that a pool hands out has it, too."""
 
@@ -75,6 +85,19 @@ class AlchemyPooled(Protocol):
 
     @property
     def dbapi_connection(self) -> object: ...
+
+
+class AlchemyTransaction(Protocol):
+    """A `sqlalchemy.RootTransaction`, or the `SessionTransaction` of a session."""
+
+    @property
+    def is_active(self) -> bool: ...
+
+
+class HasTransaction(Protocol):
+    """A connection or session of SQLAlchemy, as what its transaction is asked of."""
+
+    def get_transaction(self) -> AlchemyTransaction | None: ...
 
 
 class AlchemyConnection(Protocol):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from fencing_sdk._values.claim import Token
 from fencing_sdk.errors import UsageError
 from fencing_sdk.guards._verdict import refusal
 from fencing_sdk.guards.sql._identifiers import quoted
+from fencing_sdk.guards.sql._protocols import SqliteDriverConnection
 from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
 from fencing_sdk.guards.sql._token_width import stored_fence
 
@@ -135,16 +136,6 @@ class SqliteFences:
         # Not before the first try: a read that looks for the table may make the write after it fail as outdated.
         yield self._statements.ddl, ()
         return (yield statement, parameters)
-
-
-class SqliteDriverConnection(Protocol):
-    """The state that `sqlite3.Connection` and `aiosqlite.Connection` tell in any thread."""
-
-    @property
-    def in_transaction(self) -> bool: ...
-
-    @property
-    def isolation_level(self) -> str | None: ...
 
 
 def refuse_autocommit(driver: SqliteDriverConnection) -> None:

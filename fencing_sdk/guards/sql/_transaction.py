@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TypeGuard, TypeVar, cast
 
+from fencing_sdk._values.claim import Token, writes_of
 from fencing_sdk.errors import UnsupportedError, UsageError
 from fencing_sdk.guards.sql._drivers import (
     begun_by,
@@ -19,12 +20,19 @@ from fencing_sdk.guards.sql._drivers import (
     fetch_from_psycopg,
     fetch_from_psycopg_awaiting,
     is_asyncpg,
+    is_pooled,
     is_psycopg,
     own_connection,
     tells_status,
 )
 from fencing_sdk.guards.sql._identifiers import POSTGRESQL, SQLITE
-from fencing_sdk.guards.sql._protocols import AlchemyAsync, AlchemyConnection, AlchemySession
+from fencing_sdk.guards.sql._protocols import (
+    AlchemyAsync,
+    AlchemyConnection,
+    AlchemySession,
+    HasTransaction,
+    SqliteDriverConnection,
+)
 from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row, Steps, run_steps, run_steps_async
 
 T = TypeVar("T")
@@ -33,7 +41,7 @@ T = TypeVar("T")
 class Transaction:
     """A transaction of the caller. This class never begins, commits or rolls back."""
 
-    __slots__ = ("awaiting", "begins", "begun", "dialect", "driver", "fetching", "placeholder")
+    __slots__ = ("_alchemy", "awaiting", "begins", "begun", "dialect", "driver", "fetching", "placeholder")
 
     dialect: str
     """SQLAlchemy's name of the dialect."""
@@ -58,6 +66,7 @@ class Transaction:
             UnsupportedError: SqlGuard does not support its database or its driver.
         """
         self.fetching, self.awaiting, self.placeholder = None, None, "%s"
+        self._alchemy: HasTransaction | None = None
         if is_asyncpg(transaction):
             self.dialect, self.driver, self.begins = POSTGRESQL, own_connection(transaction), False
             self.awaiting, self.placeholder = fetch_from_asyncpg(transaction), "$1"
@@ -74,6 +83,28 @@ class Transaction:
                 self.fetching = fetch_from_psycopg(transaction)
         else:
             self._recognise_alchemy(_alchemy_connection(transaction))
+            self._alchemy = cast("HasTransaction", transaction() if callable(transaction) else transaction)
+
+    def note(self, token: Token, *, admitted: bool) -> None:
+        """
+        Have the lease of *token*, if it is one of this process, look for the end of this transaction.
+
+        *admitted*: the fence of the token is locked until then.
+        """
+        writes, hidden = writes_of(token), is_pooled(self.driver)  # then it may be open later for another caller
+        if writes is not None and (admitted or not hidden) and self.is_open():  # else the driver has committed at once
+            # SQLAlchemy's own: that of a session may end before that of its connection.
+            end = None if self._alchemy is None else self._alchemy.get_transaction()
+            writes.note(self.driver, self.is_open if end is None else lambda: end.is_active, admitted=admitted)
+
+    def is_open(self) -> bool:
+        """Whether a transaction is open on the connection now."""
+        try:
+            if self.dialect == SQLITE:
+                return cast("SqliteDriverConnection", self.driver).in_transaction
+            return self.begun()
+        except Exception:  # noqa: BLE001  (of any driver: the connection was closed, or a pool took it back)
+            return False
 
     def _recognise_alchemy(self, alchemy: AlchemyConnection) -> None:
         self.dialect = alchemy.dialect.name
