@@ -15,13 +15,11 @@ from typing import TypedDict, cast
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._engine.terms import Backoff
 from fencing_sdk._values.clock import BootClock, Clock
+from fencing_sdk._values.holder_facts import METADATA_LIMIT
 from fencing_sdk._values.names import check_name
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk.abc import Backend, Guard, SupportsShares
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
-
-METADATA_LIMIT = 1024
-"""Characters of metadata a store keeps beside a grant."""
 
 Fence = Guard | tuple[Guard, str]
 """A guard whose resource is named like the lock, or a guard and the name of its resource."""

@@ -42,7 +42,7 @@ from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, UsageError
 from fencing_sdk.events import Observer
 from fencing_sdk.recipes.drain_signals import DrainOnSignals, check_signals
-from fencing_sdk.recipes.election import Election, as_leader, this_process
+from fencing_sdk.recipes.election import Election, as_leader
 from fencing_sdk.recipes.jobs import AtLeastOn, JobFunction, Jobs
 from fencing_sdk.recipes.multilock import MultiLock, check_names
 
@@ -74,6 +74,9 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
         drain: Seconds for which closing the client lets bodies go on, as `drain` does. None ends them at once.
 
+        metadata: The metadata of every lock that has none of its own. The default is a JSON object: host, process id
+            and the name of the program without its arguments. ``""`` stores nothing.
+
     Raises:
         ConfigurationError: an argument cannot work.
         UnsupportedError: gevent or eventlet has replaced the threads of this process.
@@ -89,6 +92,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         clock: Clock | None = None,
         watch_stalls: bool = True,
         drain: Seconds | None = None,
+        metadata: str | None = None,
     ) -> None:
         check_threads_are_real()
         check_backend(backend)
@@ -99,6 +103,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         self._clock = check_clock(clock)
         self._watch_stalls = check_flag(watch_stalls, "watch_stalls")
         self._drain = None if drain is None else seconds(drain, "drain")
+        self._metadata = check_metadata(metadata)
         self._engine: Engine | None = None
 
     def __repr__(self) -> str:
@@ -189,7 +194,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
             backoff: A tenacity wait strategy, for stores that cannot wake a waiter.
 
-            metadata: A text that `inspect` shows to others. Not a place for secrets.
+            metadata: A text that `inspect` shows to others instead of the client's. Not a place for secrets.
 
         Raises:
             ConfigurationError: an argument is out of range, or the times do not fit together.
@@ -205,7 +210,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         store_name = in_namespace(self._namespace, name) if self._namespace else name
         wait = None if wait is None else patience(wait)
         backoff = backoff if backoff is DEFAULT_BACKOFF else check_backoff(backoff)
-        metadata = None if metadata is None else check_metadata(metadata)
+        metadata = self._metadata if metadata is None else check_metadata(metadata)
         terms = Terms(name, store_name, timing, wait, backoff, metadata)
         return Lock(self._opened, terms, fences if fences is NO_FENCES else check_fences(fences))
 
@@ -278,7 +283,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
             **options: As for `lock`, but without ``wait``: a candidate waits until it leads. ``drain`` is the number
                 of seconds for which the body may go on when the client drains. 0, the default, cancels it at once;
-                the lock is given back when it has ended. ``metadata`` is the host and process id by default.
+                the lock is given back when it has ended.
 
         Raises:
             ConfigurationError: an option cannot work.
@@ -290,7 +295,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         given, led = cast("LockOptions", options), name_for("election", name)
 
         def lock() -> Lock:
-            return self.lock(led, **(LockOptions(metadata=this_process()) | given))  # at each loop: forks differ
+            return self.lock(led, **given)
 
         return Election(lock, self._opened, functools.partial(self.inspect, name), drain, self._elections)
 
@@ -408,7 +413,9 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             BackendError, StaleTokenError, UsageError, DrainingError: when called, as `Lock.acquire`: the function was
                 not called.
         """
-        return Jobs(self.lock, self._observers, self._clock).decorator(name, at_least_for, at_least_on, options)
+        return Jobs(self.lock, self._observers, self._clock, self._metadata).decorator(
+            name, at_least_for, at_least_on, options
+        )
 
     async def inspect(self, name: str) -> Holder | None:
         """

@@ -27,6 +27,7 @@ def connect(
     clock: Clock | None = None,
     watch_stalls: bool = True,
     drain: Seconds | None = None,
+    metadata: str | None = None,
     **options: object,
 ) -> LockClient:
     """
@@ -51,6 +52,8 @@ def connect(
             a heartbeat is overdue.
 
         drain: Seconds for which closing the client lets bodies go on: for the lifespan of an application.
+
+        metadata: The metadata of every lock that has none of its own: see `LockClient`. Not a place for secrets.
 
         **options: Options of the backend, as they may also stand in the URL's query.
 
@@ -83,6 +86,7 @@ def connect(
         clock=clock,
         watch_stalls=watch_stalls,
         drain=drain,
+        metadata=metadata,
     )
 
 

@@ -9,6 +9,7 @@ import tenacity
 
 from fencing_sdk._lease import AnyLease
 from fencing_sdk._values.claim import LOCK, Claim, Mode
+from fencing_sdk._values.holder_facts import metadata_of
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Guard
 
@@ -31,6 +32,7 @@ class Terms(NamedTuple):
     wait: float | None
     backoff: Backoff
     metadata: str | None = None
+    """What others see beside the grant; None for the facts about this process."""
     fences: Sequence[tuple[Guard, str]] = ()
     """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
     mode: Mode = LOCK
@@ -41,7 +43,7 @@ class Terms(NamedTuple):
 
     def claim(self) -> Claim:
         """A new claim, with an owner of its own."""
-        return Claim(self.store_name, self.timing.ttl, None, self.metadata, self.mode)
+        return Claim(self.store_name, self.timing.ttl, None, metadata_of(self.metadata) or None, self.mode)
 
     def limit(self, started: float, sent_at: float) -> float:
         """Seconds that a request may take, of an acquisition that *started* then."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
 from fencing_sdk._values.claim import Holder, Waiting
+from fencing_sdk._values.holder_facts import read_facts
 from fencing_sdk._values.token_wire import ENV_URL
 from fencing_sdk.cli._streams import say
 from fencing_sdk.cli.run import Exit, default_url
@@ -89,6 +90,7 @@ def as_fields(held: Holder | Waiting) -> dict[str, object]:
         "held_for": held.held_for,
         "waiters": held.waiters,
         "metadata": held.metadata,
+        "kept_until": read_facts(held).kept_until,
     }
 
 

@@ -25,6 +25,7 @@ from rich.text import Text
 from fencing_sdk._client import LockClient
 from fencing_sdk._client_operating import check_reason, check_token
 from fencing_sdk._values.claim import Holder, Waiting
+from fencing_sdk._values.holder_facts import read_facts
 from fencing_sdk.cli._operator_views import as_fields, at_a_terminal, look, mode_of, readable, span
 from fencing_sdk.cli._streams import Output, say, write_out
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
@@ -86,7 +87,7 @@ def _print_table(rows: Sequence[Holder], output: Output) -> None:
 def _cells(row: Holder) -> Sequence[str]:
     name = readable(row.name) + ("" if row.mode.word == "lock" else f" ({mode_of(row)})")
     waiting = "-" if row.waiters is None else str(row.waiters)
-    held, left, metadata = span(row.held_for), span(row.remaining), readable(row.metadata or "")
+    held, left, metadata = span(row.held_for), span(row.remaining), readable(read_facts(row).summary)
     return name, row.holder, str(row.token), held, left, waiting, metadata
 
 
@@ -158,8 +159,11 @@ def _facts(holder: Holder) -> Table:
     facts.add_row("holder", holder.holder)
     facts.add_row("token", str(holder.token))
     facts.add_row("held for", span(holder.held_for))
-    facts.add_row("time left", f"{span(holder.remaining)} without a renewal")
-    facts.add_row("metadata", Text(readable(holder.metadata or "-")))
+    said = read_facts(holder)
+    facts.add_row("time left", span(holder.remaining) + ("" if said.kept_until else " without a renewal"))
+    if said.state:
+        facts.add_row("state", said.state)
+    facts.add_row("metadata", Text(said.who or readable(said.text or "-")))
     return facts
 
 
@@ -168,8 +172,8 @@ def _queue(line: Sequence[Waiting]) -> Table:
     queue.add_column(style="dim", no_wrap=True)
     queue.add_column(overflow="fold")
     for place, waiter in enumerate(line, start=1):
-        about = f"{waiter.holder}  {mode_of(waiter)}  for {span(waiter.waiting_for)}  {readable(waiter.metadata or '')}"
-        queue.add_row(f"waiter {place}", Text(about.rstrip()))
+        about = f"{waiter.holder}  {mode_of(waiter)}  for {span(waiter.waiting_for)}"
+        queue.add_row(f"waiter {place}", Text(f"{about}  {readable(read_facts(waiter).summary)}".rstrip()))
     return queue
 
 
@@ -235,7 +239,8 @@ def _confirmed(output: Output, victim: Holder, line: Sequence[Waiting] | None, r
     output.print(Text(readable(victim.name), style="bold"))
     output.print(_facts(victim))
     output.print()
-    output.print(Text(f"The holder's work is cancelled with: revoked: {reason}"))
+    if not read_facts(victim).kept_until:
+        output.print(Text(f"The holder's work is cancelled with: revoked: {reason}"))
     output.print("Guards refuse its token as soon as a later holder has written.")
     following = (
         "The lock is free then." if not line else f"The next holder is {line[0].holder}, of {len(line)} who wait."

@@ -28,6 +28,8 @@ from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder, Token
 from fencing_sdk._values.clock import BootClock, wall_seconds
+from fencing_sdk._values.holder_facts import NOTHING_KNOWN, facts_about_command, read_facts, say_kept
+from fencing_sdk._values.timing import DEFAULT_TTL, seconds
 from fencing_sdk._values.token_wire import (
     ENV_AROUND,
     ENV_DEADLINE,
@@ -50,7 +52,7 @@ from fencing_sdk.errors import (
     LossReason,
     shown,
 )
-from fencing_sdk.recipes.jobs import keep, say_parked
+from fencing_sdk.recipes.jobs import keep
 
 _DEATH_SIGNAL = {"term": signal.SIGTERM, "kill": signal.SIGKILL, "warn": 0}
 _SIGNALLED = 128
@@ -101,10 +103,12 @@ def run_job(job: Job, lock_name: str, *, url: str | None, **options: Unpack[Lock
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         say(f"no folder for the locks ({error}); nothing was run, set {ENV_URL} or XDG_STATE_HOME")
         return Exit.UNAVAILABLE
-    if options.get("metadata") is None:
-        options["metadata"] = job.description()
+    metadata = options.get("metadata")
+    if metadata is None:
+        metadata = facts_about_command(job.program)
     if job.at_least:
-        options["metadata"] = say_parked(options["metadata"], job.at_least)
+        metadata = say_kept(metadata, job.at_least, seconds(options.get("ttl", DEFAULT_TTL), "ttl"))
+    options["metadata"] = metadata
     return asyncio.run(supervise(job, lock_name, url=url, **options))
 
 
@@ -161,8 +165,10 @@ async def _holder(locks: LockClient, name: str) -> Holder | None:
 
 def _taken(error: AcquireError, holder: Holder | None) -> str:
     patience = "" if isinstance(error, LockHeldError) else f" for {error.waited:.3g} s"
-    about = f": {shown(holder.metadata)}" if holder is not None and holder.metadata else ""
-    return f"lock {shown(error.name)} was held by another holder{patience}, nothing was run{about}"
+    lock, facts = f"lock {shown(error.name)}", NOTHING_KNOWN if holder is None else read_facts(holder)
+    about = f": {shown(facts.text)}" if facts.text and not facts.who else ""
+    who, state = facts.who or "another holder", f"; {facts.state}" if facts.state else ""
+    return f"{lock} was held by {who}{patience}, nothing was run{state}{about}"
 
 
 class Supervision:

@@ -27,6 +27,7 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._client_operating import PAGE
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.holder_facts import read_facts
 from fencing_sdk.cli._operator_views import at_a_terminal, look, mode_of, readable, span
 from fencing_sdk.cli._output import check_output
 from fencing_sdk.cli._screen import draw_screen
@@ -155,7 +156,7 @@ class Screen:
         room = max(height - 5, 1)
         more = len(rows) - room
         end = Text(f"... and {more} more" if more > 0 else "", style="dim")
-        return Group(self._totals(seen), Text(), self._table(rows[:room], bars=width >= _WIDE), end)
+        return Group(self._totals(seen), Text(), self._table(rows[:room], width), end)
 
     def _note(self, seen: Glance) -> None:
         tokens = {(holder.name, holder.permit): holder.token for holder in seen.holders}
@@ -178,18 +179,21 @@ class Screen:
         text.append(f"store {seen.took * 1000:.1f} ms a look   {seen.calls / self.every:.1f} calls/s   ", style="dim")
         return text.append(f"{readable(self.pattern)}   every {self.every:g} s   q quits", style="dim")
 
-    def _table(self, rows: list[Holder], *, bars: bool) -> Table:
+    def _table(self, rows: list[Holder], width: int) -> Table:
+        bars = width >= _WIDE
         table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
         table.add_column("NAME", no_wrap=True, overflow="ellipsis", ratio=3)
-        table.add_column("HOLDER", no_wrap=True)
+        table.add_column("HOLDER", no_wrap=True, overflow="ellipsis", max_width=max(width // 4 - 2, 8))
         for heading in ("HELD", "WAIT", "LEFT"):
             table.add_column(heading, no_wrap=True, justify="right")
         if bars:
             table.add_column("", width=_BAR)
         for row in rows:
+            said = read_facts(row)
             name = readable(row.name) + ("" if row.mode.word == "lock" else f" ({mode_of(row)})")
+            who = Text("kept, nothing runs" if said.kept_until else said.who or readable(said.text) or row.holder)
             waiting = "-" if row.waiters is None else str(row.waiters)
             longest = max(self._longest.get(row.name, 0.0), row.remaining, 0.001)
             bar = [ProgressBar(total=longest, completed=max(row.remaining, 0.0), width=_BAR)] if bars else []
-            table.add_row(Text(name), row.holder, span(row.held_for), waiting, span(row.remaining), *bar)
+            table.add_row(Text(name), who, span(row.held_for), waiting, span(row.remaining), *bar)
         return table

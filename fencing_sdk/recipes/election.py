@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextvars import Context
 from enum import StrEnum, unique
@@ -122,7 +120,7 @@ class Election(Uncopied):
         """
         Tell who leads, here or elsewhere, or None. An answer may be outdated when it arrives.
 
-        ``leader.metadata`` is the ``metadata=`` of the leader's election: its host and process id by default.
+        ``leader.metadata`` is the ``metadata=`` of the leader's election, or of its client.
 
         Raises:
             BackendError: the store did not answer, or refused.
@@ -239,8 +237,3 @@ def as_leader(
         return None
 
     return elected
-
-
-def this_process() -> str:
-    """Name this process to others: its host and its process id."""
-    return f"{socket.gethostname()}:{os.getpid()}"

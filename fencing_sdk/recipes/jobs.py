@@ -21,18 +21,18 @@ import functools
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
-from fencing_sdk._arguments import METADATA_LIMIT, LockOptions
+from fencing_sdk._arguments import LockOptions
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import template_for_tasks
-from fencing_sdk._values.clock import Clock, wall_seconds
+from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.holder_facts import metadata_of, say_kept
 from fencing_sdk._values.names import check_name, name_for
 from fencing_sdk._values.observers import Observers
-from fencing_sdk._values.timing import MAX_TTL, Seconds, seconds
+from fencing_sdk._values.timing import DEFAULT_TTL, MAX_TTL, Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, LeaseLostError, LockHeldError, shown
 from fencing_sdk.events import JobEnded, JobOutcome
 
@@ -87,8 +87,11 @@ JobFunction: TypeAlias = Callable[P, Coroutine[Any, Any, Ran[R] | Skipped]]
 class Jobs:
     """Decorates functions with locks of one client."""
 
-    def __init__(self, make_lock: Callable[..., Lock], observers: Observers, clock: Clock) -> None:
+    def __init__(
+        self, make_lock: Callable[..., Lock], observers: Observers, clock: Clock, metadata: str | None
+    ) -> None:
         self._make_lock = make_lock
+        self._metadata = metadata
         self._observers = observers
         self._clock = clock
 
@@ -110,13 +113,15 @@ class Jobs:
             msg = "a job takes no wait: a call that waited for another run would do the work of one tick twice"
             raise ConfigurationError(msg)
         self._make_lock("checked-when-decorated", **options)
+        ttl = seconds(options.get("ttl", DEFAULT_TTL), "ttl")
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> JobFunction[P, R]:
             template = template_for_tasks(name, function, "job")
 
             @functools.wraps(function)
             async def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
-                described = options | {"metadata": say_parked(options.get("metadata"), least)}
+                metadata = say_kept(metadata_of(options.get("metadata"), self._metadata), least, ttl)
+                described = options | {"metadata": metadata}
                 lock = self._make_lock(name_for("job", template.fill(args, kwargs)), wait=0, **described)
                 call = _JobCall(self._observers, self._clock, lock.name, least, at_least_on)
                 return await call.run(lock, functools.partial(function, *args, **kwargs))
@@ -240,18 +245,6 @@ async def keep(state: LeaseState, at_least_for: float, *, within: float | None =
     """
     if state.held and state.held_for < at_least_for:
         await state.keeper.park(state, at_least_for, within)
-
-
-def say_parked(metadata: str | None, at_least_for: float) -> str:
-    """
-    Return the *metadata* of a run that begins now, which say until when its lock is parked after it.
-
-    No store is asked to write at the end of a run, so a look-up cannot tell a run from a lock that is parked behind it.
-    The time is that of this host's wall clock.
-    """
-    until = datetime.fromtimestamp(wall_seconds() + at_least_for, UTC).isoformat(timespec="seconds")
-    note = f"when its run has ended, parked until {until}"
-    return f"{note}; {metadata}"[:METADATA_LIMIT] if metadata else note
 
 
 def check_at_least_for(at_least_for: object) -> float:

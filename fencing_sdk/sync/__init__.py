@@ -58,6 +58,7 @@ def connect(
     clock: Clock | None = None,
     watch_stalls: bool = True,
     drain: Seconds | None = None,
+    metadata: str | None = None,
     **options: object,
 ) -> SyncLockClient:
     """
@@ -80,6 +81,8 @@ def connect(
 
         drain: Seconds for which closing the client lets bodies go on.
 
+        metadata: The metadata of every lock that has none of its own.
+
         **options: Options of the backend.
 
     Raises:
@@ -95,6 +98,7 @@ def connect(
             clock=clock,
             watch_stalls=watch_stalls,
             drain=drain,
+            metadata=metadata,
             **options,
         )
     )

@@ -23,7 +23,7 @@ async def locks(fencing: Fencing) -> AsyncIterator[LockClient]:
 
 
 async def test_ls_prints_a_row_for_each_holder_on_80_columns(fencing: Fencing, locks: LockClient):
-    async with locks.lock("report/7", metadata="worker 3") as lease, locks.lock("seats/1"):
+    async with locks.lock("report/7", metadata="worker 3") as lease, locks.lock("seats/1", metadata=""):
         done = await asyncio.to_thread(fencing, "ls")
         assert (done.returncode, done.stderr) == (0, "")
         head, row, other = done.stdout.splitlines()
@@ -72,7 +72,11 @@ async def test_in_a_pipe_each_holder_has_one_line_with_the_whole_name(
 
 async def test_in_a_pipe_one_long_text_makes_no_other_line_longer(fencing: Fencing, locks: LockClient):
     name, about = "z" * 500, "x" * 1000
-    async with locks.lock("a/7") as a, locks.lock("b/日本", metadata="1") as b, locks.lock(name, metadata=about):
+    async with (
+        locks.lock("a/7", metadata="") as a,
+        locks.lock("b/日本", metadata="1") as b,
+        locks.lock(name, metadata=about),
+    ):
         lines = (await asyncio.to_thread(fencing, "ls")).stdout.splitlines()
         assert lines[3].startswith(f"{name}  ")
         assert lines[3].endswith(f"  {about}")

@@ -17,6 +17,8 @@ from command_line import PATIENCE, Fencing, alive, state, until
 
 from fencing_sdk import connect
 from fencing_sdk._arguments import check_metadata
+from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.holder_facts import facts_about_command, read_facts, say_kept
 from fencing_sdk.cli._job import Job
 
 LONG = "60"
@@ -94,7 +96,7 @@ def test_a_taken_lock_means_75_and_nothing_was_run(fencing: Fencing):
     second = fencing("run", "job", *shell("echo > ran"))
     quiet = fencing("run", "job", "--quiet", "--wait", "0.1", *shell("echo > ran"))
     assert (second.returncode, quiet.returncode) == (75, 75)
-    assert "'job' was held by another holder, nothing was run" in second.stderr
+    assert re.search(r"'job' was held by sh \(pid \d+\) on .+ since \d{4}-.+, nothing was run", second.stderr)
     assert not quiet.stderr
     assert not fencing.path("ran").exists()
     assert fencing("run", "another job", "--", "true").returncode == 0
@@ -122,18 +124,34 @@ def test_a_lock_stays_taken_for_a_time_although_the_command_has_ended(fencing: F
 
 
 @pytest.mark.parametrize("options", [(), ("--metadata", "deploy 42")])
-def test_others_see_that_a_lock_is_parked_and_until_when(fencing: Fencing, options: tuple[str, ...]):
+def test_others_see_until_when_a_lock_is_kept_and_that_nothing_runs(fencing: Fencing, options: tuple[str, ...]):
     """And do not look for a command that has ended."""
     before = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     assert fencing("run", "job", "--at-least", "1h", *options, "--", "true").returncode == 0
     refused = fencing("run", "job", "--", "true")
     assert refused.returncode == 75
-    looks = (fencing("ls").stdout, fencing("show", "job").stdout, refused.stderr)
+    top = fencing("top", "--svg", "top.svg")
+    assert (top.returncode, "kept, nothing runs" in fencing.path("top.svg").read_text().replace("&#160;", " ")) == (
+        0,
+        True,
+    )
+    listed = json.loads(fencing("ls", "--json").stdout)["kept_until"]
+    looks = (fencing("ls").stdout, fencing("show", "job").stdout, refused.stderr, f"kept until {listed}, nothing runs")
     for seen in looks:
-        note = re.search(r"when its run has ended, parked\s+until\s+(\S{25})", seen)
+        note = re.search(r"kept until (\S{25}), nothing runs", seen)
         assert note, seen
         assert before <= datetime.fromisoformat(note[1]) <= datetime.now(UTC) + timedelta(hours=1)
-    assert ("deploy 42" if options else "host") in looks[0]
+    for seen in looks[:3]:
+        assert ("deploy 42" if options else "true (pid ") in seen
+
+
+def test_others_see_that_a_command_runs_whose_lock_is_kept_later(fencing: Fencing):
+    fencing.start("run", "job", "--at-least", "1h", *HOLDS)
+    fencing.appears("holder.pid")
+    for seen in (fencing("ls").stdout, fencing("show", "job").stdout, fencing("run", "job", "--", "true").stderr):
+        assert "when its run has ended, kept until " in seen
+        assert "nothing runs" not in seen
+    assert json.loads(fencing("ls", "--json").stdout)["kept_until"] is None
 
 
 @pytest.mark.parametrize("on", [(), ("--at-least-on", "success"), ("--at-least-on", "any")], ids=" ".join)
@@ -519,7 +537,7 @@ async def test_others_see_where_a_command_runs_and_since_when_but_not_its_argume
     assert {**told, "start": ""} == {
         "host": os.uname().nodename,
         "pid": int(fencing.path("supervisor").read_text()),
-        "command": "sh",
+        "program": "sh",
         "start": "",
     }
     assert before <= datetime.fromisoformat(told["start"]) <= datetime.now(UTC)
@@ -528,17 +546,22 @@ async def test_others_see_where_a_command_runs_and_since_when_but_not_its_argume
 
 @pytest.mark.parametrize("metadata", ["deploy 42", ""])
 async def test_others_see_the_metadata_that_was_given(fencing: Fencing, metadata: str):
-    assert await seen_by_others(fencing, "--metadata", metadata, *HOLDS) == metadata
+    assert (await seen_by_others(fencing, "--metadata", metadata, *HOLDS) or "") == metadata
+    refused = fencing("run", "job", "--", "true")
+    assert "'job' was held by another holder, nothing was run" + f": '{metadata}'" * bool(metadata) in refused.stderr
 
 
 @pytest.mark.parametrize(
     "program", [b"/opt/" + b"d" * 900 + b"/" + b"n" * 900, b"\xff\xfe" * 200, b'"\\' * 300, "\U0001f600é".encode() * 90]
 )
 def test_a_name_of_any_bytes_makes_metadata_that_every_store_keeps(program: bytes):
-    metadata = Job((os.fsdecode(program), "--password=secret"), "term").description()
-    assert check_metadata(metadata) == metadata
-    assert "secret" not in metadata
-    assert len(json.loads(metadata)["command"]) <= 100
+    metadata = facts_about_command(Job((os.fsdecode(program), "--password=secret"), "term").program)
+    kept = say_kept(metadata, 86_400, 0.05)
+    assert check_metadata(kept) == kept
+    assert kept.isascii(), "so that a database in any encoding keeps it"
+    assert "secret" not in kept
+    assert len(json.loads(metadata)["program"]) <= 64
+    assert read_facts(Holder("job", 1, "9f8a01c2", 100.0, kept)).who
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])

@@ -48,6 +48,7 @@ from fencing_sdk import (
 )
 from fencing_sdk._lease import state_of
 from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.holder_facts import metadata_of
 from fencing_sdk._values.jitter import JITTER
 from fencing_sdk._values.token_wire import parse_token
 from fencing_sdk.backends import take_options
@@ -346,12 +347,12 @@ async def test_no_owner_and_no_password_is_readable_anywhere_in_a_full_life(vaul
     assert "an observer with troubles of its own" in reader.log.getvalue()
 
 
-async def test_metadata_is_what_the_user_wrote_and_nothing_else(vault, reader):
+async def test_metadata_is_what_the_user_wrote_or_names_the_process_and_nothing_else(vault, reader):
     async with opened(reader) as (locks, backend):
         async with locks.lock("seats/1", metadata="worker-1"), locks.lock("seats/2"):
             assert (await locks.inspect("seats/1")).metadata == "worker-1"
-            assert (await locks.inspect("seats/2")).metadata is None
-        assert [claim.metadata for claim in backend.claims.values()] == ["worker-1", None]
+            assert (await locks.inspect("seats/2")).metadata == metadata_of()
+        assert [claim.metadata for claim in backend.claims.values()] == ["worker-1", metadata_of()]
 
 
 NASTY = [

@@ -134,7 +134,7 @@ for term in locks.election("a", ttl=300):
             if child == 0:
                 continue  # the lead of the parent is over here
         elif os.getpid() != parent:
-            print(lease.held, locks.inspect("a").metadata.endswith(f":{{os.getpid()}}"), flush=True)
+            print(lease.held, f'"pid": {{os.getpid()}},' in locks.inspect("a").metadata, flush=True)
     break
 locks.close()
 if os.getpid() == parent:
@@ -143,6 +143,34 @@ if os.getpid() == parent:
 """,
     )
     assert said == ["True True", "ended"]
+
+
+def test_a_lock_that_was_made_before_a_fork_names_the_child_that_holds_it(tmp_path, url):
+    said = run(
+        tmp_path,
+        f"""
+import asyncio, json, os
+import fencing_sdk, fencing_sdk.sync
+
+tasks, threads = fencing_sdk.connect("memory://", watch_stalls=False), fencing_sdk.sync.connect({url!r})
+lock, other = tasks.lock("a"), threads.lock("b")
+
+async def seen():
+    async with tasks, lock:
+        return json.loads((await tasks.inspect("a")).metadata)
+
+here = asyncio.run(seen())
+print(here["pid"] == os.getpid(), here["program"], flush=True)
+child = os.fork()
+if child == 0:
+    with other:
+        there = json.loads(threads.inspect("b").metadata)
+    print(asyncio.run(seen())["pid"] == there["pid"] == os.getpid() != here["pid"], there["program"], flush=True)
+else:
+    assert os.waitpid(child, 0)[1] == 0
+""",
+    )
+    assert said == ["True script.py"] * 2
 
 
 @pytest.mark.parametrize("entered", [True, False])

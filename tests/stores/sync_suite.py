@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -34,7 +35,9 @@ from fencing_sdk import (
     LockHeldError,
     LossReason,
     NoLeaseError,
+    Ran,
 )
+from fencing_sdk._values.holder_facts import HolderFacts, read_facts
 from fencing_sdk.abc import SupportsListing
 from fencing_sdk.backends import from_url
 from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token
@@ -87,6 +90,26 @@ class SyncSuite:
                 assert lease.held
 
         await asyncio.to_thread(hold)
+
+    async def test_a_look_names_the_process_and_tells_a_job_that_runs_from_a_lock_that_is_kept(self, bench: SyncBench):
+        """On ZooKeeper it does so to the client of the job alone: the node keeps the ttl of the grant."""
+        await asyncio.to_thread(self._look_at_a_job, bench.url)
+
+    def _look_at_a_job(self, url: str) -> None:
+        def look() -> HolderFacts:
+            holder = answered(lambda: locks.inspect("a"))
+            assert holder is not None
+            return read_facts(holder)
+
+        with connect(url) as locks:
+            run = locks.job("a", at_least_for=3600)(look)
+            outcome = answered(run)
+            assert isinstance(outcome, Ran)
+            during, after = outcome.value, look()
+        assert f"(pid {os.getpid()}) on {os.uname().nodename}" in str(during.who)
+        assert during.kept_until is None
+        assert during.state.startswith("when its run has ended, kept until ")
+        assert after.state == f"kept until {after.kept_until}, nothing runs"
 
     async def test_one_thread_at_a_time_is_inside_and_tokens_grow(self, bench: SyncBench):
         await asyncio.to_thread(self._take_turns, bench.url)

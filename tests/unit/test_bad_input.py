@@ -22,6 +22,7 @@ from virtual_time import in_virtual_time
 
 from fencing_sdk import ConfigurationError, LockClient, connect, sync
 from fencing_sdk._values.clock import LoopClock
+from fencing_sdk._values.holder_facts import metadata_of
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import BUILTIN, from_url
 from fencing_sdk.backends.memory import MemoryBackend
@@ -663,7 +664,7 @@ async def test_an_odd_value_that_makes_sense_is_accepted_and_works(options):
             assert lease.token
             assert lease.name == options.get("name", "seats/42")
             holder = await client.inspect(lease.name)
-        assert holder.metadata == options.get("metadata")
+        assert holder.metadata == (metadata_of(options.get("metadata")) or None)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
+import os
 import pickle
 import re
 from datetime import UTC, datetime, timedelta
@@ -25,13 +27,13 @@ from fencing_sdk import (
     UsageError,
     current_lease,
 )
-from fencing_sdk._arguments import METADATA_LIMIT, check_metadata
+from fencing_sdk._arguments import check_metadata
+from fencing_sdk._values.holder_facts import METADATA_LIMIT, read_facts, say_kept
 from fencing_sdk.backends import from_url
 from fencing_sdk.guards.etcd import EtcdGuard
 from fencing_sdk.guards.kahuna import KahunaGuard
 from fencing_sdk.guards.redis import RedisGuard
 from fencing_sdk.guards.sql import SqlGuard
-from fencing_sdk.recipes.jobs import say_parked
 
 
 @in_both_worlds
@@ -266,7 +268,7 @@ async def test_what_max_hold_ends_is_free_although_a_plain_handle_is_kept(locks)
             lease.check()
 
 
-def test_others_see_until_when_the_lock_of_a_job_is_parked_in_both_worlds():
+def test_others_see_until_when_the_lock_of_a_job_is_kept_and_that_nothing_runs_in_both_worlds():
     seen = {"tasks": [], "threads": []}
 
     async def with_tasks():
@@ -284,11 +286,50 @@ def test_others_see_until_when_the_lock_of_a_job_is_parked_in_both_worlds():
         seen["threads"].append(locks.inspect("a"))
     for running, parked in seen.values():
         assert running.metadata == parked.metadata
-        note = re.fullmatch(r"when its run has ended, parked until (\S+); worker 3", parked.metadata)
+        note = re.fullmatch(r"when its run has ended, kept until (\S+) \(ttl 15 s\); worker 3", parked.metadata)
         until = datetime.fromisoformat(note[1])
+        assert read_facts(running) == (None, f"when its run has ended, kept until {note[1]}", None, "worker 3")
+        assert read_facts(parked) == (note[1], f"kept until {note[1]}, nothing runs", None, "worker 3")
         assert timedelta(0) < until - datetime.now(UTC) <= timedelta(seconds=60)
 
 
 def test_the_note_of_a_parked_lock_leaves_the_metadata_as_long_as_a_store_can_keep():
-    for metadata in (None, "", "x" * METADATA_LIMIT):
-        assert check_metadata(say_parked(metadata, 60)).startswith("when its run has ended, parked until ")
+    for metadata in ("", "x" * METADATA_LIMIT):
+        assert check_metadata(say_kept(metadata, 60, 15)).startswith("when its run has ended, kept until ")
+
+
+@in_both_worlds
+async def test_others_see_the_host_the_process_and_the_program_unless_other_metadata_are_given(locks):
+    for lock in (locks.lock("a"), locks.multilock("a"), locks.semaphore("a", permits=2), locks.rwlock("a").reader):
+        async with lock:
+            (holder,) = await locks.holders("a")
+            assert json.loads(holder.metadata).keys() == {"host", "pid", "program"}
+            assert json.loads(holder.metadata)["pid"] == os.getpid()
+    for metadata, stored in (("", None), ("worker 3", "worker 3")):
+        async with locks.lock("a", metadata=metadata):
+            assert (await locks.inspect("a")).metadata == stored
+
+
+@pytest.mark.parametrize(("of_client", "stored"), [("pod 7", "pod 7"), ("", None)])
+async def test_a_client_may_have_metadata_of_its_own_or_none_for_all_its_locks(of_client, stored):
+    found = {}
+
+    async def look():
+        found["job"] = (await tasks.inspect("job")).metadata
+
+    async with fencing_sdk.connect("memory://", metadata=of_client) as tasks:
+        await tasks.job("job", at_least_for=60)(look)()
+        async with tasks.lock("a"), tasks.lock("b", metadata="worker 3"):
+            found["tasks"] = [(await tasks.inspect(name)).metadata for name in "ab"]
+
+    def with_threads():
+        with fencing_sdk.sync.connect("memory://", metadata=of_client) as threads, threads.lock("a"):
+            found["threads"] = threads.inspect("a").metadata
+
+    await asyncio.to_thread(with_threads)
+    assert found["tasks"] == [stored, "worker 3"]
+    assert found["threads"] == stored
+    assert re.fullmatch(rf"when its run has ended, kept until \S+ \(ttl 15 s\)(; {stored})?", found["job"])
+    for connect in (fencing_sdk.connect, fencing_sdk.sync.connect):
+        with pytest.raises(ConfigurationError, match=r"^metadata must be a str of at most 1024"):
+            connect("memory://", metadata="x" * 1025)

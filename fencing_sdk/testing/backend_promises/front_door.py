@@ -104,7 +104,8 @@ class FrontDoorPromises(BackendUnderTest):
         entered = asyncio.get_running_loop().create_future()
 
         async def work() -> None:
-            async with locks.lock(NAME, ttl=60, heartbeat_interval=1) as lease:  # time for both calls between two beats
+            lock = locks.lock(NAME, ttl=60, heartbeat_interval=1, metadata="")  # time for both calls between two beats
+            async with lock as lease:
                 entered.set_result(lease.owner)
                 await asyncio.Event().wait()
 
@@ -120,7 +121,7 @@ class FrontDoorPromises(BackendUnderTest):
         """Found by the release, if not earlier: a body that ends before the next heartbeat is no success."""
         told: list[Event] = []
         async with LockClient(backend, observers=[told.append]) as locks, aclosing(reopen()) as other, self.soon():
-            lock = locks.lock(NAME, ttl=60, heartbeat_interval=15)
+            lock = locks.lock(NAME, ttl=60, heartbeat_interval=15, metadata="")
             for hold in (_entered, _held):
                 with pytest.raises(LeaseLostError) as lost:
                     async with hold(lock) as lease:
