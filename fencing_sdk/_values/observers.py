@@ -46,6 +46,10 @@ class Meter(ABC):
         """Count *event*, of any kind."""
 
     @abstractmethod
+    def job_made(self, name: str) -> None:
+        """A function was decorated as a job, *name* being the template of its locks."""
+
+    @abstractmethod
     def acquiring(self, name: str) -> None:
         """An acquisition begins."""
 

@@ -2,30 +2,39 @@
 What is measured, once for every library of metrics: an observer that moves instruments as events come.
 
     wait, hold, spare       histograms of seconds
-    not acquired by reason, lost by reason, refused by a guard, renewals without an answer or late, jobs
+    not acquired by reason, lost by reason, refused by a guard, renewals without an answer or late, jobs by outcome
                             counters
-    held, waiting           gauges
+    held, waiting, the time of the last success of a job
+                            gauges
 
 Every instrument is kept by two labels: `lock`, the template of a name, and `recipe`, what the name was made for. A name
 of each call would make series of each call.
+
+Every counter of a lock exists, at 0, from the first use of the lock on, for each word that it may have: an alert reads
+the difference of two numbers, and a series that begins with its first loss has one number only. The series of a job
+begin when it is decorated, because an alert has to find the job that is never called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from threading import Lock, RLock
 
+from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.names import recipe_of, template_of
 from fencing_sdk._values.observers import Meter
-from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.errors import ConfigurationError, LossReason, shown
 from fencing_sdk.events import (
     Acquired,
     Acquiring,
     Event,
     JobEnded,
+    JobOutcome,
     Lost,
     NotAcquired,
+    NotAcquiredReason,
     Released,
     RenewalFailed,
     RenewalLate,
@@ -51,9 +60,27 @@ HELP = {
     "renewals_failed": "Renewals without an answer. Each is tried again.",
     "renewals_late": "Renewals that came too late because the event loop was blocked.",
     "jobs": "Calls of jobs, by outcome.",
+    "job_last_success_timestamp": "When this process last ran the job, in seconds since 1970. 0 if it has not yet.",
     "held": "Leases not given back yet: a lost one counts until its holder lets go.",
     "waiting": "Acquisitions that go on now.",
 }
+
+COUNTED: dict[str, tuple[str, type[StrEnum]] | None] = {
+    "not_acquired": ("reason", NotAcquiredReason),
+    "lost": ("reason", LossReason),
+    "stale_rejected": None,
+    "renewals_failed": None,
+    "renewals_late": None,
+    "jobs": ("outcome", JobOutcome),
+}
+"""The counters, and the label that some of them have besides `lock` and `recipe`, with its words."""
+
+
+def _from_the_start(recipe: str) -> Iterator[tuple[str, str]]:
+    """Yield each counter that a lock of *recipe* may move, with each of its words."""
+    for what, detail in COUNTED.items():
+        if what != "jobs" or recipe == "job":
+            yield from ((what, word) for word in (detail[1] if detail else ("",)))
 
 
 def labels_of(label: object) -> Label:
@@ -78,12 +105,10 @@ class Series:
     wait: Callable[[float], object]
     hold: Callable[[float], object]
     spare: Callable[[float], object]
-    not_acquired: Callable[[str], object]
-    lost: Callable[[str], object]
-    stale_rejected: Callable[[], object]
-    renewals_failed: Callable[[], object]
-    renewals_late: Callable[[], object]
-    jobs: Callable[[str], object]
+    count: Callable[[str, str, int], object]
+    """Adds a number to the counter of this name in `COUNTED`, under one of its words, or "" where it has no words."""
+    last_success: Callable[[float], object]
+    """Sets when a job last succeeded, in seconds since 1970."""
     held: int = 0
     waiting: int = 0
     tell: Callable[[int, int], object] | None = None
@@ -103,6 +128,10 @@ class MetricsObserver(Meter):
         self._making = RLock()  # a finalizer may come in between, in this very thread, and report, too
         self._last: tuple[str, Series] | None = None
         """A lease is told of three times in a row, with one object as its name."""
+
+    def job_made(self, name: str) -> None:
+        """Let the series of a job begin, because it may be called from now on."""
+        self._series(name)
 
     def acquiring(self, name: str) -> None:
         """An acquisition goes on."""
@@ -163,7 +192,12 @@ class MetricsObserver(Meter):
         with self._making:
             series = self.made.get(labels)
             if series is None:
-                series = self.made[labels] = self._make(*labels)
+                series = self._make(*labels)
+                for what, word in _from_the_start(recipe := labels[1]):
+                    series.count(what, word, 0)
+                if recipe == "job":
+                    series.last_success(0)
+                self.made[labels] = series
             return series
 
 
@@ -175,14 +209,16 @@ def _count(series: Series, event: Event) -> None:
                 series.waiting -= 1
             if series.tell is not None:
                 series.tell(-1, 0)
-            series.not_acquired(event.reason)
+            series.count("not_acquired", event.reason, 1)
         case Lost():
-            series.lost(event.reason)
+            series.count("lost", event.reason, 1)
         case StaleRejected():
-            series.stale_rejected()
+            series.count("stale_rejected", "", 1)
         case RenewalFailed():
-            series.renewals_failed()
+            series.count("renewals_failed", "", 1)
         case RenewalLate():
-            series.renewals_late()
+            series.count("renewals_late", "", 1)
         case JobEnded():
-            series.jobs(event.outcome)
+            series.count("jobs", event.outcome, 1)
+            if event.outcome == JobOutcome.RAN:
+                series.last_success(wall_seconds())

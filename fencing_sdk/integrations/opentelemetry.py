@@ -34,7 +34,7 @@ from fencing_sdk.events import (
     RenewalLate,
     StaleRejected,
 )
-from fencing_sdk.integrations._measures import HELP, SECONDS, Label, MetricsObserver, Series, labels_of
+from fencing_sdk.integrations._measures import COUNTED, HELP, SECONDS, Label, MetricsObserver, Series, labels_of
 
 __all__ = ["OpenTelemetryMetrics", "OpenTelemetrySpans"]
 
@@ -149,7 +149,10 @@ class OpenTelemetryMetrics(MetricsObserver):
         self._wait, self._hold = self._histogram("wait"), self._histogram("hold")
         self._spare = self._histogram("spare")
         counter, gauge = self._meter.create_observable_counter, self._meter.create_observable_up_down_counter
-        self._tallies = {what: _Tally(counter, what, word) for what, word in _COUNTED.items()}
+        self._tallies = {what: _Tally(counter, what, *(detail or ())[:1]) for what, detail in COUNTED.items()}
+        self._last_success: dict[tuple[str, str], float] = {}
+        last = "job_last_success_timestamp"
+        self._meter.create_observable_gauge(f"fencing.{last}", [self._read_last_success], "s", HELP[last])
         for what in ("held", "waiting"):
             gauge(f"fencing.{what}", [partial(self._read, what)], "1", HELP[what])
 
@@ -160,33 +163,21 @@ class OpenTelemetryMetrics(MetricsObserver):
 
     def _of(self, lock: str, recipe: str) -> Series:
         attributes, labels = {"lock": lock, "recipe": recipe}, (lock, recipe)
-        tallies = self._tallies
         return Series(
             wait=partial(self._wait.record, attributes=attributes),
             hold=partial(self._hold.record, attributes=attributes),
             spare=partial(self._spare.record, attributes=attributes),
-            not_acquired=partial(tallies["not_acquired"].add, labels),
-            lost=partial(tallies["lost"].add, labels),
-            stale_rejected=partial(tallies["stale_rejected"].add, labels, ""),
-            renewals_failed=partial(tallies["renewals_failed"].add, labels, ""),
-            renewals_late=partial(tallies["renewals_late"].add, labels, ""),
-            jobs=partial(tallies["jobs"].add, labels),
+            count=lambda what, word, more: self._tallies[what].add(labels, word, more),
+            last_success=lambda at: self._last_success.update({labels: at}),
         )
 
     def _read(self, what: str, _options: CallbackOptions) -> Iterable[Observation]:
         for (lock, recipe), series in self.made.copy().items():
             yield Observation(getattr(series, what), {"lock": lock, "recipe": recipe})
 
-
-_COUNTED = {
-    "not_acquired": "reason",
-    "lost": "reason",
-    "stale_rejected": "",
-    "renewals_failed": "",
-    "renewals_late": "",
-    "jobs": "outcome",
-}
-"""The counters, and the attribute that some of them have besides ``lock`` and ``recipe``."""
+    def _read_last_success(self, _options: CallbackOptions) -> Iterable[Observation]:
+        for (lock, recipe), at in self._last_success.copy().items():
+            yield Observation(at, {"lock": lock, "recipe": recipe})
 
 
 class _Tally:
@@ -198,10 +189,10 @@ class _Tally:
         self._lock = RLock()  # of several threads; a finalizer may come in between, in this very thread
         create(f"fencing.{what}", [self._read], "1", HELP[what])
 
-    def add(self, labels: tuple[str, str], detail: str) -> None:
+    def add(self, labels: tuple[str, str], detail: str, more: int) -> None:
         key = *labels, detail
         with self._lock:
-            self._numbers[key] = self._numbers.get(key, 0) + 1
+            self._numbers[key] = self._numbers.get(key, 0) + more
 
     def _read(self, _options: CallbackOptions) -> Iterable[Observation]:
         for (lock, recipe, detail), number in self._numbers.copy().items():

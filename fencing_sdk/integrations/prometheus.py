@@ -16,11 +16,13 @@ with imported_from("prometheus", "prometheus_client"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from fencing_sdk.errors import ConfigurationError, shown
-from fencing_sdk.integrations._measures import HELP, SECONDS, Label, MetricsObserver, Series
+from fencing_sdk.integrations._measures import COUNTED, HELP, SECONDS, Label, MetricsObserver, Series
 
 __all__ = ["PrometheusMetrics"]
 
 _LABELS = ["lock", "recipe"]
+_Mode = Literal["livesum", "max"]
+"""What is shown of several processes: the sum over those that live, or the largest number, also of those that ended."""
 
 
 class PrometheusMetrics(MetricsObserver):
@@ -55,10 +57,8 @@ class PrometheusMetrics(MetricsObserver):
         histogram = partial(_histogram, registry)
         self._wait, self._hold = histogram("wait", "fencing_wait_seconds"), histogram("hold", "fencing_hold_seconds")
         self._spare = histogram("spare", "fencing_renewal_spare_seconds")
-        counter = partial(_counter, registry)
-        self._not_acquired, self._lost = counter("not_acquired", "reason"), counter("lost", "reason")
-        self._stale, self._jobs = counter("stale_rejected"), counter("jobs", "outcome")
-        self._failed, self._late = counter("renewals_failed"), counter("renewals_late")
+        self._counters = {what: _counter(registry, what, *(detail or ())[:1]) for what, detail in COUNTED.items()}
+        self._last_success = _gauge(registry, "job_last_success_timestamp", "_seconds", mode="max")
         self._held, self._waiting = _gauge(registry, "held"), _gauge(registry, "waiting")
 
     def _of(self, *labels: str) -> Series:
@@ -66,12 +66,8 @@ class PrometheusMetrics(MetricsObserver):
             wait=self._wait.labels(*labels).observe,
             hold=self._hold.labels(*labels).observe,
             spare=self._spare.labels(*labels).observe,
-            not_acquired=lambda reason: self._not_acquired.labels(*labels, reason).inc(),
-            lost=lambda reason: self._lost.labels(*labels, reason).inc(),
-            stale_rejected=self._stale.labels(*labels).inc,
-            renewals_failed=self._failed.labels(*labels).inc,
-            renewals_late=self._late.labels(*labels).inc,
-            jobs=lambda outcome: self._jobs.labels(*labels, outcome).inc(),
+            count=lambda what, word, more: self._counters[what].labels(*labels, *filter(None, [word])).inc(more),
+            last_success=lambda at: self._last_success.labels(*labels).set(at),
         )
         held, waiting = self._held.labels(*labels), self._waiting.labels(*labels)
         if _in_files():
@@ -107,6 +103,5 @@ def _counter(registry: CollectorRegistry, what: str, *labels: str) -> Counter:
     return Counter(f"fencing_{what}", HELP[what], [*_LABELS, *labels], registry=registry)
 
 
-def _gauge(registry: CollectorRegistry, what: str) -> Gauge:
-    live: Literal["livesum"] = "livesum"  # of several processes: the sum over those that live
-    return Gauge(f"fencing_{what}", HELP[what], _LABELS, multiprocess_mode=live, registry=registry)
+def _gauge(registry: CollectorRegistry, what: str, unit: str = "", mode: _Mode = "livesum") -> Gauge:
+    return Gauge(f"fencing_{what}{unit}", HELP[what], _LABELS, multiprocess_mode=mode, registry=registry)

@@ -30,7 +30,7 @@ from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import template_for_tasks
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.holder_facts import metadata_of, say_kept
-from fencing_sdk._values.names import check_name, name_for
+from fencing_sdk._values.names import LockName, check_name, name_for
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import DEFAULT_TTL, MAX_TTL, Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, LeaseLostError, LockHeldError, shown
@@ -104,7 +104,7 @@ class Jobs:
         Raises:
             ConfigurationError: a parameter cannot work.
         """
-        check_name(name)
+        checked = check_name(name)
         least = check_at_least_for(at_least_for)
         if at_least_on not in get_args(AtLeastOn):
             msg = f"at_least_on must be 'success' or 'any', not {shown(at_least_on)}"
@@ -117,6 +117,7 @@ class Jobs:
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> JobFunction[P, R]:
             template = template_for_tasks(name, function, "job")
+            self._observers.measure("job_made", LockName(checked, checked, "job"))
 
             @functools.wraps(function)
             async def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:

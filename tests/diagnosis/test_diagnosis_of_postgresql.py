@@ -85,7 +85,7 @@ async def test_a_standby_is_found(postgresql_group: Replicated):
 async def test_a_pooler_is_found(mode: str, postgresql_server: PostgresqlServer):
     """One of transactions, and in any mode one that may refuse for longer than a lease lives."""
     from pgbouncer import PgBouncer
-    from postgresql_fixtures import require_program
+    from required_program import require_program
 
     bouncer = PgBouncer(postgresql_server, binary=require_program("pgbouncer"), pool_mode=mode, default_pool_size=10)
     with bouncer:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from quorum_fire import QuorumFire
 from quorum_judge import Judgement, Used, judge
-from zookeeper_clock import require_compiler
+from required_program import require_program
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -38,7 +38,7 @@ def test_the_judge_sees_what_is_wrong(grants: list[Used], judgement: Judgement):
     ("nodes", "forgetful", "clocks"), [(3, False, False), (5, False, False), (3, True, False), (5, False, True)]
 )
 async def test_tokens_hold_under_fire(nodes: int, forgetful: bool, clocks: bool, tmp_path: Path, redis_binary: str):
-    require_compiler()
+    require_program("cc", "gcc libc6-dev")
     fire = QuorumFire(tmp_path, nodes=nodes, forgetful=forgetful, clocks=clocks, seed=nodes, binary=redis_binary)
     found = await fire.run("fenced", 20.0, enough=lambda judged: judged.grants >= GRANTS)
     assert found.grants >= GRANTS

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from kahuna_faults import NO_ANSWERS, NO_TOKENS, UNSETTLED
 from kahuna_server import HOST, KahunaServer
+from required_program import require_program
 from stays import answered
-from throwaway_certificates import Certificates, make_certificates, require_openssl
+from throwaway_certificates import Certificates, make_certificates
 
 from fencing_sdk import LockClient
 from fencing_sdk._engine import terms
@@ -541,7 +542,7 @@ class BareBackend:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    require_openssl()
+    require_program("openssl")
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 

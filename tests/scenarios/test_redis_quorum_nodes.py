@@ -11,8 +11,9 @@ import pytest
 from patience import until
 from redis_quorum import Quorum, QuorumNetwork
 from redis_stage import held_by_all, key
+from required_program import require_program
 from stays import PATIENCE, eventually, opened, staying
-from zookeeper_clock import WallClock, require_compiler
+from zookeeper_clock import WallClock
 
 from fencing_sdk import (
     BackendError,
@@ -356,7 +357,7 @@ async def test_a_quorum_of_another_size_is_refused(redis_quorum: Quorum):
 
 @pytest.mark.parametrize("hours", [-5, 5])
 async def test_one_node_with_a_wrong_clock_changes_nothing(tmp_path: Path, hours: int):
-    require_compiler()
+    require_program("cc", "gcc libc6-dev")
     quorum, clock = Quorum(3, appendonly=True), WallClock(tmp_path)
     program = tmp_path / "redis-server"
     program.write_text(f'#!/bin/sh\nexec {" ".join(clock.prefix)} redis-server "$@"\n')

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from event_log import CLOCK
+from required_program import require_program
 from stays import PATIENCE, eventually, opened, staying
-from zookeeper_clock import WallClock, require_compiler
+from zookeeper_clock import WallClock
 from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
 from zookeeper_stage import Operator, granted, operating
 
@@ -24,7 +25,7 @@ HOURS = 6 * 3600
 
 @pytest.fixture(scope="module")
 def member_clocks(tmp_path_factory: pytest.TempPathFactory) -> list[WallClock]:
-    require_compiler()
+    require_program("cc", "gcc libc6-dev")
     return [WallClock(tmp_path_factory.mktemp("clock")) for _ in range(3)]
 
 

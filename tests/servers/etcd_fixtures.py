@@ -6,8 +6,6 @@ A machine without the binary skips these tests and says what to install; with ``
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
 
@@ -15,6 +13,7 @@ import pytest
 from etcd_network import PeerNetwork
 from etcd_server import BINARY, EtcdCluster, StartEtcd
 from fault_proxy import FaultProxy
+from required_program import require_program
 from throwaway_certificates import Certificates, make_certificates
 
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
@@ -22,13 +21,7 @@ from fencing_sdk.backends.etcd import EtcdBackend, from_url
 
 def require_etcd(binary: str = BINARY) -> str:
     """Let the test run only where *binary* is; its absence must not go unnoticed in CI."""
-    found = shutil.which(binary)
-    if found:
-        return found
-    why = f"{binary} is missing: apt-get install etcd-server openssl"
-    if os.environ.get("CI"):
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
+    return require_program(binary, "etcd-server openssl")
 
 
 @pytest.fixture(scope="session")

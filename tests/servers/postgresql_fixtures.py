@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NoReturn, Protocol
@@ -21,6 +20,7 @@ from postgresql_programs import USER, programs
 from postgresql_proxy import PostgresqlProxy
 from postgresql_replicas import Replicated
 from postgresql_server import PostgresqlServer, Setting
+from required_program import require_program
 from throwaway_certificates import Certificates, make_certificates
 
 _numbers = itertools.count(1)
@@ -30,12 +30,6 @@ def require_postgresql() -> None:
     """Let the test run only where PostgreSQL is; its absence must not go unnoticed in CI."""
     if programs() is None:
         _absent("postgresql is missing: apt-get install postgresql openssl")
-
-
-def require_program(name: str) -> str:
-    """The path of a program that comes in a package of the same name."""
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
-    return found or _absent(f"{name} is missing: apt-get install {name}")
 
 
 def _absent(why: str) -> NoReturn:

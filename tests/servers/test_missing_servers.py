@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from required_program import require_program
 
 
 def fixtures(of: str):
@@ -32,13 +33,25 @@ def test_in_ci_a_missing_server_is_a_failure(monkeypatch):
         fixtures("redis").require("no-such-server")
 
 
+def test_elsewhere_a_missing_program_is_a_skip_that_says_what_to_install(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="apt-get install no-such-program"):
+        require_program("no-such-program")
+    with pytest.raises(pytest.skip.Exception, match="no-such-cc is missing: apt-get install gcc libc6-dev"):
+        require_program("no-such-cc", "gcc libc6-dev")
+
+
+def test_in_ci_a_missing_program_is_a_failure(monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="no-such-program is missing"):
+        require_program("no-such-program")
+
+
 def test_elsewhere_a_missing_postgresql_is_a_skip_that_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("FENCING_TEST_POSTGRESQL", str(tmp_path))
     with pytest.raises(pytest.skip.Exception, match="apt-get install postgresql"):
         fixtures("postgresql").require_postgresql()
-    with pytest.raises(pytest.skip.Exception, match="apt-get install no-such-program"):
-        fixtures("postgresql").require_program("no-such-program")
 
 
 def test_in_ci_a_missing_postgresql_is_a_failure(monkeypatch, tmp_path):
@@ -46,8 +59,6 @@ def test_in_ci_a_missing_postgresql_is_a_failure(monkeypatch, tmp_path):
     monkeypatch.setenv("FENCING_TEST_POSTGRESQL", str(tmp_path))
     with pytest.raises(pytest.fail.Exception, match="postgresql is missing"):
         fixtures("postgresql").require_postgresql()
-    with pytest.raises(pytest.fail.Exception, match="no-such-program is missing"):
-        fixtures("postgresql").require_program("no-such-program")
 
 
 def test_elsewhere_a_missing_etcd_is_a_skip_that_says_what_to_install(monkeypatch):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 from patience import wait_until
-from zookeeper_clock import require_compiler
 
 pytest_plugins = ["zookeeper_fixtures"]
 
@@ -43,15 +41,3 @@ def test_an_ensemble_has_one_leader_and_another_one_when_that_dies(zookeeper_ens
     assert zookeeper_ensemble.leader is not leader
     zookeeper_ensemble.heal()
     wait_until(lambda: leader.role(patience=20) == "follower")
-
-
-def test_elsewhere_a_missing_compiler_is_a_skip_that_says_what_to_install(monkeypatch):
-    monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="apt-get install gcc"):
-        require_compiler("no-such-cc")
-
-
-def test_in_ci_a_missing_compiler_is_a_failure(monkeypatch):
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="no-such-cc is missing"):
-        require_compiler("no-such-cc")

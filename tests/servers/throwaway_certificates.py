@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +24,6 @@ class Certificates:
             "tls_cert_file": str(self.certificate),
             "tls_key_file": str(self.key),
         }
-
-
-def require_openssl() -> None:
-    """Let the test run only where the command is; its absence must not go unnoticed in CI."""
-    if shutil.which("openssl"):
-        return
-    why = "openssl is missing: apt-get install openssl"
-    if os.environ.get("CI"):
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
 
 
 def make_certificates(folder: Path) -> Certificates:
