@@ -81,7 +81,7 @@ class LoopThread:
             ClosedMeanwhileError: the client was closed meanwhile, is not open in *only*, or is that of a parent.
             UsageError: this is the client's own thread.
         """
-        call = ThreadCall(function, undo, cancel)
+        call = ThreadCall(function, undo, cancel, acquires=only is None)
         return call.wait(partial(self._post, call.begin, only, call))
 
     def call_around(self, function: Callable[[InThread], Awaitable[T]]) -> T:

@@ -128,6 +128,8 @@ class ThreadCall(Generic[T]):
         function: Callable[[], Awaitable[T]],
         undo: Callable[[T], Awaitable[object]] | None = None,
         cancel: Cancel | None = None,
+        *,
+        acquires: bool = True,
     ) -> None:
         self._function = function
         self._undo = undo
@@ -146,7 +148,7 @@ class ThreadCall(Generic[T]):
         self._undoing: asyncio.Task[None] | None = None
         self._thread = this_thread()
         self._thread.runs_a_loop = _get_running_loop() is not None
-        self._thread.in_transactions = tuple(one for look in looks for one in look())
+        self._thread.in_transactions = tuple(one for look in looks for one in look()) if acquires else ()
 
     # In the loop.
 

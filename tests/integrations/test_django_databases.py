@@ -20,7 +20,7 @@ from fencing_sdk import StaleTokenError, Token, UsageError
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.integrations.django import FenceField, own_connection, write_fenced
-from fencing_sdk.sync import SyncLockClient, connect
+from fencing_sdk.sync import SyncLockClient, connect, current_token
 
 pytest_plugins = ["postgresql_fixtures"]
 
@@ -184,6 +184,54 @@ def test_a_transaction_around_the_lock_is_refused_before_it_writes(using: str, l
     with pytest.raises(UsageError, match=r"durable=True"):
         around(view_with_a_handle)
     assert passenger(using) == ""
+
+
+def held_by_a_block(locks: SyncLockClient, write: Callable[[], object]) -> None:
+    with locks.lock("seats/42"):
+        write()
+
+
+def held_by_a_function(locks: SyncLockClient, write: Callable[[], object]) -> None:
+    locks.locked("seats/42")(write)()
+
+
+def held_by_a_job(locks: SyncLockClient, write: Callable[[], object]) -> None:
+    locks.job("seats/42", at_least_for=0.01)(write)()
+
+
+def held_by_several(locks: SyncLockClient, write: Callable[[], object]) -> None:
+    with locks.multilock("seats/41", "seats/42"):
+        write()
+
+
+def held_by_a_writer(locks: SyncLockClient, write: Callable[[], object]) -> None:
+    with locks.rwlock("seats/42").writer:
+        write()
+
+
+def held_by_a_leader(locks: SyncLockClient, write: Callable[[], object]) -> None:
+    for term in locks.election("seats/42"):
+        with term:
+            write()
+        break
+
+
+@pytest.mark.parametrize(
+    "hold", [held_by_a_block, held_by_a_function, held_by_a_job, held_by_several, held_by_a_writer, held_by_a_leader]
+)
+def test_whatever_holds_the_lock_knows_the_transaction_around_it(using: str, locks: SyncLockClient, hold):
+    def write() -> None:
+        write_fenced(seat(using), current_token("seats/42"), passenger="Ada")
+
+    def refused() -> None:
+        with pytest.raises(UsageError, match=r"durable=True"):
+            write()
+
+    with transaction.atomic(using=using):
+        hold(locks, refused)
+    assert passenger(using) == ""
+    hold(locks, write)
+    assert passenger(using) == "Ada"
 
 
 def test_a_transaction_around_the_lock_that_admits_the_token_first_may_write(using: str, locks: SyncLockClient, around):
