@@ -26,7 +26,7 @@ from fencing_sdk._values.store_url import (
     split_url,
 )
 
-__all__ = ["LIBPQ_OPTIONS", "SCHEMES", "PostgresqlUrl", "read_postgresql_url"]
+__all__ = ["LIBPQ_OPTIONS", "SCHEMES", "TLS_FILES", "PostgresqlUrl", "read_postgresql_url"]
 
 SCHEMES = ("postgresql", "postgres")
 _LIBPQ = (
@@ -35,6 +35,8 @@ _LIBPQ = (
     "min_protocol_version replication require_auth requirepeer requiressl service sslcertmode sslcompression sslcrldir "
     "sslkeylogfile sslnegotiation sslsni tcp_user_timeout"
 )
+TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
+"""Options with the paths of an authority, of a certificate, and of its key."""
 LIBPQ_OPTIONS = frozenset(_LIBPQ.split())
 """Options that a URL for libpq may have and a URL here may not. An error names them: no password reads like that."""
 _PORT = 5432

@@ -83,10 +83,16 @@ async def test_client_and_server_check_the_certificates_of_each_other(version, c
     )
     assert "certificate of the client" in str(without)
     assert "certificate of the client" in str(strangers)
-    assert "server's certificate is not trusted" in str(trusting_nobody)
+    assert "server's certificate is not trusted; name its authority with ca=" in str(trusting_nobody)
     plain = from_url(f"zk://localhost:{port}")
-    with pytest.raises(BackendUnavailableError):
+    with pytest.raises(BackendUnavailableError, match=rf"localhost:{port} \(.*does it want TLS, which is tls=true"):
         await plain.open()
+    secret = from_url(f"zk://localhost:{server.port}?tls=true&ca={made.authority}{ours}&connect_timeout=5")
+    with pytest.raises(BackendUnavailableError, match=rf"localhost:{server.port} \(.*; does it speak TLS\?"):
+        await secret.open()
+    await secret.aclose()
+    with pytest.raises(ConfigurationError, match=f"ca must .*'{tmp_path}/none.pem' cannot be read"):
+        from_url(f"{url}&ca={tmp_path}/none.pem")
     assert await backend.renew([Claim("a", 20.0)]) == [Renewal.TAKEN_OVER]
     await plain.aclose()
     await asyncio.to_thread(server.kill)

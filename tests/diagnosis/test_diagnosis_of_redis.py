@@ -137,6 +137,7 @@ async def test_replicas_that_no_client_waits_for_are_found(redis_binary: str):
         findings = await found(url_of(group.master))
         assert findings["redis.replicas"].severity == WARNING
         assert "min_replicas=1" in findings["redis.replicas"].mend
+        assert "while that replica is away: add a second one" in findings["redis.replicas"].mend
         waited_for = await found(url_of(group.master), min_replicas=1)
         assert not [check for check in waited_for if check.startswith("redis.")]
         assert (await found(url_of(group.master), min_replicas=2))["redis.min-replicas"].severity == ERROR

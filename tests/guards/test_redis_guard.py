@@ -799,6 +799,14 @@ async def test_a_server_that_is_not_reached_is_told_with_host_port_and_reason_an
         assert "hunter2" not in str(unreachable.value)
 
 
+@pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster"])
+async def test_a_file_for_tls_that_cannot_be_used_is_named(scheme, tmp_path):
+    url = f"{scheme}://{HOST}:{free_port()}?ssl_ca_certs={tmp_path}/none.pem"
+    async with RedisGuard(url) as guard:
+        with pytest.raises(ConfigurationError, match=f"ssl_ca_certs must .*'{tmp_path}/none.pem' cannot be read"):
+            await guard.raise_to("a", NEW)
+
+
 def test_valkeys_client_needs_no_other_driver(redis_server):
     code = f"""
 import sys, asyncio

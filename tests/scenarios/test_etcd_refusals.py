@@ -117,13 +117,17 @@ async def test_certificates_of_both_sides_are_checked(start_etcd: StartEtcd, etc
         assert list(await backend.renew([claim])) == [Renewal.RENEWED]
     async with EtcdGuard(f"etcd+https://localhost:{port}", **mine) as guard:
         await guard.raise_to("a", 1)
-    assert "certificate is not trusted" in str(await refused(f"etcd+https://localhost:{port}"))
-    async with backend_on(f"etcd+https://localhost:{port}", ca=mine["ca"]) as backend:
-        with pytest.raises(BackendError):
-            await backend.open()
-    async with backend_on(f"etcd://localhost:{port}") as backend:
-        with pytest.raises(BackendError):
-            await backend.open()
+    told = f"localhost:{port}: the server's certificate is not trusted; name its authority with ca="
+    assert told in str(await refused(f"etcd+https://localhost:{port}"))
+    plain = cluster.members[0].port
+    for url, options, told in (
+        (f"etcd+https://localhost:{port}", {"ca": mine["ca"]}, f"localhost:{port}"),
+        (f"etcd://localhost:{port}", {}, f"localhost:{port}: .*does it want TLS|With TLS, write etcd\\+https://"),
+        (f"etcd+https://localhost:{plain}", mine, f"no connection to localhost:{plain} .*does it speak TLS"),
+    ):
+        async with backend_on(url, **options) as backend:
+            with pytest.raises(BackendError, match=told):
+                await backend.open()
 
 
 async def test_certificates_that_are_replaced_are_used_for_new_connections(start_etcd: StartEtcd, tmp_path: Path):

@@ -111,7 +111,11 @@ def _replicas(facts: RedisFacts, min_replicas: int) -> Iterator[Finding]:
     elif online and not min_replicas:
         what = f"{facts.address}: {online} replicas, and min_replicas is 0"
         reason = "if a replica without the latest grants is promoted, it grants those locks again"
-        yield warning("redis.replicas", what, reason, f"add min_replicas={-(-online // 2)} to the URL or the backend")
+        demand = -(-online // 2)
+        mend = f"add min_replicas={demand} to the URL or the backend"
+        if demand == online:
+            mend += "; no lock is granted then while that replica is away: add a second one"
+        yield warning("redis.replicas", what, reason, mend)
     if demanded > online:
         what = f"{facts.address}: min-replicas-to-write is {demanded}, and {online} replicas are connected"
         yield error("redis.min-replicas-to-write", what, "the server refuses writes (NOREPLICAS)", "start the replicas")

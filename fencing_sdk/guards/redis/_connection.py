@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, cast
 from urllib.parse import parse_qsl
 
+from fencing_sdk._http.tls import complaint_about
 from fencing_sdk._values.extras import install
 from fencing_sdk._values.store_url import StoreUrl, decoded, read_database, refuse_url, split_url
 from fencing_sdk.errors import ConfigurationError
@@ -29,6 +30,7 @@ _CLUSTER = {f"{scheme}+cluster": plain for scheme, plain in _SINGLE.items() if s
 _PORT = 6379
 PATIENCE = 5.0
 """Seconds that a client for a URL waits for an answer, unless the URL sets another limit."""
+TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 RESENDS = 3
 """How often a client for a URL repeats what may be repeated. `Redis.from_url` sets no retries."""
 
@@ -79,10 +81,13 @@ class _RedisClusterClient(_RedisClient, Protocol):
 class GuardConnection:
     """Sends scripts through a client of the driver, and encodes keys as the client does."""
 
-    __slots__ = ("_client", "_no_script", "_owned", "_send", "_send_once", "is_cluster")
+    __slots__ = ("_client", "_files", "_no_script", "_owned", "_send", "_send_once", "is_cluster")
 
-    def __init__(self, client: _RedisClient, *, owned: bool, family: str) -> None:
+    def __init__(
+        self, client: _RedisClient, *, owned: bool, family: str, files: Mapping[str, str] | None = None
+    ) -> None:
         self._client = client
+        self._files = files or {}
         self._owned = owned
         self._no_script: type[Exception] = importlib.import_module(f"{family}.exceptions").NoScriptError
         self.is_cluster = hasattr(client, "get_node_from_key")
@@ -106,6 +111,10 @@ class GuardConnection:
         Run *script* on the server with the last of *keys*; return its reply.
 
         With *once* it runs at most once. Without, the driver may send it again.
+
+        Raises:
+            ConfigurationError: a file that the URL names for TLS cannot be used.
+            Exception: the driver's error.
         """
         send = self._send_once if once else self._send
         words = (len(keys), *keys, *arguments)
@@ -113,6 +122,11 @@ class GuardConnection:
             return await send("EVALSHA", script.sha, *words)
         except self._no_script:  # the server has not run it
             return await send("EVAL", script.text, *words)
+        except Exception as error:  # the driver's names no file
+            files = (self._files.get(name) for name in TLS_FILES)
+            if self._files and (complaint := complaint_about(*files, names=TLS_FILES)) is not None:
+                raise ConfigurationError(complaint) from error
+            raise
 
     async def get(self, key: bytes) -> object:
         """Read one key. A client may send GET to a replica, so a script reads it."""
@@ -183,7 +197,8 @@ def connection_to(client_or_url: object) -> GuardConnection:
         ConfigurationError: the argument is neither, or the driver is missing. The URL is never repeated.
     """
     if isinstance(client_or_url, str):
-        return GuardConnection(_client_for(client_or_url), owned=True, family="redis")
+        client, files = _client_for(client_or_url)
+        return GuardConnection(client, owned=True, family="redis", files=files)
     return GuardConnection(cast("_RedisClient", client_or_url), owned=False, family=_check_client(client_or_url))
 
 
@@ -200,7 +215,8 @@ def _check_client(client: object) -> str:
     return families.pop()
 
 
-def _client_for(url: str) -> _RedisClient:
+def _client_for(url: str) -> tuple[_RedisClient, Mapping[str, str]]:
+    """Make a client for *url*, and return it with the paths of its files for TLS."""
     scheme, colon, _ = url.partition("://")
     if not colon or not (scheme in _SINGLE or scheme in _CLUSTER):
         msg = f"url must begin with one of {', '.join([*_SINGLE, *_CLUSTER])}; for Sentinel pass a client"
@@ -217,9 +233,11 @@ def _client_for(url: str) -> _RedisClient:
     with suppress(TypeError, ValueError, AttributeError):  # they may quote the url, so they must not become the cause
         options = {name: URL_QUERY_ARGUMENT_PARSERS.get(name, str)(text) for name, text in texts.items()}
         arguments = {"socket_timeout": PATIENCE, **options, **place}
+        files = {name: texts[name] for name in TLS_FILES if name in texts}
         if scheme in _CLUSTER:
-            return _cluster_client([address.at(_PORT) for address in parts.addresses()], _CLUSTER[scheme], arguments)
-        return _single_client(_SINGLE[scheme], arguments)
+            addresses = [address.at(_PORT) for address in parts.addresses()]
+            return _cluster_client(addresses, _CLUSTER[scheme], arguments), files
+        return _single_client(_SINGLE[scheme], arguments), files
     msg = "url cannot be used: an option in its query is unknown or has a wrong value"
     raise ConfigurationError(msg)
 

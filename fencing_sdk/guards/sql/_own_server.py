@@ -7,12 +7,14 @@ the statement at the server, and nothing is committed.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
 
 from fencing_sdk._dialing import DialingLoop
+from fencing_sdk._http.tls import complaint_about
 from fencing_sdk._values.extras import install
-from fencing_sdk._values.postgresql_url import read_postgresql_url
+from fencing_sdk._values.postgresql_url import TLS_FILES, read_postgresql_url
 from fencing_sdk._values.scopes import move_on_after
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.guards.sql._identifiers import POSTGRESQL
@@ -57,15 +59,27 @@ class PostgresqlDatabase:
         self._connect = _driver()
 
     async def run(self, work: Callable[[Transaction], Steps[T]]) -> T:
-        """Run *work* in a transaction of its own."""
+        """
+        Run *work* in a transaction of its own.
+
+        Raises:
+            ConfigurationError: a file that the URL names for TLS cannot be used.
+        """
         # Behind a proxy that pools transactions, a prepared statement may be another client's, so none is cached.
-        connection = await self._connect(
-            self._url.options_dsn,
-            loop=DialingLoop(),
-            timeout=_CONNECT_PATIENCE,
-            statement_cache_size=0,
-            **self._url.arguments(),
-        )
+        try:
+            connection = await self._connect(
+                self._url.options_dsn,
+                loop=DialingLoop(),
+                timeout=_CONNECT_PATIENCE,
+                statement_cache_size=0,
+                **self._url.arguments(),
+            )
+        except (FileNotFoundError, ssl.SSLError) as error:  # which name no file
+            password = self._url.file("sslpassword")
+            complaint = complaint_about(*map(self._url.file, TLS_FILES), names=TLS_FILES, password=password)
+            if complaint is None:
+                raise
+            raise ConfigurationError(complaint) from error
         try:
             # At other levels PostgreSQL refuses to raise a fence that another transaction raised meanwhile.
             await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")

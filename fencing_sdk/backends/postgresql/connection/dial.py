@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fencing_sdk._http.tls import complaint_about, distrust
-from fencing_sdk._values.postgresql_url import PostgresqlUrl
+from fencing_sdk._values.postgresql_url import TLS_FILES, PostgresqlUrl
 from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
 from fencing_sdk.backends.postgresql.connection import driver
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
@@ -28,7 +28,6 @@ _VERIFYING = {"verify-ca", "verify-full"}
 _DEMANDING = {"require", *_VERIFYING}
 _ROOT = "~/.postgresql/root.crt"
 """Where libpq and asyncpg look for the certificate of the authority."""
-_FILES = ("sslrootcert", "sslcert", "sslkey")
 _TLS_PLEASE = struct.pack("!ii", 8, 80877103)
 """The wish for TLS, to which PostgreSQL alone answers with one letter."""
 _PROBE_PATIENCE = 1.0
@@ -136,7 +135,7 @@ class PostgresqlDialer:
         try:
             return await driver.connect(host, self._arguments)
         except ssl.SSLCertVerificationError as error:  # before ValueError, which it is too
-            raise BackendRefusedError(BACKEND, "connect", distrust(error, _FILES[0])) from error
+            raise BackendRefusedError(BACKEND, "connect", distrust(error, TLS_FILES[0])) from error
         except (driver.ClientConfigurationError, ValueError, TypeError):
             pass  # its message may quote the URL
         except (FileNotFoundError, ssl.SSLError) as error:  # a file of the URL, or no socket
@@ -237,7 +236,7 @@ async def _asked_for_tls(host: str, port: int) -> bytes:
 
 
 def _about_files(host: PostgresqlUrl) -> str | None:
-    return complaint_about(*map(host.file, _FILES), names=_FILES, password=host.file("sslpassword"))
+    return complaint_about(*map(host.file, TLS_FILES), names=TLS_FILES, password=host.file("sslpassword"))
 
 
 def _unusable(host: PostgresqlUrl) -> str:
