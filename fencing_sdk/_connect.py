@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from fencing_sdk._arguments import check_backend, check_threads_are_real
 from fencing_sdk._client import LockClient
 from fencing_sdk._recording import Recorder
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.observers import Observers
+from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds
-from fencing_sdk._values.token_wire import ENV_RECORD, ENV_URL
+from fencing_sdk._values.token_wire import ENV_RECORD, ENV_URL, ENV_URL_FILE, ENV_WITHHELD
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends import from_url
-from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import Observer
+
+_PASSWORD = re.compile(r"://[^/?]*:[^/?]*@|[?&][a-z_]*password=")
+"""What a URL with a password has, and perhaps some without: it decides on a warning alone."""
 
 
 def connect(
@@ -36,8 +42,8 @@ def connect(
     When the environment variable ``FENCING_RECORD`` names a file, it is opened here, and every event is appended to it.
 
     Args:
-        url: ``"memory://"``, ``"sqlite:///locks.db"``, a backend object, or None for the value of
-            the environment variable ``FENCING_URL``.
+        url: ``"memory://"``, ``"sqlite:///locks.db"``, a backend object, or None for the value of the environment
+            variable ``FENCING_URL``, or for the one line of the file that ``FENCING_URL_FILE`` names.
 
         namespace: A prefix for every lock name, followed by a colon. Lock ``b:c`` in namespace ``a`` is lock ``c`` in
             namespace ``a:b``. Fences have none: lock ``c`` raises the fence of ``c`` in each namespace.
@@ -59,15 +65,16 @@ def connect(
 
     Raises:
         ConfigurationError: there is no such backend, its driver is missing, an option is unknown, or the file of
-            ``FENCING_RECORD`` cannot be opened.
+            ``FENCING_RECORD`` or ``FENCING_URL_FILE`` cannot be used.
         UnsupportedError: gevent or eventlet has replaced the threads of this process.
     """
     check_threads_are_real()
     if url is None:
-        url = os.environ.get(ENV_URL)
-        if not url:
+        found = store_of_environment(logger.warning)
+        if found is None:
             msg = f"connect() needs a URL such as 'sqlite:///locks.db', or {ENV_URL} in the environment"
             raise ConfigurationError(msg)
+        _, url = found
     if isinstance(url, str):
         backend = from_url(url, **options)
     else:
@@ -88,6 +95,65 @@ def connect(
         drain=drain,
         metadata=metadata,
     )
+
+
+def store_of_environment(warn: Callable[[str], object]) -> tuple[str, str] | None:
+    """
+    Return the variable that names a store, and the URL of that store; None if there is no such variable.
+
+    Raises:
+        ConfigurationError: both variables are set; the file cannot be used; or the URL is kept from this process.
+    """
+    url, path = os.environ.get(ENV_URL), os.environ.get(ENV_URL_FILE)
+    if url and path:
+        msg = f"{ENV_URL} and {ENV_URL_FILE} both name a store; unset one of them"
+        raise ConfigurationError(msg)
+    if url:
+        return ENV_URL, url
+    if path:
+        return ENV_URL_FILE, read_url_file(path, ENV_URL_FILE, warn)
+    if os.environ.get(ENV_WITHHELD):
+        msg = (
+            "the fencing run around this command does not pass the URL of its store on; "
+            "add --pass-url to it, or name a store here"
+        )
+        raise ConfigurationError(msg)
+    return None
+
+
+def read_url_file(path: str | Path, name: str, warn: Callable[[str], object]) -> str:
+    """
+    Return the URL that stands alone in the file at *path*, and *warn* if every user may read a password there.
+
+    Args:
+        path: Anything that can be read once.
+
+        name: The option or variable that names the file, for errors.
+
+        warn: Called with one sentence.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is empty, or has more than one line. No part of it is repeated.
+    """
+    where = f"{name} {shown(str(path))}"
+    try:
+        with Path(path).open("rb") as file:
+            mode, content = os.fstat(file.fileno()).st_mode, file.read()
+    except (OSError, ValueError) as error:
+        msg = f"{where} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigurationError(msg) from error
+    try:
+        lines = content.decode("utf-8-sig").strip().splitlines()
+    except UnicodeDecodeError:  # it quotes the content, so it must not become the context of an error
+        lines, problem = [], "is not UTF-8"
+    else:
+        problem = f"has {len(lines)} lines" if lines else "is empty"
+    if len(lines) != 1:
+        msg = f"{where} {problem}; write the URL of the store into it, and nothing else"
+        raise ConfigurationError(msg)
+    if mode & stat.S_IROTH and _PASSWORD.search(lines[0]):
+        warn(f"{where} has a password that every user of this machine may read; run: chmod o= FILE")
+    return lines[0]
 
 
 def _recorder(path: str) -> Recorder:

@@ -31,6 +31,9 @@ ENV_AROUND = "FENCING_AROUND"
 """The tokens of all the commands around, as `format_token` writes them, with spaces between them."""
 ENV_DEADLINE = "FENCING_DEADLINE"
 ENV_URL = "FENCING_URL"
+ENV_URL_FILE = "FENCING_URL_FILE"
+ENV_WITHHELD = "FENCING_STORE_WITHHELD"
+"""Set for a command that gets no URL from the `fencing run` around it, so that it does not take another store."""
 ENV_RECORD = "FENCING_RECORD"
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)

@@ -1,4 +1,5 @@
 """The commands and their arguments, and what an error of the user's looks like."""
+# ruff: noqa: D417  (the options that name a store are described once, at StoreOptions)
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from cyclopts import App, CycloptsError, Parameter, Token
 from fencing_sdk import __version__
 from fencing_sdk.cli._durations import parse_duration
 from fencing_sdk.cli._job import Job, OnLoss
+from fencing_sdk.cli._store import StoreOptions
 from fencing_sdk.cli._streams import Output, OutputClosedError, escape_what_cannot_be_shown, say, silence
 from fencing_sdk.cli.run import Exit, run_job
 from fencing_sdk.errors import ConfigurationError
@@ -55,6 +57,8 @@ def _patience(_hint: object, tokens: Sequence[Token]) -> float | None:
 
 # With a leading hyphen, so that the message to `--ttl -3s` is about the value, and not that there is none.
 _Duration = Annotated[float, Parameter(converter=_duration, allow_leading_hyphen=True)]
+_Where = Annotated[StoreOptions, Parameter(name="*")]
+_DEFAULT = StoreOptions()
 
 
 @app.command(usage="Usage: fencing run LOCK [OPTIONS] -- COMMAND [ARGUMENT ...]")
@@ -62,7 +66,7 @@ def run(
     lock: str,
     /,
     *command: str,
-    url: str | None = None,
+    where: _Where = _DEFAULT,
     ttl: _Duration = 15.0,
     wait: Annotated[float | None, Parameter(converter=_patience, allow_leading_hyphen=True)] = 0.0,
     max_hold: _Duration | None = None,
@@ -70,6 +74,7 @@ def run(
     at_least_on: AtLeastOn = "success",
     on_loss: OnLoss = "term",
     metadata: str | None = None,
+    pass_url: Annotated[bool, Parameter(negative="")] = False,
     quiet: Annotated[bool, Parameter(negative="")] = False,
     verbose: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
@@ -85,8 +90,6 @@ def run(
         lock: What only one may do at a time, such as nightly-report.
 
         command: The command and its arguments. Put -- before it.
-
-        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
 
         ttl: The time after which others get the lock if this machine dies.
 
@@ -106,6 +109,8 @@ def run(
 
         metadata: What others see when they look up the holder. Default: host, process id, name of the command, start.
 
+        pass_url: Let the command know the store of its lock, by FENCING_URL or FENCING_URL_FILE.
+
         quiet: Say nothing when the lock is taken.
 
         verbose: Say when the command starts and when it has ended.
@@ -122,12 +127,12 @@ def run(
         if wait != 0:
             msg = "--at-least goes without --wait: a command that waited would do the work of one tick twice"
             raise ConfigurationError(msg)
-    job = Job(command, on_loss, at_least, at_least_on, quiet=quiet, verbose=verbose)
-    return run_job(job, lock, url=url, ttl=ttl, wait=wait, max_hold=max_hold, metadata=metadata)
+    job = Job(command, on_loss, at_least, at_least_on, pass_url=pass_url, quiet=quiet, verbose=verbose)
+    return run_job(job, lock, where=where, ttl=ttl, wait=wait, max_hold=max_hold, metadata=metadata)
 
 
 @app.command
-def init(*, url: str | None = None, sql: Annotated[bool, Parameter(negative="")] = False) -> int:
+def init(*, where: _Where = _DEFAULT, sql: Annotated[bool, Parameter(negative="")] = False) -> int:
     """Create the tables of a store that has some, such as PostgreSQL, before the first lock.
 
     Without this, the first lock creates them, if its role may. With it, that role needs no right to
@@ -135,8 +140,6 @@ def init(*, url: str | None = None, sql: Annotated[bool, Parameter(negative="")]
     alone; run it again when a server has lost its data.
 
     Args:
-        url: Where locks are kept. Default: $FENCING_URL.
-
         sql: Print the statements for your own migration, and do not connect.
 
     Raises:
@@ -144,13 +147,13 @@ def init(*, url: str | None = None, sql: Annotated[bool, Parameter(negative="")]
     """
     from fencing_sdk.cli.init import prepare  # noqa: PLC0415  (what cron starts every minute loads no more than run)
 
-    return prepare(url, sql=sql)
+    return prepare(where, sql=sql)
 
 
 @app.command
 def doctor(
     *,
-    url: str | None = None,
+    where: _Where = _DEFAULT,
     over: Annotated[float, Parameter(name="--for", converter=_duration, allow_leading_hyphen=True)] = 5.0,
     ttl: _Duration = 15.0,
     json: Annotated[bool, Parameter(negative="")] = False,
@@ -163,8 +166,6 @@ def doctor(
     cannot be used, 3 a warning, 2 wrong usage.
 
     Args:
-        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
-
         over: How long to measure. The longer, the rarer the pauses that are seen.
 
         ttl: The ttl of the locks in use.
@@ -178,7 +179,7 @@ def doctor(
     """
     from fencing_sdk.cli.doctor import run_doctor  # noqa: PLC0415  (what cron starts every minute loads no more than run)
 
-    return run_doctor(url, over=over, ttl=ttl, as_json=json, svg=svg)
+    return run_doctor(where, over=over, ttl=ttl, as_json=json, svg=svg)
 
 
 @app.command
@@ -186,7 +187,7 @@ def ls(
     pattern: str = "*",
     /,
     *,
-    url: str | None = None,
+    where: _Where = _DEFAULT,
     json: Annotated[bool, Parameter(negative="")] = False,
     limit: int = 500,
 ) -> int:
@@ -194,8 +195,6 @@ def ls(
 
     Args:
         pattern: As a shell matches file names, such as 'report/*'. Quote it.
-
-        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
 
         json: Print a line of JSON for each holder, of all locks. Times are in seconds.
 
@@ -206,17 +205,15 @@ def ls(
     """
     from fencing_sdk.cli.operate import list_locks  # noqa: PLC0415  (as above)
 
-    return list_locks(pattern, Output(), url=url, as_json=json, limit=limit)
+    return list_locks(pattern, Output(), where=where, as_json=json, limit=limit)
 
 
 @app.command
-def show(lock: str, /, *, url: str | None = None, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def show(lock: str, /, *, where: _Where = _DEFAULT, json: Annotated[bool, Parameter(negative="")] = False) -> int:
     """Show who holds a lock, since when and for how long, and who waits for it.
 
     Args:
         lock: Its name, with the namespace of the application, if there is one: app:nightly.
-
-        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
 
         json: Print one object of JSON. Times are in seconds.
 
@@ -225,7 +222,7 @@ def show(lock: str, /, *, url: str | None = None, json: Annotated[bool, Paramete
     """
     from fencing_sdk.cli.operate import show_lock  # noqa: PLC0415  (as above)
 
-    return show_lock(lock, Output(), url=url, as_json=json)
+    return show_lock(lock, Output(), where=where, as_json=json)
 
 
 @app.command(name="break")
@@ -236,7 +233,7 @@ def break_(
     reason: str,
     token: int | None = None,
     yes: Annotated[bool, Parameter(negative="")] = False,
-    url: str | None = None,
+    where: _Where = _DEFAULT,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Take a lock away from its holder, whose work is cancelled and told the reason.
@@ -253,8 +250,6 @@ def break_(
 
         yes: Do not ask.
 
-        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
-
         json: Print what became of it as an object of JSON. Goes with --yes.
 
     Raises:
@@ -262,17 +257,15 @@ def break_(
     """
     from fencing_sdk.cli.operate import Breaking  # noqa: PLC0415  (as above)
 
-    return Breaking(name=lock, reason=reason, token=token, yes=yes, as_json=json).run(Output(), url)
+    return Breaking(name=lock, reason=reason, token=token, yes=yes, as_json=json).run(Output(), where)
 
 
 @app.command
-def top(pattern: str = "*", /, *, url: str | None = None, every: _Duration = 2.0, svg: Path | None = None) -> int:
+def top(pattern: str = "*", /, *, where: _Where = _DEFAULT, every: _Duration = 2.0, svg: Path | None = None) -> int:
     """Watch the locks that are held, on a terminal: holders, waiters, the time that is left. Press q to quit.
 
     Args:
         pattern: As a shell matches file names, such as 'report/*'. Quote it.
-
-        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
 
         every: The time between two looks. Each is one call to the store for every 200 locks, up to 1,000 of them.
 
@@ -283,7 +276,7 @@ def top(pattern: str = "*", /, *, url: str | None = None, every: _Duration = 2.0
     """
     from fencing_sdk.cli.top import watch  # noqa: PLC0415  (as above)
 
-    return watch(pattern, url=url, every=every, svg=svg)
+    return watch(pattern, where=where, every=every, svg=svg)
 
 
 @app.command

@@ -22,6 +22,8 @@ class Job:
     at_least: float = 0.0
     """Seconds from the grant for which the lock stays taken, although the command has ended."""
     at_least_on: AtLeastOn = "success"
+    pass_url: bool = False
+    """Whether the command may know the store of its lock."""
     quiet: bool = False
     verbose: bool = False
 

@@ -11,29 +11,37 @@ from fencing_sdk._connect import connect
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.holder_facts import read_facts
 from fencing_sdk._values.token_wire import ENV_URL
+from fencing_sdk.cli._store import StoreOptions
 from fencing_sdk.cli._streams import say
-from fencing_sdk.cli.run import Exit, default_url
+from fencing_sdk.cli.run import Exit
 from fencing_sdk.errors import BackendError, ConfigurationError, UnsupportedError, shown
 
 
-def look(url: str | None, work: Callable[[LockClient], Awaitable[int]]) -> int:
+def look(
+    where: StoreOptions, work: Callable[[LockClient], Awaitable[int]], *, head: Callable[[str], object] = say
+) -> int:
     """
-    Open a client on the store at *url*, or the default one, do *work* and return the exit code.
+    Open a client on the store that is named, or the default one, do *work* and return the exit code.
+
+    *head* shows the default one: nothing is held there by other users and machines.
 
     Raises:
         ConfigurationError: an argument cannot work.
     """
     try:
-        url = url or default_url()
+        store = where.store()
     except (OSError, RuntimeError) as error:
         say(f"no folder for the locks ({error}); set {ENV_URL} or XDG_STATE_HOME")
         return Exit.UNAVAILABLE
-    if url.startswith("memory:"):
+    if store.url.startswith("memory:"):
         msg = "memory:// locks are known only inside their process; use a sqlite:// URL, a server, or no URL"
         raise ConfigurationError(msg)
 
+    if store.warning:
+        head(store.warning)
+
     async def looking() -> int:
-        async with connect(url, observers=()) as locks:
+        async with connect(store.url, observers=()) as locks:
             return await work(locks)
 
     try:

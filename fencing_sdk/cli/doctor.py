@@ -21,8 +21,8 @@ from fencing_sdk.abc import Backend
 from fencing_sdk.backends import from_url
 from fencing_sdk.cli._output import check_output
 from fencing_sdk.cli._screen import draw_screen
-from fencing_sdk.cli._streams import Output, write_out
-from fencing_sdk.cli.run import default_url
+from fencing_sdk.cli._store import StoreOptions
+from fencing_sdk.cli._streams import Output, say, write_out
 from fencing_sdk.diagnosis import Advice, Diagnosis, Finding, Measurements, Severity
 from fencing_sdk.errors import ConfigurationError
 
@@ -39,27 +39,30 @@ class Health(IntEnum):
     WARNINGS = 3
 
 
-def run_doctor(url: str | None, *, over: float, ttl: float, as_json: bool, svg: Path | None) -> Health:
+def run_doctor(where: StoreOptions, *, over: float, ttl: float, as_json: bool, svg: Path | None) -> Health:
     """
-    Diagnose the store at *url* or the default one, print what was found, and return the exit code.
+    Diagnose the store that is named or the default one, print what was found, and return the exit code.
 
     Raises:
         ConfigurationError: an argument cannot work.
     """
     try:
-        url = url or default_url()
+        store = where.store()
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         msg = f"no folder for the locks ({error}); give --url, or set {ENV_URL} or XDG_STATE_HOME"
         raise ConfigurationError(msg) from error
     if svg is not None:
         check_output(svg)
-    diagnosis = asyncio.run(_diagnose(url, over, ttl))
+    if store.warning:
+        say(store.warning)
+    scheme = store.url.partition("://")[0]
+    diagnosis = asyncio.run(_diagnose(store.url, over, ttl))
     if as_json:
         write_out(json.dumps(diagnosis.as_dict(), indent=2) + "\n")
     else:
-        _print(Output(), diagnosis, url.partition("://")[0])
+        _print(Output(), diagnosis, scheme)
     if svg is not None:
-        draw_screen(svg, "fencing doctor", lambda console: _print(console, diagnosis, url.partition("://")[0]))
+        draw_screen(svg, "fencing doctor", lambda console: _print(console, diagnosis, scheme))
     return _health(diagnosis)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import aclosing
 
 import anyio
@@ -11,6 +10,7 @@ import anyio
 from fencing_sdk._values.token_wire import ENV_URL
 from fencing_sdk.abc import SupportsFounding, SupportsSchema
 from fencing_sdk.backends import from_url
+from fencing_sdk.cli._store import StoreOptions
 from fencing_sdk.cli._streams import say, write_out
 from fencing_sdk.cli.run import Exit
 from fencing_sdk.errors import BackendError, ConfigurationError
@@ -19,22 +19,22 @@ _PATIENCE = 30.0
 """Seconds: a table that others read and write is not created at once."""
 
 
-def prepare(url: str | None, *, sql: bool) -> int:
+def prepare(where: StoreOptions, *, sql: bool) -> int:
     """
-    Create the tables of the store at *url*, or print them as *sql*; return the exit code.
+    Create the tables of the store that is named, or print them as *sql*; return the exit code.
 
     Raises:
         ConfigurationError: an argument cannot work.
     """
-    url = url or os.environ.get(ENV_URL)
-    if not url:
+    store = where.named()
+    if store is None:
         msg = f"--url is missing, and {ENV_URL} is not set; write: fencing init --url postgresql://host/database"
         raise ConfigurationError(msg)
-    backend = from_url(url)
+    backend = from_url(store.url)
     if isinstance(backend, SupportsFounding):
         return _found(backend)
     if not isinstance(backend, SupportsSchema):
-        say(f"nothing to do: {url.partition('://')[0]}:// needs no tables, or makes them by itself")
+        say(f"nothing to do: {store.url.partition('://')[0]}:// needs no tables, or makes them by itself")
         return 0
     if sql:
         write_out(f"{backend.schema_sql()}\n")  # for a migration: fencing init --sql > 0042_locks.sql

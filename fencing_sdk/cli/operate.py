@@ -27,6 +27,7 @@ from fencing_sdk._client_operating import check_reason, check_token
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.holder_facts import read_facts
 from fencing_sdk.cli._operator_views import as_fields, at_a_terminal, look, mode_of, readable, span
+from fencing_sdk.cli._store import StoreOptions
 from fencing_sdk.cli._streams import Output, say, write_out
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 
@@ -39,7 +40,7 @@ _GLANCE = 0.2
 """Seconds after which a question looks whether it was interrupted right before it began to wait."""
 
 
-def list_locks(pattern: str, output: Output, *, url: str | None, as_json: bool, limit: int) -> int:
+def list_locks(pattern: str, output: Output, *, where: StoreOptions, as_json: bool, limit: int) -> int:
     """
     Print what is held: a table of at most *limit* rows, or a line of JSON for each holder.
 
@@ -70,7 +71,7 @@ def list_locks(pattern: str, output: Output, *, url: str | None, as_json: bool, 
             say(f"there is more than these {limit}; see all with --limit 0 or --json")
         return 0
 
-    return look(url, lines if as_json else table)
+    return look(where, lines if as_json else table)
 
 
 def _print_table(rows: Sequence[Holder], output: Output) -> None:
@@ -116,7 +117,7 @@ def _filled(text: str, width: int, *, right: bool) -> str:
     return gap + text if right else text + gap
 
 
-def show_lock(name: str, output: Output, *, url: str | None, as_json: bool) -> int:
+def show_lock(name: str, output: Output, *, where: StoreOptions, as_json: bool) -> int:
     """
     Print who holds *name*, and the line.
 
@@ -141,7 +142,7 @@ def show_lock(name: str, output: Output, *, url: str | None, as_json: bool) -> i
             output.print(_queue(line))
         return 0
 
-    return look(url, show)
+    return look(where, show)
 
 
 async def _line(locks: LockClient, name: str) -> Sequence[Waiting] | None:
@@ -187,7 +188,7 @@ class Breaking:
     yes: bool
     as_json: bool
 
-    def run(self, output: Output, url: str | None) -> int:
+    def run(self, output: Output, where: StoreOptions) -> int:
         """
         Take the lock away from the holder with the token, or from the only one, after a question at a terminal.
 
@@ -200,7 +201,7 @@ class Breaking:
         check_reason(self.reason)  # before the question
         if self.token is not None:
             check_token(self.token)
-        return look(url, lambda locks: self._take_away(locks, output))
+        return look(where, lambda locks: self._take_away(locks, output))
 
     async def _take_away(self, locks: LockClient, output: Output) -> int:
         victim = _victim(self.name, await locks.holders(self.name), self.token)

@@ -15,9 +15,7 @@ import os
 import signal
 from collections.abc import Callable
 from enum import IntEnum
-from pathlib import Path
 from typing import Unpack
-from urllib.parse import quote
 
 import anyio
 
@@ -42,6 +40,7 @@ from fencing_sdk._values.token_wire import (
 from fencing_sdk.cli._child import TO_THE_COMMAND, TO_THE_GROUP, Child
 from fencing_sdk.cli._job import Job
 from fencing_sdk.cli._offspring import SEEN
+from fencing_sdk.cli._store import Store, StoreOptions
 from fencing_sdk.cli._streams import say
 from fencing_sdk.errors import (
     AcquireError,
@@ -70,25 +69,9 @@ class Exit(IntEnum):
     NOT_FOUND = 127
 
 
-def default_url() -> str:
+def run_job(job: Job, lock_name: str, *, where: StoreOptions, **options: Unpack[LockOptions]) -> int:
     """
-    The store for locks of this user on this machine: ``$FENCING_URL``, else a file in the state folder.
-
-    Raises:
-        OSError: the folder cannot be made.
-        RuntimeError: it is not known where this user is at home.
-    """
-    if url := os.environ.get(ENV_URL):
-        return url
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    folder = (state if state.is_absolute() else Path.home() / ".local" / "state") / "fencing"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return f"sqlite:///{quote(os.fsencode(folder / 'locks.db'))}"
-
-
-def run_job(job: Job, lock_name: str, *, url: str | None, **options: Unpack[LockOptions]) -> int:
-    """
-    Run *job* under the lock, in the store at *url* or the default one, and return the exit code.
+    Run *job* under the lock, in the store that is named or the default one, and return the exit code.
 
     Without ``metadata`` among the *options*, others see where the job runs and since when.
 
@@ -99,32 +82,34 @@ def run_job(job: Job, lock_name: str, *, url: str | None, **options: Unpack[Lock
         msg = "fencing run needs process groups and signals, which this system does not have"
         raise ConfigurationError(msg)
     try:
-        url = url or default_url()
+        store = where.store()
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         say(f"no folder for the locks ({error}); nothing was run, set {ENV_URL} or XDG_STATE_HOME")
         return Exit.UNAVAILABLE
+    if store.warning:
+        say(store.warning)
     metadata = options.get("metadata")
     if metadata is None:
         metadata = facts_about_command(job.program)
     if job.at_least:
         metadata = say_kept(metadata, job.at_least, seconds(options.get("ttl", DEFAULT_TTL), "ttl"))
     options["metadata"] = metadata
-    return asyncio.run(supervise(job, lock_name, url=url, **options))
+    return asyncio.run(supervise(job, lock_name, store=store, **options))
 
 
-async def supervise(job: Job, lock_name: str, *, url: str, **options: Unpack[LockOptions]) -> int:
+async def supervise(job: Job, lock_name: str, *, store: Store, **options: Unpack[LockOptions]) -> int:
     """
     Run *job* under the lock and return the exit code.
 
     Raises:
         ConfigurationError: an argument cannot work.
     """
-    if url.startswith("memory:"):
+    if store.url.startswith("memory:"):
         msg = "memory:// locks work only inside one process; use a sqlite:// URL, a server, or no URL"
         raise ConfigurationError(msg)
-    locks = connect(url)
+    locks = connect(store.url)
     lock = locks.lock(lock_name, **options)
-    watch = Supervision(job)
+    watch = Supervision(job, store)
     try:
         async with locks:
             await _check_around(locks, lock_name)
@@ -174,8 +159,9 @@ def _taken(error: AcquireError, holder: Holder | None) -> str:
 class Supervision:
     """One command, from the wait for its lock to its end."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, store: Store) -> None:
         self._job = job
+        self._store = store
         self.code = 0
         """The exit code, once the command has ended or a signal came before it was started."""
         self.fate = "nothing was run"
@@ -238,7 +224,7 @@ class Supervision:
     def _start(self, lease: Lease) -> Child:
         child = Child(
             self._job.command,
-            _environment(lease),
+            self._store.environment(passed=self._job.pass_url) | _lease_variables(lease),
             death_signal=_DEATH_SIGNAL[self._job.on_loss],
             may_go_on=lambda: self._job.on_loss == "warn" or lease.held,
         )
@@ -269,10 +255,9 @@ def _grace(lease: Lease) -> float:
     return min(now, state.deadline) + state.timing.safety_buffer / 2 - now
 
 
-def _environment(lease: Lease) -> dict[str, str]:
+def _lease_variables(lease: Lease) -> dict[str, str]:
     deadline = wall_seconds() + lease.remaining
     return {
-        **os.environ,
         ENV_TOKEN: f"{lease.token:d}",
         ENV_HOLDER: lease.holder,
         ENV_LOCK: lease.name,

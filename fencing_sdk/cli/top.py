@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import termios
+import textwrap
 import tty
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from fencing_sdk._values.holder_facts import read_facts
 from fencing_sdk.cli._operator_views import at_a_terminal, look, mode_of, readable, span
 from fencing_sdk.cli._output import check_output
 from fencing_sdk.cli._screen import draw_screen
+from fencing_sdk.cli._store import StoreOptions
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
 
 _MOST = 1000
@@ -54,16 +56,17 @@ class Glance:
     problem: str = ""
 
 
-def watch(pattern: str, *, url: str | None, every: float, svg: Path | None) -> int:
+def watch(pattern: str, *, where: StoreOptions, every: float, svg: Path | None) -> int:
     """
     Show what matches *pattern*, every so many seconds, until ``q`` is pressed; or draw one look into the file *svg*.
 
     Raises:
         ConfigurationError: an argument cannot work, or here is no terminal.
     """
+    screen = Screen(pattern, every)
     if svg is not None:
         check_output(svg)
-        return look(url, lambda locks: _draw(locks, Screen(pattern, every), svg))
+        return look(where, lambda locks: _draw(locks, screen, svg), head=screen.show_first)
     if not at_a_terminal():
         msg = "fencing top needs a terminal; use: fencing ls --json"
         raise ConfigurationError(msg)
@@ -71,7 +74,7 @@ def watch(pattern: str, *, url: str | None, every: float, svg: Path | None) -> i
         msg = f"--every must be at least {_OFTEN:g} s: each look asks the store"
         raise ConfigurationError(msg)
     try:
-        return look(url, lambda locks: _watch(locks, Screen(pattern, every)))
+        return look(where, lambda locks: _watch(locks, screen), head=screen.show_first)
     except KeyboardInterrupt:  # as good as q
         return 0
 
@@ -143,20 +146,27 @@ class Screen:
     def __init__(self, pattern: str, every: float) -> None:
         self.pattern = pattern
         self.every = every
+        self._first = ""
         self._looks = 0
         self._changes = 0  # how often a look found another token than the one before
         self._tokens: dict[tuple[str, int | None], int] = {}
         self._longest: dict[str, float] = {}  # the most time left that a look has shown: a full bar
+
+    def show_first(self, text: str) -> None:
+        """Begin each screen with *text*."""
+        self._first = text
 
     def of(self, seen: Glance, width: int, height: int) -> Group:
         """Two lines of totals; then the locks that most wait for, and those with the least time left."""
         if not seen.problem:
             self._note(seen)
         rows = sorted(seen.holders, key=lambda holder: (-(holder.waiters or 0), holder.remaining))
-        room = max(height - 5, 1)
+        first = textwrap.wrap(self._first, width)
+        room = max(height - 5 - len(first), 1)
         more = len(rows) - room
         end = Text(f"... and {more} more" if more > 0 else "", style="dim")
-        return Group(self._totals(seen), Text(), self._table(rows[:room], width), end)
+        top = Text("\n".join([*first, ""]), style="yellow", end="")
+        return Group(top, self._totals(seen), Text(), self._table(rows[:room], width), end)
 
     def _note(self, seen: Glance) -> None:
         tokens = {(holder.name, holder.permit): holder.token for holder in seen.holders}

@@ -44,11 +44,13 @@ class Fencing:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state = folder / "state"
+        self.store = folder / "locks.db"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("FENCING_")}
         for size in ("COLUMNS", "LINES"):  # readline exports them to the workers of a parallel run
             inherited.pop(size, None)
         self.environment = inherited | {
             "XDG_STATE_HOME": str(self.state),
+            "FENCING_URL": f"sqlite:///{self.store}",
             "NO_COLOR": "1",
             "PYTHONWARNINGS": "error",
             # Compiled once for all tests and workers, also where nothing may be compiled: it takes longer than they do.
@@ -85,7 +87,7 @@ class Fencing:
 
     def take_away(self) -> None:
         """End every grant behind the holders' backs: their next renewal is refused."""
-        with closing(sqlite3.connect(self.state / "fencing" / "locks.db", timeout=5)) as file, file:
+        with closing(sqlite3.connect(self.store, timeout=5)) as file, file:
             assert file.execute("DELETE FROM fencing_lock").rowcount
 
     def clean_up(self) -> None:

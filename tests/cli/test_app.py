@@ -10,7 +10,7 @@ from command_line import Fencing
 
 from fencing_sdk import __version__
 from fencing_sdk.cli._app import run_app
-from fencing_sdk.cli.run import default_url
+from fencing_sdk.cli._store import StoreOptions
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,9 @@ from fencing_sdk.cli.run import default_url
         (["run", "job", "--url", "nosuch://x", "--", "true"], "no backend for 'nosuch' URLs"),
         (["run", "job", "--url", "memory://", "--", "true"], "only inside one process"),
         (["run", "job", "-x", "true"], "Unknown option"),
+        (["run", "job", "--url", "", "--", "true"], "--url is empty"),
+        (["ls", "--url", "memory://", "--url-file", "url"], "--url and --url-file both name a store"),
+        (["ls", "--url-file", "url"], "--url-file 'url' cannot be read: No such file or directory"),
         (["init"], "--url is missing, and FENCING_URL is not set"),
         (["init", "--url", "nosuch://x"], "no backend for 'nosuch' URLs"),
         (["rnu"], 'Did you mean "run"?'),
@@ -50,7 +53,7 @@ def test_wrong_usage_is_one_line_on_standard_error_and_2(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.delenv("FENCING_URL", raising=False)
+    monkeypatch.setenv("FENCING_URL", "" if arguments == ["init"] else "sqlite:///locks.db")
     monkeypatch.chdir(tmp_path)
     assert run_app(arguments) == 2
     out, err = capsys.readouterr()
@@ -71,11 +74,12 @@ def test_without_a_usable_state_folder_the_one_of_the_home_is_taken(
 ):
     for name, value in {"XDG_STATE_HOME": state, "HOME": str(tmp_path / "a b?c#d%"), "FENCING_URL": ""}.items():
         monkeypatch.setenv(name, value)
-    assert default_url() == f"sqlite:///{tmp_path}/a%20b%3Fc%23d%25/.local/state/fencing/locks.db"
+    assert StoreOptions().store().url == f"sqlite:///{tmp_path}/a%20b%3Fc%23d%25/.local/state/fencing/locks.db"
     assert (tmp_path / "a b?c#d%" / ".local" / "state" / "fencing").is_dir()
 
 
 def test_a_state_folder_that_cannot_be_made_means_69(fencing: Fencing):
+    del fencing.environment["FENCING_URL"]
     fencing.state.write_text("in the way")
     done = fencing("run", "job", "--", "true")
     assert done.returncode == 69

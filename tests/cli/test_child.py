@@ -11,12 +11,15 @@ from fencing_sdk import Acquired, Event, connect
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.cli._child import Child
 from fencing_sdk.cli._job import Job
+from fencing_sdk.cli._store import StoreOptions
 from fencing_sdk.cli.run import Supervision
+
+STORE = StoreOptions("memory://").store()
 
 
 async def test_a_signal_between_the_grant_and_the_start_starts_nothing(tmp_path: Path):
     job = Job(("touch", str(tmp_path / "ran")), "term", quiet=False)
-    watch = Supervision(job)
+    watch = Supervision(job, STORE)
 
     def interrupt(event: Event) -> None:
         if isinstance(event, Acquired):
@@ -48,7 +51,7 @@ async def test_a_command_that_cannot_even_be_started_gives_the_lock_back(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ):
     job = Job(("true", "x" * 2**22), "term", quiet=False)
-    watch = Supervision(job)
+    watch = Supervision(job, STORE)
     async with connect(MemoryBackend()) as locks:
         await watch.run(locks.lock("job"))
         assert await locks.inspect("job") is None

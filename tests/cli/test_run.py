@@ -74,6 +74,7 @@ def test_the_command_finds_the_lease_in_its_environment(fencing: Fencing):
 
 
 def test_the_default_store_is_a_file_that_only_its_user_can_reach(fencing: Fencing):
+    del fencing.environment["FENCING_URL"]
     assert fencing("run", "job", "--", "true").returncode == 0
     folder = fencing.state / "fencing"
     assert (folder / "locks.db").exists()
@@ -241,12 +242,13 @@ def test_a_script_without_a_first_line_is_run_by_a_shell(fencing: Fencing):
 @pytest.mark.parametrize("wait", ["0", "forever"])
 def test_a_command_that_asks_for_the_lock_around_it_is_told_so(fencing: Fencing, wait: str, between: tuple[str, ...]):
     program = f"{sys.executable} -m fencing_sdk"
-    deeper = "".join(f"{program} run {name} -- " for name in between)
+    deeper = "".join(f"{program} run {name} --pass-url -- " for name in between)
     inner = f"{deeper}{program} run job --wait {wait} -- touch ran"
-    done = fencing("run", "job", *shell(inner))
+    done = fencing("run", "job", "--pass-url", *shell(inner))
     assert done.returncode == 2
     assert "'job' is held by the fencing run around this one, which would wait for itself" in done.stderr
-    elsewhere = fencing("run", "job", "--url", "sqlite:///other.db", *shell(inner))  # a lock of the same name
+    inner = inner.replace(" run ", f" run --url sqlite:///{fencing.store} ", 1)  # a lock of the same name
+    elsewhere = fencing("run", "job", "--url", "sqlite:///other.db", *shell(inner))
     assert (elsewhere.returncode, elsewhere.stderr) == (0, "")
     assert fencing.path("ran").exists()
 
@@ -474,6 +476,7 @@ os.posix_spawn = spawn_and_stop
 
 
 def test_a_store_that_is_gone_ends_the_command_at_the_deadline(fencing: Fencing):
+    del fencing.environment["FENCING_URL"]
     process = fencing.start("run", "job", "--ttl", "3", *shell(f"echo > ready; exec sleep {LONG}"))
     fencing.appears("ready")
     (fencing.state / "fencing").rename(fencing.state / "gone")
@@ -522,7 +525,7 @@ def test_a_command_that_hangs_is_stopped_after_max_hold(fencing: Fencing):
 async def seen_by_others(fencing: Fencing, *arguments: str) -> str | None:
     fencing.start("run", "job", *arguments)
     fencing.appears("holder.pid")
-    async with connect(f"sqlite:///{fencing.state}/fencing/locks.db") as locks:
+    async with connect(f"sqlite:///{fencing.store}") as locks:
         holder = await locks.inspect("job")
     return holder.metadata
 

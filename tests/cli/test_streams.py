@@ -83,7 +83,7 @@ def test_an_output_of_ascii_gets_escapes(fencing: Fencing):
     fencing.environment |= {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     inner = f"{sys.executable} -m fencing_sdk"
     script = f'{inner} ls; {inner} show "$0"; {inner} ls --json; {inner} run "$0" -- true; {inner} run --help'
-    done = fencing("run", NAME, "--verbose", "--metadata", TOLD, "--", "sh", "-c", script, NAME)
+    done = fencing("run", NAME, "--verbose", "--pass-url", "--metadata", TOLD, "--", "sh", "-c", script, NAME)
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     assert done.stdout.isascii()
