@@ -27,6 +27,7 @@ METADATA_KEY = HEADER.lower()
 ENV_TOKEN = "FENCING_TOKEN"  # noqa: S105  (the name of a variable; a fencing token is no secret)
 ENV_HOLDER = "FENCING_HOLDER"
 ENV_LOCK = "FENCING_LOCK"
+ENV_PERMIT = "FENCING_PERMIT"
 ENV_AROUND = "FENCING_AROUND"
 """The tokens of all the commands around, as `format_token` writes them, with spaces between them."""
 ENV_DEADLINE = "FENCING_DEADLINE"

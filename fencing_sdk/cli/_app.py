@@ -74,6 +74,10 @@ def run(
     at_least_on: AtLeastOn = "success",
     on_loss: OnLoss = "term",
     metadata: str | None = None,
+    permits: int | None = None,
+    shared: Annotated[bool, Parameter(negative="")] = False,
+    exclusive: Annotated[bool, Parameter(negative="")] = False,
+    metrics_file: Path | None = None,
     pass_url: Annotated[bool, Parameter(negative="")] = False,
     quiet: Annotated[bool, Parameter(negative="")] = False,
     verbose: Annotated[bool, Parameter(negative="")] = False,
@@ -109,6 +113,15 @@ def run(
 
         metadata: What others see when they look up the holder. Default: host, process id, name of the command, start.
 
+        permits: So many commands hold the lock at the same time, each a number of its own.
+
+        shared: Hold the lock together with all others who share it, and with no one else.
+
+        exclusive: Hold the lock alone, in one line with those who share it.
+
+        metrics_file: A file for the textfile collector of node_exporter: start, end, exit code, last success. It ends
+            with .prom.
+
         pass_url: Let the command know the store of its lock, by FENCING_URL or FENCING_URL_FILE.
 
         quiet: Say nothing when the lock is taken.
@@ -127,7 +140,30 @@ def run(
         if wait != 0:
             msg = "--at-least goes without --wait: a command that waited would do the work of one tick twice"
             raise ConfigurationError(msg)
-    job = Job(command, on_loss, at_least, at_least_on, pass_url=pass_url, quiet=quiet, verbose=verbose)
+    ways = [
+        way
+        for way, asked in (("--permits", permits is not None), ("--shared", shared), ("--exclusive", exclusive))
+        if asked
+    ]
+    if len(ways) > 1:
+        msg = f"{' and '.join(ways)} are different ways to hold a lock; choose one"
+        raise ConfigurationError(msg)
+    if ways and at_least:
+        msg = f"--at-least goes without {ways[0]}: it keeps a lock that one command at a time may hold"
+        raise ConfigurationError(msg)
+    job = Job(
+        command,
+        on_loss,
+        at_least,
+        at_least_on,
+        permits=permits,
+        shared=shared,
+        exclusive=exclusive,
+        metrics_file=metrics_file,
+        pass_url=pass_url,
+        quiet=quiet,
+        verbose=verbose,
+    )
     return run_job(job, lock, where=where, ttl=ttl, wait=wait, max_hold=max_hold, metadata=metadata)
 
 

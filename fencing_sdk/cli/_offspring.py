@@ -2,8 +2,8 @@
 What a command has started, also in process groups of its own, as Linux shows it in ``/proc``.
 
 A descendant of the command belongs to it, whatever group and session it has: ``timeout 600 step`` makes a group. What
-has lost its parent is known by the token in its environment. If it is in another session, too, it was detached on
-purpose, as a daemon is: such a process is named, and runs on.
+has lost its parent is known by ``FENCING_AROUND`` in its environment. If it is in another session, too, it was detached
+on purpose, as a daemon is: such a process is named, and runs on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fencing_sdk._values.token_wire import ENV_HOLDER, ENV_TOKEN
+from fencing_sdk._values.token_wire import ENV_AROUND
 
 SEEN = sys.platform.startswith("linux")
 """Whether this system shows what a command has started, beyond its process group."""
@@ -44,7 +44,7 @@ class Offspring:
 
     def __init__(self, command: int, environment: Mapping[str, str]) -> None:
         self._command = command
-        self._mark = {f"{name}={environment.get(name)}".encode() for name in (ENV_TOKEN, ENV_HOLDER)}
+        self._mark = f"{ENV_AROUND}={environment.get(ENV_AROUND)}".encode()  # no other run has it; readers share tokens
         self._known: set[tuple[int, int]] = set()  # process ids and beginnings
         self._signalled: set[tuple[int, int]] = set()  # process ids and signals
 
@@ -81,9 +81,9 @@ class Offspring:
         return found
 
     def _is_marked(self, pid: int) -> bool:
-        """Whether a process was started with the command's token; False also where that is not ours to read."""
+        """Whether a process was started under the command; False also where that is not ours to read."""
         try:
-            return self._mark <= set(Path("/proc", str(pid), "environ").read_bytes().split(b"\0"))
+            return self._mark in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
         except OSError:
             return False
 

@@ -15,7 +15,7 @@ from fencing_sdk.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class ChosenStore:
     """A store that was found."""
 
     url: str = field(repr=False)
@@ -32,13 +32,11 @@ class Store:
         names = f"--url, --url-file, {ENV_URL} or {ENV_URL_FILE}"
         return f"no store is named by {names}: these are the locks of this user on this machine alone, in {self.url}"
 
-    def environment(self, *, passed: bool) -> dict[str, str]:
-        """Return the environment of a command that runs under a lock of this store, which it finds if *passed*."""
-        ours = {ENV_URL, ENV_URL_FILE, ENV_WITHHELD}
-        others = {name: value for name, value in os.environ.items() if name not in ours}
-        if passed:
-            return {**others, **self.variables}
-        return {**others, ENV_WITHHELD: "1"} if self.named else others
+    def passed(self, *, on: bool) -> Mapping[str, str]:
+        """Return the variables for a command that runs under a lock of this store, which it may know if *on*."""
+        if on:
+            return self.variables
+        return {ENV_WITHHELD: "1"} if self.named else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class StoreOptions:
     url: str | None = field(default=None, repr=False)
     url_file: Path | None = None
 
-    def named(self) -> Store | None:
+    def named(self) -> ChosenStore | None:
         """
         Return the store that an option or else the environment names.
 
@@ -70,13 +68,13 @@ class StoreOptions:
             msg = "--url is empty; is the variable in it not set?"
             raise ConfigurationError(msg)
         if self.url is not None:
-            return Store(self.url, {ENV_URL: self.url})
+            return ChosenStore(self.url, {ENV_URL: self.url})
         variable, url = store_of_environment(say) or ("", "")
         if variable == ENV_URL_FILE:
             return _in_file(Path(os.environ[ENV_URL_FILE]), url)
-        return Store(url, {ENV_URL: url}) if url else None
+        return ChosenStore(url, {ENV_URL: url}) if url else None
 
-    def store(self) -> Store:
+    def store(self) -> ChosenStore:
         """
         Return the store that is named, or else the file in which this user keeps locks on this machine.
 
@@ -91,9 +89,9 @@ class StoreOptions:
         folder = (state if state.is_absolute() else Path.home() / ".local" / "state") / "fencing"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         url = f"sqlite:///{quote(os.fsencode(folder / 'locks.db'))}"
-        return Store(url, {ENV_URL: url}, named=False)
+        return ChosenStore(url, {ENV_URL: url}, named=False)
 
 
-def _in_file(path: Path, url: str) -> Store:
+def _in_file(path: Path, url: str) -> ChosenStore:
     """A store whose URL another program reads from the same file too, unless that is a pipe, which is empty by now."""
-    return Store(url, {ENV_URL_FILE: str(path.absolute())} if path.is_file() else {ENV_URL: url})
+    return ChosenStore(url, {ENV_URL_FILE: str(path.absolute())} if path.is_file() else {ENV_URL: url})

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Unpack
 
@@ -22,7 +22,7 @@ import anyio
 from fencing_sdk._arguments import LockOptions
 from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
-from fencing_sdk._lease import Lease, state_of
+from fencing_sdk._lease import Lease, PermitLease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder, Token
 from fencing_sdk._values.clock import BootClock, wall_seconds
@@ -33,14 +33,18 @@ from fencing_sdk._values.token_wire import (
     ENV_DEADLINE,
     ENV_HOLDER,
     ENV_LOCK,
+    ENV_PERMIT,
     ENV_TOKEN,
     ENV_URL,
+    ENV_URL_FILE,
+    ENV_WITHHELD,
     format_token,
 )
 from fencing_sdk.cli._child import TO_THE_COMMAND, TO_THE_GROUP, Child
 from fencing_sdk.cli._job import Job
+from fencing_sdk.cli._metrics_file import MetricsFile, Result
 from fencing_sdk.cli._offspring import SEEN
-from fencing_sdk.cli._store import Store, StoreOptions
+from fencing_sdk.cli._store import ChosenStore, StoreOptions
 from fencing_sdk.cli._streams import say
 from fencing_sdk.errors import (
     AcquireError,
@@ -49,12 +53,15 @@ from fencing_sdk.errors import (
     LeaseLostError,
     LockHeldError,
     LossReason,
+    UnsupportedError,
     shown,
 )
 from fencing_sdk.recipes.jobs import keep
 
 _DEATH_SIGNAL = {"term": signal.SIGTERM, "kill": signal.SIGKILL, "warn": 0}
 _SIGNALLED = 128
+_OF_ONE_RUN = frozenset({ENV_URL, ENV_URL_FILE, ENV_WITHHELD, ENV_PERMIT})
+"""What a command does not inherit from the commands around it."""
 
 
 class Exit(IntEnum):
@@ -97,7 +104,7 @@ def run_job(job: Job, lock_name: str, *, where: StoreOptions, **options: Unpack[
     return asyncio.run(supervise(job, lock_name, store=store, **options))
 
 
-async def supervise(job: Job, lock_name: str, *, store: Store, **options: Unpack[LockOptions]) -> int:
+async def supervise(job: Job, lock_name: str, *, store: ChosenStore, **options: Unpack[LockOptions]) -> int:
     """
     Run *job* under the lock and return the exit code.
 
@@ -108,32 +115,44 @@ async def supervise(job: Job, lock_name: str, *, store: Store, **options: Unpack
         msg = "memory:// locks work only inside one process; use a sqlite:// URL, a server, or no URL"
         raise ConfigurationError(msg)
     locks = connect(store.url)
-    lock = locks.lock(lock_name, **options)
-    watch = Supervision(job, store)
+    metrics = None if job.metrics_file is None else MetricsFile(job.metrics_file, lock_name)
+    watch = Supervision(job, store, metrics)
+    try:
+        lock = job.lock(locks, lock_name, options)
+    except UnsupportedError as error:
+        say(f"{error}; nothing was run")
+        return Exit.UNAVAILABLE
+    result, code = await _outcome(watch, locks, lock, quiet=job.quiet)
+    if metrics is not None:
+        await metrics.ended(result, code, watch.began, watch.ended)
+    return code
+
+
+async def _outcome(watch: Supervision, locks: LockClient, lock: Lock, *, quiet: bool) -> tuple[Result, int]:
     try:
         async with locks:
-            await _check_around(locks, lock_name)
+            await _check_around(locks, lock.name)
             try:
                 await watch.run(lock)
             except AcquireError as error:
-                if not job.quiet:
-                    say(_taken(error, await _holder(locks, lock_name)))
-                return Exit.TAKEN
+                if not quiet:
+                    say(_taken(error, await _holder(locks, lock.name)))
+                return Result.SKIP, Exit.TAKEN
     except BackendError as error:
         say(f"the lock's store cannot be used, nothing was run: {error}")
-        return Exit.UNAVAILABLE
+        return Result.UNAVAILABLE, Exit.UNAVAILABLE
     except LeaseLostError as error:
         if watch.fate:
             say(f"{error}; {watch.fate}")
-            return Exit.LOST
-    return watch.code
+        return Result.LOSS, Exit.LOST if watch.fate else watch.code
+    return watch.result, watch.code
 
 
 async def _check_around(locks: LockClient, name: str) -> None:
     """Refuse a lock under which this very process was started, however deep: it would wait for its own end."""
     around = os.environ.get(ENV_AROUND, "").split()
-    holder = await locks.inspect(name) if around else None
-    if holder and format_token(Token(holder.token, holder.holder)) in around:
+    holders = await locks.holders(name) if around else ()
+    if any(format_token(Token(holder.token, holder.holder)) in around for holder in holders):
         msg = (
             f"lock {shown(name)} is held by the fencing run around this one, which would wait for itself; "
             "leave the inner one out, or give it a lock of another name"
@@ -159,9 +178,13 @@ def _taken(error: AcquireError, holder: Holder | None) -> str:
 class Supervision:
     """One command, from the wait for its lock to its end."""
 
-    def __init__(self, job: Job, store: Store) -> None:
+    def __init__(self, job: Job, store: ChosenStore, metrics: MetricsFile | None = None) -> None:
         self._job = job
         self._store = store
+        self._metrics = metrics
+        self.began = self.ended = 0.0
+        """When the command was started, and when it ended: seconds since 1970."""
+        self.result = Result.SKIP
         self.code = 0
         """The exit code, once the command has ended or a signal came before it was started."""
         self.fate = "nothing was run"
@@ -186,6 +209,7 @@ class Supervision:
             await keep(state_of(lease), self._job.at_least)
         except LeaseLostError as loss:
             say(f"{loss}; the command had ended")
+            self.result = Result.LOSS
             self.code = self.code if self._job.on_loss == "warn" else Exit.LOST
 
     def receive(self, number: int) -> None:
@@ -201,7 +225,9 @@ class Supervision:
     async def _run_under(self, lease: Lease) -> None:
         program = shown(self._job.program)
         started_at = BootClock().now()
-        self._tell(f"lock {shown(lease.name)} is held with token {lease.token:d}; {program} starts")
+        self.began = self.ended = wall_seconds()
+        self.result = Result.FAILURE
+        self._tell(f"lock {shown(lease.resource)} is held with token {lease.token:d}; {program} starts")
         try:
             child = self._start(lease)
         except OSError as error:
@@ -209,11 +235,14 @@ class Supervision:
             self.code = Exit.NOT_EXECUTABLE
             return
         try:
+            if self._metrics is not None:
+                await self._metrics.started(self.began)
             await child.wait()
         finally:
             if child.running:
                 await self._lose(child, lease)
-            self.code = child.code
+            self.code, self.ended = child.code, wall_seconds()
+            self.result = Result.FAILURE if self.code else Result.SUCCESS
             took = BootClock().now() - started_at
             self._tell(f"{program} has ended with exit code {self.code} after {took:.1f} s")
 
@@ -224,7 +253,7 @@ class Supervision:
     def _start(self, lease: Lease) -> Child:
         child = Child(
             self._job.command,
-            self._store.environment(passed=self._job.pass_url) | _lease_variables(lease),
+            _environment(lease, self._store.passed(on=self._job.pass_url)),
             death_signal=_DEATH_SIGNAL[self._job.on_loss],
             may_go_on=lambda: self._job.on_loss == "warn" or lease.held,
         )
@@ -255,13 +284,18 @@ def _grace(lease: Lease) -> float:
     return min(now, state.deadline) + state.timing.safety_buffer / 2 - now
 
 
-def _lease_variables(lease: Lease) -> dict[str, str]:
-    deadline = wall_seconds() + lease.remaining
+def _environment(lease: Lease, store: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of the command; what a command around this one was told of its lock is not in it."""
+    deadline, token = wall_seconds() + lease.remaining, lease.token
+    around = f"{os.environ.get(ENV_AROUND, '')} {format_token(Token(token, lease.holder))}"  # each reader's own
     return {
-        ENV_TOKEN: f"{lease.token:d}",
-        ENV_HOLDER: lease.holder,
+        **{name: value for name, value in os.environ.items() if name not in _OF_ONE_RUN},
+        **store,
+        ENV_TOKEN: f"{token:d}",
+        ENV_HOLDER: token.holder or "",
         ENV_LOCK: lease.name,
-        ENV_AROUND: f"{os.environ.get(ENV_AROUND, '')} {format_token(lease.token)}".strip(),
+        **({ENV_PERMIT: f"{lease.permit:d}"} if isinstance(lease, PermitLease) else {}),
+        ENV_AROUND: around.strip(),
         ENV_DEADLINE: f"{deadline:.3f}",
     }
 

@@ -36,6 +36,20 @@ from fencing_sdk.cli._store import StoreOptions
         (["run", "job", "--url", "nosuch://x", "--", "true"], "no backend for 'nosuch' URLs"),
         (["run", "job", "--url", "memory://", "--", "true"], "only inside one process"),
         (["run", "job", "-x", "true"], "Unknown option"),
+        (["run", "job", "--permits", "0", "--", "true"], "permits must be a whole number from 1 to 1000, got 0"),
+        (
+            ["run", "job", "--permits", "2", "--shared", "--", "true"],
+            "--permits and --shared are different ways to hold",
+        ),
+        (
+            ["run", "job", "--shared", "--exclusive", "--", "true"],
+            "--shared and --exclusive are different ways to hold",
+        ),
+        (
+            ["run", "job", "--shared", "--at-least", "1s", "--", "true"],
+            "--at-least goes without --shared: it keeps a lock",
+        ),
+        (["run", "job", "--metrics-file", "job.txt", "--", "true"], "--metrics-file must end with .prom"),
         (["run", "job", "--url", "", "--", "true"], "--url is empty"),
         (["ls", "--url", "memory://", "--url-file", "url"], "--url and --url-file both name a store"),
         (["ls", "--url-file", "url"], "--url-file 'url' cannot be read: No such file or directory"),
