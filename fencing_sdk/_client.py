@@ -39,7 +39,7 @@ from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, patience, seconds
 from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.abc import Backend
-from fencing_sdk.errors import ConfigurationError, UsageError
+from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.events import Observer
 from fencing_sdk.recipes.drain_signals import DrainOnSignals, check_signals
 from fencing_sdk.recipes.election import Election, as_leader
@@ -74,6 +74,9 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
         drain: Seconds for which closing the client lets bodies go on, as `drain` does. None ends them at once.
 
+        open_wait: Seconds for which opening the client waits for a store that is away. 0, the default, asks once. None
+            asks nothing: the first lock opens the connection, and its ``wait`` counts for both.
+
         metadata: The metadata of every lock that has none of its own. The default is a JSON object: host, process id
             and the name of the program without its arguments. ``""`` stores nothing.
 
@@ -92,6 +95,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         clock: Clock | None = None,
         watch_stalls: bool = True,
         drain: Seconds | None = None,
+        open_wait: Seconds | None = 0.0,
         metadata: str | None = None,
     ) -> None:
         check_threads_are_real()
@@ -103,6 +107,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         self._clock = check_clock(clock)
         self._watch_stalls = check_flag(watch_stalls, "watch_stalls")
         self._drain = None if drain is None else seconds(drain, "drain")
+        self._open_wait = None if open_wait is None else seconds(open_wait, "open_wait")
         self._metadata = check_metadata(metadata)
         self._engine: Engine | None = None
 
@@ -112,16 +117,20 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         return f"<LockClient on {backend_name(self._backend)}, {state}>"
 
     async def __aenter__(self) -> Self:
+        await self._enter(lazily=self._open_wait is None)
+        return self
+
+    async def _enter(self, *, lazily: bool) -> None:
         while (former := self._engine) is not None and not former.closed:
             await former.wait_closed()
-        engine = Engine(self._backend, self._clock, self._observers, watch_stalls=self._watch_stalls)
+        wait, watch = self._open_wait or 0.0, self._watch_stalls
+        engine = Engine(self._backend, self._clock, self._observers, watch_stalls=watch, open_wait=wait)
         self._engine = engine
         try:
-            await engine.start()
+            await engine.start(lazily=lazily)
         except BaseException:
             await self.aclose()
             raise
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -174,9 +183,9 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             ttl: Seconds the store keeps a grant after the last renewal, 15 by default. If this process dies,
                 others wait at most this long. From 50 ms to one day; use 1 s or more over a network.
 
-            wait: Seconds to wait for another holder. None waits for ever, 0 asks once. A store
-                that does not answer is tried again until *wait* or one ttl is over, whichever is first. A request
-                that is on its way has one second nevertheless, with ``wait=0`` too.
+            wait: Seconds to wait for another holder, and for a store that does not answer. 0 asks once. None waits for
+                ever for a holder, and one ttl for the store. A request that is on its way has one second nevertheless,
+                with ``wait=0`` too, and the first connection of a client has five.
 
             safety_buffer: Seconds before the ttl ends at which the work is cancelled. A fifth of
                 the ttl by default; make it three times the longest pause of your event loop.
@@ -427,11 +436,10 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         """
         return await self._opened().inspect(in_namespace(self._namespace, check_name(name)))
 
-    def _opened(self) -> Engine:
-        if self._engine is None:
-            msg = "this client is not open; enter it first: async with client"
-            raise UsageError(msg)
-        return self._engine
+
+async def enter(client: LockClient, *, lazily: bool) -> None:
+    """Do what ``async with`` does first, or leave the store to the first call. For this package alone."""
+    await client._enter(lazily=lazily)  # noqa: SLF001
 
 
 def drain_of(client: LockClient) -> float | None:

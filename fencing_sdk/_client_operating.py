@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -19,7 +18,7 @@ from fencing_sdk._values.client_status import Status
 from fencing_sdk._values.names import check_name, in_namespace
 from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking, SupportsShares
 from fencing_sdk.diagnosis.client import DiagnosableClient
-from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
+from fencing_sdk.errors import ConfigurationError, UnsupportedError, UsageError, shown
 from fencing_sdk.recipes.election_term import ElectionState
 
 PAGE = 200
@@ -32,9 +31,13 @@ class OperatingClient(DiagnosableClient):
     """What `LockClient` inherits: it brings the backend, the namespace and the engine."""
 
     _engine: Engine | None
+    _open_wait: float | None
 
-    @abstractmethod
-    def _opened(self) -> Engine: ...
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            msg = "this client is not open; enter it first: async with client"
+            raise UsageError(msg)
+        return self._engine
 
     @cached_property
     def _elections(self) -> WeakSet[ElectionState]:
@@ -174,6 +177,17 @@ def check_reason(reason: object) -> str:
         msg = f"reason must be a text of 1 to {_REASON_LIMIT} printable characters for the holder, not {shown(reason)}"
         raise ConfigurationError(msg)
     return reason
+
+
+async def reach(client: OperatingClient) -> None:
+    """
+    Ask the store of *client*, which was entered lazily, as ``async with`` does. For this package alone.
+
+    Raises:
+        BackendError, UsageError: as `BackendOpening.wait`.
+    """
+    if client._open_wait is not None:  # noqa: SLF001
+        await client._opened().opening.wait()  # noqa: SLF001
 
 
 def draining_of(client: OperatingClient) -> Draining:

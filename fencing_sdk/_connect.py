@@ -33,6 +33,7 @@ def connect(
     clock: Clock | None = None,
     watch_stalls: bool = True,
     drain: Seconds | None = None,
+    open_wait: Seconds | None = 0.0,
     metadata: str | None = None,
     **options: object,
 ) -> LockClient:
@@ -58,6 +59,9 @@ def connect(
             a heartbeat is overdue.
 
         drain: Seconds for which closing the client lets bodies go on: for the lifespan of an application.
+
+        open_wait: Seconds for which opening the client waits for a store that is away. 0, the default, asks once. None
+            asks nothing: the first lock opens the connection, and its ``wait`` counts for both.
 
         metadata: The metadata of every lock that has none of its own: see `LockClient`. Not a place for secrets.
 
@@ -93,6 +97,7 @@ def connect(
         clock=clock,
         watch_stalls=watch_stalls,
         drain=drain,
+        open_wait=open_wait,
         metadata=metadata,
     )
 

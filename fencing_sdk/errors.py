@@ -281,7 +281,18 @@ class BackendError(FencingError):
 
 
 class BackendUnavailableError(BackendError):
-    """The store did not answer. The outcome of the call is unknown and another try may help."""
+    """
+    The store did not answer. The outcome of the call is unknown and another try may help.
+
+    ``waited`` is the number of seconds for which the store was waited for, or None if it was asked once.
+    """
+
+    def __init__(self, backend: str, operation: str, detail: str = "") -> None:
+        super().__init__(backend, operation, detail)
+        self.waited: float | None = None
+
+    def __str__(self) -> str:
+        return super().__str__() + ("" if self.waited is None else f"; waited {_rounded(self.waited)} s")
 
 
 class BackendRefusedError(BackendError):

@@ -143,6 +143,7 @@ SCENARIOS = {
         "memory": "there is no server and no network between: the faults are those of tests/scenarios/test_fm_*.py",
         "sqlite": "there is no server and no network between: test_sqlite_processes.py has what a file can do",
     },
+    "OpeningSuite": {"memory": "it is never away: tests/unit/test_opening.py has one that says so"},
     "ElectionSuite": {
         "memory": "it lives in one process: tests/unit/test_election.py",
         "kahuna": "it has no line in which a candidate could be seen",

@@ -7,7 +7,7 @@ once; this is the only place that tries again. After each attempt there are four
 1. A grant that can still be used ends the acquisition.
 2. Another holder has the lock: the waiter joins the store's queue, if there is one, and pauses.
 3. The store gave no answer: the outcome is unknown. The owner id is made before the first request and stays
-   the same, so a retry finds a grant whose answer was lost.
+   the same, so a retry finds a grant whose answer was lost. The first request of all opens the client's connection.
 4. The patience is over, or the caller was cancelled: every attempt whose outcome is unknown is released by its
    claim in the background, at once, and again when the request can no longer arrive.
 
@@ -23,13 +23,12 @@ import math
 from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
-import tenacity
-
 from fencing_sdk._engine.observer_reports import AcquisitionReport
+from fencing_sdk._engine.opening import BackendOpening
 from fencing_sdk._engine.posted_requests import Flight
 from fencing_sdk._engine.queue_place import QueuePlace
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
-from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
+from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms, Tries
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, mistake_in, mistake_in_refusal
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.jitter import JITTER
@@ -83,6 +82,7 @@ class Acquisition:
         backend: Backend,
         clock: Clock,
         store_calls: StoreCalls,
+        opening: BackendOpening,
         observers: Observers,
         terms: Terms,
         flight: Flight | None = None,
@@ -90,6 +90,7 @@ class Acquisition:
         self._backend = backend
         self._clock = clock
         self._store_calls = store_calls
+        self._opening = opening
         self._report = AcquisitionReport(observers, clock, terms.name)
         self._terms = terms
         self._limit = terms.timing.call_limit
@@ -109,7 +110,7 @@ class Acquisition:
         self._given_up = False  # whether a release of this owner id is on its way
         self._unknown_since: float | None = None
         self._silent_since: float | None = None
-        self._tries: tenacity.RetryCallState | None = None
+        self._tries: Tries | None = None
         self._task = asyncio.current_task()
         self._cancelling = 0 if self._task is None else self._task.cancelling()
         self._interrupted = False
@@ -121,7 +122,7 @@ class Acquisition:
         Raises:
             LockHeldError: asked once, and another holder has the lock.
             AcquireTimeoutError: another holder still has it when the patience ends.
-            BackendUnavailableError: the store did not answer for a ttl, or until the patience ended.
+            BackendUnavailableError: the store did not answer until the patience ended; without a limit, for a ttl.
             BackendRefusedError: the store will not grant this, whatever is tried.
             StaleTokenError: a fence could not be raised with the grant, so there is none.
             DrainingError: it was interrupted.
@@ -191,6 +192,7 @@ class Acquisition:
             return handed
         asked_at = self._clock.now()
         try:
+            await self._opening.attempt()
             await self._take_turn(asked_at)
         except BackendUnavailableError as error:
             return self._silent(error, asked_at)
@@ -291,16 +293,22 @@ class Acquisition:
         self._given_up = False
         self._report.began(self._claim)
 
+    @property
+    def _patience(self) -> float:
+        wait = math.inf if self._terms.wait is None else self._terms.wait
+        return max(wait, self._opening.patience)
+
     def _patience_left(self) -> float:
-        wait = self._terms.wait
-        return float("inf") if wait is None else self._started + wait - self._clock.now()
+        return self._started + self._patience - self._clock.now()
 
     def _check_patience(self, outcome: Held | BackendUnavailableError) -> None:
         waited = self._clock.now() - self._started
         over = self._patience_left() <= 0
         if isinstance(outcome, BackendUnavailableError):
             since = self._started if self._silent_since is None else self._silent_since
-            if over or self._clock.now() - since >= self._terms.timing.ttl:
+            longest = max(self._terms.timing.ttl, self._opening.patience)
+            if over or (self._terms.wait is None and self._clock.now() - since >= longest):
+                outcome.waited = waited if self._patience else None
                 raise outcome
         elif over and self._terms.wait == 0:
             raise LockHeldError(self._terms.name, waited, outcome.retry_after)
@@ -363,13 +371,8 @@ class Acquisition:
 
     def _backed_off(self, outcome: Held | BackendUnavailableError) -> float:
         error = outcome if isinstance(outcome, Exception) else LockHeldError(self._terms.name, 0.0, outcome.retry_after)
-        if self._tries is None:
-            retrying = tenacity.AsyncRetrying(wait=self._terms.backoff)
-            self._tries = tenacity.RetryCallState(retrying, None, (), {})
-        self._tries.set_exception((type(error), error, None))
-        nap = max(0.0, float(self._terms.backoff(self._tries)))
-        self._tries.prepare_for_next_attempt()
-        self._tries.idle_for += nap
+        self._tries = self._tries or Tries(self._terms.backoff)
+        nap = self._tries.nap_after(error)
         return min(nap, _advised(outcome)) if isinstance(outcome, Held) else nap
 
     def _give_up(self) -> None:

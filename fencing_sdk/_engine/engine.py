@@ -20,6 +20,7 @@ from fencing_sdk._engine.fences import Fences, raise_all, share_out
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.observer_reports import LeaseReport
+from fencing_sdk._engine.opening import BackendOpening
 from fencing_sdk._engine.parking import Parking
 from fencing_sdk._engine.posted_requests import Flight, granted
 from fencing_sdk._engine.releases import Releases
@@ -40,7 +41,6 @@ from fencing_sdk.abc import (
     Backend,
     Posted,
     SupportsLossNotice,
-    SupportsOpen,
     SupportsShares,
 )
 from fencing_sdk.errors import BackendError, DrainingError, LossReason, StaleTokenError, UsageError
@@ -48,13 +48,15 @@ from fencing_sdk.events import NotAcquiredReason
 
 _T = TypeVar("_T")
 _CALL_LIMIT = 5.0
-"""Seconds for opening, inspecting and closing a backend."""
+"""Seconds for inspecting and closing a backend."""
 
 
 class Engine:
     """The running part of one client. It is the keeper of its leases."""
 
-    def __init__(self, backend: Backend, clock: Clock, observers: Observers, *, watch_stalls: bool) -> None:
+    def __init__(
+        self, backend: Backend, clock: Clock, observers: Observers, *, watch_stalls: bool, open_wait: float = 0.0
+    ) -> None:
         self._loop = running_loop()
         self._backend_loop = loop_of(backend)
         self._backend_owner = self._backend_loop.enter(backend)
@@ -65,6 +67,7 @@ class Engine:
         self._report = LeaseReport(observers, clock)
         self._generation = forks.here()
         self._store_calls = StoreCalls(backend, clock)
+        self.opening = BackendOpening(backend, clock, self._store_calls, open_wait)
         self._heartbeat = Heartbeat(backend, clock, self._store_calls, observers, watch_stalls=watch_stalls)
         self._beating: asyncio.Task[None] | None = None
         self._stop_notices: Callable[[], object] = lambda: None
@@ -75,19 +78,15 @@ class Engine:
     def __len__(self) -> int:
         return len(self._heartbeat)
 
-    async def start(self) -> None:
+    async def start(self, *, lazily: bool = False) -> None:
         """
-        Open the backend and start the heartbeat.
+        Open the backend and start the heartbeat. Started *lazily*, the first call opens the backend.
 
         Raises:
-            BackendError: the backend can tell already that it will not work.
-            UsageError: the client was closed while it was opening.
+            BackendError, UsageError: as `BackendOpening.wait`.
         """
-        if isinstance(self._backend, SupportsOpen):
-            await self._store_calls.ask("open", self._backend.open, _CALL_LIMIT)
-        if self._closing.begun:
-            msg = "this client was closed while it was opening"
-            raise UsageError(msg)
+        if not lazily:
+            await self.opening.wait()
         if isinstance(self._backend, SupportsLossNotice):
             self._stop_notices = self._backend.on_loss(self._on_loss)
         self._beating = self._loop.create_task(self._heartbeat.run(), context=Context(), name="fencing-heartbeat")
@@ -133,14 +132,14 @@ class Engine:
 
         1. One post is answered by a grant that can be used: nearly always. All of it stands here.
         2. It is answered by anything else, or not in time: an `Acquisition` goes on with what became of it.
-        3. No post can ask for this, or the backend takes none: an `Acquisition` asks from the beginning.
+        3. No post can ask for this, the backend takes none, or it is not open yet: an `Acquisition` does all of it.
         """
         if running_loop() is not self._loop or not self._may_begin:
             await self._begin_late(terms)
         if fences:
             terms, fences = share_out(self._backend, terms, fences)
         posts = self._store_calls.posts
-        if posts is None or terms.fences or terms.mode is not LOCK:
+        if posts is None or not self.opening.over or terms.fences or terms.mode is not LOCK:
             lease = self._begin(terms.name, *await self._acquire(terms))
         else:
             claim, sent_at = terms.claim(), self._clock.now()
@@ -216,7 +215,8 @@ class Engine:
             raise
 
     def _acquisition(self, terms: Terms, flight: Flight | None) -> Acquisition:
-        return Acquisition(self._backend, self._clock, self._store_calls, self._observers, terms, flight)
+        calls, opening = self._store_calls, self.opening
+        return Acquisition(self._backend, self._clock, calls, opening, self._observers, terms, flight)
 
     def _begin(  # noqa: PLR0917  (what a lease is made of)
         self,
@@ -262,6 +262,8 @@ class Engine:
     async def ask(self, operation: str, call: Callable[[], Awaitable[_T]]) -> _T:
         """Make one call to the store that is about no lease of ours."""
         self.check_usable()
+        if not self.opening.over:
+            await self.opening.wait()
         return await self._store_calls.ask(operation, call, _CALL_LIMIT)
 
     # The keeper's side.

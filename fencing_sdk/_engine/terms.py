@@ -23,6 +23,24 @@ _LAST_CALL = 1.0
 """Seconds that a request may take although the patience ends meanwhile."""
 
 
+class Tries:
+    """The tries of one caller, as a tenacity wait strategy sees them."""
+
+    __slots__ = ("_backoff", "_state")
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._state = tenacity.RetryCallState(tenacity.AsyncRetrying(wait=backoff), None, (), {})
+
+    def nap_after(self, error: Exception) -> float:
+        """Seconds until the next try, after one that ended with *error*."""
+        self._state.set_exception((type(error), error, None))
+        nap = max(0.0, float(self._backoff(self._state)))
+        self._state.prepare_for_next_attempt()
+        self._state.idle_for += nap
+        return nap
+
+
 class Terms(NamedTuple):
     """What an acquisition is asked to do. ``name`` is the user's, ``store_name`` has the namespace."""
 

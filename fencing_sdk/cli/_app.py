@@ -97,7 +97,7 @@ def run(
 
         ttl: The time after which others get the lock if this machine dies.
 
-        wait: How long to wait for another holder, or: forever.
+        wait: How long to wait for another holder, and for a store that is away. Or: forever.
 
         max_hold: The time after which the lease ends although the command still runs. Default: never.
 

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from typing import Unpack
 import anyio
 
 from fencing_sdk._arguments import LockOptions
-from fencing_sdk._client import LockClient
+from fencing_sdk._client import LockClient, enter
 from fencing_sdk._connect import connect
 from fencing_sdk._lease import Lease, PermitLease, state_of
 from fencing_sdk._lock import Lock
@@ -114,7 +115,7 @@ async def supervise(job: Job, lock_name: str, *, store: ChosenStore, **options: 
     if store.url.startswith("memory:"):
         msg = "memory:// locks work only inside one process; use a sqlite:// URL, a server, or no URL"
         raise ConfigurationError(msg)
-    locks = connect(store.url)
+    locks = connect(store.url, open_wait=options.get("wait") or 0)
     metrics = None if job.metrics_file is None else MetricsFile(job.metrics_file, lock_name)
     watch = Supervision(job, store, metrics)
     try:
@@ -130,7 +131,8 @@ async def supervise(job: Job, lock_name: str, *, store: ChosenStore, **options: 
 
 async def _outcome(watch: Supervision, locks: LockClient, lock: Lock, *, quiet: bool) -> tuple[Result, int]:
     try:
-        async with locks:
+        async with contextlib.aclosing(locks):
+            await enter(locks, lazily=True)  # the wait for the lock is one for the store, too: a signal ends both
             await _check_around(locks, lock.name)
             try:
                 await watch.run(lock)

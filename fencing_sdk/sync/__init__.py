@@ -58,6 +58,7 @@ def connect(
     clock: Clock | None = None,
     watch_stalls: bool = True,
     drain: Seconds | None = None,
+    open_wait: Seconds | None = 0.0,
     metadata: str | None = None,
     **options: object,
 ) -> SyncLockClient:
@@ -81,6 +82,9 @@ def connect(
 
         drain: Seconds for which closing the client lets bodies go on.
 
+        open_wait: Seconds for which ``with client`` waits for a store that is away. 0 asks once, None asks nothing.
+            Where no ``with`` opens the client, the ``wait`` of the first lock counts for both.
+
         metadata: The metadata of every lock that has none of its own.
 
         **options: Options of the backend.
@@ -98,6 +102,7 @@ def connect(
             clock=clock,
             watch_stalls=watch_stalls,
             drain=drain,
+            open_wait=open_wait,
             metadata=metadata,
             **options,
         )

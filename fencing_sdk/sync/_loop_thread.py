@@ -22,7 +22,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fencing_sdk._arguments import check_threads_are_real
-from fencing_sdk._client import LockClient, drain_of
+from fencing_sdk._client import LockClient, drain_of, enter
+from fencing_sdk._client_operating import reach
 from fencing_sdk._current_lease import held_here
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._values import forks
@@ -51,6 +52,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.AbstractEventLoop | None = None  # the loop of a closing that goes on
         self._opening: Opening | None = None  # while a thread waits for it
+        self._closed = False  # since its last call
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._watching: set[asyncio.Task[None]] = set()
@@ -60,6 +62,11 @@ class LoopThread:
     def inherited(self) -> bool:
         """Whether the thread is that of a parent process, and does not exist in this one."""
         return self._generation != forks.here()
+
+    @property
+    def idle(self) -> bool:
+        """Whether the next call opens the client, and it was not closed before: it waits for work."""
+        return self._loop is None and not self._closed
 
     def call(
         self,
@@ -77,7 +84,6 @@ class LoopThread:
 
         Raises:
             AcquireCancelledError: *cancel* has ended the wait.
-            BackendError: the client was not open yet, and could not be opened.
             ClosedMeanwhileError: the client was closed meanwhile, is not open in *only*, or is that of a parent.
             UsageError: this is the client's own thread.
         """
@@ -89,7 +95,7 @@ class LoopThread:
         Do the same for a coroutine that has this thread run parts of it, by what *function* is handed.
 
         Raises:
-            BackendError, UsageError: as `call`.
+            UsageError: as `call`.
         """
         call: ThreadCall[T] = ThreadCall(lambda: function(call.in_thread))
         self._around.add(call)
@@ -126,11 +132,20 @@ class LoopThread:
 
         Raises:
             BackendError: the store can tell already that it will not work.
+            ClosedMeanwhileError: the client was closed meanwhile.
             UnsupportedError: gevent or eventlet has replaced what a thread is.
         """
         self._check_open(None)  # before the gate, as for a call
         with self._gate:
-            return self._loop or self._start()
+            started = self._loop is None
+            loop, thread = self._loop or self._start(), self._thread
+        try:
+            self.call(partial(reach, self._client), only=loop)
+        except BaseException:
+            if started:
+                self._close(thread)
+            raise
+        return loop
 
     def close(self) -> None:
         """
@@ -149,13 +164,20 @@ class LoopThread:
                 with contextlib.suppress(UsageError):  # another thread has closed it meanwhile
                     self.call(partial(self._client.drain, within=within), only=loop)
         finally:  # an interrupt ends the drain
-            with self._gate:
-                if self._thread is thread:  # else it is closed, and open again for others
-                    self.close_soon()
-                    self.join()
+            self._close(thread)
+
+    def _close(self, thread: threading.Thread | None) -> None:
+        with self._gate:
+            if self._thread is thread:  # else it is closed, and open again for others
+                self.close_soon()
+                self.join()
 
     def close_soon(self) -> None:
         """Begin to close the client, and do not wait."""
+        self._closed = True
+        self._end_soon()
+
+    def _end_soon(self) -> None:
         if self._opening is not None and self._opening.give_up():  # a signal's handler, in the thread that opens
             return
         loop, stop = self._loop, self._stop  # read last: an opening that cannot be given up has noted them
@@ -219,6 +241,7 @@ class LoopThread:
             msg = "this client is being opened by the call that this handler of a signal interrupted; use it later"
             raise UsageError(msg)
         self.join()
+        self._closed = False
         opening = self._opening = Opening()
         try:
             self._thread = threading.Thread(target=self._run, args=(opening,), name="fencing-sync", daemon=True)
@@ -228,7 +251,7 @@ class LoopThread:
             if self._loop is not None:
                 _running.add(self)
         except BaseException:  # an interrupt: what is opened by now is closed again
-            self.close_soon()
+            self._end_soon()
             raise
         finally:
             self._opening = None
@@ -262,7 +285,8 @@ class LoopThread:
 
     async def _main(self, opening: Opening) -> None:
         await self._client.aclose()  # in a forked child: what the parent has opened is left to the parent
-        async with self._client:
+        await enter(self._client, lazily=threading.main_thread().is_alive())  # else the opening fails at once, or never
+        async with contextlib.aclosing(self._client):
             self._stop = asyncio.Event()
             self._loop = asyncio.get_running_loop()  # before: see `close_soon`
             if opening.succeed():

@@ -25,7 +25,7 @@ from serving import serving
 
 import fencing_sdk.backends.redis.connection.dial as dial_module
 from fencing_sdk import connect
-from fencing_sdk._engine import engine
+from fencing_sdk._engine import opening
 from fencing_sdk.backends._shared.error_translation import reason_of
 from fencing_sdk.backends.redis import RedisBackend
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
@@ -235,7 +235,7 @@ async def test_a_socket_that_is_not_there_is_told_by_its_path(tmp_path):
 
 
 async def test_a_server_that_is_silent_is_told_before_the_patience_of_the_client_ends():
-    assert dial_module.CONNECT_TIMEOUT < engine._CALL_LIMIT
+    assert dial_module.CONNECT_TIMEOUT < opening.LIMIT
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen()

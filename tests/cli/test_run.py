@@ -9,17 +9,21 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from command_line import PATIENCE, Fencing, alive, state, until
+from redis_server import RedisServer
 
 from fencing_sdk import connect
 from fencing_sdk._arguments import check_metadata
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.holder_facts import facts_about_command, read_facts, say_kept
 from fencing_sdk.cli._job import Job
+
+pytest_plugins = ["redis_fixtures"]
 
 LONG = "60"
 
@@ -267,6 +271,43 @@ def test_a_store_that_cannot_be_used_means_69(fencing: Fencing):
     assert "nothing was run" in done.stderr
     assert "Traceback" not in done.stderr
     assert not fencing.path("ran").exists()
+
+
+@pytest.fixture
+def away(fencing: Fencing, start_redis: Callable[[], RedisServer]) -> RedisServer:
+    """The store of the commands, which is stopped. What they ask of it is in a file."""
+    server = start_redis()
+    server.stop()
+    fencing.environment |= {"FENCING_URL": server.url, "FENCING_RECORD": str(fencing.path("record"))}
+    return server
+
+
+def test_the_wait_for_the_lock_waits_for_a_store_that_is_away(fencing: Fencing, away: RedisServer):
+    process = fencing.start("run", "job", "--ttl", "2", "--wait", "5m", *shell("echo held"))
+    fencing.appears("record")
+    away.start()
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, err) == (0, "held\n", "")
+
+
+@pytest.mark.parametrize("around", ["", '1;holder="00000000"'], ids=["", "in another fencing run"])
+def test_a_store_that_stays_away_means_69_at_the_end_of_the_wait(fencing: Fencing, away: RedisServer, around: str):
+    fencing.environment["FENCING_AROUND"] = around
+    done = fencing("run", "job", "--wait", "1", *shell("echo > ran"))
+    assert done.returncode == 69
+    assert re.search(r"nothing was run: RedisBackend: open failed: no connection .*; waited [\d.]+ s$", done.stderr)
+    assert not fencing.path("ran").exists()
+    done = fencing("run", "job", *shell("echo > ran"))
+    assert done.returncode == 69
+    assert "waited" not in done.stderr
+
+
+def test_a_signal_ends_the_wait_for_a_store_that_is_away(fencing: Fencing, away: RedisServer):
+    process = fencing.start("run", "job", "--wait", "5m", *shell("echo > ran"))
+    fencing.appears("record")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, err) == (143, "", "")
 
 
 # Signals.

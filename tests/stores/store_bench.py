@@ -102,7 +102,7 @@ class SqliteBench:
         self.url, self._path = f"sqlite:///{path}", path
 
     def ask(self, statement: str, *arguments: object) -> list[Any]:
-        if not self._path.exists():
+        if not self._path.exists() or not self._path.stat().st_size:
             return []
         with contextlib.closing(sqlite3.connect(self._path, timeout=PATIENCE)) as connection:
             with connection:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
 
 import fencing_sdk
 import fencing_sdk.sync
+from fencing_sdk.abc import Backend
 from fencing_sdk.backends.memory import MemoryBackend
 
 _DESCRIBE = {"draining_on", "election", "job", "lock", "locked", "multilock", "rwlock", "semaphore", "status"}
@@ -62,15 +64,28 @@ def bare(thing: Any) -> Any:
     return thing.thing if isinstance(thing, Waiting) else thing
 
 
-def in_both_worlds(scenario: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[str], None]:
-    """Make a test of a *scenario* that takes an open client."""
+_MEMORY = partial(MemoryBackend, tokens="counter")
+
+Scenario = Callable[[Any], Coroutine[Any, Any, None]]
+
+
+def in_both_worlds(
+    scenario: Scenario | None = None,
+    /,
+    *,
+    on: Callable[[], Backend] = _MEMORY,
+    **options: Any,
+) -> Any:
+    """Make a test of a *scenario* that takes an open client, on a store and with options of the client."""
+    if scenario is None:
+        return partial(in_both_worlds, on=on, **options)
 
     async def with_tasks() -> None:
-        async with fencing_sdk.connect(MemoryBackend(tokens="counter")) as locks:
+        async with fencing_sdk.connect(on(), **options) as locks:
             await scenario(locks)
 
     def with_threads() -> None:
-        with fencing_sdk.sync.connect(MemoryBackend(tokens="counter")) as locks:
+        with fencing_sdk.sync.connect(on(), **options) as locks:
             running = scenario(Waiting(locks))
             try:
                 running.send(None)

@@ -23,6 +23,7 @@ from fencing_sdk import (
     UsageError,
 )
 from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
+from fencing_sdk._engine.opening import BackendOpening
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._values.clock import LoopClock
@@ -100,11 +101,12 @@ class Desk:
         self.store = store
         self.events: list[Event] = []
         self.store_calls = StoreCalls(store, LoopClock())
+        self.opening = BackendOpening(store, LoopClock(), self.store_calls)
         self.terms = Terms("a", "a", Timing.build(**({"ttl": TTL} | timing)), wait, backoff)
 
     async def run(self) -> AcquireResult:
         observers = Observers([self.events.append])
-        return await Acquisition(self.store, LoopClock(), self.store_calls, observers, self.terms).run()
+        return await Acquisition(self.store, LoopClock(), self.store_calls, self.opening, observers, self.terms).run()
 
     @property
     def abandoned(self) -> int:

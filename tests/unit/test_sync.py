@@ -29,8 +29,8 @@ from fencing_sdk import (
 from fencing_sdk._current_lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
-from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token, holding
-from fencing_sdk.sync._loop_thread import LoopThread
+from fencing_sdk.sync import SyncLockClient, _loop_thread, connect, current_lease, current_token, holding
+from fencing_sdk.sync._loop_thread import LoopThread, enter
 from fencing_sdk.sync._opening import Opening
 from fencing_sdk.sync._thread_call import ThreadBody, this_thread
 
@@ -1009,9 +1009,9 @@ def test_a_store_that_cannot_be_opened_is_told_and_tried_again(store, monkeypatc
     locks = connect(store)
     with pytest.raises(fencing_sdk.BackendRefusedError), locks:
         pass
+    assert threads() == before
     with pytest.raises(fencing_sdk.BackendRefusedError):
         locks.inspect("a")
-    wait_until(lambda: threads() == before, what="the thread has ended")  # it tells the error a moment earlier
     del store.open
     with locks, locks.lock("a"):
         pass
@@ -1040,7 +1040,7 @@ MOMENTS = ["while its thread starts", "while it opens", "as its wait begins", "r
 
 
 @contextlib.contextmanager
-def opening(store, act, *, when, may_end=lambda: True):
+def opening(act, *, when, may_end=lambda: True):
     """
     Have the main thread call *act* at a moment of the opening, as the handler of a signal would.
 
@@ -1048,11 +1048,12 @@ def opening(store, act, *, when, may_end=lambda: True):
     """
     start, wait = threading.Thread.start, Opening.wait
 
-    async def open_slowly():
+    async def enter_slowly(client, *, lazily):
         if when == "while it opens":
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
         await asyncio.sleep(0.05)
         await until(may_end, what="the opening may end", within=PATIENCE)
+        await enter(client, lazily=lazily)
 
     def started(thread):
         start(thread)
@@ -1067,7 +1068,7 @@ def opening(store, act, *, when, may_end=lambda: True):
             act()
 
     with handled_by(lambda *_: act()), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "open", open_slowly, raising=False)
+        patch.setattr(_loop_thread, "enter", enter_slowly)
         patch.setattr(threading.Thread, "start", started)
         patch.setattr(Opening, "wait", waited)
         yield
@@ -1077,7 +1078,7 @@ def opening(store, act, *, when, may_end=lambda: True):
 def test_the_handler_of_a_signal_may_close_the_client_that_its_thread_opens(store, when):
     before = threads()
     locks = connect(store)
-    with opening(store, locks.close, when=when), pytest.raises(UsageError, match="was closed while it was opened"):
+    with opening(locks.close, when=when), pytest.raises(UsageError, match="was closed while it was opened"):
         locks.inspect("a")
     assert threads() == before
     with locks:
@@ -1091,7 +1092,7 @@ def test_an_interrupt_while_the_client_opens_leaves_no_thread_behind(store, when
 
     before = threads()
     locks = connect(store)
-    with opening(store, interrupt, when=when), pytest.raises(KeyboardInterrupt):
+    with opening(interrupt, when=when), pytest.raises(KeyboardInterrupt):
         locks.inspect("a")
     with locks:  # waits for the end of the thread
         assert free(locks)
@@ -1108,7 +1109,7 @@ def test_the_handler_of_a_signal_that_uses_the_client_which_its_thread_opens_is_
 
     with connect(store) as locks:
         locks.close()
-        with opening(store, use, when="while it opens", may_end=lambda: told):
+        with opening(use, when="while it opens", may_end=lambda: told):
             assert free(locks)
     assert told == ["told"]
 
