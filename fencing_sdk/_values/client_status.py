@@ -10,7 +10,11 @@ class Status:
     """How a client stands at one moment, as `LockClient.status` tells it. Nothing was asked of the store for it."""
 
     open: bool
-    """Whether the client was entered, is not being closed, and its heartbeat runs."""
+    """
+    Whether the client was entered, is not being closed, and its heartbeat runs.
+
+    A client for threads is entered by its first call. Before that it is open, too: it takes work.
+    """
     draining: bool = False
     """Whether `LockClient.drain` has begun: what is held may end, and no acquisition begins."""
     leases: int = 0

@@ -338,8 +338,12 @@ class SyncLockClient(Uncopied):
         return self._client.draining
 
     def status(self) -> Status:
-        """Tell how this client stands, for health endpoints. See `LockClient.status`."""
-        return self._client.status()
+        """
+        Tell how this client stands, for health endpoints. See `LockClient.status`.
+
+        A client that no call has opened yet is as ready as one that is open, until `close`.
+        """
+        return Status(open=True) if self._bridge().idle else self._client.status()
 
     def run(self, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """

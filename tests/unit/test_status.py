@@ -1,11 +1,15 @@
 """``client.status()``: for health endpoints, told from what the client knows."""
 
 import asyncio
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 from virtual_time import in_virtual_time, settle
 
+import fencing_sdk.sync
 from fencing_sdk import LeaseLostError, LockClient, Status, UsageError
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import LoopClock
@@ -120,3 +124,89 @@ async def test_in_a_forked_child_the_client_of_the_parent_is_not_open_and_says_w
             with pytest.raises(UsageError, match="before a fork"):
                 await asyncio.to_thread(lambda: asyncio.run(locks.inspect("a")))
         assert locks.status().open
+
+
+# Readiness, as docs/operations.md has it
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+READY = next(block for block in PAGE.split("```") if "def ready(" in block).removeprefix("python")
+TASKS = """
+import asyncio
+from fencing_sdk import connect
+
+async def main():
+    locks = connect("memory://")
+    print("made", ready(locks))
+    async with locks:
+        print("entered", ready(locks))
+        async with locks.lock("a"):
+            print("held", ready(locks))
+        await locks.drain(within=1)
+        print("drained", ready(locks))
+    print("left", ready(locks))
+    async with locks:
+        print("entered again", ready(locks))
+
+asyncio.run(main())
+"""
+THREADS = """
+import os
+from fencing_sdk.sync import connect
+
+locks = connect("memory://")
+print("made", ready(locks))
+with locks.lock("a"):
+    print("held", ready(locks), flush=True)
+if not (child := os.fork()):
+    print("forked", ready(locks), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+locks.drain(within=1)
+print("drained", ready(locks))
+locks.close()
+print("closed", ready(locks))
+with locks.lock("a"):
+    print("used again", ready(locks))
+locks.close()
+with locks:
+    print("entered", ready(locks))
+print("left", ready(locks))
+unused = connect("memory://")
+unused.close()
+print("closed before its first call", ready(unused))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "steps"),
+    [
+        (TASKS, "made - entered + held + drained - left - entered again +"),
+        (
+            THREADS,
+            "made + held + forked + drained - closed - used again + entered + left - closed before its first call -",
+        ),
+    ],
+    ids=["tasks", "threads"],
+)
+def test_a_fresh_process_becomes_ready_and_stays_it_until_it_drains_or_closes(script, steps):
+    done = subprocess.run([sys.executable, "-c", READY + script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = done.stdout.replace("True", "+").replace("False", "-")
+    assert " ".join(said.split()) == steps
+
+
+@pytest.mark.parametrize("open_wait", [0, None])
+def test_a_worker_whose_store_is_away_is_ready(open_wait):
+    """It is no reason to restart it."""
+
+    class Away(MemoryBackend):
+        async def open(self):
+            raise BackendUnavailableError("Away", "open")
+
+    locks = fencing_sdk.sync.connect(Away(), open_wait=open_wait)
+    for _ in range(2):
+        assert locks.status() == Status(open=True)
+        with pytest.raises(BackendUnavailableError):
+            locks.inspect("a")
+    locks.close()
+    assert locks.status() == Status(open=False)
