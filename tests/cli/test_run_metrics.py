@@ -1,17 +1,21 @@
 """`fencing run --metrics-file`: what Prometheus reads of each end of a run, and what outlives it."""
 
 import asyncio
+import re
 import stat
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from command_line import PATIENCE, Fencing, until
 from prometheus_client.parser import text_string_to_metric_families
+from required_program import require_program
 
 from fencing_sdk.cli._metrics_file import MetricsFile, Result
 
 Values = dict[str, float]
+DOCS = Path(__file__).parents[2] / "docs"
 NAMES = {f"{result}" for result in Result}
 
 
@@ -126,3 +130,19 @@ async def test_runs_that_write_at_the_same_time_lose_no_value_and_show_no_half_o
                 read(path)
         values = read(path)
         assert {values[name] for name in NAMES} == {turn}
+
+
+def test_the_rules_for_alerts_pass_their_tests():
+    program = require_program("promtool", "prometheus")
+    done = subprocess.run([program, "test", "rules", DOCS / "alerts-run_test.yml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_the_rules_ask_for_what_is_in_the_file_and_the_page_names_them(tmp_path: Path):
+    await MetricsFile(tmp_path / "job.prom", "job").started(1.0)
+    rules, page = (DOCS / "alerts-run.yml").read_text(), (DOCS / "cli.md").read_text()
+    asked = set(re.findall(r"fencing_run_\w+_seconds", rules))
+    there = set(re.findall(r"^(fencing_run_\w+){", (tmp_path / "job.prom").read_text(), re.MULTILINE))
+    assert asked <= there
+    assert there <= set(re.findall(r"`(fencing_run_\w+)`", page))
+    assert re.findall(r"^\| `(FencingRun\w+)` \|", page, re.MULTILINE) == re.findall(r"alert: (\w+)", rules)
