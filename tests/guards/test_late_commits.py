@@ -179,22 +179,32 @@ def bare(path):
 
 
 @contextlib.contextmanager
+def engine(path, **options):
+    engine = create_engine(f"sqlite:///{path}", **options)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@contextlib.contextmanager
 def core(path):
-    with create_engine(f"sqlite:///{path}").begin() as connection:
+    with engine(path) as made, made.begin() as connection:
         yield connection
 
 
 @contextlib.contextmanager
 def session(path):
-    with Session(create_engine(f"sqlite:///{path}")) as session, session.begin():
+    with engine(path) as made, Session(made) as session, session.begin():
         yield session
 
 
 @contextlib.contextmanager
 def scoped(path):
-    sessions = scoped_session(sessionmaker(create_engine(f"sqlite:///{path}")))
-    with sessions() as session, session.begin():
-        yield sessions
+    with engine(path) as made:
+        sessions = scoped_session(sessionmaker(made))
+        with sessions() as session, session.begin():
+            yield sessions
 
 
 def write_in_sqlite(transaction, token, who="Ada"):
@@ -240,7 +250,7 @@ def test_a_session_that_joins_the_transaction_of_a_test_is_not_refused(world, pa
     """Its own transaction ends inside, as it will where no test is around it."""
 
     async def scenario(locks):
-        with create_engine(f"sqlite:///{path}").connect() as connection, connection.begin() as outer:
+        with engine(path) as made, made.connect() as connection, connection.begin() as outer:
             async with locks.lock("seats/42") as lease:
                 with Session(connection, join_transaction_mode="create_savepoint") as joined, joined.begin():
                     assert write_in_sqlite(joined, lease.token)
@@ -252,8 +262,8 @@ def test_a_session_that_joins_the_transaction_of_a_test_is_not_refused(world, pa
 @pytest.mark.parametrize("world", ["tasks", "threads"])
 def test_statements_that_sqlite_commits_at_once_are_not_late(world, path):
     async def scenario(locks):
-        engine = create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection, closing(sqlite3.connect(path, isolation_level=None)) as alone:
+        alone = sqlite3.connect(path, isolation_level=None)
+        with engine(path, isolation_level="AUTOCOMMIT") as made, made.connect() as connection, closing(alone):
             for transaction in (connection, alone):
                 async with locks.lock("seats/42") as lease:
                     assert write_in_sqlite(transaction, lease.token)
