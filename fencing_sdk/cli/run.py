@@ -58,6 +58,7 @@ from fencing_sdk.errors import (
     shown,
 )
 from fencing_sdk.recipes.jobs import keep
+from fencing_sdk.recipes.semaphore import Semaphore
 
 _DEATH_SIGNAL = {"term": signal.SIGTERM, "kill": signal.SIGKILL, "warn": 0}
 _SIGNALLED = 128
@@ -138,7 +139,7 @@ async def _outcome(watch: Supervision, locks: LockClient, lock: Lock, *, quiet: 
                 await watch.run(lock)
             except AcquireError as error:
                 if not quiet:
-                    say(_taken(error, await _holder(locks, lock.name)))
+                    say(_taken(error, lock, await _holder(locks, lock.name)))
                 return Result.SKIP, Exit.TAKEN
     except BackendError as error:
         say(f"the lock's store cannot be used, nothing was run: {error}")
@@ -169,12 +170,15 @@ async def _holder(locks: LockClient, name: str) -> Holder | None:
         return None
 
 
-def _taken(error: AcquireError, holder: Holder | None) -> str:
+def _taken(error: AcquireError, lock: Lock, holder: Holder | None) -> str:
     patience = "" if isinstance(error, LockHeldError) else f" for {error.waited:.3g} s"
-    lock, facts = f"lock {shown(error.name)}", NOTHING_KNOWN if holder is None else read_facts(holder)
+    facts = NOTHING_KNOWN if holder is None else read_facts(holder)
     about = f": {shown(facts.text)}" if facts.text and not facts.who else ""
     who, state = facts.who or "another holder", f"; {facts.state}" if facts.state else ""
-    return f"{lock} was held by {who}{patience}, nothing was run{state}{about}"
+    held = f"lock {shown(error.name)} was held by {who}"
+    if isinstance(lock, Semaphore):
+        held = f"all {lock.permits} permits of {shown(error.name)} were held, one of them by {who}"
+    return f"{held}{patience}, nothing was run{state}{about}"
 
 
 class Supervision:

@@ -1,6 +1,7 @@
 """`fencing run --permits`, `--shared` and `--exclusive`: who runs beside whom, and what each of them is told."""
 
 import asyncio
+import re
 import subprocess
 import sys
 
@@ -33,7 +34,9 @@ def test_so_many_commands_run_at_a_time_each_with_a_number_and_a_token(fencing: 
     assert first["FENCING_LOCK"] == second["FENCING_LOCK"] == "job"
     assert int(first["FENCING_TOKEN"]) < int(second["FENCING_TOKEN"])
     assert first["FENCING_HOLDER"] != second["FENCING_HOLDER"]
-    assert refused(fencing, "--permits", "2")
+    third = fencing("run", "job", "--permits", "2", "--", "true")
+    assert third.returncode == 75
+    assert re.search("all 2 permits of 'job' were held, one of them by sh .*, nothing was run", third.stderr)
     assert refused(fencing)
     assert not refused(fencing, "--permits", "3")
 
