@@ -40,17 +40,14 @@ PLAIN = Measurements(
 
 
 async def examined(backend: MemoryBackend, **options) -> Diagnosis:
-    return await examine(backend, **{"over": 0.05, "other": MemorySibling(backend), **options})
+    return await examine(backend, **{"over": 0.05, "other": sibling_of(backend), **options})
 
 
-class MemorySibling:
-    """Another connection to the same table."""
-
-    def __init__(self, backend: MemoryBackend) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str):
-        return getattr(self._backend, name)
+def sibling_of(backend: MemoryBackend) -> MemoryBackend:
+    """Another connection to the same table. A proxy would do until Python 3.11: to later ones it is no `SupportsQueue`."""
+    twin = object.__new__(type(backend))
+    twin.__dict__ = backend.__dict__
+    return twin
 
 
 class Telling(MemoryBackend):
@@ -281,7 +278,7 @@ class Polling(MemoryBackend):
 async def test_the_time_of_a_hand_over_is_that_of_a_waiter_that_polls(monkeypatch):
     monkeypatch.setattr(self_test, "_CLOCK", LoopClock())
     backend = Polling(clock=LoopClock())
-    test, begun = self_test.SelfTest(backend, MemorySibling(backend), "scratch"), LoopClock().now()
+    test, begun = self_test.SelfTest(backend, sibling_of(backend), "scratch"), LoopClock().now()
     await test.run()
     assert test.woken is False
     assert test.handed_on == pytest.approx(0.25)
