@@ -108,6 +108,11 @@ def test_a_key_of_another_program_is_not_shown_as_a_holder(value):
         holder_of_key("a", Entry(b"fencing/a/b", value, 7, 7, 1), 5.0)
 
 
+def test_a_field_of_another_version_is_passed_over():
+    value = b'{"metadata": "worker 3", "of_another_version": [1]}'
+    assert holder_of_key("a", Entry(b"fencing/a/" + b"b" * 32, value, 7, 7, 1), 5.0).metadata == "worker 3"
+
+
 @pytest.mark.parametrize(("granted", "ttl"), [(1, 0.05), (1, 0.5), (2, 1.0), (16, 15.0), (15, 15.0), (1, 5.0)])
 def test_an_older_keep_alive_serves_only_whom_it_keeps_for_a_whole_ttl(granted: int, ttl: float):
     """At every drift that the engine allows, the lease lives for the ttl from the beginning of the call."""

@@ -113,6 +113,11 @@ def test_data_that_nobody_of_us_wrote_is_not_believed(data):
     assert (holder.token, holder.metadata, holder.remaining) == (1000, None, 0.0)
 
 
+def test_a_field_of_another_version_is_passed_over():
+    data = b'{"ttl": 10.0, "metadata": "worker 3", "of_another_version": [1]}'
+    assert read_holder("a", in_line([node(1)])[0], data, STAT, None).metadata == "worker 3"
+
+
 def test_a_node_that_moved_keeps_its_token_and_its_metadata():
     claim = Claim("a", 10.0, metadata="batch 7")
     data = rewritten(written(claim), Claim("a", 10.0, claim.owner), 512)
