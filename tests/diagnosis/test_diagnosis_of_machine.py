@@ -44,7 +44,7 @@ async def examined(backend: MemoryBackend, **options) -> Diagnosis:
 
 
 def sibling_of(backend: MemoryBackend) -> MemoryBackend:
-    """Another connection to the same table. A proxy would do until Python 3.11: to later ones it is no `SupportsQueue`."""
+    """Another connection to the same table. From Python 3.12 on, a proxy would be no `SupportsQueue`."""
     twin = object.__new__(type(backend))
     twin.__dict__ = backend.__dict__
     return twin
