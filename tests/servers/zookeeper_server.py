@@ -45,6 +45,7 @@ _JVM = (
     "-Dzookeeper.forceSync=no",  # a killed process loses nothing that it wrote, only a killed machine does
     "-Dznode.container.checkIntervalMs=86400000",  # see `CLEARING`
     "-Dzookeeper.admin.enableServer=false",
+    "-Dzookeeper.fips-mode=false",  # 3.9 refuses DIGEST-MD5 otherwise
     "-Dzookeeper.fastleader.maxNotificationInterval=500",  # who found nobody to elect tries again, not in a minute
     "-Dzookeeper.cnxTimeout=1000",
 )
