@@ -92,7 +92,7 @@ def looks(run: Run, url: str, lease: Lease) -> None:
     assert lease.holder in table.out
     assert json.loads(lines.out)["token"] == lease.token
     assert [holder["token"] for holder in json.loads(shown.out)["holders"]] == [lease.token]
-    assert lease.holder in Path("top.svg").read_text()
+    assert NAME in Path("top.svg").read_text()
     Path("top.svg").unlink()
 
 

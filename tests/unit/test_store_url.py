@@ -118,7 +118,7 @@ def test_the_driver_of_postgresql_is_given_parts():
     assert [(one.place, one.arguments()["host"]) for one in url.each_host()] == [
         ("h1:1", ["h1"]),
         ("[::1]:2", ["::1"]),
-        ("h3", ["h3"]),
+        ("h3:5432", ["h3"]),
     ]
     assert read_postgresql_url("postgresql://").arguments() == {}
 
