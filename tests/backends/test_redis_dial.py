@@ -330,7 +330,7 @@ async def test_a_client_certificate_is_shown(start_redis, certificates):
     server = start_redis(tls=certificates)
     await server.command("CONFIG", "SET", "tls-auth-clients", "yes")
     url = f"{server.tls_url}?ssl_ca_certs={certificates.authority}"
-    with pytest.raises((BackendRefusedError, redis.exceptions.ConnectionError, OSError)):  # what comes first: alert or end
+    with pytest.raises((BackendRefusedError, redis.exceptions.ConnectionError, OSError)):  # as the alert comes or not
         await dialer(url).dial(Ears())
     shown = f"{url}&ssl_certfile={certificates.client_certificate}&ssl_keyfile={certificates.client_key}"
     async with dialled(shown) as (link, ears):
