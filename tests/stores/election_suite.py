@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import contextlib
 import signal
 import sys
@@ -91,7 +92,7 @@ class ElectionSuite:
                 holder = await election.leader()
                 assert holder is not None
                 assert holder.metadata is not None
-                assert holder.metadata.endswith(f":{leader.process.pid}")
+                assert json.loads(holder.metadata)["pid"] == leader.process.pid
                 leader.process.kill()
                 with anyio.fail_after(PATIENCE):
                     assert await following > holder.token
