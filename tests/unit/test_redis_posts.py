@@ -122,6 +122,21 @@ def test_what_a_reply_to_an_acquisition_means(reply, outcome):
     assert type(answer) is outcome if isinstance(outcome, type) else answer == outcome
 
 
+async def test_a_late_answer_does_not_take_the_place_of_the_next_grant():
+    """The waiter of that grant, which leaves the line, would give it back: it takes it for one that was not granted."""
+    wire = Wire()
+    posts, requests = posts_on(wire)
+    first, second = Claim("a", 15.0), Claim("a", 15.0)
+    posts.acquire(first, print)  # its answer comes late: a second try finds the grant
+    posts.acquire(first, print)
+    wire.takes[1][0](b"34")
+    posts.release(first, print)
+    posts.acquire(second, print)
+    wire.takes[3][0](b"35")
+    wire.takes[0][0](b"34")
+    assert posts._losses.holds(requests.lease("a"), second)
+
+
 @pytest.mark.parametrize(
     ("reply", "outcome"),
     [

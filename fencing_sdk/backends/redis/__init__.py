@@ -199,7 +199,7 @@ class RedisBackend(Uncopied):
             if not isinstance(reply, bytes):
                 return Held(read_refusal(reply)) if claim.mode == LOCK else await self._held(reply, waiter)
             token = read_token(reply)
-        self._losses.granted(call.keys[0], claim)
+        self._losses.granted(call.keys[0], claim, token)
         if waiter is not None:
             waiter.served = True
         return Grant(token)

@@ -25,6 +25,9 @@ from fencing_sdk.errors import LossReason
 
 Renew = Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal | Revoked]]]
 
+_REMEMBERED = 1000
+"""Grants that were given back, and whose late answers are known."""
+
 LOSS_REASONS = {Renewal.REFUSED: LossReason.REVOKED, Renewal.TAKEN_OVER: LossReason.TAKEN_OVER}
 
 
@@ -42,6 +45,8 @@ class RedisLossWatcher:
         self._renew = renew
         self._held: dict[str, Claim] = {}  # by the key of the lease
         self._changed: dict[str, None] = {}  # keys that are to be checked
+        self._tokens: dict[str, int] = {}  # of the same grants
+        self._given_back: dict[str, int] = {}  # by owner: the tokens of the last grants that their holders ended
         self._former: dict[str, tuple[str, Claim]] = {}  # by owner: grants whose key has gone to another owner here
         self._notices = LossNotices() if notices is None else notices
         self._check = BackgroundTask()
@@ -50,10 +55,17 @@ class RedisLossWatcher:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._notices.on_loss(notice)
 
-    def granted(self, key: str, claim: Claim) -> None:
-        """Watch a new grant. An earlier one of this backend object that was not released has ended: check that too."""
+    def granted(self, key: str, claim: Claim, token: int) -> None:
+        """
+        Watch a new grant. An earlier one of this backend object that was not released has ended: check that too.
+
+        The answer to an acquisition may come after its grant was handed over otherwise and given back. It must not take
+        the place of the grant that followed, whose waiter would release it when it leaves the line.
+        """
+        if self._given_back.get(claim.owner) == token:
+            return
         former = self._held.get(key)
-        self._held[key] = claim
+        self._held[key], self._tokens[key] = claim, token
         if former is not None and former.owner != claim.owner:
             self._former[former.owner] = key, former
             self._check.start(self._check_changed)
@@ -63,7 +75,7 @@ class RedisLossWatcher:
         for key, claim in zip(keys, claims, strict=True):
             held = self._held.get(key)
             if held is not None and held.ttl != claim.ttl and held.owner == claim.owner:
-                del self._held[key]
+                del self._held[key], self._tokens[key]
 
     def holds(self, key: str, claim: Claim) -> bool:
         """Whether *claim* was granted, and has not ended."""
@@ -80,6 +92,9 @@ class RedisLossWatcher:
         held = self._held.get(key)
         if held is not None and held.owner == claim.owner:
             del self._held[key]
+            self._given_back[claim.owner] = self._tokens.pop(key)
+            if len(self._given_back) > _REMEMBERED:
+                del self._given_back[next(iter(self._given_back))]
         elif self._former:
             self._former.pop(claim.owner, None)
 
@@ -127,7 +142,7 @@ class RedisLossWatcher:
     def _lost(self, key: str, claim: Claim, reason: LossReason, detail: str = "") -> None:
         held = self._held.get(key)
         if held is not None and held.owner == claim.owner:
-            del self._held[key]
+            del self._held[key], self._tokens[key]
         elif self._former.pop(claim.owner, None) is None:
             return  # the holder has released it meanwhile
         self._notices.tell(claim, reason, detail)
@@ -135,6 +150,7 @@ class RedisLossWatcher:
     async def aclose(self) -> None:
         """End the check that is under way, and watch no lease any more: a message may come while connections close."""
         self._held.clear()
+        self._tokens.clear()
         self._changed.clear()
         self._former.clear()
         await self._check.aclose()

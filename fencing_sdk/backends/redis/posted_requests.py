@@ -209,5 +209,5 @@ class AcquirePost(ReleasePost):
         if not isinstance(reply, bytes):
             return Held(read_refusal(reply))
         token = read_token(reply)
-        self._losses.granted(self._lease, self._claim)
+        self._losses.granted(self._lease, self._claim, token)
         return Grant(token)

@@ -234,7 +234,7 @@ class RedisWaiters:
         elif waiter.direct:
             age = max(0.0, _CLOCK.now() - sent_at / 1000)
             lease = lease_key(waiter.tag)
-            self._losses.granted(lease, waiter.claim)
+            self._losses.granted(lease, waiter.claim, token)
             waiter.tell(Grant(token), age)
             self._losses.follow(lease, waiter.open_pipe)  # last: the waiter runs before this command is written
         else:

@@ -135,7 +135,7 @@ class RedisQuorumBackend(Uncopied):
         if hold is None:
             return self._held(attempt.ballot, waiter)
         self._holds.add(hold)
-        self._losses.granted(self._requests.hold(claim.name), claim)
+        self._losses.granted(self._requests.hold(claim.name), claim, hold.token)
         if waiter is not None:
             self._waiters.granted(waiter, attempt.ballot)
         return Grant(hold.token)
