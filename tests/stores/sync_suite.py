@@ -283,12 +283,13 @@ class SyncProcessesSuite:
         def start(kind: str, *arguments: object) -> subprocess.Popen[str]:
             command = [sys.executable, "-W", "error", str(WORKER), bench.url, kind, *map(str, arguments)]
             pipe = subprocess.PIPE
-            workers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+            workers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, process_group=0))
             return workers[-1]
 
         yield start
         for worker in workers:
-            worker.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)  # its children, too, which hold its pipes
             worker.communicate()
 
     async def test_one_thread_of_all_processes_is_inside(self, start, tmp_path: Path):

@@ -9,6 +9,8 @@ It says a line for each step, and goes on when it reads one. The kinds are funct
 import contextlib
 import ctypes
 import os
+import select
+import signal
 import sys
 import threading
 import time
@@ -25,10 +27,36 @@ def fork():
     """Fork, with the argument ``c`` as uWSGI does: Python learns nothing of it."""
     if sys.argv[4:] != ["c"]:
         return os.fork()
-    # A thread that waits for the interpreter during such a fork makes Python itself hang in the child.
-    while switches() != (time.sleep(0.2) or switches()):
-        pass
-    return ctypes.PyDLL(None).fork()
+    # Python hangs in a child of such a fork if another thread was waiting for the interpreter. So fork while all threads
+    # rest, and again if the child does not survive.
+    while True:
+        while switches() != (time.sleep(0.2) or switches()):
+            pass
+        survives, survived = os.pipe()
+        if (child := ctypes.PyDLL(None).fork()) == 0:
+            contend(0.05)
+            os.write(survived, b".")
+            return 0
+        os.close(survived)
+        with os.fdopen(survives):
+            if select.select([survives], [], [], 5)[0]:
+                return child
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def contend(seconds):
+    """Have two threads compute at the same time."""
+    end = time.monotonic() + seconds
+
+    def compute():
+        while time.monotonic() < end:
+            pass
+
+    other = threading.Thread(target=compute)
+    other.start()
+    compute()
+    other.join()
 
 
 def switches():
