@@ -27,8 +27,8 @@ def fork():
     """Fork, with the argument ``c`` as uWSGI does: Python learns nothing of it."""
     if sys.argv[4:] != ["c"]:
         return os.fork()
-    # Python hangs in a child of such a fork if another thread was waiting for the interpreter. So fork while all threads
-    # rest, and again if the child does not survive.
+    # Python hangs in the child of such a fork if another thread was waiting for the interpreter. So fork while all
+    # threads rest, and again if the child does not survive.
     while True:
         while switches() != (time.sleep(0.2) or switches()):
             pass
