@@ -16,10 +16,11 @@ PROGRAM = f"{sys.executable} -m fencing_sdk"
 
 def hold(fencing: Fencing, name: str, *options: str) -> dict[str, str]:
     """Start a command under the lock ``job`` that goes on; return what it finds in its environment."""
-    script = f"env | grep ^FENCING_ > {name}.part; echo $$ > {name}.pid; mv {name}.part {name}; exec sleep {LONG}"
+    script = f"env > {name}.part; echo $$ > {name}.pid; mv {name}.part {name}; exec sleep {LONG}"
     fencing.start("run", "job", *options, "--", "sh", "-c", script)
     until(lambda: fencing.path(name).exists(), f"the start of {name}")
-    return dict(line.split("=", 1) for line in fencing.path(name).read_text().splitlines())
+    lines = fencing.path(name).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line.startswith("FENCING_"))
 
 
 def refused(fencing: Fencing, *options: str) -> bool:
