@@ -297,7 +297,9 @@ class RedisBackend(Uncopied):
             call = call._replace(follow=(key,))  # the release ends the tracking of the lease, so it is read again
         with translating("release"):
             refusal = read_release(await self._run_release(call, claim))
-        return None if refusal is None else (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
+        if refusal is None or self._losses.may_be_released(claim):
+            return None
+        return (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
 
     async def _run_release(self, call: ScriptCall, claim: Claim) -> Reply:
         try:

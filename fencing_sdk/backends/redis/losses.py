@@ -47,6 +47,7 @@ class RedisLossWatcher:
         self._changed: dict[str, None] = {}  # keys that are to be checked
         self._tokens: dict[str, int] = {}  # of the same grants
         self._given_back: dict[str, int] = {}  # by owner: the tokens of the last grants that their holders ended
+        self._left: dict[str, None] = {}  # owners for which a waiter that left has sent a release
         self._former: dict[str, tuple[str, Claim]] = {}  # by owner: grants whose key has gone to another owner here
         self._notices = LossNotices() if notices is None else notices
         self._check = BackgroundTask()
@@ -81,6 +82,16 @@ class RedisLossWatcher:
         """Whether *claim* was granted, and has not ended."""
         held = self._held.get(key)
         return held is not None and held.owner == claim.owner
+
+    def leaving(self, claim: Claim) -> None:
+        """A waiter that has left sends a release of *claim*, which may overtake that of the holder."""
+        self._left[claim.owner] = None
+        if len(self._left) > _REMEMBERED:
+            del self._left[next(iter(self._left))]
+
+    def may_be_released(self, claim: Claim) -> bool:
+        """Whether this client has sent another release of *claim*, so that a refusal of the holder's shows no loss."""
+        return claim.owner in self._left
 
     def follow(self, key: str, pipe: Pipe | None) -> None:
         """Read a lease that was granted unasked, so that client tracking follows it."""

@@ -126,6 +126,10 @@ class RedisPosts:
             post if pipe.post(self._release((len(packed_tag) + _SUFFIX, packed_tag, len(owner), owner)), post) else None
         )
 
+    def may_be_released(self, claim: Claim) -> bool:
+        """See `RedisLossWatcher.may_be_released`."""
+        return self._losses.may_be_released(claim)
+
     def refused(self, claim: Claim, refusal: Renewal, answer: Callable[[Any], None]) -> None:
         """Answer a release that has found no grant of its owner, with the reason if an operator took it away."""
         self._asking.start(self._tell_reason(claim, refusal, answer))
@@ -173,7 +177,7 @@ class ReleasePost:
     def _read(self, reply: Reply) -> object:
         """Read a reply; None: it is answered later."""
         refusal = read_release(reply)
-        if refusal is None:
+        if refusal is None or self._posts.may_be_released(self._claim):
             return Posted.RELEASED
         self._posts.refused(self._claim, refusal, self._answer)
         return None

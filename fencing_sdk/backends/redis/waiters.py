@@ -115,6 +115,7 @@ class RedisWaiters:
         """
         self.remove(waiter)
         for _ in range(0 if self._losses.holds(lease_key(waiter.tag), waiter.claim) else _LEAVE_TRIES):
+            self._losses.leaving(waiter.claim)
             with contextlib.suppress(Exception):
                 await self._router.run(self._requests.release(waiter.claim))
                 return
