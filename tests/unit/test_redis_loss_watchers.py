@@ -14,9 +14,9 @@ CLAIM = Claim("a", 15.0, owner="one")
 CHANGED = ([b"invalidate", [b"{a}:h"]], [b"invalidate", None])
 
 
-@pytest.mark.parametrize("watch", [RedisLossWatcher, ShareLossWatcher])
+@pytest.mark.parametrize(("watch", "token"), [(RedisLossWatcher, (1,)), (ShareLossWatcher, ())])
 @pytest.mark.parametrize("message", CHANGED, ids=["the lease has changed", "FLUSHALL"])
-async def test_a_change_is_asked_about_until_the_watcher_is_closed(watch, message):
+async def test_a_change_is_asked_about_until_the_watcher_is_closed(watch, token, message):
     asked = []
 
     async def renew(claims):
@@ -24,7 +24,7 @@ async def test_a_change_is_asked_about_until_the_watcher_is_closed(watch, messag
         return [Renewal.RENEWED]
 
     watcher = watch(renew, LossNotices())
-    watcher.granted("{a}:h", CLAIM)
+    watcher.granted("{a}:h", CLAIM, *token)
     watcher.on_push(message)
     await until(lambda: asked, what="the watcher asks")
     watcher.on_push(message)
