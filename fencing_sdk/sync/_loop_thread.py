@@ -87,7 +87,7 @@ class LoopThread:
             ClosedMeanwhileError: the client was closed meanwhile, is not open in *only*, or is that of a parent.
             UsageError: this is the client's own thread.
         """
-        call = ThreadCall(function, undo, cancel, acquires=only is None)
+        call = self._prepare(function, undo, cancel, opens=only is None)
         return call.wait(partial(self._post, call.begin, only, call))
 
     def call_around(self, function: Callable[[InThread], Awaitable[T]]) -> T:
@@ -97,12 +97,23 @@ class LoopThread:
         Raises:
             UsageError: as `call`.
         """
-        call: ThreadCall[T] = ThreadCall(lambda: function(call.in_thread))
+        call: ThreadCall[T] = self._prepare(lambda: function(call.in_thread))
         self._around.add(call)
         try:
             return call.wait(partial(self._post, call.begin, None, call))
         finally:
             self._around.discard(call)
+
+    def _prepare(
+        self,
+        function: Callable[[], Awaitable[T]],
+        undo: Callable[[T], Awaitable[object]] | None = None,
+        cancel: Cancel | None = None,
+        *,
+        opens: bool = True,
+    ) -> ThreadCall[T]:
+        """Describe a call before it is posted; *opens*: it opens the client, so it may acquire."""
+        return ThreadCall(function, undo, cancel, acquires=opens)
 
     def watch(self, function: Callable[[], Coroutine[Any, Any, None]], only: asyncio.AbstractEventLoop) -> None:
         """

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, TypeVar
 
 from fencing_sdk._client import LockClient
@@ -22,7 +21,7 @@ from fencing_sdk.errors import UsageError, shown
 from fencing_sdk.sync._client import SyncLockClient
 from fencing_sdk.sync._lease import LEAVING
 from fencing_sdk.sync._loop_thread import LoopThread
-from fencing_sdk.sync._thread_call import Cancel, InThread, ThreadCall
+from fencing_sdk.sync._thread_call import Cancel, ThreadCall
 from fencing_sdk.testing._kernel import Kernel
 from fencing_sdk.testing._process import Process
 from fencing_sdk.testing._timeline import Timeline
@@ -49,27 +48,18 @@ class WorldThread(LoopThread):
         self._kernel = kernel
         self._process = process
         self._loop = process.loop
-        self._closed = False
 
-    def call(
+    def _prepare(
         self,
         function: Callable[[], Awaitable[T]],
-        *,
         undo: Callable[[T], Awaitable[object]] | None = None,
-        only: asyncio.AbstractEventLoop | None = None,
         cancel: Cancel | None = None,
-    ) -> T:
-        """See `LoopThread.call`."""
-        if only is None:
+        *,
+        opens: bool = True,
+    ) -> ThreadCall[T]:
+        if opens:
             self.open()
-        call = _WorldCall(self._wait, function, undo, cancel)
-        return call.wait(partial(self._post, call.begin, only, call))
-
-    def call_around(self, function: Callable[[InThread], Awaitable[T]]) -> T:
-        """See `LoopThread.call_around`."""
-        self.open()
-        call: _WorldCall[T] = _WorldCall(self._wait, lambda: function(call.in_thread))
-        return call.wait(partial(self._post, call.begin, None, call))
+        return _WorldCall(self._wait, function, undo, cancel, acquires=opens)
 
     def call_aside(self, function: Callable[[], None]) -> None:
         """Call *function* now: a thread of its own would run on real time."""
@@ -120,8 +110,10 @@ class _WorldCall(ThreadCall[T]):
         function: Callable[[], Awaitable[T]],
         undo: Callable[[T], Awaitable[object]] | None = None,
         cancel: Cancel | None = None,
+        *,
+        acquires: bool,
     ) -> None:
-        super().__init__(function, undo, cancel)
+        super().__init__(function, undo, cancel, acquires=acquires)
         self._wait_until = wait_until
 
     def begin(self) -> None:
