@@ -399,7 +399,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         A call asks for the lock once. It returns `Ran` with the function's value, or `Skipped` when the lock is held.
         After a run that succeeded, the lock stays taken until *at_least_for* seconds after its grant: in the store
         alone, so that it outlives this process. A run that fails gives it back at once, so that another process may
-        take over. An event `JobEnded` tells what became of every call.
+        take over. Every call ends with an event `JobEnded`.
 
         Not promised: exactly once. If the process is killed while the function runs, the lock is free after one ttl,
         and the next call runs the function again.

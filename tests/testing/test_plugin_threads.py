@@ -24,19 +24,6 @@ pytest_plugins = ["fencing_sdk.testing.plugin"]
 
 NAME = "seats/42"
 PATIENCE = 60.0
-ENDS = {"expire": LossReason.EXPIRED, "lose": LossReason.REVOKED}
-
-
-@pytest.fixture(params=ENDS)
-def end(request):
-    """`expire` or `lose`."""
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def reason(request, end):
-    return ENDS[request.node.callspec.params["end"]]
-
 
 # A client of the program.
 

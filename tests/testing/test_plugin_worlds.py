@@ -9,7 +9,6 @@ from fencing_sdk import (
     FencingError,
     LeaseLostError,
     LockClient,
-    LossReason,
     UsageError,
     connect,
     current_lease,
@@ -203,19 +202,6 @@ def test_a_round_ends_its_world_and_raises_what_nobody_waited_for(pause_anywhere
 
 
 # Leases that end.
-
-ENDS = {"expire": LossReason.EXPIRED, "lose": LossReason.REVOKED}
-
-
-@pytest.fixture(params=ENDS)
-def end(request):
-    """`expire` or `lose`."""
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def reason(request, end):
-    return ENDS[request.node.callspec.params["end"]]
 
 
 def test_a_lease_of_a_world_is_found_by_its_name_and_ends_now(lock_world, end, reason, worker):
