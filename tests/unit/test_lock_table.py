@@ -200,7 +200,7 @@ class Comparison(RuleBasedStateMachine):
             left = living.ends - self.now
             holder = holder_of(living.claim.owner)
             expected = Holder(name, living.token, holder, left, living.claim.metadata)
-            waiting = sum(other == name for other, _, _ in self.history.line)
+            waiting = sum(other == name and self.now < seen + LINE_TTL for other, _, seen in self.history.line)
             assert shown == replace(expected, held_for=self.now - living.began, waiters=waiting)
 
 

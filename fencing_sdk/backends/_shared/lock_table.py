@@ -183,7 +183,7 @@ class LockTable:
         row = self._living(name, now)
         if row is None:
             return None
-        holder, waiting = holder_of(row.owner), len(self._lines.get(name, ()))
+        holder, waiting = holder_of(row.owner), len(self.waiting(name, now))
         left, age = row.expires - now, now - row.since
         return Holder(name, row.token, holder, left, row.metadata, row.mode, held_for=age, waiters=waiting)
 
@@ -191,7 +191,9 @@ class LockTable:
         """Describe the waiters of *name*, in the order of the line."""
         line = self._lines.get(name, OrderedDict[str, TableWaiter]())
         return [
-            Waiting(holder_of(owner), place.mode, now - place.since, place.metadata) for owner, place in line.items()
+            Waiting(holder_of(owner), place.mode, now - place.since, place.metadata)
+            for owner, place in line.items()
+            if place.seen + LINE_TTL > now
         ]
 
     def page(self, prefix: str, after: int, limit: int, now: float) -> tuple[list[str], int | None]:

@@ -141,7 +141,7 @@ class ShareTable(LockTable):
         shares = self._shares.get(name)
         if not shares:
             return [] if only is None else [only]
-        waiting = len(self._lines.get(name, ()))
+        waiting = len(self.waiting(name, now))
         found = [_holder(name, owner, share, now, waiting) for owner, share in shares.items()]
         return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
 

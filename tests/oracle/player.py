@@ -1,0 +1,425 @@
+"""
+Plays a history to two clients of a store, and compares every answer with the reference.
+
+The event loop's time stands still, so no timer of a client runs unless a step asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from typing import Any, Protocol
+
+from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Mode, Permit
+from fencing_sdk.errors import BackendError
+from tests.oracle.client_time import CLIENT, ClientTimeLoop
+from tests.oracle.reference import Differs, Reference, require
+
+MODE_OF: dict[str, Mode] = {"lock": LOCK, "writer": WRITER, "reader": READER, "permit": Permit(2), "wide": Permit(3)}
+TTLS = (20.5, 60.5)
+_serial = itertools.count()
+
+
+class Bench(Protocol):
+    """One store under a history."""
+
+    modes: Sequence[str]
+    """The modes of the owners that may meet at one name."""
+    hands: bool = False
+    """A waiter for a plain lock may stand: a release hands the lock to it."""
+    reasons: bool = True
+    """A renewal is answered with the reason of a revocation."""
+    silence: bool = True
+    """A waiter loses its place by being silent."""
+    exact: bool = True
+    """The store's clock is the one of the history: the seconds that are left are known."""
+    margin: float = 0.1
+    """Seconds by which the store's clock may run on during a history."""
+
+    def open(self) -> Any:
+        """Make a client."""
+        ...
+
+    async def advance(self, seconds: float) -> None: ...
+
+    def signs(self, claim: Claim, what: str) -> bool:
+        """Whether a waiter's *what*, a ``try`` or a ``tick`` of its client's timers, is surely a sign of life."""
+        ...
+
+    def cut(self, statement: int) -> AbstractContextManager[object]:
+        """Break the call that comes off at this statement."""
+        ...
+
+
+class Member:
+    """One owner of a history: its claims one after the other, and its place in the line."""
+
+    def __init__(self, label: str, play: int) -> None:
+        name, self.word = label.split("/")
+        number = int(self.word[-1])
+        self.label, self.name, self.client, self.mode = label, f"{play}-{name}", number % 2, MODE_OF[self.word[:-1]]
+        self.ttl, self.metadata = TTLS[number // 2], label if number % 2 else None
+        self.token = 0
+        self.place: Place | None = None
+        self.claim = self._claim()
+        self.was_granted = False
+
+    def _claim(self) -> Claim:
+        return Claim(self.name, self.ttl, metadata=self.metadata, mode=self.mode)
+
+    def new_claim(self) -> None:
+        """Ask anew: an acquisition that is over is not made again."""
+        self.claim, self.was_granted = self._claim(), False
+
+
+class Place:
+    """A place in a line, and the news of it."""
+
+    def __init__(self, backend: Any, member: Member, news: list[tuple[Member, Grant | None]], *, direct: bool) -> None:
+        self._backend, self._member, self._news = backend, member, news
+        self._joined = asyncio.get_running_loop().create_future()
+        self._direct = backend.stand(member.claim, self._tell) if direct else None
+        self._task = None if direct else asyncio.create_task(self._stand())
+
+    def _tell(self, grant: Grant | None = None, age: float = 0.0) -> None:
+        self._news.append((self._member, grant))
+
+    async def _stand(self) -> None:
+        try:
+            async with self._backend.queue(self._member.claim) as turn:
+                self._joined.set_result(None)
+                while True:
+                    await turn.wait()
+                    self._tell()
+        except BaseException as error:
+            if not self._joined.done():
+                self._joined.set_exception(error)
+            raise
+
+    async def join(self) -> None:
+        if self._direct is None:
+            await self._joined
+
+    async def leave(self, *, granted: bool) -> None:
+        if self._direct is not None:
+            self._direct.leave()
+            if not granted:
+                await self._backend.release(self._member.claim)
+        elif self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+
+class Player:
+    """
+    Plays histories.
+
+    Args:
+        bench: The store.
+
+        patience: Seconds of real time within which a waiter has to hear of its turn.
+    """
+
+    def __init__(self, bench: Bench, *, patience: float) -> None:
+        self._bench, self._patience = bench, patience
+        self.grants = 0
+
+    async def play(self, steps: Iterable[str]) -> None:
+        """
+        Play one history, with names of its own.
+
+        Raises:
+            Differs: an answer is not allowed; the error names the step.
+        """
+        self._serial = next(_serial)
+        self._reference = Reference(reasons=self._bench.reasons, silence=self._bench.silence)
+        self._members: dict[str, Member] = {}
+        self._news: list[tuple[Member, Grant | None]] = []
+        self._obliged: set[str] = set()
+        async with self._clients():
+            at = ""
+            try:
+                for number, step in enumerate([*steps, "list"], 1):
+                    at = f"step {number}, {step!r}"
+                    await self._step(step)
+            except Differs as error:
+                raise Differs(f"{at}: {error}") from error
+            finally:
+                for member in self._members.values():
+                    if member.place is not None:
+                        await self._call(member.client, lambda _, member=member: member.place.leave(granted=False))
+                for member in self._members.values():
+                    await self._call(member.client, lambda backend, member=member: backend.release(member.claim))
+
+    @asynccontextmanager
+    async def _clients(self) -> AsyncIterator[None]:
+        self._backends = [self._bench.open() for _ in range(2)]
+        try:
+            yield
+        finally:
+            for client in range(2):
+                await self._call(client, lambda backend: backend.aclose())
+
+    async def _call(self, client: int, call: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Make a call as one of the clients."""
+        before = CLIENT.set(client)
+        try:
+            return await call(self._backends[client])
+        finally:
+            CLIENT.reset(before)
+
+    # Steps
+
+    async def _step(self, step: str) -> None:
+        words = step.split()
+        match words:
+            case ["clock", seconds]:
+                await self._clock(float(seconds))
+            case ["signs", client]:
+                await self._signs(int(client))
+            case ["reopen", client]:
+                await self._reopen(int(client))
+            case ["renew", "all"]:
+                await self._renew(list(self._members.values()), 0)
+            case ["list"]:
+                await self._list()
+            case [label, call, *how]:
+                member = self._members.setdefault(label, Member(label, self._serial))
+                elsewhere = how == ["elsewhere"] and member.place is None
+                client = 1 - member.client if elsewhere else member.client
+                statement = int(how[1]) if how[:1] == ["cut"] else 0
+                await self._of_member(member, call, client, statement)
+        if "/" in words[0]:
+            await self._settle(self._members[words[0]].name)
+
+    async def _of_member(self, member: Member, call: str, client: int, statement: int) -> None:
+        if call == "acquire":
+            await self._acquire(member, client, statement)
+        elif call == "release" and member.place is None:
+            await self._release(member, client, statement)
+        elif call in {"join", "stand"}:
+            await self._join(member, direct=call == "stand")
+        elif call == "leave" and member.place is not None:
+            await self._leave(member)
+        elif call == "renew":
+            await self._renew([member], client)
+        elif call == "revoke":
+            await self._revoke(member)
+
+    async def _acquire(self, member: Member, client: int, statement: int = 0) -> None:
+        reference = self._reference
+        if member.was_granted and reference.holds(member.claim) is None and member.place is None:
+            member.new_claim()
+        claim, again = member.claim, reference.holds(member.claim) is not None
+        with self._bench.cut(statement):
+            try:
+                answer = await self._call(client, lambda backend: backend.acquire(claim))
+            except BackendError:
+                if not statement:
+                    raise
+                answer = await self._grant_of(claim)
+        if answer is None:
+            return
+        if not again and isinstance(answer, Held):  # the call may have handed the lock to the waiter ahead
+            await self._arrived(claim.name, but=member)
+        reference.acquired(claim, answer)
+        if isinstance(answer, Grant):
+            if not again and claim.mode.shared:
+                self._obliged.add(claim.name)
+            await self._served(member, answer)
+        elif member.place is not None and self._bench.signs(claim, "try"):
+            reference.signed([claim], surely=True)
+
+    async def _grant_of(self, claim: Claim) -> Grant | None:
+        """What the store has granted to *claim*, whose answer did not come."""
+        found = await self._call(0, lambda backend: backend.holders(claim.name))
+        mine = [one for one in found if one.holder == claim.holder]
+        return Grant(mine[0].token, permit=mine[0].permit, restarted=False) if mine else None
+
+    async def _served(self, member: Member, grant: Grant) -> None:
+        self.grants += 1
+        member.token, member.was_granted = grant.token, True
+        place, member.place = member.place, None
+        if place is not None:
+            await self._call(member.client, lambda _: place.leave(granted=True))
+
+    async def _release(self, member: Member, client: int, statement: int) -> None:
+        held = self._reference.holds(member.claim) is not None
+        with self._bench.cut(statement):
+            try:
+                outcome = await self._call(client, lambda backend: backend.release(member.claim))
+            except BackendError:
+                if not statement:
+                    raise
+                if not held or await self._grant_of(member.claim) is not None:
+                    return
+                outcome = None
+                held = False  # nobody has to be woken by a call that was cut off
+        self._reference.released(member.claim, outcome)
+        if held:
+            self._obliged.add(member.name)
+
+    async def _join(self, member: Member, *, direct: bool) -> None:
+        if member.place is not None or self._reference.holds(member.claim) is not None:
+            return
+        if member.was_granted:
+            member.new_claim()
+        direct = direct and self._bench.hands and member.mode == LOCK
+
+        async def join(backend: Any) -> None:
+            member.place = Place(backend, member, self._news, direct=direct)
+            await member.place.join()
+
+        await self._call(member.client, join)
+        mine = [one.claim for one in self._standers(member.client)]
+        self._reference.joined(member.claim)
+        self._reference.signed([claim for claim in mine if self._bench.signs(claim, "join")], surely=True)
+        if direct:
+            self._obliged.add(member.name)
+            await self._until(lambda: self._has_news(member) or self._shown(member))
+
+    def _has_news(self, member: Member) -> bool:
+        return any(about is member for about, _ in self._news)
+
+    async def _shown(self, member: Member) -> bool:
+        """Whether the store knows of a waiter, which joins in the background."""
+        line = await self._call(member.client, lambda backend: backend.list_waiters(member.name))
+        return member.claim.holder in {one.holder for one in line}
+
+    def _standers(self, client: int) -> list[Member]:
+        order = {one.claim.owner: n for line in self._reference.names.values() for n, one in enumerate(line.line)}
+        standing = [one for one in self._members.values() if one.place is not None and one.client == client]
+        return sorted(standing, key=lambda member: order.get(member.claim.owner, 0))
+
+    async def _leave(self, member: Member) -> None:
+        place, member.place = member.place, None
+        assert place is not None
+        stander = self._reference.stander(member.claim)
+        await self._call(member.client, lambda _: place.leave(granted=False))
+        if stander is not None and not self._reference.unsure(member.name) and self._reference.lives(stander):
+            self._obliged.add(member.name)
+        self._news[:] = [one for one in self._news if one[0] is not member]
+        self._reference.left(member.claim)
+        member.was_granted = True  # the claim was given up
+
+    async def _renew(self, members: Sequence[Member], client: int) -> None:
+        claims = [member.claim for member in members]
+        outcomes = await self._call(client, lambda backend: backend.renew(claims)) if claims else []
+        require(len(outcomes) == len(claims), f"{len(outcomes)} outcomes for {len(claims)} claims")
+        for claim, outcome in zip(claims, outcomes, strict=True):
+            self._reference.renewed(claim, outcome)
+
+    async def _revoke(self, member: Member) -> None:
+        reason = f"the token of {member.label} was {member.token}"
+        answer = await self._call(1 - member.client, lambda backend: backend.revoke(member.name, member.token, reason))
+        self._reference.revoked(member.name, member.token, reason, answer)
+        if answer:
+            self._obliged.add(member.name)
+
+    async def _clock(self, seconds: float) -> None:
+        """Let time pass, but never up to a moment at which the store's clock and the history's could disagree."""
+        moments = self._reference.moments()
+        while any(abs(at - self._reference.now - seconds) <= self._bench.margin for at in moments):
+            seconds += 2 * self._bench.margin
+        await self._bench.advance(seconds)
+        self._reference.now += seconds
+
+    async def _signs(self, client: int) -> None:
+        waiting = self._standers(client)
+        if ticking := [member.claim for member in waiting if self._bench.signs(member.claim, "tick")]:
+            await self._tick(client)
+            await self._arrived(*{member.name for member in waiting})
+            self._reference.signed(ticking, surely=True)
+        for name in {member.name for member in waiting}:
+            await self._settle(name)
+        for member in self._standers(client):
+            if member.place is not None:
+                await self._acquire(member, client)
+                await self._settle(member.name)
+
+    async def _tick(self, client: int) -> None:
+        """Let a second pass for the timers of a client, and wait for what they have begun."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, ClientTimeLoop)
+        before = asyncio.all_tasks()
+        loop.tick(client, 1.1)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if begun := asyncio.all_tasks() - before:
+            await asyncio.wait(begun)
+        await self._call(client, lambda backend: backend.inspect("?"))  # behind what the timers have sent
+
+    async def _reopen(self, client: int) -> None:
+        if not self._standers(client):
+            await self._call(client, lambda backend: backend.aclose())
+
+    # What is seen afterwards
+
+    async def _settle(self, name: str) -> None:
+        """Wait for the news that somebody has to get, and compare all that is shown of a name."""
+        obliged = name in self._obliged
+        self._obliged.discard(name)
+        await self._take_news()
+        while obliged and (stander := self._reference.to_wake(name)) is not None:
+            member = next(one for one in self._members.values() if one.claim.owner == stander.claim.owner)
+            require(await self._until(lambda member=member: self._has_news(member)), f"{member.label} was not woken")
+            await self._take_news()
+        await self._arrived(name)
+        holders = await self._call(0, lambda backend: backend.holders(name))
+        self._reference.shown(name, holders, exactly=self._bench.exact)
+        inspected = await self._call(1, lambda backend: backend.inspect(name))
+        tokens = {one.token for one in holders}
+        require(inspected.token in tokens if inspected else not tokens, f"{tokens} hold, and {inspected} is shown")
+        if self._reference.of(name).line or (self._serial % 4 == 0):
+            line = await self._call(1, lambda backend: backend.list_waiters(name))
+            self._reference.line_shown(name, line)
+
+    async def _arrived(self, *names: str, but: Member | None = None) -> None:
+        """Wait for the news of a grant that the store has handed to a waiter, and take it."""
+        for name in names:
+            waiting = [one for one in self._members.values() if one.place is not None and one is not but]
+            handed = {one.claim.holder: one for one in waiting}
+            if not handed or not self._bench.hands:
+                continue
+            for one in await self._call(0, lambda backend, name=name: backend.holders(name)):
+                if (member := handed.get(one.holder)) is not None and self._reference.holds(member.claim) is None:
+                    heard = await self._until(lambda member=member: self._has_news(member))
+                    require(heard, f"{member.label} was granted, and does not hear of it")
+        await self._take_news()
+
+    async def _take_news(self) -> None:
+        while self._news:
+            member, grant = self._news.pop(0)
+            if grant is not None:
+                self._reference.handed(member.claim, grant)
+                await self._served(member, grant)
+            elif (stander := self._reference.stander(member.claim)) is not None:
+                stander.woken = True
+
+    async def _until(self, condition: Callable[[], bool | Awaitable[bool]]) -> bool:
+        """Wait in real time until *condition* holds; return whether it did."""
+        stop = time.monotonic() + self._patience
+        for turn in itertools.count():
+            met = condition()
+            if met if isinstance(met, bool) else await met:
+                return True
+            if time.monotonic() > stop:
+                return False
+            await (asyncio.sleep(0) if turn < 5 else asyncio.to_thread(time.sleep, 0.001))
+        raise AssertionError
+
+    async def _list(self) -> None:
+        """Compare the pages with what each name shows."""
+        found, cursor = [], None
+        while True:
+            page = await self._call(0, lambda backend, cursor=cursor: backend.list_held(f"{self._serial}-", cursor, 2))
+            found += page.holders
+            if (cursor := page.cursor) is None:
+                break
+        for name in {one.name for one in found} | set(self._reference.names):
+            await self._arrived(name)
+            self._reference.shown(name, [one for one in found if one.name == name], exactly=self._bench.exact)
