@@ -76,7 +76,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if everything and config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-        rewrite_assertions(Path(__file__).parent)
+        rewrite_assertions(Path(__file__).parent, config.get_terminal_writer().line)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -147,6 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(long))
 
 
+@pytest.hookimpl(trylast=True)  # below the slowest tests: the last lines are read
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say once why tests were skipped, with what to install for them, and not once for every line of a test."""
     reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
@@ -154,13 +155,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{tests} skipped: {reason.removeprefix('Skipped: ')}")
 
 
+MEMORY, A_PROCESS = 2000, 380
+"""Megabytes of a parallel run, and of one of its processes: it knows all tests, and some of them start others."""
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """More processes than cores, because most tests wait; a few modules run faster in one process."""
+    """More processes than cores, as most tests wait, within the memory; a few modules run faster in one process."""
     named = {argument.partition("::")[0] for argument in config.args}
     few = len(named) <= 3 and all(name.endswith(".py") for name in named)
     if few or "PYTEST_XDIST_WORKER" in os.environ:  # a test that runs pytest is one of several at a time itself
         return 0
-    return (os.cpu_count() or 2) + 6
+    return min((os.cpu_count() or 2) + 6, MEMORY // A_PROCESS)
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:

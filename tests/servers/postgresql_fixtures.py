@@ -9,10 +9,9 @@ them.
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import pytest
 from pgbouncer import PgBouncer
@@ -20,22 +19,16 @@ from postgresql_programs import USER, programs
 from postgresql_proxy import PostgresqlProxy
 from postgresql_replicas import Replicated
 from postgresql_server import PostgresqlServer, Setting
-from required_program import require_program
+from required_program import missing, require_program
 from throwaway_certificates import Certificates, make_certificates
 
 _numbers = itertools.count(1)
 
 
 def require_postgresql() -> None:
-    """Let the test run only where PostgreSQL is; its absence must not go unnoticed in CI."""
+    """Let the test run only where PostgreSQL is."""
     if programs() is None:
-        _absent("postgresql is missing: apt-get install postgresql openssl")
-
-
-def _absent(why: str) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
+        missing("postgresql", "postgresql pgbouncer openssl")
 
 
 class StartPostgresql(Protocol):

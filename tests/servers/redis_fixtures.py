@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import pytest
 from fault_proxy import FaultProxy
@@ -21,20 +21,15 @@ from redis_cluster import Cluster
 from redis_quorum import Quorum
 from redis_sentinels import Sentinels
 from redis_server import RedisServer, ServerError, Setting, version_of
+from required_program import require_program
 from throwaway_certificates import Certificates, make_certificates
 
 BINARIES = ["redis-server", *filter(None, os.environ.get("FENCING_TEST_REDIS_SERVERS", "").split(os.pathsep))]
 
 
 def require(binary: str) -> str:
-    """Let the test run only where *binary* is; its absence must not go unnoticed in CI."""
-    return shutil.which(binary) or _absent(f"{binary} is missing: apt-get install redis-server redis-sentinel openssl")
-
-
-def _absent(why: str) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
+    """Let the test run only where *binary* is."""
+    return require_program(binary, "redis-server redis-sentinel openssl")
 
 
 class StartRedis(Protocol):

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import pytest
 from child_processes import end, spawn
 from local_ports import HOST, free_port
 from patience import wait_until
 from redis_server import ServerError
+from required_program import missing
 from zookeeper_network import MemberNetwork
 
 JARS = Path("/usr/share/java")
@@ -64,13 +64,9 @@ _roots = itertools.count(1)
 
 
 def require_zookeeper(jar: Path = JAR) -> None:
-    """Let the test run only where ZooKeeper is; its absence must not go unnoticed in CI."""
-    if jar.exists() and shutil.which("java"):
-        return
-    why = f"{jar.name} or java is missing: apt-get install zookeeper default-jre-headless"
-    if os.environ.get("CI"):
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
+    """Let the test run only where ZooKeeper is."""
+    if not jar.exists() or not shutil.which("java"):
+        missing(f"{jar.name} or java", "zookeeper default-jre-headless")
 
 
 def fresh_root() -> str:

@@ -280,11 +280,10 @@ def test_checking_keeps_the_holder():
     assert check_token(token) is token
 
 
-@pytest.mark.parametrize(
-    "text", ["9" * 4_000_000, "0" * 4_000_000, '34;holder="' + "a" * 4_000_000], ids=["9", "0", "a"]
-)
-def test_a_huge_header_is_refused_without_being_converted(text):
+@pytest.mark.parametrize(("begins", "repeats"), [("", "9"), ("", "0"), ('34;holder="', "a")])
+def test_a_huge_header_is_refused_without_being_converted(begins, repeats):
     """int() of a long number takes quadratic time where its limit is lifted, and fails in its own way elsewhere."""
+    text = begins + repeats * 4_000_000
     began = time.process_time()
     with pytest.raises(ConfigurationError):
         parse_token(text)
