@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
+from postgresql_server import PostgresqlServer
+from redis_server import RedisServer
 
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk.abc import Claim
+from fencing_sdk.abc import LOCK, Claim
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.memory import MemoryBackend
-from tests.oracle.histories import MODES
+from fencing_sdk.backends.postgresql import schema
+from fencing_sdk.backends.redis import scripts
+from fencing_sdk.backends.redis.scripts import RedisScript
+from tests.oracle.histories import MODES, SHARES, Cast
+
+Change = Callable[[str], str]
+"""Changes the SQL or the Lua of a store."""
+
+_SQL_CLOCK = re.compile(r"(pg_catalog\.)?clock_timestamp\(\)")
+_OWN_SQL_CLOCK = """
+CREATE TABLE IF NOT EXISTS :"schema".oracle_clock AS SELECT pg_catalog.now() AS at;
+CREATE OR REPLACE FUNCTION :"schema".oracle_now() RETURNS timestamptz LANGUAGE sql VOLATILE
+AS $fencing$ SELECT at FROM :"schema".oracle_clock $fencing$;
+"""
+_LUA_CLOCK = "redis.call('TIME')"
+_OWN_LUA_CLOCK = "{redis.call('GET', 'oracle:s'), redis.call('GET', 'oracle:us')}"
+_AGE_KEYS = """
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local left = redis.call('PTTL', key)
+  if left > 0 then redis.call('PEXPIRE', key, left - ARGV[1]) end
+end
+"""
+"""Lets every key expire so much earlier."""
 
 
 class StillClock:
@@ -27,24 +55,37 @@ class StillClock:
         return self.time
 
 
-class LocalBench:
-    """A store that runs in this process, and reads the clock of this process."""
+class EveryBench:
+    """What most stores have in common."""
 
-    modes = MODES
+    cast: Cast = MappingProxyType({"a": MODES, "b": MODES})
+    lineless = ""
     hands = False
     reasons = True
-    silence = True
+    timed = True
+    first_holds = notices = False
+    stirs = False
+    elsewhere = True
     exact = True
     margin = 0.01
+
+    async def advance(self, seconds: float) -> None: ...
+
+    def signs(self, claim: Claim, what: str) -> bool:
+        return False
+
+    def cut(self, statement: int) -> Any:
+        return nullcontext()
+
+
+class LocalBench(EveryBench):
+    """A store that runs in this process, and reads the clock of this process."""
 
     def __init__(self) -> None:
         self.clock = StillClock()
 
     async def advance(self, seconds: float) -> None:
         self.clock.time += seconds
-
-    def cut(self, statement: int) -> Any:
-        return nullcontext()
 
 
 class MemoryOracle(LocalBench):
@@ -101,3 +142,75 @@ class SqliteOracle(LocalBench):
             yield
         finally:
             CutConnection.left = 0
+
+
+class PostgresqlOracle(EveryBench):
+    """The functions of the schema read a clock that stands in a table. A try is a sign of life."""
+
+    stirs = True
+
+    def __init__(
+        self, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, change: Change = lambda text: text
+    ) -> None:
+        self._server = server
+        text = change(schema._TEXT)
+        assert _SQL_CLOCK.search(text)
+        monkeypatch.setattr(schema, "_TEXT", _OWN_SQL_CLOCK + _SQL_CLOCK.sub(':"schema".oracle_now()', text))
+
+    def open(self) -> Any:
+        return from_url(self._server.url)
+
+    async def advance(self, seconds: float) -> None:
+        self._server.ask(f"UPDATE fencing.oracle_clock SET at = at + interval '{seconds} seconds'")
+
+    def signs(self, claim: Claim, what: str) -> bool:
+        return what == "try"
+
+
+class RedisOracle(EveryBench):
+    """The scripts read a clock that stands in two keys; leases expire by that of the server, which is set back."""
+
+    cast: Cast = MappingProxyType({"a": ("lock",), "b": SHARES, "c": MODES})
+    lineless = "c"  # locks and shares have a line each, and do not wake each other
+    hands = True
+    exact = False
+    margin = 5.0
+
+    def __init__(
+        self, server: RedisServer, monkeypatch: pytest.MonkeyPatch, change: Change = lambda text: text
+    ) -> None:
+        self._server = server
+        self._time = time.time()
+        self._set_clock()
+        for script in {one for one in vars(scripts).values() if isinstance(one, RedisScript)}:
+            text = change(script.text).replace(_LUA_CLOCK, _OWN_LUA_CLOCK)
+            monkeypatch.setattr(script, "text", text)
+            monkeypatch.setattr(script, "sha", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+    def _set_clock(self) -> None:
+        self._server.ask("MSET", "oracle:s", int(self._time), "oracle:us", int(self._time % 1 * 1_000_000))
+
+    def open(self) -> Any:
+        """Without client tracking: a client that hears of a changed lease renews it."""
+        return from_url(self._server.url.replace("//", "//oracle:oracle@"))
+
+    async def advance(self, seconds: float) -> None:
+        self._time += seconds
+        self._set_clock()
+        self._server.ask("EVAL", _AGE_KEYS, 0, int(seconds * 1000))
+
+    def signs(self, claim: Claim, what: str) -> bool:
+        return what == ("tick" if claim.mode == LOCK else "try")
+
+
+class NodesOracle(EveryBench):
+    """A store whose leases or sessions are real, so that no time passes in a history. Nobody gives signs of life."""
+
+    timed = exact = elsewhere = False
+    first_holds = notices = stirs = True
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def open(self) -> Any:
+        return from_url(f"{self._url}?connect_timeout=20")  # a machine may stand still

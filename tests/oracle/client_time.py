@@ -24,12 +24,15 @@ class ClientTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now[CLIENT.get()]
 
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        _mark(context)
+        return super().call_soon(callback, *args, context=context)
+
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         client = CLIENT.get()
-        if context is not None:
-            context.run(CLIENT.set, client)
+        _mark(context)
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers.append((when, next(self._count), client, timer))
         if when <= self.time():
@@ -44,3 +47,9 @@ class ClientTimeLoop(asyncio.SelectorEventLoop):
         for *_, timer in due:
             if not timer.cancelled():
                 self.call_soon(timer._run)
+
+
+def _mark(context: Context | None) -> None:
+    """Let an empty context, which a client has made for its work, know whose it is."""
+    if context is not None and CLIENT not in context and (client := CLIENT.get()) >= 0:
+        context.run(CLIENT.set, client)

@@ -19,10 +19,19 @@ a call lets the other client make it, ``cut 3`` breaks the call off at its third
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 MODES = ("lock", "writer", "reader", "permit", "wide")
 """``permit`` is one of two, ``wide`` one of three."""
+SHARES = MODES[1:]
+Cast = Mapping[str, Sequence[str]]
+"""For each name the modes of its owners."""
+KNOWN = (
+    "a/lock0 acquire; a/lock0 revoke; a/lock0 renew",
+    "b/permit1 acquire; b/wide2 acquire; clock 25; b/permit1 release",
+    "c/wide3 join; c/lock0 join; c/wide0 join; c/wide3 acquire; c/lock0 leave",
+)
+"""What random histories seldom come to, and what they have found."""
 _SECONDS = ("1", "2.5", "4", "25", "70")
 _CALLS = {
     "acquire": 6,
@@ -41,10 +50,19 @@ _CALLS = {
 _OTHERS = {"clock": 4, "signs": 4, "renew all": 1, "reopen": 1, "list": 1}
 
 
-def history(seed: int, modes: Sequence[str] = MODES, *, steps: int = 30) -> list[str]:
-    """Make the history of a *seed*, with owners of these *modes*."""
+def histories(seeds: Iterable[int], cast: Cast) -> Iterator[list[str]]:
+    """The known histories, and those of the *seeds*."""
+    yield from (known.split("; ") for known in KNOWN)
+    yield from (history(seed, cast) for seed in seeds)
+
+
+def history(seed: int, cast: Cast, *, steps: int = 30) -> list[str]:
+    """Make the history of a *seed*; most of its owners meet at one name."""
     rng = random.Random(seed)
-    cast = [f"{rng.choice('aaab')}/{rng.choice(modes)}{rng.randrange(4)}" for _ in range(rng.randint(2, 7))]
+    names = [rng.choice(list(cast))] * 3 + list(cast)
+    owners = [
+        f"{(name := rng.choice(names))}/{rng.choice(cast[name])}{rng.randrange(4)}" for _ in range(rng.randint(2, 7))
+    ]
     calls, weights = zip(*(_CALLS | _OTHERS).items(), strict=True)
 
     def step() -> str:
@@ -56,12 +74,12 @@ def history(seed: int, modes: Sequence[str] = MODES, *, steps: int = 30) -> list
                 return f"{call} {rng.randrange(2)}"
             case "renew all" | "list":
                 return str(call)
-        return f"{rng.choice(cast)} {call}" + (f" {rng.randint(1, 8)}" if call.endswith("cut") else "")
+        return f"{rng.choice(owners)} {call}" + (f" {rng.randint(1, 8)}" if call.endswith("cut") else "")
 
     return [step() for _ in range(steps)]
 
 
-async def shrunk(steps: list[str], fails: Callable[[list[str]], Awaitable[bool]]) -> list[str]:
+async def shrunk(steps: list[str], fails: Callable[[list[str]], Awaitable[object]]) -> list[str]:
     """Leave out every step without which the history still *fails*: first many at once, then one by one."""
     size = len(steps) // 2
     while size:

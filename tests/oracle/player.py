@@ -9,31 +9,44 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Protocol, Self
 
 from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Mode, Permit
 from fencing_sdk.errors import BackendError
 from tests.oracle.client_time import CLIENT, ClientTimeLoop
+from tests.oracle.histories import Cast
 from tests.oracle.reference import Differs, Reference, require
 
 MODE_OF: dict[str, Mode] = {"lock": LOCK, "writer": WRITER, "reader": READER, "permit": Permit(2), "wide": Permit(3)}
 TTLS = (20.5, 60.5)
+OBSERVER = 2
+"""The client of operators, which acquires nothing: after a revocation a client may renew what it holds."""
 _serial = itertools.count()
 
 
 class Bench(Protocol):
     """One store under a history."""
 
-    modes: Sequence[str]
-    """The modes of the owners that may meet at one name."""
+    cast: Cast
+    """The modes of the owners that may meet at each name."""
+    lineless: str = ""
+    """A name for which no owner waits in line."""
     hands: bool = False
     """A waiter for a plain lock may stand: a release hands the lock to it."""
     reasons: bool = True
     """A renewal is answered with the reason of a revocation."""
-    silence: bool = True
-    """A waiter loses its place by being silent."""
+    timed: bool = True
+    """Time passes as the history says: grants end, and silent waiters lose their places."""
+    first_holds: bool = False
+    """Waiters are shown as holders as soon as it is their turn."""
+    notices: bool = False
+    """A holder hears of a revocation although no timer of its client runs."""
+    stirs: bool = False
+    """Waiters are woken for nothing, too: when their client begins to listen, or a node ahead has changed."""
+    elsewhere: bool = True
+    """Another client may go on with a grant, and need not go on for ever."""
     exact: bool = True
     """The store's clock is the one of the history: the seconds that are left are known."""
     margin: float = 0.1
@@ -126,7 +139,19 @@ class Player:
 
     def __init__(self, bench: Bench, *, patience: float) -> None:
         self._bench, self._patience = bench, patience
+        self._told: set[str] = set()
+        """The owners whose clients have heard that their grants are gone."""
+        self._backends = [bench.open() for _ in range(3)]
+        for backend in self._backends:
+            backend.on_loss(lambda claim, *_: self._told.add(claim.owner))
         self.grants = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in range(3):
+            await self._call(client, lambda backend: backend.aclose())
 
     async def play(self, steps: Iterable[str]) -> None:
         """
@@ -136,33 +161,25 @@ class Player:
             Differs: an answer is not allowed; the error names the step.
         """
         self._serial = next(_serial)
-        self._reference = Reference(reasons=self._bench.reasons, silence=self._bench.silence)
+        self._reference = Reference(
+            reasons=self._bench.reasons, silence=self._bench.timed, first_holds=self._bench.first_holds
+        )
         self._members: dict[str, Member] = {}
         self._news: list[tuple[Member, Grant | None]] = []
         self._obliged: set[str] = set()
-        async with self._clients():
-            at = ""
-            try:
-                for number, step in enumerate([*steps, "list"], 1):
-                    at = f"step {number}, {step!r}"
-                    await self._step(step)
-            except Differs as error:
-                raise Differs(f"{at}: {error}") from error
-            finally:
-                for member in self._members.values():
-                    if member.place is not None:
-                        await self._call(member.client, lambda _, member=member: member.place.leave(granted=False))
-                for member in self._members.values():
-                    await self._call(member.client, lambda backend, member=member: backend.release(member.claim))
-
-    @asynccontextmanager
-    async def _clients(self) -> AsyncIterator[None]:
-        self._backends = [self._bench.open() for _ in range(2)]
+        at = ""
         try:
-            yield
+            for number, step in enumerate([*steps, "list"], 1):
+                at = f"step {number}, {step!r}"
+                await self._step(step)
+        except (Differs, BackendError) as error:
+            raise Differs(f"{at}: {error}") from error
         finally:
-            for client in range(2):
-                await self._call(client, lambda backend: backend.aclose())
+            for member in self._members.values():
+                if member.place is not None:
+                    await self._call(member.client, lambda _, member=member: member.place.leave(granted=False))
+            for member in self._members.values():
+                await self._call(member.client, lambda backend, member=member: backend.release(member.claim))
 
     async def _call(self, client: int, call: Callable[[Any], Awaitable[Any]]) -> Any:
         """Make a call as one of the clients."""
@@ -184,12 +201,13 @@ class Player:
             case ["reopen", client]:
                 await self._reopen(int(client))
             case ["renew", "all"]:
-                await self._renew(list(self._members.values()), 0)
+                for client in range(2):
+                    await self._renew([one for one in self._members.values() if one.client == client], client)
             case ["list"]:
                 await self._list()
             case [label, call, *how]:
                 member = self._members.setdefault(label, Member(label, self._serial))
-                elsewhere = how == ["elsewhere"] and member.place is None
+                elsewhere = how == ["elsewhere"] and member.place is None and self._bench.elsewhere
                 client = 1 - member.client if elsewhere else member.client
                 statement = int(how[1]) if how[:1] == ["cut"] else 0
                 await self._of_member(member, call, client, statement)
@@ -236,7 +254,7 @@ class Player:
 
     async def _grant_of(self, claim: Claim) -> Grant | None:
         """What the store has granted to *claim*, whose answer did not come."""
-        found = await self._call(0, lambda backend: backend.holders(claim.name))
+        found = await self._call(OBSERVER, lambda backend: backend.holders(claim.name))
         mine = [one for one in found if one.holder == claim.holder]
         return Grant(mine[0].token, permit=mine[0].permit, restarted=False) if mine else None
 
@@ -264,7 +282,8 @@ class Player:
             self._obliged.add(member.name)
 
     async def _join(self, member: Member, *, direct: bool) -> None:
-        if member.place is not None or self._reference.holds(member.claim) is not None:
+        lineless = self._bench.lineless and member.label.startswith(self._bench.lineless)
+        if member.place is not None or self._reference.holds(member.claim) is not None or lineless:
             return
         if member.was_granted:
             member.new_claim()
@@ -287,7 +306,7 @@ class Player:
 
     async def _shown(self, member: Member) -> bool:
         """Whether the store knows of a waiter, which joins in the background."""
-        line = await self._call(member.client, lambda backend: backend.list_waiters(member.name))
+        line = await self._call(OBSERVER, lambda backend: backend.list_waiters(member.name))
         return member.claim.holder in {one.holder for one in line}
 
     def _standers(self, client: int) -> list[Member]:
@@ -315,13 +334,18 @@ class Player:
 
     async def _revoke(self, member: Member) -> None:
         reason = f"the token of {member.label} was {member.token}"
-        answer = await self._call(1 - member.client, lambda backend: backend.revoke(member.name, member.token, reason))
+        answer = await self._call(OBSERVER, lambda backend: backend.revoke(member.name, member.token, reason))
+        ended = [hold.claim for hold in self._reference.held(member.name) if hold.token == member.token]
         self._reference.revoked(member.name, member.token, reason, answer)
         if answer:
             self._obliged.add(member.name)
+        for claim in ended if self._bench.notices else ():
+            require(await self._until(lambda claim=claim: claim.owner in self._told), "no notice of a revocation")
 
     async def _clock(self, seconds: float) -> None:
         """Let time pass, but never up to a moment at which the store's clock and the history's could disagree."""
+        if not self._bench.timed:
+            return
         moments = self._reference.moments()
         while any(abs(at - self._reference.now - seconds) <= self._bench.margin for at in moments):
             seconds += 2 * self._bench.margin
@@ -330,6 +354,9 @@ class Player:
 
     async def _signs(self, client: int) -> None:
         waiting = self._standers(client)
+        for member in waiting:
+            if (stander := self._reference.stander(member.claim)) is not None:
+                stander.could = True  # a timer may wake it
         if ticking := [member.claim for member in waiting if self._bench.signs(member.claim, "tick")]:
             await self._tick(client)
             await self._arrived(*{member.name for member in waiting})
@@ -369,13 +396,13 @@ class Player:
             require(await self._until(lambda member=member: self._has_news(member)), f"{member.label} was not woken")
             await self._take_news()
         await self._arrived(name)
-        holders = await self._call(0, lambda backend: backend.holders(name))
+        holders = await self._call(OBSERVER, lambda backend: backend.holders(name))
         self._reference.shown(name, holders, exactly=self._bench.exact)
-        inspected = await self._call(1, lambda backend: backend.inspect(name))
+        inspected = await self._call(OBSERVER, lambda backend: backend.inspect(name))
         tokens = {one.token for one in holders}
         require(inspected.token in tokens if inspected else not tokens, f"{tokens} hold, and {inspected} is shown")
         if self._reference.of(name).line or (self._serial % 4 == 0):
-            line = await self._call(1, lambda backend: backend.list_waiters(name))
+            line = await self._call(OBSERVER, lambda backend: backend.list_waiters(name))
             self._reference.line_shown(name, line)
 
     async def _arrived(self, *names: str, but: Member | None = None) -> None:
@@ -385,19 +412,23 @@ class Player:
             handed = {one.claim.holder: one for one in waiting}
             if not handed or not self._bench.hands:
                 continue
-            for one in await self._call(0, lambda backend, name=name: backend.holders(name)):
+            for one in await self._call(OBSERVER, lambda backend, name=name: backend.holders(name)):
                 if (member := handed.get(one.holder)) is not None and self._reference.holds(member.claim) is None:
                     heard = await self._until(lambda member=member: self._has_news(member))
                     require(heard, f"{member.label} was granted, and does not hear of it")
         await self._take_news()
 
     async def _take_news(self) -> None:
+        for name in {member.name for member, _ in self._news}:
+            self._reference.look_round(name)
         while self._news:
             member, grant = self._news.pop(0)
             if grant is not None:
                 self._reference.handed(member.claim, grant)
+                self._reference.look_round(member.name)
                 await self._served(member, grant)
             elif (stander := self._reference.stander(member.claim)) is not None:
+                require(stander.could or self._bench.stirs, f"{member.label} was woken, and it was never its turn")
                 stander.woken = True
 
     async def _until(self, condition: Callable[[], bool | Awaitable[bool]]) -> bool:
@@ -416,7 +447,9 @@ class Player:
         """Compare the pages with what each name shows."""
         found, cursor = [], None
         while True:
-            page = await self._call(0, lambda backend, cursor=cursor: backend.list_held(f"{self._serial}-", cursor, 2))
+            page = await self._call(
+                OBSERVER, lambda backend, cursor=cursor: backend.list_held(f"{self._serial}-", cursor, 2)
+            )
             found += page.holders
             if (cursor := page.cursor) is None:
                 break

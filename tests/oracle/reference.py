@@ -17,7 +17,7 @@ from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Mode, Permit, 
 
 LINE_TTL = 3.0
 """Seconds without a sign of life after which a waiter has lost its place."""
-_POLL = 1.0
+_POLL = 2.0
 """Seconds by which a store may advise a waiter to come later than it could."""
 
 
@@ -48,6 +48,8 @@ class Stander:
     """The last one that a store may take for one, such as a try."""
     woken: bool = False
     """It was woken, and has not tried since."""
+    could: bool = False
+    """It might have been granted at some moment since it joined, so that the store may have woken it."""
     returned: bool = False
     """It was silent for too long, and has come back: its place is shown by the store."""
 
@@ -62,6 +64,8 @@ class Name:
     """The highest token so far."""
     only_readers_since: bool = False
     """The last token is that of readers, and nothing but readers was granted since."""
+    granted: set[str] = field(default_factory=set)
+    """The owners that ever held."""
     reasons: dict[str, tuple[str, float]] = field(default_factory=dict)
     """For each owner whose grant was revoked: why, and until when the store has to know it."""
 
@@ -90,14 +94,17 @@ class Reference:
         reasons: Whether the store answers a renewal with the reason of a revocation.
 
         silence: Whether a waiter loses its place by being silent.
+
+        first_holds: Whether waiters are shown as holders as soon as it is their turn, before they try.
     """
 
-    def __init__(self, *, reasons: bool = True, silence: bool = True) -> None:
+    def __init__(self, *, reasons: bool = True, silence: bool = True, first_holds: bool = False) -> None:
         self.now = 0.0
         self.names: dict[str, Name] = {}
         self._arrivals = itertools.count()
         self._reasons = reasons
         self._silence = silence
+        self._first_holds = first_holds
 
     def of(self, name: str) -> Name:
         return self.names.setdefault(name, Name())
@@ -138,12 +145,30 @@ class Reference:
     def _room(self, mode: Mode, name: str) -> bool:
         return room_for(mode, [hold.claim.mode for hold in self.held(name)])
 
+    def look_round(self, name: str) -> None:
+        """Note which waiters might be granted now."""
+        for one in self.of(name).line:
+            room = self._room(one.claim.mode, name)
+            reads = one.claim.mode.word == "reader" and self._only_readers_before(one.claim, one)
+            one.could = one.could or (room and (reads or True in self._turns(one.claim, one)))
+
     def to_wake(self, name: str) -> Stander | None:
         """The waiter that has to hear of it when a name becomes free for it."""
         living = [one for one in self.of(name).line if not self._dead(one)]
         if not living or self.unsure(name) or living[0].woken or not self._room(living[0].claim.mode, name):
             return None
         return living[0]
+
+    def _entering(self, name: str) -> list[Stander]:
+        """The waiters that are shown as holders, where the first in line hold before they try."""
+        entering: list[Stander] = []
+        modes = [hold.claim.mode for hold in self.held(name)]
+        for one in self.of(name).line if self._first_holds else ():
+            if not room_for(one.claim.mode, modes):
+                break
+            entering.append(one)
+            modes.append(one.claim.mode)
+        return entering
 
     # What calls answer
 
@@ -208,6 +233,7 @@ class Reference:
         name.last, name.only_readers_since = grant.token, reads
         name.holds[claim.owner] = Hold(claim, grant.token, grant.permit, self.now + claim.ttl)
         name.reasons.pop(claim.owner, None)
+        name.granted.add(claim.owner)
         name.line[:] = [one for one in name.line if one.claim.owner != claim.owner]
 
     def handed(self, claim: Claim, grant: Grant) -> None:
@@ -225,6 +251,8 @@ class Reference:
 
     def renewed(self, claim: Claim, outcome: object) -> None:
         mine = self.holds(claim)
+        if outcome is Renewal.RENEWED and any(one.claim is claim for one in self._entering(claim.name)):
+            return
         if mine is None:
             self._refused(claim, outcome)
         else:
@@ -232,8 +260,10 @@ class Reference:
             mine.ends = self.now + claim.ttl
 
     def released(self, claim: Claim, outcome: object) -> None:
+        """Take the answer to a release. Of an owner that never held, a store need not know that."""
         if self.holds(claim) is None:
-            self._refused(claim, outcome)
+            if outcome is not None or claim.owner in self.of(claim.name).granted:
+                self._refused(claim, outcome)
         else:
             require(outcome is None, f"a living grant was not given back: {outcome}")
         self.of(claim.name).holds.pop(claim.owner, None)
@@ -247,9 +277,10 @@ class Reference:
             return
         require(not (self._reasons and self.now < until), f"the reason {reason!r} was lost: {outcome}")
         require(outcome in {Renewal.REFUSED, Renewal.TAKEN_OVER}, f"a grant that is over was not refused: {outcome}")
-        if not held:
+        if not held and not self._entering(claim.name):
             require(outcome is Renewal.REFUSED, "taken over by an owner that does not hold")
-        elif not claim.mode.shared and not held[0].claim.mode.shared:
+        alone = held and not claim.mode.shared and not held[0].claim.mode.shared
+        if alone and claim.owner in self.of(claim.name).granted:
             require(outcome is Renewal.TAKEN_OVER, "refused as if the name were free")
 
     def revoked(self, name: str, token: int, reason: str, answer: bool) -> None:
@@ -285,7 +316,11 @@ class Reference:
     def shown(self, name: str, holders: Sequence[Holder], *, exactly: bool) -> None:
         """Compare who holds. *exactly*: also the seconds that are left."""
         held = sorted(self.held(name), key=lambda hold: (hold.permit or 0, hold.token, hold.claim.holder))
-        found = sorted(holders, key=lambda one: (one.permit or 0, one.token, one.holder))
+        entering = {one.claim.holder for one in self._entering(name)}
+        found = sorted(
+            (one for one in holders if one.holder not in entering),
+            key=lambda one: (one.permit or 0, one.token, one.holder),
+        )
         expected = [
             (name, hold.claim.holder, hold.token, hold.claim.mode, hold.permit, hold.claim.metadata) for hold in held
         ]
@@ -296,7 +331,7 @@ class Reference:
             left = hold.ends - self.now
             require(0 < one.remaining <= left + 0.01, f"{left:.3f} s are left, and {one.remaining:.3f} are shown")
             require(not exactly or one.remaining > left - 0.01, f"{left:.3f} s are left: {one.remaining:.3f} are shown")
-            if one.waiters is not None and not self.unsure(name):
+            if one.waiters is not None and not self.unsure(name) and not entering:
                 require(one.waiters == waiting, f"{waiting} wait, and {one.waiters} are counted")
 
     def line_shown(self, name: str, waiters: Sequence[Waiting]) -> None:
@@ -311,7 +346,8 @@ class Reference:
             described = (stander.claim.mode, stander.claim.metadata)
             require((one.mode, one.metadata) == described, f"{one} does not wait for {stander.claim}")
         shown = [places[one.holder] for one in waiters]
-        expected = [one for one in line if self._alive(one) and not one.returned]
+        entering = [one for one in self._entering(name) if one not in shown]
+        expected = [one for one in line if self._alive(one) and not one.returned and one not in entering]
         kept = [one for one in shown if one in expected]
         require(kept == expected, f"{_names(expected)} wait in this order, and {_names(shown)} are shown")
         for one in line:

@@ -3,59 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from campaigns import amount
+from etcd_server import EtcdCluster
+from postgresql_server import PostgresqlServer
+from redis_server import RedisServer
 
-from tests.oracle.benches import MemoryOracle, SqliteOracle
+from tests.oracle.benches import MemoryOracle, NodesOracle, PostgresqlOracle, RedisOracle, SqliteOracle
 from tests.oracle.client_time import ClientTimeLoop
-from tests.oracle.histories import history, shrunk
-from tests.oracle.planted import MEMORY, SQLITE, Planted
+from tests.oracle.histories import histories, shrunk
+from tests.oracle.planted import ETCD, MEMORY, POSTGRESQL, REDIS, SQLITE, ZOOKEEPER, Planted
 from tests.oracle.player import Bench, Player
 from tests.oracle.reference import Differs
+
+pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 PATIENCE = 20.0
 
 
-def play_all(bench: Bench, seeds: range, *, patience: float = PATIENCE) -> int:
+def play_all(bench: Bench, seeds: range) -> int:
     """Play the histories of *seeds*; fail with the shortest history that differs."""
 
     async def play() -> int:
-        player = Player(bench, patience=patience)
-        for seed in seeds:
-            steps = history(seed, bench.modes)
-            try:
-                await player.play(steps)
-            except Differs as error:
-                pytest.fail(f"seed {seed}: {error}\n\n{await small(steps)}")
-        return player.grants
+        async with Player(bench, patience=PATIENCE) as player:
+            for number, steps in enumerate(histories(seeds, bench.cast), 1):
+                if difference := await differs(player, steps):
+                    pytest.fail(f"history {number}: {difference}\n\n{await small(steps)}")
+            return player.grants
 
     async def small(steps: list[str]) -> str:
-        quick = Player(bench, patience=0.3)
+        async with Player(bench, patience=0.5) as quick:
+            fewer = await shrunk(steps, lambda fewer: differs(quick, fewer))
+            return "\n".join([await differs(quick, fewer) or "(not when it is played again)", *fewer])
 
-        async def fails(fewer: list[str]) -> bool:
-            try:
-                await quick.play(fewer)
-            except Differs:
-                return True
-            return False
-
-        fewer = await shrunk(steps, fails)
-        try:
-            await quick.play(fewer)
-        except Differs as error:
-            return f"{error}\n" + "\n".join(fewer)
-        return "(it does not differ when it is played again)\n" + "\n".join(steps)
-
-    with asyncio.Runner(loop_factory=ClientTimeLoop) as runner:
+    with asyncio.Runner(loop_factory=ClientTimeLoop if bench.timed else None) as runner:
         return runner.run(play())
+
+
+async def differs(player: Player, steps: list[str]) -> str:
+    """Play one history, and return in what it differs."""
+    try:
+        await player.play(steps)
+    except Differs as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.campaign
 def test_memory():
-    assert play_all(MemoryOracle(), range(amount(100_000, short=400)))
+    assert play_all(MemoryOracle(), range(amount(100_000, short=250)))
 
 
 @pytest.mark.campaign
@@ -63,22 +62,46 @@ def test_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert play_all(SqliteOracle(tmp_path / "locks.db", monkeypatch), range(amount(100_000, short=40)))
 
 
+@pytest.mark.campaign
+def test_postgresql(postgresql_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch):
+    assert play_all(PostgresqlOracle(postgresql_server, monkeypatch), range(amount(2_000, short=15)))
+
+
+@pytest.mark.campaign
+def test_redis(oracle_user: RedisServer, monkeypatch: pytest.MonkeyPatch):
+    assert play_all(RedisOracle(oracle_user, monkeypatch), range(amount(2_000, short=25)))
+
+
+@pytest.fixture
+def oracle_user(redis_server: RedisServer) -> Iterator[RedisServer]:
+    """A server with a user for the clients of histories."""
+    redis_server.ask("ACL", "SETUSER", "oracle", "on", ">oracle", "~*", "&*", "+@all", "-client")
+    yield redis_server
+    redis_server.ask("ACL", "DELUSER", "oracle")
+
+
+@pytest.mark.campaign
+def test_etcd(etcd_server: EtcdCluster):
+    assert play_all(NodesOracle(etcd_server.url), range(amount(500, short=5)))
+
+
+@pytest.mark.campaign
+def test_zookeeper(zookeeper_url: str):
+    assert play_all(NodesOracle(zookeeper_url), range(amount(1_000, short=10)))
+
+
 def catch(bench: Bench, planted: Planted, seeds: range) -> None:
-    """Play until a history differs in the way that the change has to be noticed."""
+    """Play until a history differs."""
 
-    async def play() -> str:
-        player = Player(bench, patience=1.0)
-        for seed in seeds:
-            try:
-                await player.play(history(seed, planted.modes))
-            except Differs as error:
-                return str(error)
-        return ""
+    async def play() -> bool:
+        async with Player(bench, patience=1.0) as player:
+            for steps in histories(seeds, planted.cast or bench.cast):
+                if await differs(player, steps):
+                    return True
+            return False
 
-    with asyncio.Runner(loop_factory=ClientTimeLoop) as runner:
-        message = runner.run(play())
-    assert message, "no history differs"
-    assert re.search(planted.caught, message)
+    with asyncio.Runner(loop_factory=ClientTimeLoop if bench.timed else None) as runner:
+        assert runner.run(play()), "no history differs"
 
 
 @pytest.mark.parametrize("planted", MEMORY, ids=lambda planted: planted.what)
@@ -91,3 +114,27 @@ def test_a_change_of_memory_is_caught(planted: Planted, monkeypatch: pytest.Monk
 def test_a_change_of_sqlite_is_caught(planted: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     planted.plant(monkeypatch)
     catch(SqliteOracle(tmp_path / "locks.db", monkeypatch), planted, range(100))
+
+
+@pytest.mark.parametrize("planted", POSTGRESQL, ids=lambda planted: planted.what)
+def test_a_change_of_postgresql_is_caught(
+    planted: Planted, postgresql_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+):
+    catch(PostgresqlOracle(postgresql_server, monkeypatch, planted.in_text()), planted, range(100))
+
+
+@pytest.mark.parametrize("planted", REDIS, ids=lambda planted: planted.what)
+def test_a_change_of_redis_is_caught(planted: Planted, oracle_user: RedisServer, monkeypatch: pytest.MonkeyPatch):
+    catch(RedisOracle(oracle_user, monkeypatch, planted.in_text()), planted, range(100))
+
+
+@pytest.mark.parametrize("planted", ETCD, ids=lambda planted: planted.what)
+def test_a_change_of_etcd_is_caught(planted: Planted, etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch):
+    planted.plant(monkeypatch)
+    catch(NodesOracle(etcd_server.url), planted, range(20))
+
+
+@pytest.mark.parametrize("planted", ZOOKEEPER, ids=lambda planted: planted.what)
+def test_a_change_of_zookeeper_is_caught(planted: Planted, zookeeper_url: str, monkeypatch: pytest.MonkeyPatch):
+    planted.plant(monkeypatch)
+    catch(NodesOracle(zookeeper_url), planted, range(40))

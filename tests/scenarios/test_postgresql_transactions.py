@@ -193,7 +193,7 @@ async def test_a_snapshot_from_before_the_row_was_locked_is_refused(isolation, p
             for call in (
                 "fencing_release_v3('a', $1)",
                 "fencing_join_v2('a', $1, 'c', 'w', NULL, NULL, NULL)",
-                "fencing_leave_v1('a', $1)",
+                "fencing_share_leave_v1('a', $1)",
             ):
                 async with session.transaction(isolation=isolation):
                     with pytest.raises(asyncpg.PostgresError) as refused:

@@ -44,7 +44,6 @@ class PostgresqlRequests:
         self.renew = f"SELECT {functions}.fencing_renew_v1($1, $2, $3, $4)"
         self.release = f"SELECT {functions}.fencing_release_v4($1, $2)"
         self.join = f"SELECT {functions}.fencing_join_v2($1, $2, $3, $4, $5, $6, $7)"
-        self.leave = f"SELECT {functions}.fencing_leave_v1($1, $2)"
         self.sweep = f"SELECT {functions}.fencing_sweep_v2($1)"
         self.notify = "SELECT pg_catalog.pg_notify($1, $2)"
 
@@ -53,7 +52,7 @@ class PostgresqlRequests:
         self.acquire_readers = f"SELECT * FROM {functions}.fencing_readers_acquire_v1($1, $2, $3, $4, $5)"  # noqa: S608
         self.renew_shares = f"SELECT {share}_renew_v1($1, $2, $3, $4)"
         self.release_share = f"SELECT {share}_release_v2($1, $2)"
-        self.leave_share_line = f"SELECT {share}_leave_v1($1, $2)"
+        self.leave = f"SELECT {share}_leave_v1($1, $2)"
         self.held = f"SELECT {functions}.fencing_held_v2($1)"
 
         self.list = f"SELECT * FROM {functions}.fencing_list_v1($1, $2, $3)"  # noqa: S608

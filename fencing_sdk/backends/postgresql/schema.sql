@@ -292,22 +292,6 @@ BEGIN
       FROM fencing_lock l WHERE l.name = p_name AND l.owner IS NOT NULL AND l.expires_at > clock_timestamp();
 END $fencing$;
 
--- Leave the line. If the lock is free, wake the head of the line, because it may have been the leaving waiter's turn.
-CREATE OR REPLACE FUNCTION :"schema".fencing_leave_v1(p_name text, p_owner text) RETURNS boolean
-LANGUAGE plpgsql
-SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
-DECLARE
-    v_row record;
-BEGIN
-    PERFORM fencing_check_v1();
-    PERFORM set_config('synchronous_commit', 'off', true);
-    SELECT l.owner, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
-    DELETE FROM fencing_waiter WHERE name = p_name AND owner = p_owner;
-    IF NOT FOUND THEN RETURN false; END IF;
-    IF v_row.owner IS NULL OR v_row.expires_at <= clock_timestamp() THEN PERFORM fencing_wake_v1(p_name); END IF;
-    RETURN true;
-END $fencing$;
-
 -- Delete the rows of locks that have been free for p_seconds, and waiters without a sign of life for a minute. The
 -- highest deleted token becomes the floor, in the same transaction. Each sweep looks at up to 10,000 rows, and at most
 -- one sweep runs in a minute for all clients together.
@@ -653,7 +637,8 @@ BEGIN
     RETURN true;
 END $fencing$;
 
--- As fencing_leave_v1, for a share and for a writer: the waiters behind a writer may fit beside those who hold.
+-- Leave the line, whatever the mode: it may have been the leaving waiter's turn, and those behind a lock or a writer may
+-- fit beside those who hold.
 CREATE OR REPLACE FUNCTION :"schema".fencing_share_leave_v1(p_name text, p_owner text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$

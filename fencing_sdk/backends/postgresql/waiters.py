@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from fencing_sdk._values.claim import LOCK, Claim
+from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends._shared.lock_table import LINE_POLL
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable, new_ticket
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
@@ -103,9 +103,7 @@ class PostgresqlWaiters:
         for _ in range(0 if waiter.served else _LEAVE_TRIES):
             with contextlib.suppress(Exception):
                 # Not urgent: it must not overtake a try of the same waiter, which would join the line again.
-                alone = claim.mode == LOCK
-                statement = self._requests.leave if alone else self._requests.leave_share_line
-                await self._connection.ask(statement, (claim.name, claim.owner), must_run=True)
+                await self._connection.ask(self._requests.leave, (claim.name, claim.owner), must_run=True)
                 return
 
     def on_notify(self, payload: str) -> None:
