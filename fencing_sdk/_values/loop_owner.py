@@ -14,7 +14,15 @@ from weakref import WeakKeyDictionary
 from fencing_sdk._values import forks
 from fencing_sdk.errors import UsageError
 
-__all__ = ["ForkDetector", "LoopOwner", "OneLoop", "loop_of", "running_loop"]
+__all__ = ["ForkDetector", "LoopOwner", "OneLoop", "loop_here", "loop_of", "running_loop"]
+
+
+def loop_here() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, or None."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def running_loop() -> asyncio.AbstractEventLoop:

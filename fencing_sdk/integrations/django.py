@@ -24,6 +24,7 @@ with imported_from(None, "django"):
     from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from fencing_sdk._values.claim import Token, writes_of
+from fencing_sdk._values.driver_versions import DIFFERS, KnownDriver
 from fencing_sdk._values.open_writes import late_commit, looks
 from fencing_sdk._values.token_wire import check_token
 from fencing_sdk.abc import Guard
@@ -35,6 +36,8 @@ from fencing_sdk.integrations._problem import MAPPED, Problem, problem_of
 from fencing_sdk.sync import SyncLockClient
 
 __all__ = ["FenceField", "guard_middleware", "own_connection", "request_token", "write_fenced"]
+
+_DJANGO = KnownDriver("django", user="write_fenced")
 
 GetResponse: TypeAlias = Callable[[HttpRequest], HttpResponseBase]
 
@@ -158,6 +161,7 @@ def write_fenced(row: Any, token: int, **values: object) -> bool:
         UsageError: there are several such rows, or the commit would come after the lock is given back. Nothing was
             changed.
         ConfigurationError: *token* is none, or the model has no `FenceField`.
+        BackendRefusedError: the installed Django does not keep its transactions where they are looked for.
     """
     checked, column = check_token(token), _fence_of(row.model)
     row = row.using(row.select_for_update().db)  # the database that is written, where a router reads from another
@@ -185,18 +189,22 @@ def _refuse_older(connection: Any, token: Token, name: str) -> None:
 
     Raises:
         UsageError: it is one of these, and has not admitted the token.
+        BackendRefusedError: the installed Django does not keep its transactions where they are looked for.
     """
     writes = writes_of(token)
-    if writes is None or writes.has_admitted(connection.connection):
+    if writes is None:
         return
-    ends = connection.get_autocommit() or (connection.in_atomic_block and connection.commit_on_exit)
-    if not ends or _outermost(connection) in writes.older:
+    with _DJANGO.known("write"):
+        block = _outermost(connection)
+        ends = connection.get_autocommit() or (connection.in_atomic_block and connection.commit_on_exit)
+    if not writes.has_admitted(connection.connection) and (not ends or block in writes.older):
         raise late_commit(name, token)
 
 
 def _note(connection: Any, token: Token) -> None:
     """Have the lease of *token* look for the end of the transaction, where the write was not committed at once."""
-    block, writes = _outermost(connection), writes_of(token)
+    writes = writes_of(token)
+    block = None if writes is None else _outermost(connection)
     if writes is not None and block is not None:
         writes.note(connection.connection, lambda: block in connection.atomic_blocks, admitted=False)
 
@@ -210,7 +218,10 @@ def _in_this_thread() -> tuple[object, ...]:
     """Return the transactions that are open in this thread."""
     if not settings.configured:
         return ()
-    blocks = (_outermost(connection) for connection in connections.all(initialized_only=True))
+    try:
+        blocks = [_outermost(connection) for connection in connections.all(initialized_only=True)]
+    except DIFFERS:  # `write_fenced` raises, and those who do without it are not kept from their locks
+        return ()
     return tuple(block for block in blocks if block is not None)
 
 

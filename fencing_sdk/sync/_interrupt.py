@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from asyncio.events import _get_running_loop
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
 
 from fencing_sdk._lease import state_of
+from fencing_sdk._values.loop_owner import loop_here
 from fencing_sdk.errors import LossReason, UnsupportedError, UsageError, shown
 from fencing_sdk.sync._lease import LEAVING, Block, SyncLease, owned
 from fencing_sdk.sync._lock import SyncLock
@@ -117,7 +117,7 @@ class Interrupt:
         while self.is_due and main is not None:
             with suppress(ProcessLookupError):
                 signal.pthread_kill(main, signal.SIGURG)
-            if _get_running_loop() is not None:  # the client's own thread, as no other can be started any more
+            if loop_here() is not None:  # the client's own thread, as no other can be started any more
                 return
             sleep.wait(pause)
             pause = min(2 * pause, _LATER)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import sys
 import threading
-from asyncio.events import _get_running_loop
 from collections.abc import Awaitable, Callable
 from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
@@ -16,6 +15,7 @@ from fencing_sdk._engine.lease_state import tell_loss
 from fencing_sdk._lease import AnyLease, state_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.loop_owner import loop_here
 from fencing_sdk._values.open_writes import looks
 from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, UsageError, shown
 
@@ -147,7 +147,7 @@ class ThreadCall(Generic[T]):
         self._task: asyncio.Task[None] | None = None
         self._undoing: asyncio.Task[None] | None = None
         self._thread = this_thread()
-        self._thread.runs_a_loop = _get_running_loop() is not None
+        self._thread.runs_a_loop = loop_here() is not None
         self._thread.in_transactions = tuple(one for look in looks for one in look()) if acquires else ()
 
     # In the loop.
@@ -285,7 +285,7 @@ class ThreadCall(Generic[T]):
 
 def _goes_on() -> bool:
     """Whether this task runs, and nothing has cancelled it: an error that looks like an end is of its own making."""
-    task = asyncio.current_task() if _get_running_loop() is not None else None
+    task = asyncio.current_task() if loop_here() is not None else None
     return task is not None and not task.cancelling()
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from fencing_sdk._values.names import check_name
 from fencing_sdk.errors import ConfigurationError, FencingError, UsageError, shown
+from fencing_sdk.testing._loop import check_python
 from fencing_sdk.testing._network import Network
 from fencing_sdk.testing._process import Process, ProcessClock
 from fencing_sdk.testing._service import SERVICE, LockService
@@ -28,6 +29,7 @@ class Kernel:
     """Time, the network, the lock service and the processes of one world."""
 
     def __init__(self, seed: int, *, latency: tuple[float, float], service_rate: float, patience: float) -> None:
+        check_python()
         self.timeline = Timeline(seed)
         self.network = Network(self.timeline, latency=latency)
         self.service = LockService(ProcessClock(self.timeline, rate=service_rate))

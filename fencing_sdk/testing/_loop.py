@@ -16,9 +16,10 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextvars import Context, copy_context
+from contextvars import Context
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast
 
+from fencing_sdk._values.driver_versions import KnownDriver
 from fencing_sdk.errors import FencingError, UsageError
 from fencing_sdk.testing._virtual_task import VirtualTask
 
@@ -48,20 +49,19 @@ _NOT_HERE = (
 )
 
 
-class _Handle(asyncio.Handle):
-    """A callback to run. One is made for every step of every task, so it skips the look-up of the debug mode."""
+_PYTHON = KnownDriver("Python", user="World")
 
-    __slots__ = ()
 
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[object, ...], loop: VirtualLoop, context: Context | None
-    ) -> None:
-        self._context = copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = self._source_traceback = None
+def check_python() -> None:
+    """
+    Look whether asyncio has what a loop without I/O uses of it.
+
+    Raises:
+        BackendRefusedError: it has not.
+    """
+    _PYTHON.check("simulate", asyncio, "_enter_task", "_leave_task", "_set_running_loop")
+    _PYTHON.check("simulate", asyncio.Handle, "_run")
+    _PYTHON.check("simulate", asyncio.Task, "_exception", "_log_traceback")
 
 
 def _ended(task: VirtualTask[Any]) -> None:
@@ -107,7 +107,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def arrive(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
         """Hand in something from outside, as a socket does: it is noticed in the next turn."""
-        self._arrived.append(_Handle(callback, args, self, None))
+        self._arrived.append(asyncio.Handle(callback, args, self, None))
         if not self._turning:
             self._woken()
 
@@ -151,8 +151,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             if self.frozen:
                 return
             handle = ready.popleft()
-            if not handle._cancelled:  # noqa: SLF001  (what a loop does with a handle)
-                handle._run()  # noqa: SLF001
+            if not handle.cancelled():
+                handle._run()  # noqa: SLF001  (what a loop does with a handle)
             del handle  # the traceback of an error refers to this frame, and would keep the failed task alive
 
     # The side of asyncio and anyio.
@@ -167,7 +167,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """See `asyncio.loop.call_soon`."""
         if self._closed:
             self._refuse()
-        handle = _Handle(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self, context)
         if cast("object", callback) is _ended:  # bookkeeping takes no turn
             callback(*args)
             return handle

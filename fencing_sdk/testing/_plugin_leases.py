@@ -7,13 +7,13 @@ engine's own: the work is cancelled, observers are told, the token is refused.
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import Future, wait
 from typing import Protocol
 
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import AnyLease
+from fencing_sdk._values.loop_owner import loop_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import LossReason, UsageError, shown
 from fencing_sdk.testing.faults import FaultyBackend
@@ -51,7 +51,7 @@ def end_here(lease: LeaseState, reason: LossReason) -> None:
     """
     check_held(lease)
     store = _store_of(lease)
-    if asyncio._get_running_loop() is lease.loop:
+    if loop_here() is lease.loop:
         _end(store, lease, reason)
         return
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVarTuple
 
 from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._values.loop_owner import loop_here
 
 Ts = TypeVarTuple("Ts")
 _Draws = tuple[tuple[Any, ...], random.Random | None]
@@ -75,10 +76,10 @@ class Timeline:
     @contextmanager
     def _aside(self) -> Iterator[None]:
         """Put no event loop and our own random numbers in the place of the caller's."""
-        loop = asyncio._get_running_loop()  # noqa: SLF001  (documented as being for event loops)
+        loop = loop_here()
         task = None if loop is None else asyncio.current_task(loop)
         if loop is not None and task is not None:
-            asyncio._leave_task(loop, task)  # noqa: SLF001
+            asyncio._leave_task(loop, task)  # noqa: SLF001  (documented as being for event loops)
         asyncio._set_running_loop(None)  # noqa: SLF001
         try:
             with self.own_random():

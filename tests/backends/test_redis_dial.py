@@ -552,7 +552,7 @@ async def test_a_driver_that_has_changed_inside_is_refused_by_its_version(redis_
     kind = type(refused.value.__cause__).__name__
     assert str(refused.value) == (
         f"RedisBackend: connect failed: redis {redis.__version__} has changed inside ({kind}); "
-        "this backend works with redis>=7,<9"
+        "fencing_sdk works with redis>=7,<9"
     )
     await backend.aclose()
     await until_nobody_is_connected(redis_server)

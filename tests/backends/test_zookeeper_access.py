@@ -233,7 +233,7 @@ async def test_a_driver_that_has_changed_inside_is_refused_by_its_version(
     with pytest.raises(BackendRefusedError) as refused:
         await backend.acquire(Claim("a", 20.0))
     assert str(refused.value).endswith(
-        f"failed: kazoo {version('kazoo')} has changed inside ({error}); this backend works with kazoo>=2.11,<2.12"
+        f"failed: kazoo {version('kazoo')} has changed inside ({error}); fencing_sdk works with kazoo>=2.11,<2.12"
     )
     await backend.aclose()
     names = ("zk_loop", "fencing-zookeeper")

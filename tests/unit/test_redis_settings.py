@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
 import ssl
 import sys
-from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -362,23 +360,6 @@ def test_what_is_no_client_is_refused(number):
     with pytest.raises(ConfigurationError, match=r"^client ") as refused:
         topology_from_client(pipelines_and_the_like()[number])
     assert pickle.loads(pickle.dumps(refused.value)).args == refused.value.args
-
-
-@pytest.mark.parametrize(
-    ("package", "kind", "attribute"),
-    [
-        ("redis", "Redis", "connection_pool"),
-        ("redis", "RedisCluster", "nodes_manager"),
-        ("valkey", "Valkey", "connection_pool"),
-    ],
-)
-def test_a_client_that_has_changed_inside_is_refused_by_its_version(package, kind, attribute, monkeypatch):
-    client = getattr(importlib.import_module(f"{package}.asyncio"), kind)(host="localhost")
-    monkeypatch.delattr(client, attribute)
-    with pytest.raises(ConfigurationError) as refused:
-        topology_from_client(client)
-    assert f"{package} {version(package)} has changed inside (AttributeError)" in str(refused.value)
-    assert f"works with {package}>=" in str(refused.value)
 
 
 def test_resends_decoding_and_health_checks_of_a_client_are_not_copied():

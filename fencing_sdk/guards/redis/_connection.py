@@ -195,6 +195,7 @@ def connection_to(client_or_url: object) -> GuardConnection:
 
     Raises:
         ConfigurationError: the argument is neither, or the driver is missing. The URL is never repeated.
+        BackendRefusedError: the argument is a URL, and the installed redis-py lacks what the guard uses of it.
     """
     if isinstance(client_or_url, str):
         client, files = _client_for(client_or_url)
@@ -223,15 +224,16 @@ def _client_for(url: str) -> tuple[_RedisClient, Mapping[str, str]]:
         raise ConfigurationError(msg)
     parts = split_url(url)
     try:
-        from redis.asyncio.connection import URL_QUERY_ARGUMENT_PARSERS  # noqa: PLC0415  (a client may be valkey-py's)
+        from fencing_sdk.guards.redis._dialed import option_kinds  # noqa: PLC0415  (a client may be valkey-py's)
     except ModuleNotFoundError as error:
         msg = f"{error.name} is not installed; run: {install('redis')}"
         raise ConfigurationError(msg) from error
+    kinds = option_kinds()
     place, texts = _place(_SINGLE.get(scheme, ""), parts), _options(parts)
     if place.keys() & texts.keys():
         refuse_url("names the server or the database twice, also in its query")
     with suppress(TypeError, ValueError, AttributeError):  # they may quote the url, so they must not become the cause
-        options = {name: URL_QUERY_ARGUMENT_PARSERS.get(name, str)(text) for name, text in texts.items()}
+        options = {name: kinds.get(name, str)(text) for name, text in texts.items()}
         arguments = {"socket_timeout": PATIENCE, **options, **place}
         files = {name: texts[name] for name in TLS_FILES if name in texts}
         if scheme in _CLUSTER:
@@ -281,15 +283,16 @@ def _options(parts: StoreUrl) -> dict[str, str]:
 def _cluster_client(addresses: Sequence[tuple[str, int]], kind: str, arguments: Mapping[str, Any]) -> _RedisClient:
     from redis.asyncio.cluster import ClusterNode, RedisCluster  # noqa: PLC0415
 
-    from fencing_sdk.guards.redis._dialed import DialedConnection, DialedTlsConnection  # noqa: PLC0415
+    from fencing_sdk.guards.redis._dialed import REDIS_PY, DialedConnection, DialedTlsConnection  # noqa: PLC0415
 
     nodes = [ClusterNode(*address) for address in addresses]
     cluster = RedisCluster(startup_nodes=nodes, ssl=kind == "rediss", **arguments)
     # The client takes no class for its connections. It makes each node that it finds with these arguments.
     sort = DialedTlsConnection if kind == "rediss" else DialedConnection
-    cluster.get_connection_kwargs()["connection_class"] = sort
-    for node in cluster.startup_nodes:
-        node.connection_class = sort
+    with REDIS_PY.known("connect"):
+        cluster.get_connection_kwargs()["connection_class"] = sort
+        for node in cluster.startup_nodes:
+            node.connection_class = sort
     return cast("_RedisClient", cluster)
 
 

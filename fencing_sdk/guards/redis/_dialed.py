@@ -8,13 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from redis.asyncio import connection as driver
 from redis.asyncio.connection import Connection, SSLConnection
 
 from fencing_sdk._dialing import connected_socket
+from fencing_sdk._values.driver_versions import KnownDriver
 
-__all__ = ["DialedConnection", "DialedTlsConnection"]
+__all__ = ["REDIS_PY", "DialedConnection", "DialedTlsConnection", "option_kinds"]
+
+REDIS_PY = KnownDriver("redis", user="RedisGuard")
+
+
+def option_kinds() -> Mapping[str, Callable[[str], object]]:
+    """
+    Return how redis-py reads the options of a URL, by their names.
+
+    Raises:
+        BackendRefusedError: it has no such table, or not the methods that the connections below override.
+    """
+    REDIS_PY.check("connect", Connection, "_connect", "_connection_arguments")
+    with REDIS_PY.known("connect"):
+        return driver.URL_QUERY_ARGUMENT_PARSERS
 
 
 class _Dialed(Connection):

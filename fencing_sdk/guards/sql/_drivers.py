@@ -7,13 +7,16 @@ from the server's last answer, so asking for it sends nothing.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol, TypeGuard, cast
 
+from fencing_sdk._values.driver_versions import KnownDriver
 from fencing_sdk.guards.sql._protocols import AsyncpgConnection
 from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row
 
+_ASYNCPG = KnownDriver("asyncpg", user="SqlGuard")
 _NOT_OPEN = {0, 4}
 """psycopg's `TransactionStatus.IDLE`: connected, and no transaction is open; and UNKNOWN: not connected."""
 
@@ -82,8 +85,16 @@ def tells_status(connection: object) -> TypeGuard[_PsycopgConnection]:
 
 
 def own_connection(connection: AsyncpgConnection) -> object:
-    """Return the connection behind a pool's proxy. The pool makes a new proxy each time it hands one out."""
-    return getattr(connection, "_con", connection)
+    """
+    Return the connection behind a pool's proxy. The pool makes a new proxy each time it hands one out.
+
+    Raises:
+        BackendRefusedError: the installed asyncpg keeps the connection elsewhere.
+    """
+    own: object = getattr(connection, "_con", connection)
+    with _ASYNCPG.known("admit"):
+        weakref.ref(own)  # what is known of a connection ends with it; a proxy can have no weak reference
+    return own
 
 
 def begun_by(connection: AsyncpgConnection | _PsycopgConnection) -> Callable[[], bool]:

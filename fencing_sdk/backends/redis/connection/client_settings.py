@@ -14,13 +14,13 @@ from typing import Any
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
-from fencing_sdk.backends._driver_versions import DIFFERS, KnownDriver
+from fencing_sdk._values.driver_versions import DIFFERS, KnownDriver
 from fencing_sdk.backends.redis.connection.cluster import SlotMap
 from fencing_sdk.backends.redis.connection.dial import BACKEND, REDIS_PY, RedisDialer, ServerDialer, ServerSettings
 from fencing_sdk.backends.redis.connection.sentinel import SentinelDialer, SentinelService
 from fencing_sdk.errors import ConfigurationError
 
-VALKEY_PY = KnownDriver("valkey", ">=6.1,<7", backend=BACKEND)
+VALKEY_PY = KnownDriver("valkey", user=BACKEND)
 
 _OWN_ARGUMENTS = {
     "encoder_class",
@@ -54,7 +54,7 @@ def servers_of_client(client: object) -> RedisDialer | SlotMap:
         if isinstance(client, tuple(_clients("RedisCluster", "ValkeyCluster"))) and not pipeline:
             return _slots_of_cluster(client.nodes_manager)  # type: ignore[attr-defined]
     except DIFFERS as error:
-        driver = VALKEY_PY if any(parent.__module__.startswith("valkey.") for parent in kind.__mro__) else REDIS_PY
+        driver = VALKEY_PY if _is_of_valkey(client) else REDIS_PY
         msg = f"client cannot be read, pass a URL: {driver.described(error)}"
         raise ConfigurationError(msg) from error
     msg = (
@@ -62,6 +62,10 @@ def servers_of_client(client: object) -> RedisDialer | SlotMap:
         f"got {kind.__name__} of {kind.__module__}"
     )
     raise ConfigurationError(msg)
+
+
+def _is_of_valkey(part: object) -> bool:
+    return any(parent.__module__.startswith("valkey.") for parent in type(part).__mro__)
 
 
 def _clients(*names: str) -> Iterator[type]:
@@ -72,9 +76,9 @@ def _clients(*names: str) -> Iterator[type]:
 
 def _servers_of_pool(pool: Any) -> RedisDialer:
     server = _server(pool)
-    sentinel = getattr(pool, "sentinel_manager", None)
-    if sentinel is None:
+    if not any(kind.__name__ == "SentinelConnectionPool" for kind in type(pool).__mro__):
         return ServerDialer(server)
+    sentinel = pool.sentinel_manager
     if not pool.is_master:
         msg = "client connects to replicas, which take no locks; pass the client of Sentinel.master_for"
         raise ConfigurationError(msg)
@@ -84,7 +88,7 @@ def _servers_of_pool(pool: Any) -> RedisDialer:
             pool.service_name,
             [_server(one.connection_pool) for one in sentinel.sentinels],
             peers=sentinel.min_other_sentinels,
-            host=getattr(sentinel, "_force_master_ip", None),
+            host=None if _is_of_valkey(sentinel) else sentinel._force_master_ip,  # noqa: SLF001
         ),
     )
 
@@ -96,7 +100,7 @@ def _slots_of_cluster(nodes: Any) -> SlotMap:
     plain = SSLConnection if arguments.pop("ssl", False) else Connection  # as a client for threads says it
     kind = arguments.pop("connection_class", plain)
     seeds = [(node.host, int(node.port)) for node in nodes.startup_nodes.values()]
-    return SlotMap(_copied(kind, arguments), seeds=seeds, remap=getattr(nodes, "address_remap", None))
+    return SlotMap(_copied(kind, arguments), seeds=seeds, remap=nodes.address_remap)
 
 
 def _server(pool: Any) -> ServerSettings:

@@ -32,13 +32,14 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from fencing_sdk._dialing import connected_socket
 from fencing_sdk._http.tls import complaint_about, wants_certificate
-from fencing_sdk.backends._driver_versions import KnownDriver
+from fencing_sdk._values.driver_versions import KnownDriver
 from fencing_sdk.backends._shared.error_translation import reason_of
 from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
 from fencing_sdk.errors import BackendRefusedError
 
 BACKEND = "RedisBackend"
-REDIS_PY = KnownDriver("redis", ">=7,<9", backend=BACKEND)
+REDIS_PY = KnownDriver("redis", user=BACKEND)
+_PYTHON = KnownDriver("Python", user=BACKEND)
 CLIENT_NAME = "fencing-sdk"
 CONNECT_TIMEOUT = 4.0
 """Seconds. The engine waits longer for its store to open, so that the error can name the silent server."""
@@ -346,16 +347,15 @@ def _take_over(connection: Any, protocol: asyncio.Protocol) -> asyncio.Transport
     *protocol* would never see the end of a connection that has ended already.
     """
     with REDIS_PY.known("connect"):
-        return _taken_over(connection, protocol)
-
-
-def _taken_over(connection: Any, protocol: asyncio.Protocol) -> asyncio.Transport:
-    reader, writer, parser = connection._reader, connection._writer, connection._parser  # noqa: SLF001
-    transport: asyncio.Transport = writer.transport
+        reader, writer = connection._reader, connection._writer  # noqa: SLF001
+        left_over = connection._parser._reader.has_data()  # noqa: SLF001
+    with _PYTHON.known("connect"):
+        transport: asyncio.Transport = writer._transport  # noqa: SLF001  (the public name cannot be set)
+        left_over = left_over or reader._buffer  # noqa: SLF001
     if reader.at_eof() or reader.exception() is not None or transport.is_closing():
         msg = "Connection closed by server."
         raise RedisConnectionError(msg)
-    if reader._buffer or parser._reader.has_data():  # noqa: SLF001
+    if left_over:
         msg = "The server sent a reply to no command."
         raise RedisConnectionError(msg)
     transport.set_protocol(protocol)

@@ -26,8 +26,8 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
 from fencing_sdk._http.tls import TlsContext
+from fencing_sdk._values.driver_versions import DIFFERS, KnownDriver
 from fencing_sdk._values.store_url import joined
-from fencing_sdk.backends._driver_versions import DIFFERS, KnownDriver
 from fencing_sdk.backends.zookeeper.connection.dial import Dial
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, NoNodeError, delete
 from fencing_sdk.backends.zookeeper.connection.node_ends import NodeEnds
@@ -35,7 +35,7 @@ from fencing_sdk.backends.zookeeper.connection.node_ends import NodeEnds
 __all__ = ["BACKEND", "KAZOO", "ConnectionNews", "Identity", "KazooDriver", "ZooKeeperSettings"]
 
 BACKEND = "ZooKeeperBackend"
-KAZOO = KnownDriver("kazoo", ">=2.11,<2.12", backend=BACKEND)
+KAZOO = KnownDriver("kazoo", user=BACKEND)
 
 Identity = tuple[int, bytes]
 """The id of a session and its password, with which another connection may go on with it."""
