@@ -6,10 +6,10 @@ import hashlib
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from fencing_sdk.backends import from_url
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.backends.postgresql import schema
 from fencing_sdk.backends.redis import scripts
+from fencing_sdk.backends.redis.quorum import requests as quorum_requests
 from fencing_sdk.backends.redis.scripts import RedisScript
 from tests.oracle.histories import MODES, SHARES, Cast
 
@@ -35,7 +36,7 @@ CREATE OR REPLACE FUNCTION :"schema".oracle_now() RETURNS timestamptz LANGUAGE s
 AS $fencing$ SELECT at FROM :"schema".oracle_clock $fencing$;
 """
 _LUA_CLOCK = "redis.call('TIME')"
-_OWN_LUA_CLOCK = "{redis.call('GET', 'oracle:s'), redis.call('GET', 'oracle:us')}"
+_OWN_LUA_CLOCK = "({redis.call('GET', 'oracle:s'), redis.call('GET', 'oracle:us')})"
 _AGE_KEYS = """
 for _, key in ipairs(redis.call('KEYS', '*')) do
   local left = redis.call('PTTL', key)
@@ -58,14 +59,14 @@ class StillClock:
 class EveryBench:
     """What most stores have in common."""
 
-    cast: Cast = MappingProxyType({"a": MODES, "b": MODES})
+    cast: Cast = MappingProxyType({"a": MODES, "b": MODES, "c": MODES})
     lineless = ""
     hands = False
     reasons = True
     timed = True
     first_holds = notices = False
     stirs = False
-    elsewhere = True
+    describes = elsewhere = True
     exact = True
     margin = 0.01
 
@@ -176,31 +177,58 @@ class RedisOracle(EveryBench):
     exact = False
     margin = 5.0
 
+    scripts: ModuleType = scripts
+
     def __init__(
-        self, server: RedisServer, monkeypatch: pytest.MonkeyPatch, change: Change = lambda text: text
+        self,
+        url: str,
+        servers: Sequence[RedisServer],
+        monkeypatch: pytest.MonkeyPatch,
+        change: Change = lambda text: text,
     ) -> None:
-        self._server = server
+        self._url, self._servers = url.replace("//", "//oracle:oracle@"), servers
         self._time = time.time()
+        for server in servers:
+            server.ask("ACL", "SETUSER", "oracle", "on", ">oracle", "~*", "&*", "+@all", "-client")
         self._set_clock()
-        for script in {one for one in vars(scripts).values() if isinstance(one, RedisScript)}:
+        for script in {one for one in vars(self.scripts).values() if isinstance(one, RedisScript)}:
             text = change(script.text).replace(_LUA_CLOCK, _OWN_LUA_CLOCK)
             monkeypatch.setattr(script, "text", text)
             monkeypatch.setattr(script, "sha", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
     def _set_clock(self) -> None:
-        self._server.ask("MSET", "oracle:s", int(self._time), "oracle:us", int(self._time % 1 * 1_000_000))
+        for server in self._servers:
+            server.ask("MSET", "oracle:s", int(self._time), "oracle:us", int(self._time % 1 * 1_000_000))
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.ask("ACL", "DELUSER", "oracle")
 
     def open(self) -> Any:
         """Without client tracking: a client that hears of a changed lease renews it."""
-        return from_url(self._server.url.replace("//", "//oracle:oracle@"))
+        return from_url(self._url)
 
     async def advance(self, seconds: float) -> None:
         self._time += seconds
         self._set_clock()
-        self._server.ask("EVAL", _AGE_KEYS, 0, int(seconds * 1000))
+        for server in self._servers:
+            server.ask("EVAL", _AGE_KEYS, 0, int(seconds * 1000))
 
     def signs(self, claim: Claim, what: str) -> bool:
         return what == ("tick" if claim.mode == LOCK else "try")
+
+
+class QuorumOracle(RedisOracle):
+    """Three nodes; plain locks alone. No time passes: a node that is slow keeps a silent waiter for longer."""
+
+    cast: Cast = MappingProxyType({"a": ("lock",)})
+    lineless = ""
+    hands = describes = timed = False
+    stirs = True
+    scripts = quorum_requests
+
+    def signs(self, claim: Claim, what: str) -> bool:
+        return what == "try"
 
 
 class NodesOracle(EveryBench):

@@ -263,6 +263,26 @@ REDIS = (
         _LOCKS,
     ),
 )
+QUORUM = (
+    Planted(
+        "the last in line is woken",
+        "redis/waking_line.lua",
+        "local head = redis.call('ZRANGE', q, 0, 0)[1]",
+        "local head = redis.call('ZREVRANGE', q, 0, 0)[1]",
+    ),
+    Planted(
+        "releasing for another owner",
+        "redis/quorum/release.lua",
+        "if read_hold(found).owner ~= ARGV[1] then return -1 end",
+        "",
+    ),
+    Planted(
+        "renewing for another owner",
+        "redis/quorum/renew.lua",
+        "elseif held.owner ~= owner then",
+        "elseif false then",
+    ),
+)
 ETCD = (
     Planted(
         "permits off by one", "etcd.shares:lowest_free", "len(line) >= mode.of", "len(line) >= mode.of - 1", _PERMITS

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol, Self
 
-from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Mode, Permit
+from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Holder, Mode, Permit, SupportsShares
 from fencing_sdk.errors import BackendError
 from tests.oracle.client_time import CLIENT, ClientTimeLoop
 from tests.oracle.histories import Cast
@@ -43,6 +43,8 @@ class Bench(Protocol):
     """Waiters are shown as holders as soon as it is their turn."""
     notices: bool = False
     """A holder hears of a revocation although no timer of its client runs."""
+    describes: bool = True
+    """The metadata of waiters is shown."""
     stirs: bool = False
     """Waiters are woken for nothing, too: when their client begins to listen, or a node ahead has changed."""
     elsewhere: bool = True
@@ -70,11 +72,11 @@ class Bench(Protocol):
 class Member:
     """One owner of a history: its claims one after the other, and its place in the line."""
 
-    def __init__(self, label: str, play: int) -> None:
+    def __init__(self, label: str, play: int, *, described: bool) -> None:
         name, self.word = label.split("/")
         number = int(self.word[-1])
         self.label, self.name, self.client, self.mode = label, f"{play}-{name}", number % 2, MODE_OF[self.word[:-1]]
-        self.ttl, self.metadata = TTLS[number // 2], label if number % 2 else None
+        self.ttl, self.metadata = TTLS[number // 2], label if number % 2 and described else None
         self.token = 0
         self.place: Place | None = None
         self.claim = self._claim()
@@ -147,7 +149,13 @@ class Player:
         self.grants = 0
 
     async def __aenter__(self) -> Self:
+        for client in range(3):
+            await self._connect(client)
         return self
+
+    async def _connect(self, client: int) -> None:
+        """Open the connections: waiters are woken when a connection is opened."""
+        await self._call(client, lambda backend: backend.inspect("?"))
 
     async def __aexit__(self, *_: object) -> None:
         for client in range(3):
@@ -205,13 +213,13 @@ class Player:
                     await self._renew([one for one in self._members.values() if one.client == client], client)
             case ["list"]:
                 await self._list()
-            case [label, call, *how]:
-                member = self._members.setdefault(label, Member(label, self._serial))
+            case [label, call, *how] if label.split("/")[0] in self._bench.cast:
+                member = self._members.setdefault(label, Member(label, self._serial, described=self._bench.describes))
                 elsewhere = how == ["elsewhere"] and member.place is None and self._bench.elsewhere
                 client = 1 - member.client if elsewhere else member.client
                 statement = int(how[1]) if how[:1] == ["cut"] else 0
                 await self._of_member(member, call, client, statement)
-        if "/" in words[0]:
+        if "/" in words[0] and words[0] in self._members:
             await self._settle(self._members[words[0]].name)
 
     async def _of_member(self, member: Member, call: str, client: int, statement: int) -> None:
@@ -254,9 +262,16 @@ class Player:
 
     async def _grant_of(self, claim: Claim) -> Grant | None:
         """What the store has granted to *claim*, whose answer did not come."""
-        found = await self._call(OBSERVER, lambda backend: backend.holders(claim.name))
+        found = await self._holders(claim.name)
         mine = [one for one in found if one.holder == claim.holder]
         return Grant(mine[0].token, permit=mine[0].permit, restarted=False) if mine else None
+
+    async def _holders(self, name: str) -> Sequence[Holder]:
+        def ask(backend: Any) -> Awaitable[Any]:
+            return backend.holders(name) if isinstance(backend, SupportsShares) else backend.inspect(name)
+
+        found = await self._call(OBSERVER, ask)
+        return found if isinstance(found, Sequence) else [] if found is None else [found]
 
     async def _served(self, member: Member, grant: Grant) -> None:
         self.grants += 1
@@ -378,11 +393,12 @@ class Player:
             await asyncio.sleep(0)
         if begun := asyncio.all_tasks() - before:
             await asyncio.wait(begun)
-        await self._call(client, lambda backend: backend.inspect("?"))  # behind what the timers have sent
+        await self._connect(client)  # answered behind what the timers have sent
 
     async def _reopen(self, client: int) -> None:
         if not self._standers(client):
             await self._call(client, lambda backend: backend.aclose())
+            await self._connect(client)
 
     # What is seen afterwards
 
@@ -396,7 +412,7 @@ class Player:
             require(await self._until(lambda member=member: self._has_news(member)), f"{member.label} was not woken")
             await self._take_news()
         await self._arrived(name)
-        holders = await self._call(OBSERVER, lambda backend: backend.holders(name))
+        holders = await self._holders(name)
         self._reference.shown(name, holders, exactly=self._bench.exact)
         inspected = await self._call(OBSERVER, lambda backend: backend.inspect(name))
         tokens = {one.token for one in holders}
@@ -412,7 +428,7 @@ class Player:
             handed = {one.claim.holder: one for one in waiting}
             if not handed or not self._bench.hands:
                 continue
-            for one in await self._call(OBSERVER, lambda backend, name=name: backend.holders(name)):
+            for one in await self._holders(name):
                 if (member := handed.get(one.holder)) is not None and self._reference.holds(member.claim) is None:
                     heard = await self._until(lambda member=member: self._has_news(member))
                     require(heard, f"{member.label} was granted, and does not hear of it")

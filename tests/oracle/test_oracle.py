@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from campaigns import amount
 from etcd_server import EtcdCluster
 from postgresql_server import PostgresqlServer
+from redis_quorum import Quorum
 from redis_server import RedisServer
 
-from tests.oracle.benches import MemoryOracle, NodesOracle, PostgresqlOracle, RedisOracle, SqliteOracle
+from tests.oracle.benches import (
+    Change,
+    MemoryOracle,
+    NodesOracle,
+    PostgresqlOracle,
+    QuorumOracle,
+    RedisOracle,
+    SqliteOracle,
+)
 from tests.oracle.client_time import ClientTimeLoop
 from tests.oracle.histories import histories, shrunk
-from tests.oracle.planted import ETCD, MEMORY, POSTGRESQL, REDIS, SQLITE, ZOOKEEPER, Planted
+from tests.oracle.planted import ETCD, MEMORY, POSTGRESQL, QUORUM, REDIS, SQLITE, ZOOKEEPER, Planted
 from tests.oracle.player import Bench, Player
 from tests.oracle.reference import Differs
 
@@ -67,17 +78,38 @@ def test_postgresql(postgresql_server: PostgresqlServer, monkeypatch: pytest.Mon
     assert play_all(PostgresqlOracle(postgresql_server, monkeypatch), range(amount(2_000, short=15)))
 
 
-@pytest.mark.campaign
-def test_redis(oracle_user: RedisServer, monkeypatch: pytest.MonkeyPatch):
-    assert play_all(RedisOracle(oracle_user, monkeypatch), range(amount(2_000, short=25)))
+class MakeRedis(Protocol):
+    def __call__(self, change: Change = ...) -> RedisOracle: ...
 
 
 @pytest.fixture
-def oracle_user(redis_server: RedisServer) -> Iterator[RedisServer]:
-    """A server with a user for the clients of histories."""
-    redis_server.ask("ACL", "SETUSER", "oracle", "on", ">oracle", "~*", "&*", "+@all", "-client")
-    yield redis_server
-    redis_server.ask("ACL", "DELUSER", "oracle")
+def on_redis(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRedis]:
+    with ExitStack() as stack:
+
+        def make(change: Change = lambda text: text) -> RedisOracle:
+            return stack.enter_context(closing(RedisOracle(redis_server.url, [redis_server], monkeypatch, change)))
+
+        yield make
+
+
+@pytest.fixture
+def on_quorum(redis_quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRedis]:
+    with ExitStack() as stack:
+
+        def make(change: Change = lambda text: text) -> RedisOracle:
+            return stack.enter_context(closing(QuorumOracle(redis_quorum.url, redis_quorum.nodes, monkeypatch, change)))
+
+        yield make
+
+
+@pytest.mark.campaign
+def test_redis(on_redis: MakeRedis):
+    assert play_all(on_redis(), range(amount(1_000, short=25)))
+
+
+@pytest.mark.campaign
+def test_redis_quorum(on_quorum: MakeRedis):
+    assert play_all(on_quorum(), range(amount(1_000, short=15)))
 
 
 @pytest.mark.campaign
@@ -124,8 +156,13 @@ def test_a_change_of_postgresql_is_caught(
 
 
 @pytest.mark.parametrize("planted", REDIS, ids=lambda planted: planted.what)
-def test_a_change_of_redis_is_caught(planted: Planted, oracle_user: RedisServer, monkeypatch: pytest.MonkeyPatch):
-    catch(RedisOracle(oracle_user, monkeypatch, planted.in_text()), planted, range(100))
+def test_a_change_of_redis_is_caught(planted: Planted, on_redis: MakeRedis):
+    catch(on_redis(planted.in_text()), planted, range(100))
+
+
+@pytest.mark.parametrize("planted", QUORUM, ids=lambda planted: planted.what)
+def test_a_change_of_the_quorum_is_caught(planted: Planted, on_quorum: MakeRedis):
+    catch(on_quorum(planted.in_text()), planted, range(50))
 
 
 @pytest.mark.parametrize("planted", ETCD, ids=lambda planted: planted.what)
