@@ -9,7 +9,7 @@ import pytest
 from stays import PATIENCE
 
 from fencing_sdk import connect
-from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
+from fencing_sdk._values.claim import Claim, Grant, Renewal
 from fencing_sdk.backends.postgresql import PostgresqlBackend, schema
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
@@ -174,30 +174,6 @@ async def test_a_call_waits_for_a_locked_row_for_a_bounded_time(call, postgresql
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(BackendUnavailableError):
                 await (backend.acquire(claim) if call == "acquire" else backend.release(claim))
-    await backend.aclose()
-
-
-async def test_a_free_lock_with_a_line_is_not_granted_to_one_that_comes_by(postgresql_server):
-    backend = PostgresqlBackend(postgresql_server.url)
-    await backend.acquire(claim := Claim("a", 30.0))
-    await backend.release(claim)
-    waiter = Claim("a", 30.0)
-    await backend._connection.ask(backend._requests.join, (waiter.name, waiter.owner, "channel", "1", None, None, None))
-    assert isinstance(await backend.acquire(Claim("a", 30.0)), Held)
-    assert isinstance(await backend.acquire(waiter), Grant)
-    await backend.aclose()
-
-
-async def test_a_release_notifies_the_head_of_the_line(postgresql_server):
-    backend = PostgresqlBackend(postgresql_server.url)
-    await backend.acquire(claim := Claim("a", 30.0))
-    notified = asyncio.Event()
-    async with postgresql_server.connected() as listener:
-        await listener.add_listener("channel", lambda *_: notified.set())
-        await backend._connection.ask(backend._requests.join, ("a", "waiter:secret", "channel", "1", None, None, None))
-        await backend.release(claim)
-        async with asyncio.timeout(PATIENCE):
-            await notified.wait()
     await backend.aclose()
 
 

@@ -30,6 +30,11 @@ KNOWN = (
     "a/lock0 acquire; a/lock0 revoke; a/lock0 renew",
     "b/permit1 acquire; b/wide2 acquire; clock 25; b/permit1 release",
     "c/wide3 join; c/lock0 join; c/wide0 join; c/wide3 acquire; c/lock0 leave",
+    (
+        "b/writer0 acquire; b/reader0 join; b/reader1 join; b/reader2 join; b/writer0 release; b/reader0 acquire; "
+        "b/reader2 leave; b/writer1 join; b/reader3 join; b/reader3 acquire; b/reader1 acquire; b/reader0 release; "
+        "b/reader1 release; b/writer1 acquire; b/writer1 release; b/reader3 acquire"
+    ),
 )
 """What random histories seldom come to, and what they have found."""
 _SECONDS = ("1", "2.5", "4", "25", "70")

@@ -262,6 +262,13 @@ REDIS = (
         "token, problem = higher,",
         _LOCKS,
     ),
+    Planted(
+        "numbers in the line are given again",
+        "redis/share_join.lua",
+        "math.max(tonumber(behind or 0), tonumber(redis.call('HGET', w, '') or 0))",
+        "tonumber(behind or 0)",
+        {"b": ("reader", "writer")},
+    ),
 )
 QUORUM = (
     Planted(

@@ -1,8 +1,8 @@
 """
-Permits, readers and writers of two clients: lost answers, tokens, whom a release wakes, and what is listed.
+Permits, readers and writers of two clients: lost answers, tries at the same moment, and whom a release lets sleep.
 
-Who holds beside whom is in `BackendSuite`. The scenarios are written once. A store that shares runs them by a subclass
-with a fixture ``bench``.
+What one call after the other is answered is in `BackendSuite` and in `tests.oracle`. The scenarios are written once. A
+store that shares runs them by a subclass with a fixture ``bench``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from stays import PATIENCE
 from store_bench import WaitersBench, nothing_left
 
-from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Mode, Permit, Renewal, Turn
+from fencing_sdk.abc import READER, WRITER, Claim, Grant, Held, Mode, Permit, Renewal, Turn
 from fencing_sdk.backends import from_url
 
 MODES = [Permit(of=2), READER, WRITER]
@@ -104,27 +104,6 @@ class SharesSuite:
 
     # Tokens
 
-    async def test_a_writer_is_above_readers_that_were_granted_after_it_joined(self, backend: Any):
-        """Its place in the line is older than the grant of the readers before it."""
-        first, reader, writer = claim_of(WRITER), claim_of(READER), claim_of(WRITER)
-        await granted(backend, first)
-        async with backend.queue(reader) as reading, backend.queue(writer) as writing:
-            await backend.release(first)
-            read = await served(backend, reader, reading)
-            await backend.release(reader)
-            assert (await served(backend, writer, writing)).token > read.token
-        await backend.release(writer)
-
-    async def test_readers_with_a_writer_between_them_have_two_tokens(self, backend: Any, rival: Any):
-        tokens = []
-        for mode in (READER, WRITER, READER):
-            claims = [(client, claim_of(mode)) for client in ((backend, rival) if mode == READER else (rival,))]
-            tokens.append({(await granted(client, claim)).token for client, claim in claims})
-            for client, claim in claims:
-                await client.release(claim)
-        (one,), (two,), (three,) = tokens
-        assert one < two < three
-
     @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.word)
     async def test_a_share_keeps_its_token_and_its_number_when_another_client_goes_on_with_it(
         self, mode: Mode, backend: Any, rival: Any
@@ -144,36 +123,6 @@ class SharesSuite:
         assert list(await backend.holders(NAME)) == []
 
     # Waiters
-
-    async def test_a_waiter_is_not_renewed(self, backend: Any, rival: Any):
-        writer = claim_of(WRITER)
-        await granted(backend, writer)
-        for mode in MODES:
-            claim = claim_of(mode)
-            async with backend.queue(claim):
-                (renewal,) = await rival.renew([claim])
-                assert renewal in {Renewal.REFUSED, Renewal.TAKEN_OVER}
-        await backend.release(writer)
-
-    async def test_a_reader_passes_no_writer_although_readers_were_woken_before(self, backend: Any, rival: Any):
-        """What the store noted of readers that it woke is not true of waiters that come in their places."""
-        before, early = claim_of(WRITER), [claim_of(READER) for _ in range(4)]
-        writer, late = claim_of(WRITER), claim_of(READER)
-        await granted(rival, before)
-        async with AsyncExitStack() as line, AsyncExitStack() as leaving:
-            turns = [await (line if n < 2 else leaving).enter_async_context(backend.queue(early[n])) for n in range(4)]
-            await rival.release(before)
-            await served(backend, early[0], turns[0])
-            await leaving.aclose()  # the last two, which were woken, or would be
-            writing, reading = [await line.enter_async_context(backend.queue(claim)) for claim in (writer, late)]
-            assert isinstance(await backend.acquire(late), Held)
-            await served(backend, early[1], turns[1])
-            for reader in early[:2]:
-                await backend.release(reader)
-            await served(backend, writer, writing)
-            await backend.release(writer)
-            await served(backend, late, reading)
-            await backend.release(late)
 
     async def test_readers_that_try_at_the_same_moment_pass_no_writer(self, backend: Any, rival: Any):
         before, writer = claim_of(WRITER), claim_of(WRITER)
@@ -295,17 +244,3 @@ class SharesSuite:
             while tries != before or len(tries) < len(claims):
                 before = tries.copy()
                 await asyncio.sleep(0.1)
-
-    # Listing
-
-    async def test_the_list_shows_shares_and_who_waits_for_them(self, backend: Any, rival: Any):
-        reader, writer, permit = claim_of(READER), claim_of(WRITER), claim_of(Permit(of=3))
-        token = (await granted(backend, reader)).token
-        async with backend.queue(writer), backend.queue(permit):
-            (held,) = (await rival.list_held("", None, 10)).holders
-            assert (held.token, held.mode, held.waiters) == (token, READER, 2)
-            first, second = await rival.list_waiters(NAME)
-            assert (first.holder, second.holder) == (writer.holder, permit.holder)
-            assert first.mode in {WRITER, LOCK}  # not every store keeps them apart
-            assert second.mode == Permit(of=3)
-        await backend.release(reader)
