@@ -14,6 +14,7 @@ import importlib
 import inspect
 import platform
 import re
+import signal
 import textwrap
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from importlib.metadata import version
@@ -40,6 +41,7 @@ from fencing_sdk.backends.zookeeper.connection import driver as zookeeper_driver
 from fencing_sdk.guards.redis import RedisGuard, _dialed
 from fencing_sdk.guards.sql import _drivers
 from fencing_sdk.integrations import django as our_django
+from fencing_sdk.recipes import drain_signals
 from fencing_sdk.testing.world import World
 
 PACKAGE = Path(fencing_sdk.__file__).parent
@@ -323,6 +325,13 @@ PARTS = [
     Part("anyio", "_deliver_cancellation", "anyio._backends._asyncio", {SCOPE}, PACE),
     Part("anyio", "_host_task", "anyio._backends._asyncio", {SCOPE}, PACE),
     Part("anyio", "_pending_uncancellations", "anyio._backends._asyncio", {SCOPE}, PACE),
+    Part(
+        "Python",
+        "SIGINT",
+        "asyncio.runners",
+        {"recipes.drain_signals"},
+        "test_private_parts.py::test_the_handler_of_asyncio_run_is_known_whatever_it_is_made_of",
+    ),
     Part("Python", "_set_running_loop", "asyncio.events", {LOOP, "testing._timeline"}, make_a_world),
     Part("Python", "_run", "asyncio.events", {LOOP}, make_a_world),
     Part("Python", "_exception", "asyncio.futures", {"testing._virtual_task"}, make_a_world),
@@ -370,3 +379,19 @@ async def test_without_it_an_error_names_the_version(part, monkeypatch):
 def test_what_is_done_without_it_has_a_test(part):
     path, _, name = part.seen.partition("::")
     assert f"def {name}(" in (Path(__file__).parent / path).read_text()
+
+
+def test_the_handler_of_asyncio_run_is_known_whatever_it_is_made_of():
+    """Else the block of a drain would be cancelled by the first signal."""
+
+    async def handler() -> object:
+        return signal.getsignal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        kinds = [asyncio.run(handler()), eval("lambda number, frame: None", {"__name__": "asyncio.runners"})]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert kinds[0] is not signal.default_int_handler
+    assert not any(map(drain_signals._is_of_a_program, kinds))
+    assert drain_signals._is_of_a_program(lambda number, frame: None)

@@ -249,10 +249,9 @@ def _ours(handler: Handler) -> SignalHandlers | None:
 
 def _is_of_a_program(handler: Callable[[int, FrameType | None], Any]) -> bool:
     """Whether *handler* was set by a program, and not by Python or by `asyncio.run` to end it at once."""
-    by_asyncio = isinstance(handler, functools.partial) and isinstance(
-        getattr(handler.func, "__self__", None), asyncio.Runner
-    )
-    return handler is not signal.default_int_handler and not by_asyncio
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return handler is not signal.default_int_handler and getattr(handler, "__module__", None) != "asyncio.runners"
 
 
 def says_draining(error: BaseException) -> bool:
