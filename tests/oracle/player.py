@@ -342,12 +342,16 @@ class Player:
 
     async def _renew(self, members: Sequence[Member], client: int) -> None:
         claims = [member.claim for member in members]
+        claims = [one for one in claims if self._reference.stander(one) not in self._reference.entering(one.name)]
         outcomes = await self._call(client, lambda backend: backend.renew(claims)) if claims else []
         require(len(outcomes) == len(claims), f"{len(outcomes)} outcomes for {len(claims)} claims")
         for claim, outcome in zip(claims, outcomes, strict=True):
             self._reference.renewed(claim, outcome)
 
     async def _revoke(self, member: Member) -> None:
+        line = self._reference.of(member.name).line
+        if self._bench.first_holds and any(one.claim.mode == member.mode == READER for one in line):
+            return  # one that waits may hold with this token already, and loses its place with it
         reason = f"the token of {member.label} was {member.token}"
         answer = await self._call(OBSERVER, lambda backend: backend.revoke(member.name, member.token, reason))
         ended = [hold.claim for hold in self._reference.held(member.name) if hold.token == member.token]

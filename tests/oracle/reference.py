@@ -159,7 +159,7 @@ class Reference:
             return None
         return living[0]
 
-    def _entering(self, name: str) -> list[Stander]:
+    def entering(self, name: str) -> list[Stander]:
         """The waiters that are shown as holders, where the first in line hold before they try."""
         entering: list[Stander] = []
         modes = [hold.claim.mode for hold in self.held(name)]
@@ -251,8 +251,6 @@ class Reference:
 
     def renewed(self, claim: Claim, outcome: object) -> None:
         mine = self.holds(claim)
-        if outcome is Renewal.RENEWED and any(one.claim is claim for one in self._entering(claim.name)):
-            return
         if mine is None:
             self._refused(claim, outcome)
         else:
@@ -277,7 +275,7 @@ class Reference:
             return
         require(not (self._reasons and self.now < until), f"the reason {reason!r} was lost: {outcome}")
         require(outcome in {Renewal.REFUSED, Renewal.TAKEN_OVER}, f"a grant that is over was not refused: {outcome}")
-        if not held and not self._entering(claim.name):
+        if not held and not self.entering(claim.name):
             require(outcome is Renewal.REFUSED, "taken over by an owner that does not hold")
         alone = held and not claim.mode.shared and not held[0].claim.mode.shared
         if alone and claim.owner in self.of(claim.name).granted:
@@ -316,7 +314,7 @@ class Reference:
     def shown(self, name: str, holders: Sequence[Holder], *, exactly: bool) -> None:
         """Compare who holds. *exactly*: also the seconds that are left."""
         held = sorted(self.held(name), key=lambda hold: (hold.permit or 0, hold.token, hold.claim.holder))
-        entering = {one.claim.holder for one in self._entering(name)}
+        entering = {one.claim.holder for one in self.entering(name)}
         found = sorted(
             (one for one in holders if one.holder not in entering),
             key=lambda one: (one.permit or 0, one.token, one.holder),
@@ -346,7 +344,7 @@ class Reference:
             described = (stander.claim.mode, stander.claim.metadata)
             require((one.mode, one.metadata) == described, f"{one} does not wait for {stander.claim}")
         shown = [places[one.holder] for one in waiters]
-        entering = [one for one in self._entering(name) if one not in shown]
+        entering = [one for one in self.entering(name) if one not in shown]
         expected = [one for one in line if self._alive(one) and not one.returned and one not in entering]
         kept = [one for one in shown if one in expected]
         require(kept == expected, f"{_names(expected)} wait in this order, and {_names(shown)} are shown")
