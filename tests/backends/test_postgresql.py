@@ -85,5 +85,5 @@ class TestPostgresqlBackend(BackendSuite):
         """Delete every row that is not held, however short ago that was."""
         await backend.inspect("anything")
         deleted = self.own_server.ask("UPDATE fencing.fencing_floor SET swept_at = '-infinity', swept_to = ''")
-        ((deleted,),) = self.own_server.ask("SELECT fencing.fencing_sweep_v1(0)")
+        ((deleted,),) = self.own_server.ask("SELECT fencing.fencing_sweep(0)")
         assert deleted

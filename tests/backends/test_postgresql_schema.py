@@ -67,9 +67,8 @@ async def test_a_grant_is_durable_whatever_the_database_says(known, postgresql_s
     await postgresql_server.execute(f"ALTER DATABASE {postgresql_server.database} SET synchronous_commit = off")
     async with postgresql_server.connected() as connection, connection.transaction():
         assert await connection.fetchval("SHOW synchronous_commit") == "off"
-        await connection.fetchrow(
-            backend._requests.acquire, *backend._requests.acquire_arguments(Claim("a", 30.0), None, None)
-        )
+        statement, arguments = backend._requests.acquisition(Claim("a", 30.0), None, None)
+        await connection.fetchrow(statement, *arguments)
         assert await connection.fetchval("SHOW synchronous_commit") == "on"
     async with postgresql_server.connected() as connection, connection.transaction():
         arguments = backend._requests.renew_arguments([Claim("a", 30.0)], 0)
@@ -80,7 +79,7 @@ async def test_a_grant_is_durable_whatever_the_database_says(known, postgresql_s
 
 async def sweep(server, seconds=0.0):
     await server.execute("UPDATE fencing.fencing_floor SET swept_at = '-infinity', swept_to = ''")
-    return await server.value("SELECT fencing.fencing_sweep_v1($1)", seconds)
+    return await server.value("SELECT fencing.fencing_sweep($1)", seconds)
 
 
 async def test_a_sweep_deletes_what_is_free_and_never_lowers_a_token(postgresql_server):
@@ -93,7 +92,7 @@ async def test_a_sweep_deletes_what_is_free_and_never_lowers_a_token(postgresql_
     await backend.acquire(held)
     assert await sweep(postgresql_server, 3600.0) == 0
     assert await sweep(postgresql_server) == 1
-    assert await postgresql_server.value("SELECT fencing.fencing_sweep_v1(0)") == 0  # not twice within a minute
+    assert await postgresql_server.value("SELECT fencing.fencing_sweep(0)") == 0  # not twice within a minute
     assert await backend.acquire(Claim("a", 30.0)) == Grant(4)
     assert await backend.acquire(Claim("new", 30.0)) == Grant(4)
     assert await backend.renew([held]) == [Renewal.RENEWED]
@@ -110,7 +109,7 @@ async def test_an_acquisition_that_waits_for_a_sweep_sees_its_floor(postgresql_s
     async with postgresql_server.connected() as connection:
         transaction = connection.transaction()
         await transaction.start()
-        assert await connection.fetchval("SELECT fencing.fencing_sweep_v1(0)") == 1
+        assert await connection.fetchval("SELECT fencing.fencing_sweep(0)") == 1
         asked = asyncio.create_task(backend.acquire(Claim("a", 30.0)))
         await blocked(postgresql_server, asked)
         await transaction.commit()
@@ -130,13 +129,13 @@ async def blocked(server, asked):
     assert isinstance(asked.exception(), Exception), "the call did not have to wait"
 
 
-@pytest.mark.parametrize("release", ["fencing_release_v3", "fencing_release_v4"])
+@pytest.mark.parametrize("release", ["fencing_give_back", "fencing_release"])
 async def test_joining_the_line_waits_for_a_release_that_is_under_way(release, postgresql_server):
     """A release that has looked at an empty line, and is not committed yet, would be missed."""
     backend = PostgresqlBackend(postgresql_server.url)
     holder, waiter = Claim("a", 30.0), Claim("a", 30.0)
     await backend.acquire(holder)
-    join = backend._requests.join, (waiter.name, waiter.owner, "channel", "1", None, None, None)
+    join = backend._requests.join, (waiter.name, waiter.owner, "channel", "1", None, "lock", None)
     async with postgresql_server.connected() as connection:
         transaction = connection.transaction()
         await transaction.start()
@@ -182,10 +181,10 @@ async def test_a_snapshot_from_before_the_row_was_locked_grants_nothing(postgres
     backend = PostgresqlBackend(postgresql_server.url)
     await backend.acquire(claim := Claim("a", 30.0))
     await backend.release(claim)
-    acquire = backend._requests.acquire, *backend._requests.acquire_arguments(Claim("a", 30.0), None, None)
-    release = backend._requests.release, claim.name, claim.owner
+    acquire = backend._requests.acquisition(Claim("a", 30.0), None, None)
+    release = backend._requests.release, (claim.name, claim.owner)
     for isolation in ("repeatable_read", "serializable"):
-        for statement, *arguments in (acquire, release):
+        for statement, arguments in (acquire, release):
             async with postgresql_server.connected() as connection:
                 with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):
                     async with connection.transaction(isolation=isolation):

@@ -65,7 +65,7 @@ LACKS = {
     "what is there": (
         """
         CREATE SCHEMA fencing; GRANT ALL ON SCHEMA fencing TO app;
-        CREATE FUNCTION fencing.fencing_check_v1() RETURNS void LANGUAGE sql AS 'SELECT'
+        CREATE FUNCTION fencing.fencing_check() RETURNS void LANGUAGE sql AS 'SELECT'
         """,
         "role 'app' does not own the tables or functions of schema 'fencing'",
     ),

@@ -144,22 +144,22 @@ POSTGRESQL = (
     Planted(
         "permits off by one",
         _SQL,
-        "AND (v_reader OR count(*) < p_permits) AS room",
-        "AND (v_reader OR count(*) <= p_permits) AS room",
+        "AND (p_mode = 'reader' OR count(*) < p_permits) AS room",
+        "AND (p_mode = 'reader' OR count(*) <= p_permits) AS room",
         _PERMITS,
     ),
     Planted(
         "a reader overtakes a writer",
         _SQL,
-        "AND NOT (v_reader AND w.mode IS NOT DISTINCT FROM 'reader')\n         ORDER BY",
-        "AND NOT v_reader\n         ORDER BY",
+        "AND NOT (p_mode = 'reader' AND w.mode = 'reader')",
+        "AND p_mode <> 'reader'",
         _READERS,
     ),
     Planted(
         "a silent waiter keeps its place",
         _SQL,
-        "IF seconds_left > 0 AND seconds_left <= 6 THEN RETURN; END IF;",
-        "RETURN;",
+        "SELECT p_seen > p_now - interval '3 seconds' AND p_seen <= p_now + interval '3 seconds'",
+        "SELECT true",
         {"a": ("lock", "writer")},
     ),
     Planted(
@@ -186,8 +186,8 @@ POSTGRESQL = (
     Planted(
         "a token that does not grow",
         _SQL,
-        "greatest(l.token OPERATOR(pg_catalog.+) 1,",
-        "greatest(l.token,",
+        "greatest(p_last OPERATOR(pg_catalog.+) 1,",
+        "greatest(p_last,",
         _LOCKS,
     ),
 )

@@ -1,7 +1,6 @@
 """What a listing of many locks asks of the server, and what it keeps of the answers: counted, not timed."""
 
 import gc
-import json
 
 from postgresql_stage import sessions
 from stays import eventually, opened
@@ -13,8 +12,8 @@ pytest_plugins = ["postgresql_fixtures"]
 
 LOCKS = 5 * PAGE
 SEEDED = """
-    INSERT INTO fencing.fencing_lock (name, owner, token, expires_at)
-    SELECT 'job/' || lpad(n::text, 6, '0'), 'h' || n || ':secret', n, clock_timestamp() + interval '1 hour'
+    INSERT INTO fencing.fencing_lock (name, owner, token, mode, expires_at)
+    SELECT 'job/' || lpad(n::text, 6, '0'), 'h' || n || ':secret', n, 'lock', clock_timestamp() + interval '1 hour'
       FROM generate_series(1, $1) n
 """
 CALLS = "SELECT funcname, calls FROM pg_stat_user_functions WHERE schemaname = 'fencing'"
@@ -46,16 +45,5 @@ async def test_many_locks_are_listed_in_pages_one_of_which_is_in_memory(postgres
     await eventually(told, what="the sessions have ended")
     calls = {record["funcname"]: record["calls"] for record in await server.fetch(CALLS)}
     pages = LOCKS // PAGE + 1  # the last is empty
-    assert calls["fencing_list_v1"] == calls["fencing_held_v2"] == pages
-    assert calls["fencing_check_v1"] == 2 * pages
-
-
-async def test_functions_that_earlier_versions_ask_tell_what_the_present_ones_do(postgresql_server):
-    server = postgresql_server
-    async with opened(server.url) as (locks, _):
-        async with locks.lock("a"), locks.semaphore("b", permits=3):
-            for name, holders in (("a", 1), ("b", 1), ("free", 0)):
-                held = json.loads(await server.value("SELECT fencing.fencing_held_v1($1)", name))
-                told = await server.value("SELECT fencing.fencing_holders_v1($1)", name)
-                assert held["name"] == name
-                assert len(held["holders"] or ()) == len(json.loads(told or "[]")) == holders
+    assert calls["fencing_list"] == calls["fencing_held"] == pages
+    assert calls["fencing_check"] == 2 * pages + 1  # and once for the lock, whose name had no row

@@ -63,12 +63,6 @@ async def test_a_connection_that_ends_as_it_begins_to_listen_is_followed_by_anot
             await told(stay)
 
 
-async def test_a_client_of_the_version_before_is_heard(postgresql_server):
-    async with holding(postgresql_server.url, "a") as (_, (stay,)):
-        assert await postgresql_server.value("SELECT fencing.fencing_revoke_v1('a', $1, 'hangs')", stay.token)
-        await told(stay)
-
-
 @pytest.mark.parametrize("options", [{}, {"pooled": True}], ids=["as it comes", "pooled"])
 async def test_behind_a_pooling_proxy_the_next_renewal_tells_and_no_session_is_left_listening(
     options, pgbouncer, postgresql_server
@@ -92,10 +86,10 @@ async def test_a_client_that_was_told_of_a_pooling_proxy_does_not_listen(postgre
         await stay.end()
 
 
-async def test_a_schema_of_the_version_before_is_completed_and_keeps_its_locks(postgresql_server: PostgresqlServer):
+async def test_a_schema_that_lacks_functions_is_completed_and_keeps_its_locks(postgresql_server: PostgresqlServer):
     server = postgresql_server
     async with holding(server.url, "a") as (_, (stay,)):
-        for function in ("fencing_revoke_v1", "fencing_revoke_v2", "fencing_readers_acquire_v1"):
+        for function in ("fencing_revoke", "fencing_readers"):
             await server.execute(f"DROP FUNCTION fencing.{function}")
         with pytest.raises(BackendRefusedError, match="fencing init"):
             async with connect(server.url, create=False):

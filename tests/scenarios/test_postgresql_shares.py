@@ -119,7 +119,7 @@ async def test_readers_wait_for_a_writer_that_came_between_their_look_and_their_
     async with AsyncExitStack() as places:
         await join(places, backend, claims)
         await rival.release(before)
-        signature = "fencing_readers_acquire_v1(text, text[], text[], text[], boolean)"
+        signature = "fencing_readers(text, text[], text[], text[], boolean)"
         await postgresql_server.execute(f"ALTER FUNCTION fencing.{signature} SET lock_timeout = '30s'")
         taken = "UPDATE fencing.fencing_lock SET owner = 'other', expires_at = clock_timestamp() + interval '1 minute'"
         async with postgresql_server.connected() as session, postgresql_server.connected() as observer:

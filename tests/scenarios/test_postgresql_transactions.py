@@ -191,9 +191,9 @@ async def test_a_snapshot_from_before_the_row_was_locked_is_refused(isolation, p
     async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
         async with staying(locks.lock("a", ttl=60)) as stay, server.connected() as session:
             for call in (
-                "fencing_release_v3('a', $1)",
-                "fencing_join_v2('a', $1, 'c', 'w', NULL, NULL, NULL)",
-                "fencing_share_leave_v1('a', $1)",
+                "fencing_give_back('a', $1)",
+                "fencing_join('a', $1, 'c', 'w', NULL, 'lock', NULL)",
+                "fencing_leave('a', $1)",
             ):
                 async with session.transaction(isolation=isolation):
                     with pytest.raises(asyncpg.PostgresError) as refused:

@@ -93,9 +93,9 @@ def no_polling(monkeypatch):
     monkeypatch.setattr("fencing_sdk.backends.postgresql.connection.listener.ECHO_PATIENCE", PATIENCE)
     monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
     text = schema._TEXT
-    for found, longer in (("v_now) + 3;", "v_now) + 240;"), ("seconds_left <= 6", "seconds_left <= 480")):
+    for found in ("v_now) + 3 FROM", "p_now - interval '3 seconds'", "p_now + interval '3 seconds'"):
         assert text.count(found) == 1
-        text = text.replace(found, longer)
+        text = text.replace(found, found.replace("3", "240"))
     monkeypatch.setattr(schema, "_TEXT", text)
 
 
@@ -195,8 +195,8 @@ async def test_a_head_that_is_dead_is_passed_over_and_its_place_is_removed(postg
             pass
         for moment in ("now() - interval '1 hour'", "now() + interval '1 hour'", "now()"):
             await server.execute(
-                "INSERT INTO fencing.fencing_waiter (name, number, owner, seen, channel, word) "
-                f"OVERRIDING SYSTEM VALUE VALUES ('a', 1, 'dead', {moment}, 'nowhere', 'x')"
+                "INSERT INTO fencing.fencing_waiter (name, number, owner, seen, channel, word, mode) "
+                f"VALUES ('a', 1, 'dead', {moment}, 'nowhere', 'x', 'lock')"
             )
             async with locks.lock("a", wait=PATIENCE):
                 pass

@@ -34,7 +34,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.findings import Finding
 from fencing_sdk._values.postgresql_url import LIBPQ_OPTIONS
 from fencing_sdk._values.uncopied import Uncopied
@@ -54,16 +54,14 @@ from fencing_sdk.backends.postgresql.requests import (
     ROW_PATIENCE_MS,
     Arguments,
     PostgresqlRequests,
-    mode_arguments,
     read_outcome,
     read_release,
     read_renewals,
-    read_share,
     storable_names,
 )
 from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA, schema_sql
 from fencing_sdk.backends.postgresql.sweep import Sweep
-from fencing_sdk.backends.postgresql.waiters import PostgresqlWaiter, PostgresqlWaiters
+from fencing_sdk.backends.postgresql.waiters import PostgresqlWaiters
 from fencing_sdk.backends.postgresql.waiting_readers import WaitingReaders
 
 __all__ = ["PostgresqlBackend", "from_url", "schema_sql"]
@@ -142,9 +140,7 @@ class PostgresqlBackend(Uncopied):
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
-        if claim.mode.shared:
-            return await self._acquire_share(claim)
-        return await self._acquire(claim, lambda arguments: self._connection.ask(self._requests.acquire, arguments))
+        return await self._acquire(claim, self._connection.ask)
 
     def keeps(self, guard: Guard) -> bool:
         """See `fencing_sdk.abc.SupportsFence.keeps`."""
@@ -153,34 +149,21 @@ class PostgresqlBackend(Uncopied):
 
     async def acquire_fenced(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> Grant | Held:
         """See `fencing_sdk.abc.SupportsFence.acquire_fenced`. Another connection waits for locked fences."""
-        fenced = FencedAcquire(self._requests.acquire, claim, fences)
-        return await self._acquire(claim, lambda arguments: self._fenced_connection.run(fenced.request(arguments)))
+        fenced = FencedAcquire(claim, fences)
+        return await self._acquire(claim, lambda *asked: self._fenced_connection.run(fenced.request(*asked)))
 
-    async def _acquire(self, claim: Claim, ask: Callable[[Arguments], Awaitable[DriverRow | None]]) -> Grant | Held:
+    async def _acquire(
+        self, claim: Claim, ask: Callable[[str, Arguments], Awaitable[DriverRow | None]]
+    ) -> Grant | Held:
         waiter = self._waiters.find(claim)
         channel, ticket = (None, None) if waiter is None else (waiter.channel, waiter.ticket)
-        arguments = self._requests.acquire_arguments(claim, channel, ticket)
+        asked = self._requests.acquisition(claim, channel, ticket)
         with translating("acquire"):
-            row = await ask(arguments)
-            outcome = read_outcome(row, None if waiter is None else self._waiters.poll)
-        return self._answered(claim, waiter, outcome)
-
-    async def _acquire_share(self, claim: Claim) -> Grant | Held:
-        waiter = self._waiters.find(claim)
-        channel, ticket = (None, None) if waiter is None else (waiter.channel, waiter.ticket)
-        arguments = (*self._requests.acquire_arguments(claim, channel, ticket), *mode_arguments(claim.mode)[1:])
-        with translating("acquire"):
-            if (
-                waiter is not None
-                and claim.mode == READER
-                and (tried := await self._readers.acquire(claim)) is not None
-            ):
-                return self._answered(claim, waiter, tried)
-            row = await self._connection.ask(self._requests.acquire_share, arguments)
-            outcome = read_share(row, None if waiter is None else self._waiters.poll)
-        return self._answered(claim, waiter, outcome)
-
-    def _answered(self, claim: Claim, waiter: PostgresqlWaiter | None, outcome: Grant | Held) -> Grant | Held:
+            outcome = None
+            if waiter is not None and claim.mode == READER:
+                outcome = await self._readers.acquire(claim)
+            if outcome is None:
+                outcome = read_outcome(await ask(*asked), None if waiter is None else self._waiters.poll)
         self._sweep.start_if_due()
         granted = isinstance(outcome, Grant)
         if waiter is not None:
@@ -198,9 +181,7 @@ class PostgresqlBackend(Uncopied):
         """
         outcomes: list[Renewal | Revoked] = [Renewal.REFUSED] * len(claims)
         asked = storable_names(claims)
-        alone = [index for index in asked if not claims[index].mode.shared]
-        shared = [index for index in asked if claims[index].mode.shared]
-        batches = [part[start : start + _BATCH] for part in (alone, shared) for start in range(0, len(part), _BATCH)]
+        batches = [asked[start : start + _BATCH] for start in range(0, len(asked), _BATCH)]
         failures: list[Exception] = []
         for batch in batches:
             try:
@@ -229,16 +210,15 @@ class PostgresqlBackend(Uncopied):
 
     async def _ask_to_renew(self, claims: Sequence[Claim], *, patience_ms: int) -> list[Renewal]:
         arguments = self._requests.renew_arguments(claims, patience_ms)
-        statement = self._requests.renew_shares if claims[0].mode.shared else self._requests.renew
-        return read_renewals(await self._connection.ask(statement, arguments, urgent=True), len(claims))
+        return read_renewals(await self._connection.ask(self._requests.renew, arguments, urgent=True), claims)
 
     async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
         self._losses.ended(claim)
         with translating("release"):
-            arguments = (claim.name, claim.owner)
-            statement = self._requests.release if claim.mode == LOCK else self._requests.release_share
-            refusal = read_release(await self._connection.ask(statement, arguments, urgent=True, must_run=True))
+            statement = self._requests.give_back if claim.mode.shared else self._requests.release
+            row = await self._connection.ask(statement, (claim.name, claim.owner), urgent=True, must_run=True)
+            refusal = read_release(row, claim)
         return None if refusal is None else (await with_reasons([claim], [refusal], self._operators.reasons))[0]
 
     async def inspect(self, name: str) -> Holder | None:

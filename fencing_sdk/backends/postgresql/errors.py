@@ -86,7 +86,7 @@ CODES: dict[str, Verdict] = {
         BackendRefusedError,
         "the server does not know a statement of the schema; it must be PostgreSQL 12 or newer",
     ),
-    "FS001": (BackendRefusedError, "the next token would not fit into 53 bits; is the server's clock right?"),
+    "23514": (BackendRefusedError, "the next token would not fit into 53 bits; is the server's clock right?"),
 }
 
 CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (

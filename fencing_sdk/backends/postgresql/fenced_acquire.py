@@ -33,24 +33,23 @@ class FencedAcquire:
     One try to acquire a lock and raise fences.
 
     Args:
-        statement: The statement that acquires.
-
         claim: What it acquires.
 
         fences: Each guard, and the resource whose fence it raises.
     """
 
-    def __init__(self, statement: str, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> None:
-        self._statement = statement
+    def __init__(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> None:
         self._claim = claim
         self._fences = [(cast("TransactionalGuard", guard), resource) for guard, resource in fences]
 
-    def request(self, arguments: Arguments) -> RequestBody:
-        """Return the request, for the *arguments* of the statement."""
-        return lambda session: session.transact(partial(self._acquire_and_raise, arguments))
+    def request(self, statement: str, arguments: Arguments) -> RequestBody:
+        """Return the request: a *statement* that acquires, with its *arguments*, and the fences."""
+        return lambda session: session.transact(partial(self._acquire_and_raise, statement, arguments))
 
-    async def _acquire_and_raise(self, arguments: Arguments, connection: DriverConnection) -> DriverRow | None:
-        row = await connection.fetchrow(self._statement, *arguments)
+    async def _acquire_and_raise(
+        self, statement: str, arguments: Arguments, connection: DriverConnection
+    ) -> DriverRow | None:
+        row = await connection.fetchrow(statement, *arguments)
         if row is not None and row[0] is not None:
             token = Token(row[0], self._claim.holder)
             for guard, resource in self._fences:

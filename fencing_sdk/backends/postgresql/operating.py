@@ -128,7 +128,7 @@ def _waiting_for(found: dict[str, Any]) -> float | None:
 
 
 def _mode(found: dict[str, Any]) -> Mode:
-    return Permit(of=int(found["permits"])) if found["mode"] == "permit" else _MODES[found["mode"] or "lock"]
+    return Permit(of=int(found["permits"])) if found["mode"] == "permit" else _MODES[found["mode"]]
 
 
 def _json(text: object) -> Any:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 
 from fencing_sdk._values.claim import (
-    LOCK,
     TOKEN_LIMIT,
     Claim,
     Grant,
@@ -28,6 +27,7 @@ ROW_PATIENCE_MS = 100
 """Milliseconds that a renewal waits for rows that another transaction keeps locked."""
 
 _RENEWALS = {"1": Renewal.RENEWED, "0": Renewal.REFUSED, "x": Renewal.TAKEN_OVER}
+_SHARED = "s"
 _MOST_MICROS = 2**53
 _NO_PLACE = -1
 
@@ -40,39 +40,37 @@ class PostgresqlRequests:
     def __init__(self, schema: str, *, hybrid: bool) -> None:
         functions = quoted(schema)
         self._hybrid = hybrid
-        self.acquire = f"SELECT * FROM {functions}.fencing_acquire_v4($1, $2, $3, $4, $5, $6, $7, $8)"  # noqa: S608
-        self.renew = f"SELECT {functions}.fencing_renew_v1($1, $2, $3, $4)"
-        self.release = f"SELECT {functions}.fencing_release_v4($1, $2)"
-        self.join = f"SELECT {functions}.fencing_join_v2($1, $2, $3, $4, $5, $6, $7)"
-        self.sweep = f"SELECT {functions}.fencing_sweep_v2($1)"
+        self.acquire = f"SELECT * FROM {functions}.fencing_acquire($1, $2, $3, $4, $5, $6)"  # noqa: S608
+        self.decide = f"SELECT * FROM {functions}.fencing_decide($1, $2, $3, $4, $5, $6, $7, $8, $9)"  # noqa: S608
+        self.acquire_readers = f"SELECT * FROM {functions}.fencing_readers($1, $2, $3, $4, $5)"  # noqa: S608
+        self.renew = f"SELECT {functions}.fencing_renew($1, $2, $3, $4)"
+        self.release = f"SELECT {functions}.fencing_release($1, $2)"
+        self.give_back = f"SELECT {functions}.fencing_give_back($1, $2)"
+        self.join = f"SELECT {functions}.fencing_join($1, $2, $3, $4, $5, $6, $7)"
+        self.leave = f"SELECT {functions}.fencing_leave($1, $2)"
         self.notify = "SELECT pg_catalog.pg_notify($1, $2)"
+        self.sweep = f"SELECT {functions}.fencing_sweep($1)"
 
-        share = f"{functions}.fencing_share"
-        self.acquire_share = f"SELECT * FROM {share}_acquire_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"  # noqa: S608
-        self.acquire_readers = f"SELECT * FROM {functions}.fencing_readers_acquire_v1($1, $2, $3, $4, $5)"  # noqa: S608
-        self.renew_shares = f"SELECT {share}_renew_v1($1, $2, $3, $4)"
-        self.release_share = f"SELECT {share}_release_v2($1, $2)"
-        self.leave = f"SELECT {share}_leave_v1($1, $2)"
-        self.held = f"SELECT {functions}.fencing_held_v2($1)"
+        self.held = f"SELECT {functions}.fencing_held($1)"
+        self.list = f"SELECT * FROM {functions}.fencing_list($1, $2, $3)"  # noqa: S608
+        self.line = f"SELECT {functions}.fencing_line($1)"
+        self.revoke = f"SELECT {functions}.fencing_revoke($1, $2, $3)"
+        self.reasons = f"SELECT {functions}.fencing_reasons($1, $2)"
 
-        self.list = f"SELECT * FROM {functions}.fencing_list_v1($1, $2, $3)"  # noqa: S608
-        self.line = f"SELECT {functions}.fencing_line_v1($1)"
-        self.revoke = f"SELECT {functions}.fencing_revoke_v2($1, $2, $3)"
-        self.reasons = f"SELECT {functions}.fencing_reasons_v1($1, $2)"
-
-    def acquire_arguments(self, claim: Claim, channel: str | None, ticket: str | None) -> Arguments:
+    def acquisition(self, claim: Claim, channel: str | None, ticket: str | None) -> tuple[str, Arguments]:
         """
-        Return the arguments of `acquire`. A waiter in the lock's line gives its *channel* and *ticket*.
-
-        `acquire_share` takes the number of permits behind them.
+        Return the statement that acquires, and its arguments. A waiter in a line gives its *channel* and *ticket*.
 
         Raises:
             BackendRefusedError: a text or number of the claim cannot be stored.
         """
         if not (storable(claim.name) and (claim.metadata is None or storable(claim.metadata))):
             raise BackendRefusedError(BACKEND, "acquire", "a name or metadata has a NUL or a lone surrogate; escape it")
-        mode = mode_arguments(claim.mode)[0]
-        return (claim.name, claim.owner, _micros(claim), claim.metadata, self._hybrid, channel, ticket, mode)
+        mode, permits = mode_arguments(claim.mode)
+        asked = (claim.name, claim.owner, _micros(claim), claim.metadata, self._hybrid, mode)
+        if channel is None and not claim.mode.shared:
+            return self.acquire, asked
+        return self.decide, (*asked, permits, channel, ticket)
 
     def readers_arguments(self, name: str, claims: Sequence[Claim]) -> Arguments:
         """Return the arguments of `acquire_readers`, for claims of which each has a place in the line."""
@@ -95,8 +93,8 @@ class PostgresqlRequests:
 
 
 def mode_arguments(mode: Mode) -> Arguments:
-    """Return a mode as the tables have it, where a lock has no word, and the number of permits."""
-    return (None if mode == LOCK else mode.word, mode.of if isinstance(mode, Permit) else None)
+    """Return a mode as the tables have it, and the number of permits."""
+    return (mode.word, mode.of if isinstance(mode, Permit) else None)
 
 
 def storable_names(claims: Sequence[Claim]) -> list[int]:
@@ -122,48 +120,19 @@ def _micros(claim: Claim) -> int:
     return math.ceil(claim.ttl * 1e6)
 
 
-def read_release(row: DriverRow | None) -> Renewal | None:
-    """
-    Read the answer to `PostgresqlRequests.release`: None if it has ended the owner's grant.
-
-    Raises:
-        UnreadableRowError: the row is no such answer.
-    """
-    (answer,) = columns(row, 1)
-    outcome = _RENEWALS.get(answer) if isinstance(answer, str) else None
-    if outcome is None:
-        msg = "not an answer to a release"
-        raise UnreadableRowError(msg)
-    return None if outcome is Renewal.RENEWED else outcome
-
-
 def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Held:
     """
-    Read the answer to `PostgresqlRequests.acquire`. A waiter tries again after *poll* seconds at the latest.
+    Read the answer to `PostgresqlRequests.acquisition`. A waiter tries again after *poll* seconds at the latest.
 
     Raises:
         UnreadableRowError: the row is no such answer, so whether the lock was granted is unknown.
     """
-    token, seconds_left = columns(row, 2)
-    if token is not None:
-        return Grant(token_in(token))
-    retry_after = seconds_in(seconds_left)
-    return Held(retry_after if poll is None else min(retry_after, poll))
-
-
-def read_share(row: DriverRow | None, poll: float | None) -> Grant | Held:
-    """
-    Read the answer to `PostgresqlRequests.acquire_share`, as `read_outcome`.
-
-    Raises:
-        UnreadableRowError: the row is no such answer.
-    """
     token, seconds_left, permit = columns(row, 3)
-    outcome = read_outcome((token, seconds_left), poll)
-    if isinstance(outcome, Held) or permit is None:
-        return outcome
-    if isinstance(permit, int) and not isinstance(permit, bool) and permit >= 0:
-        return Grant(outcome.token, permit=permit)
+    if token is None:
+        retry_after = seconds_in(seconds_left)
+        return Held(retry_after if poll is None else min(retry_after, poll))
+    if permit is None or (isinstance(permit, int) and not isinstance(permit, bool) and permit >= 0):
+        return Grant(token_in(token), permit=permit)
     msg = "not the number of a permit"
     raise UnreadableRowError(msg)
 
@@ -179,10 +148,10 @@ def read_readers(row: DriverRow | None, count: int, poll: float) -> list[Grant |
     if not isinstance(tokens, list) or len(tokens) != count:
         msg = f"not {count} tokens"
         raise UnreadableRowError(msg)
-    return [None if token == _NO_PLACE else read_outcome((token, seconds_left), poll) for token in tokens]
+    return [None if token == _NO_PLACE else read_outcome((token, seconds_left, None), poll) for token in tokens]
 
 
-def read_renewals(row: DriverRow | None, count: int) -> list[Renewal]:
+def read_renewals(row: DriverRow | None, claims: Sequence[Claim]) -> list[Renewal]:
     """
     Read the answer to `PostgresqlRequests.renew`: one character for each claim.
 
@@ -190,10 +159,31 @@ def read_renewals(row: DriverRow | None, count: int) -> list[Renewal]:
         UnreadableRowError: the row is no such answer.
     """
     characters = columns(row, 1)[0] or ""
-    if isinstance(characters, str) and len(characters) == count:
-        return [_RENEWALS.get(character, Renewal.UNKNOWN) for character in characters]
-    msg = f"not {count} characters"
+    if isinstance(characters, str) and len(characters) == len(claims):
+        return [_renewal(*pair) for pair in zip(characters, claims, strict=True)]
+    msg = f"not {len(claims)} characters"
     raise UnreadableRowError(msg)
+
+
+def read_release(row: DriverRow | None, claim: Claim) -> Renewal | None:
+    """
+    Read the answer to `PostgresqlRequests.release`: None if it has ended the owner's grant.
+
+    Raises:
+        UnreadableRowError: the row is no such answer.
+    """
+    (outcome,) = read_renewals(row, [claim])
+    if outcome is Renewal.UNKNOWN:
+        msg = "not an answer to a release"
+        raise UnreadableRowError(msg)
+    return None if outcome is Renewal.RENEWED else outcome
+
+
+def _renewal(character: str, claim: Claim) -> Renewal:
+    """Read one character. Others share the name: that does not take a share over."""
+    if character == _SHARED:
+        return Renewal.REFUSED if claim.mode.shared else Renewal.TAKEN_OVER
+    return _RENEWALS.get(character, Renewal.UNKNOWN)
 
 
 def columns(row: DriverRow | None, count: int) -> Sequence[object]:
