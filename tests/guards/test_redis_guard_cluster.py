@@ -230,6 +230,7 @@ async def test_a_write_whose_answer_is_lost_happened_once(redis_cluster, driver)
         assert await guard.highest("a") == 35
 
 
+@pytest.mark.filterwarnings("ignore:'asyncio.iscoroutinefunction':DeprecationWarning")  # redis-py on Python 3.14
 async def test_a_fence_is_never_read_from_a_replica(redis_binary):
     """It may lag. A client can be set to send a GET there."""
     with Cluster(masters=1, replicas=1, binary=redis_binary) as cluster:

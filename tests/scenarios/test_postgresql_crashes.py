@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from patience import until
+from postgresql_server import FORGETFUL
 from postgresql_stage import ENDS, line, nothing_left, sessions, terminate, waiting
 from stays import LONG, PATIENCE, SHORT, Stay, eventually, opened, renewed_or_over, staying
 
@@ -13,9 +14,6 @@ from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.postgresql import from_url
 
 pytest_plugins = ["postgresql_fixtures"]
-
-FORGETFUL = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": 0}
-"""An operator who prefers speed: a crash loses ten seconds of commits, unless a transaction says otherwise."""
 
 
 def crash(server, how: str) -> None:

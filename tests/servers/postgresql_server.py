@@ -36,6 +36,14 @@ QUICK: dict[str, Setting] = {
     "log_line_prefix": "%m %p %a ",
 }
 
+FORGETFUL: dict[str, Setting] = {
+    "synchronous_commit": False,
+    "wal_writer_delay": "10s",
+    "wal_writer_flush_after": "1GB",  # 0 wakes the writer at each commit, from PostgreSQL 17 on
+    "bgwriter_lru_maxpages": 0,
+}
+"""An operator who prefers speed: a crash loses ten seconds of commits, unless a transaction says otherwise."""
+
 BENCH_NAME = "bench"
 """What the sessions of the bench are called: the process of one that was closed may take its time to end."""
 

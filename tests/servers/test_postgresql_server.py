@@ -13,6 +13,7 @@ import pytest
 from local_ports import free_port
 from patience import until
 from postgresql_programs import state
+from postgresql_server import FORGETFUL
 
 pytest_plugins = ["postgresql_fixtures"]
 
@@ -81,11 +82,11 @@ async def test_a_restart_keeps_the_port_and_what_was_committed(start_postgresql)
 
 async def test_kill_loses_what_was_not_flushed(start_postgresql):
     """Or tests of durability would prove nothing."""
-    server = start_postgresql(wal_writer_delay="10s", wal_writer_flush_after=0, bgwriter_lru_maxpages=0)
-    server.ask("CREATE TABLE kept AS SELECT 1 AS n")
+    server = start_postgresql(**FORGETFUL)
+    await server.execute("SET synchronous_commit = on; CREATE TABLE kept AS SELECT 1 AS n")
     asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'WalWriterMain'"
     await until(lambda: server.ask(asleep) == [(1,)], what="the first round of the writer is over")
-    await server.execute("SET synchronous_commit = off; UPDATE kept SET n = 2")
+    await server.execute("UPDATE kept SET n = 2")
     assert server.ask("SELECT n FROM kept") == [(2,)]
     server.kill()
     server.start()
