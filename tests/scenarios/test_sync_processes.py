@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from child_processes import WARNINGS
 
 from fencing_sdk.sync import connect
 
@@ -22,7 +23,7 @@ def run(tmp_path, text, *, code=0):
     """Run a script as a user would, with warnings as errors; what it said."""
     script = tmp_path / "script.py"
     script.write_text(text)
-    command = [sys.executable, "-W", "error", str(script)]
+    command = [sys.executable, *WARNINGS, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (code, ""), done.stderr
     return done.stdout.splitlines()
@@ -353,7 +354,7 @@ with connect({url!r}).lock("a", ttl=300):
     time.sleep({LIMIT})
 """
     )
-    process = subprocess.Popen([sys.executable, "-W", "error", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, *WARNINGS, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=LIMIT) == (b"", b"")
@@ -382,7 +383,7 @@ print("ended", flush=True)
 """
     )
     pipe = subprocess.PIPE
-    process = subprocess.Popen([sys.executable, "-W", "error", script], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    process = subprocess.Popen([sys.executable, *WARNINGS, script], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     assert process.stdout.readline() == "held\n"
     with connect(url) as locks:
         process.send_signal(signal.SIGTERM)

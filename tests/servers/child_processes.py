@@ -13,6 +13,9 @@ from pathlib import Path
 
 STOP_PATIENCE = 10.0
 
+WARNINGS = ("-W", "error", "-W", "ignore:This process (pid=:DeprecationWarning")
+"""Options of a Python that forks beside threads, as tests of forks want it to: from 3.15 on the warning is an error."""
+
 _running: set[subprocess.Popen[bytes]] = set()
 _owner = os.getpid()
 _spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")

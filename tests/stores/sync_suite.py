@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 
 import pytest
 from campaigns import amount
+from child_processes import WARNINGS
 from event_log import CLOCK
 from patience import wait_until
 from refused_urls import refuse_every_url
@@ -281,7 +282,7 @@ class SyncProcessesSuite:
         workers: list[subprocess.Popen[str]] = []
 
         def start(kind: str, *arguments: object) -> subprocess.Popen[str]:
-            command = [sys.executable, "-W", "error", str(WORKER), bench.url, kind, *map(str, arguments)]
+            command = [sys.executable, *WARNINGS, str(WORKER), bench.url, kind, *map(str, arguments)]
             pipe = subprocess.PIPE
             workers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, process_group=0))
             return workers[-1]
