@@ -22,6 +22,7 @@ import campaigns
 import hypothesis
 import kazoo.protocol.connection
 import pytest
+import recorded_run
 from blockbuster import blockbuster_ctx
 from rewritten_once import rewrite_assertions
 
@@ -149,10 +150,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)  # below the slowest tests: the last lines are read
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say once why tests were skipped, with what to install for them, and not once for every line of a test."""
+    """
+    Say once why tests were skipped, with what to install for them, and not once for every line of a test.
+
+    The run is recorded, too, if the environment names a file for it.
+    """
     reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
     for reason, tests in reasons.most_common():
         terminalreporter.write_line(f"{tests} skipped: {reason.removeprefix('Skipped: ')}")
+    recorded_run.record(terminalreporter)
 
 
 MEMORY, A_PROCESS = 2000, 380

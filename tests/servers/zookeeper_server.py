@@ -36,6 +36,7 @@ _NEEDED = (
     *(f"netty-{part}" for part in ("buffer", "codec", "common", "handler", "resolver", "transport")),
     *(f"netty-transport-native-{part}" for part in ("epoll", "unix-common")),
 )
+CLASSES = ":".join(str(JARS / f"{name}.jar") for name in _NEEDED)
 _JVM = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
@@ -127,9 +128,8 @@ class ZooKeeperServer:
         (self.folder / "conf").write_text("".join(f"{line}\n" for line in self._lines()))
         (self.folder / "data").mkdir(exist_ok=True)
         (self.folder / "data" / "myid").write_text(f"{self.member}\n")
-        classes = ":".join(str(JARS / f"{name}.jar") for name in _NEEDED)
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        command = [*self.prefix, "java", *_JVM, *self.jvm, "-cp", classes, main, str(self.folder / "conf")]
+        command = [*self.prefix, "java", *_JVM, *self.jvm, "-cp", CLASSES, main, str(self.folder / "conf")]
         self._process = spawn(command, folder=self.folder, log=self.folder / "log")
 
     def await_ready(self) -> Self:
