@@ -1,7 +1,9 @@
 """`fencing run --permits`, `--shared` and `--exclusive`: who runs beside whom, and what each of them is told."""
 
 import asyncio
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -65,7 +67,7 @@ async def test_those_who_share_a_lock_are_one_holder_to_a_guard_and_no_one_else_
             await asyncio.sleep(0.01)
         assert await asyncio.to_thread(refused, fencing, "--shared"), "it passed one who waits"
         for name in ("first", "second"):
-            await asyncio.to_thread(subprocess.run, ["kill", str(fencing.pid(f"{name}.pid"))], check=True)
+            os.kill(await asyncio.to_thread(fencing.pid, f"{name}.pid"), signal.SIGTERM)
         assert (await waiting).returncode == 0
 
 
