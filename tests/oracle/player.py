@@ -186,6 +186,7 @@ class Player:
             except BackendError:
                 if not statement:
                     raise
+                await self._connect(client)  # or the next call to be cut off would be the opening
                 answer = await self._grant_of(claim)
         if answer is None:
             return
@@ -227,6 +228,7 @@ class Player:
             except BackendError:
                 if not statement:
                     raise
+                await self._connect(client)  # or the next call to be cut off would be the opening
                 if not held or await self._grant_of(member.claim) is not None:
                     return
                 outcome = None
