@@ -17,8 +17,7 @@ HELD_BY = {
         "scenarios/test_sqlite_losses.py::test_a_file_of_the_version_before_is_completed",
     ],
     "| PostgreSQL |": [
-        "scenarios/test_postgresql_losses.py::test_a_schema_of_the_version_before_is_completed_and_keeps_its_locks",
-        "scenarios/test_postgresql_losses.py::test_a_client_of_the_version_before_is_heard",
+        "scenarios/test_postgresql_losses.py::test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions",
     ],
     "| Redis, Sentinel, Cluster |": [
         "scenarios/test_redis_versions.py::test_the_lease_of_a_client_of_another_version",
@@ -37,10 +36,10 @@ HELD_BY = {
     "* `fencing init` may be run again": [
         "cli/test_init.py::test_the_tables_are_created_and_a_second_time_changes_nothing",
         "backends/test_postgresql_schema.py::test_many_clients_may_create_the_tables_at_once",
-        "scenarios/test_postgresql_losses.py::test_a_schema_of_the_version_before_is_completed_and_keeps_its_locks",
+        "scenarios/test_postgresql_losses.py::test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions",
     ],
     "* With `create=false`": [
-        "scenarios/test_postgresql_losses.py::test_a_schema_of_the_version_before_is_completed_and_keeps_its_locks",
+        "scenarios/test_postgresql_losses.py::test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions",
     ],
     '| SQLite, PostgreSQL, Redis with `tokens="hybrid"`': [
         f"{RESTORED}::test_hybrid_tokens_grow_when_a_backup_is_restored"

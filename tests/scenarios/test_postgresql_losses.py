@@ -86,14 +86,18 @@ async def test_a_client_that_was_told_of_a_pooling_proxy_does_not_listen(postgre
         await stay.end()
 
 
-async def test_a_schema_that_lacks_functions_is_completed_and_keeps_its_locks(postgresql_server: PostgresqlServer):
+async def test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions(
+    postgresql_server: PostgresqlServer,
+):
     server = postgresql_server
     async with holding(server.url, "a") as (_, (stay,)):
         for function in ("fencing_revoke", "fencing_readers"):
             await server.execute(f"DROP FUNCTION fencing.{function}")
+        await server.execute("CREATE FUNCTION fencing.fencing_older() RETURNS text LANGUAGE sql AS $$ SELECT 'x' $$")
         with pytest.raises(BackendRefusedError, match="fencing init"):
             async with connect(server.url, create=False):
                 pass
         async with connect(server.url) as operator:
             assert await operator.revoke("a", token=stay.token, reason="hangs")
+            assert await server.value("SELECT fencing.fencing_older()") == "x"
         await told(stay)
