@@ -1,10 +1,12 @@
 """Workers of gunicorn and uWSGI, forked before or after the client was opened, take turns and leave nothing behind."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ pytest_plugins = ["redis_fixtures"]
 APPS = Path(__file__).parent / "apps"
 LIMIT = 100.0
 """Seconds for what several processes do on a busy machine."""
+ENOUGH = 5_000
+"""Turns of which each of two workers has had one."""
 
 
 Program = Callable[..., list[str]]
@@ -52,7 +56,9 @@ class Server:
         environment = {"FENCING_URL": self.store, "TURNS": str(self.turns), "PRELOADED": "1" if preload else ""}
         command = program(f"{HOST}:{self.port}", preload=preload)
         with self._log.open("w") as log:
-            self.process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
+            )
 
     def ask(self, path: str) -> str:
         with requests.Session() as session:
@@ -84,7 +90,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
     yield start
     for server in servers:
-        server.process.kill()
+        with suppress(ProcessLookupError):  # its workers, too
+            os.killpg(server.process.pid, signal.SIGKILL)
         server.process.wait()
 
 
@@ -111,6 +118,7 @@ def check_turns_and_end(server: Server, *, preload: bool) -> None:
         answers: list[str] = []
         with ThreadPoolExecutor(8) as pool:
             while len(set(answers)) < 2:  # until both workers have had turns
+                assert len(answers) < ENOUGH, f"only one worker answers: {server.log()}"
                 answers += pool.map(server.ask, ["turn"] * 16)
         events = [line.split() for line in server.turns.read_text().splitlines()]
         tokens = [int(token) for what, token in events if what == "in"]
