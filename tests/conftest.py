@@ -171,7 +171,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     few = len(named) <= 3 and all(name.endswith(".py") for name in named)
     if few or "PYTEST_XDIST_WORKER" in os.environ:  # a test that runs pytest is one of several at a time itself
         return 0
-    return min((os.cpu_count() or 2) + 6, MEMORY // A_PROCESS)
+    wanted = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")  # xdist asks for it where nothing else decides
+    return int(wanted) if wanted else min((os.cpu_count() or 2) + 6, MEMORY // A_PROCESS)
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:

@@ -101,12 +101,17 @@ class Steps:
         self.taken = 0
 
     def run(self, function: Callable[..., object], *args: object) -> None:
+        """Call *function* in a generator, outside of which no error that struck an except block stays the handled one."""
+        list(self._traced(function, *args))
+
+    def _traced(self, function: Callable[..., object], *args: object) -> Iterator[None]:
         before = sys.gettrace()
         sys.settrace(self._step)
         try:
             function(*args)
         finally:
             sys.settrace(before)
+        yield
 
     def _step(self, frame: FrameType, event: str, _argument: object) -> Any:
         # Under another tracer lines are the steps: CPython 3.12 crashes if two want different events of one frame.
