@@ -101,7 +101,7 @@ class Steps:
         self.taken = 0
 
     def run(self, function: Callable[..., object], *args: object) -> None:
-        """Call *function* in a generator, outside of which no error that struck an except block stays the handled one."""
+        """Call *function*; in a generator, an error that struck an except block does not stay the handled one."""
         list(self._traced(function, *args))
 
     def _traced(self, function: Callable[..., object], *args: object) -> Iterator[None]:
