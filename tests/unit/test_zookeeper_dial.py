@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import ssl
 import time
 
 import pytest
@@ -44,6 +45,18 @@ def test_a_server_that_refuses_at_once_gives_the_next_one_no_more_time():
         with pytest.raises(ConnectionRefusedError):
             dial.create_connection(closed)
     assert dial._limit_of_try() == 0.05
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_address_at_which_nobody_listens_does_not_hide_what_another_one_does(silent, order):
+    """A name may have an IPv6 address that its server does not listen at."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()
+    dial = Dial(connect_timeout=0.05, first_timeout=0.05, servers=1, tls=ssl.create_default_context)
+    for place in order:
+        with pytest.raises(OSError, match=r"refused|timed out"):
+            dial.create_connection((silent, closed)[place], hostname="localhost")
+    assert isinstance(dial.last_error, TimeoutError)
 
 
 def test_the_limit_is_reached_and_never_passed(silent):

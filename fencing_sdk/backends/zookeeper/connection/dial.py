@@ -99,7 +99,8 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
             if self._tls is not None:
                 link = self._tls().wrap_socket(link, server_hostname=hostname)  # closes it when that fails
         except Exception as error:
-            self.last_error = error
+            if self.last_error is None or not isinstance(error, ConnectionRefusedError):
+                self.last_error = error  # that nobody listens at another address of the name says less
             if isinstance(error, TimeoutError):
                 self._hangs_now()
             raise
