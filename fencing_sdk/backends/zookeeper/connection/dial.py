@@ -99,14 +99,18 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
             if self._tls is not None:
                 link = self._tls().wrap_socket(link, server_hostname=hostname)  # closes it when that fails
         except Exception as error:
-            if self.last_error is None or not isinstance(error, ConnectionRefusedError):
-                self.last_error = error  # that nobody listens at another address of the name says less
+            self.failed(error)
             if isinstance(error, TimeoutError):
                 self._hangs_now()
             raise
         self._link = link
         self._refuse_late(link)
         return link
+
+    def failed(self, error: Exception) -> None:
+        """Note why a try failed. That nobody listens at another address of a name says less than any other error."""
+        if self.last_error is None or not isinstance(error, ConnectionRefusedError):
+            self.last_error = error
 
     def _limit_of_try(self) -> float:
         """Seconds for connecting, and for each step of the handshake. On a connection that serves: the whole limit."""

@@ -178,7 +178,7 @@ class KazooDriver:
         try:
             timeouts = self._connect(*address)
         except (ConnectionDropped, KazooTimeoutError, SessionExpiredError) as error:
-            self._dial.last_error = _reason(error)
+            self._dial.failed(_reason(error))
             raise
         except AuthFailedError as error:
             if not isinstance(error.__cause__, ConnectionDropped):
