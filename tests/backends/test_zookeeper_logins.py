@@ -32,7 +32,7 @@ async def refusal(backend: ZooKeeperBackend) -> BackendRefusedError:
     async with asyncio.timeout(LIMIT):
         while True:
             try:
-                await backend.acquire(Claim("a", 20.0))
+                await backend.acquire(Claim("a", 300.0))
             except BackendUnavailableError:
                 continue
             except BackendRefusedError as error:
@@ -73,7 +73,7 @@ async def test_client_and_server_check_the_certificates_of_each_other(version, c
     url = f"zk://localhost:{port}?tls=true"
     ours = f"&certfile={made.client_certificate}&keyfile={made.client_key}"
     backend = from_url(f"{url}&ca={made.authority}{ours}&connect_timeout=5")
-    assert isinstance(await backend.acquire(Claim("a", 20.0)), Grant)
+    assert isinstance(await backend.acquire(Claim("a", 300.0)), Grant)
     without, strangers, trusting_nobody = await asyncio.gather(
         refusal(from_url(f"{url}&ca={made.authority}")),
         refusal(
@@ -93,7 +93,7 @@ async def test_client_and_server_check_the_certificates_of_each_other(version, c
     await secret.aclose()
     with pytest.raises(ConfigurationError, match=f"ca must .*'{tmp_path}/none.pem' cannot be read"):
         from_url(f"{url}&ca={tmp_path}/none.pem")
-    assert await backend.renew([Claim("a", 20.0)]) == [Renewal.TAKEN_OVER]
+    assert await backend.renew([Claim("a", 300.0)]) == [Renewal.TAKEN_OVER]
     await plain.aclose()
     await asyncio.to_thread(server.kill)
     renewed = await asyncio.to_thread(make_certificates, tmp_path)  # of another authority, under the same names
@@ -139,7 +139,7 @@ def by_sasl(address: str, root: str, user: str = "app", password: str = "hunter2
 async def test_a_login_by_sasl_owns_its_nodes(sasl_address):
     root = fresh_root()
     ours, theirs = by_sasl(sasl_address, root), by_sasl(sasl_address, root, "other", "hunter3")
-    assert isinstance(await ours.acquire(Claim("a", 20.0)), Grant)
+    assert isinstance(await ours.acquire(Claim("a", 300.0)), Grant)
     with pytest.raises(BackendRefusedError, match="has no right to do this below the root"):
         await theirs.acquire(Claim("b", 20.0))
 
@@ -168,7 +168,7 @@ async def test_a_wrong_password_is_refused_where_sessions_need_no_login(start_zo
     refused = await refusal(by_sasl(server.address, fresh_root(), password="hunter1"))
     assert "the server refuses the login" in str(refused)
     backend = by_sasl(server.address, fresh_root())
-    assert isinstance(await backend.acquire(Claim("a", 20.0)), Grant)
+    assert isinstance(await backend.acquire(Claim("a", 300.0)), Grant)
     await backend.aclose()
 
 
