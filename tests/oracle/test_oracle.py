@@ -71,17 +71,17 @@ async def differs(player: Player, steps: list[str]) -> str:
 
 @pytest.mark.campaign
 def test_memory():
-    assert play_all(MemoryOracle(), seeds(5_000, short=250))
+    assert play_all(MemoryOracle(), seeds(3_000, short=250))
 
 
 @pytest.mark.campaign
 def test_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert play_all(SqliteOracle(tmp_path / "locks.db", monkeypatch), seeds(400, short=40))
+    assert play_all(SqliteOracle(tmp_path / "locks.db", monkeypatch), seeds(200, short=40))
 
 
 @pytest.mark.campaign
 def test_postgresql(postgresql_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch):
-    assert play_all(PostgresqlOracle(postgresql_server, monkeypatch), seeds(100, short=15))
+    assert play_all(PostgresqlOracle(postgresql_server, monkeypatch), seeds(60, short=15))
 
 
 class MakeRedis(Protocol):
@@ -110,22 +110,22 @@ def on_quorum(redis_quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.mark.campaign
 def test_redis(on_redis: MakeRedis):
-    assert play_all(on_redis(), seeds(150, short=25))
+    assert play_all(on_redis(), seeds(80, short=25))
 
 
 @pytest.mark.campaign
 def test_redis_quorum(on_quorum: MakeRedis):
-    assert play_all(on_quorum(), seeds(100, short=15))
+    assert play_all(on_quorum(), seeds(60, short=15))
 
 
 @pytest.mark.campaign
 def test_etcd(etcd_server: EtcdCluster):
-    assert play_all(NodesOracle(etcd_server.url), seeds(40, short=5))
+    assert play_all(NodesOracle(etcd_server.url), seeds(15, short=5))
 
 
 @pytest.mark.campaign
 def test_zookeeper(zookeeper_url: str):
-    assert play_all(NodesOracle(zookeeper_url), seeds(80, short=10))
+    assert play_all(NodesOracle(zookeeper_url), seeds(40, short=10))
 
 
 def catch(bench: Bench, planted: Planted, seeds: range) -> None:
