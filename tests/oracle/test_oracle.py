@@ -71,7 +71,7 @@ async def differs(player: Player, steps: list[str]) -> str:
 
 @pytest.mark.campaign
 def test_memory():
-    assert play_all(MemoryOracle(), seeds(3_000, short=250))
+    assert play_all(MemoryOracle(), seeds(800, short=250))
 
 
 @pytest.mark.campaign
