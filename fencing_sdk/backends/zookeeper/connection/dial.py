@@ -108,7 +108,7 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
         return link
 
     def failed(self, error: Exception) -> None:
-        """Note why a try failed. A refused connection, as at an address without a server, says less than other errors."""
+        """Note why a try failed. A refused connection, as at an address without a server, says less than others."""
         if self.last_error is None or not isinstance(error, ConnectionRefusedError):
             self.last_error = error
 
