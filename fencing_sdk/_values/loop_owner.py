@@ -32,14 +32,14 @@ def running_loop() -> asyncio.AbstractEventLoop:
     Raises:
         UsageError: none runs in this thread. Under trio and curio none does.
     """
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
+    loop = loop_here()
+    if loop is None:
         msg = (
             "no asyncio event loop runs here, and fencing_sdk needs one: it works on asyncio and uvloop, not on trio "
             'or curio (with anyio: backend="asyncio"); from a thread use asyncio.run_coroutine_threadsafe'
         )
-        raise UsageError(msg) from None
+        raise UsageError(msg)
+    return loop
 
 
 class LoopOwner:

@@ -117,7 +117,7 @@ class Interrupt:
         while self.is_due and main is not None:
             with suppress(ProcessLookupError):
                 signal.pthread_kill(main, signal.SIGURG)
-            if loop_here() is not None:  # the client's own thread, as no other can be started any more
+            if loop_here() is not None:  # the client's own thread: no other can start now
                 return
             sleep.wait(pause)
             pause = min(2 * pause, _LATER)

@@ -9,7 +9,7 @@ import pytest
 from stays import PATIENCE
 
 from fencing_sdk import connect
-from fencing_sdk._values.claim import Claim, Grant, Renewal
+from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, Claim, Grant, Permit, Renewal
 from fencing_sdk.backends.postgresql import PostgresqlBackend, schema
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
@@ -159,6 +159,18 @@ async def test_a_row_that_another_transaction_keeps_locked_costs_the_other_lease
         outcomes = await backend.renew(claims)
     assert outcomes == [Renewal.RENEWED, Renewal.UNKNOWN, Renewal.RENEWED]
     assert await backend.renew(claims) == [Renewal.RENEWED] * 3
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("mode", [LOCK, READER, Permit(of=2)], ids=lambda mode: mode.word)
+async def test_a_token_that_would_not_fit_is_refused_in_every_mode(mode, postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    await backend.acquire(claim := Claim("a", 30.0))
+    await backend.release(claim)
+    await postgresql_server.execute(f"UPDATE fencing.fencing_lock SET token = {TOKEN_LIMIT - 1}")
+    with pytest.raises(BackendRefusedError, match="53 bits"):
+        await backend.acquire(Claim("a", 30.0, mode=mode))
+    assert await backend.inspect("a") is None
     await backend.aclose()
 
 

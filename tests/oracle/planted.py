@@ -132,30 +132,6 @@ SQLITE = (
         "self._connection.commit()",
     ),
 )
-_RULES = "_shared.rules:Rules"
-_OF_ROWS = (
-    Planted("an expired grant lives on", f"{_RULES}._held", "now < row.expires", "row.expires"),
-    Planted("permits off by one", "_shared.rules:fits", "len(held) < mode.of", "len(held) < mode.of - 1", _PERMITS),
-    Planted("a token that does not grow", f"{_RULES}._grant", "else rows.next_token()", "else 7"),
-    Planted("readers with a token each", f"{_RULES}._grant", "held[0].token if held and", "0 if 0 and", _READERS),
-    Planted("a silent waiter keeps its place", f"{_RULES}._first", "rows.now < waiter.seen + self.line_ttl", "True"),
-    Planted(
-        "a newcomer overtakes the line",
-        f"{_RULES}.acquire",
-        "elif head is not None and head.owner != claim.owner:",
-        "elif False:",
-    ),
-    Planted("renewing an expired grant", f"{_RULES}.renew", "mine is None or mine.expires <= rows.now", "mine is None"),
-    Planted("a grant that is kept after its release", f"{_RULES}.release", "rows.drop_grant(claim.owner)", "pass"),
-    Planted("nobody is woken", f"{_RULES}.wake_next", "rows.wake(head)", "pass"),
-    Planted("the last in line is woken", f"{_RULES}._first", "in rows.line()", "in reversed(list(rows.line()))"),
-    Planted("a share that wakes nobody", f"{_RULES}._grant", "if mode.shared:", "if False:"),
-)
-_REASONS = (
-    Planted("a lost reason", "sqlite.rows:SqliteRows.reason", "return None if", "return None if True or", _LOCKS),
-)
-if (BACKENDS / "_shared" / "rules.py").exists():  # the tables that it replaces, and their changes, go
-    MEMORY, SQLITE = _OF_ROWS, _OF_ROWS + _REASONS
 _SQL = "postgresql/schema.sql"
 POSTGRESQL = (
     Planted(

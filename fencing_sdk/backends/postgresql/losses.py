@@ -20,7 +20,7 @@ from fencing_sdk.backends.postgresql.operating import OperatorCalls
 
 
 def revocation_channel(schema: str) -> str:
-    """Return the channel on which the revocations of a schema are told, as ``fencing_revoke`` computes it."""
+    """Return the channel for the revocations in a schema, as ``fencing_revoke`` computes it."""
     return f"fencing_revoked_{name_digest(schema)[:32]}"
 
 

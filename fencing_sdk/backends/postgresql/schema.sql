@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS :"schema".fencing_share (
     token      bigint NOT NULL,
     expires_at timestamptz NOT NULL,
     mode       text NOT NULL,
-    permits    integer,                       -- how many there are, as this owner was told
+    permits    integer,                       -- how many there are, by this owner's claim
     permit     integer,
     metadata   text,
     PRIMARY KEY (name, owner)
@@ -599,7 +599,7 @@ BEGIN
     );
 END $fencing$;
 
--- The holders of names from p_prefix on, or after p_after, as fencing_held tells them. A page reads up to ten times
+-- The holders of names from p_prefix on, or after p_after, as fencing_held describes them. A page reads up to ten times
 -- p_limit rows, because most rows may be of free locks, and ends with the name that it read last.
 CREATE OR REPLACE FUNCTION :"schema".fencing_list(
     p_prefix text, p_after text, p_limit integer, OUT page text, OUT next text
