@@ -31,6 +31,7 @@ NAMES = (
     "drain",
     "shares",
     "sync",
+    "start",
 )
 _PAGE = "--page="
 

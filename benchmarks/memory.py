@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from benchmarks.path import path
 from benchmarks.table import Row, compare, compared, run
 from fencing_sdk import LockClient
-from fencing_sdk.abc import Claim, Renewal
+from fencing_sdk.abc import Claim, Renewal, Revoked
 from fencing_sdk.backends.memory import MemoryBackend
 
 LEASES = 10_000
@@ -89,7 +89,7 @@ class Counting:
         self.calls = 0
         self.claims = 0
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         self.calls += 1
         self.claims += len(claims)
         return await self._table.renew(claims)

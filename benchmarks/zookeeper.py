@@ -23,7 +23,7 @@ from benchmarks.table import Row, p50_p99, run
 from fencing_sdk import Lease, LockClient
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
-from fencing_sdk.backends.zookeeper.own_nodes import OwnNodes
+from fencing_sdk.backends.zookeeper.nodes import OwnNodes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
 

@@ -14,9 +14,9 @@ from typing import TypedDict, cast
 
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._engine.terms import Backoff
+from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.clock import BootClock, Clock
-from fencing_sdk._values.holder_facts import METADATA_LIMIT
-from fencing_sdk._values.names import check_name
+from fencing_sdk._values.reports import METADATA_LIMIT
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk.abc import Backend, Guard, SupportsShares
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown

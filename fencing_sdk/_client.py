@@ -4,6 +4,7 @@ The client: owns a backend and the one heartbeat, and makes locks.
 No task group and no cancel scope spans its entry and exit, so it may be entered and left by
 different tasks (fixtures, application lifespans), and the errors of its body leave as they are.
 """
+# ruff: noqa: PLC0415  (a recipe is loaded by the method that makes one: most programs use none, and all of them start)
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import functools
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast
 
 from fencing_sdk._arguments import (
     ElectionOptions,
@@ -32,19 +33,18 @@ from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import template_for_tasks
-from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.claim import Holder, check_name, check_namespace, in_namespace, name_for
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.names import check_name, check_namespace, in_namespace, name_for
-from fencing_sdk._values.observers import Observers
+from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.observers import Observer, Observers
 from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, patience, seconds
-from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.events import Observer
-from fencing_sdk.recipes.drain_signals import DrainOnSignals, check_signals
-from fencing_sdk.recipes.election import Election, as_leader
-from fencing_sdk.recipes.jobs import AtLeastOn, JobFunction, Jobs
-from fencing_sdk.recipes.multilock import MultiLock, check_names
+
+if TYPE_CHECKING:
+    from fencing_sdk.recipes.election import Election
+    from fencing_sdk.recipes.jobs import AtLeastOn, JobFunction
+    from fencing_sdk.recipes.multilock import MultiLock
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -124,8 +124,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         while (former := self._engine) is not None and not former.closed:
             await former.wait_closed()
         wait, watch = self._open_wait or 0.0, self._watch_stalls
-        engine = Engine(self._backend, self._clock, self._observers, watch_stalls=watch, open_wait=wait)
-        self._engine = engine
+        self._engine = engine = Engine(self._backend, self._clock, self._observers, watch_stalls=watch, open_wait=wait)
         try:
             await engine.start(lazily=lazily)
         except BaseException:
@@ -149,8 +148,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         Raises:
             UsageError: the event loop that opened the client runs elsewhere.
         """
-        engine = self._engine
-        if engine is None:
+        if (engine := self._engine) is None:
             return
         try:
             await engine.aclose(drain=self._drain)
@@ -243,6 +241,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         Raises:
             ConfigurationError: a name stands twice or cannot be a name, or an option cannot work.
         """
+        from fencing_sdk.recipes.multilock import MultiLock, check_names
+
         in_order = check_names(names, options.get("fences"))
         wait = patience(options.pop("wait", None))
         return MultiLock([self.lock(name_for("multilock", name), **options) for name in in_order], wait, self._clock)
@@ -297,15 +297,13 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         Raises:
             ConfigurationError: an option cannot work.
         """
+        from fencing_sdk.recipes.election import Election
+
         if "wait" in options:
             msg = "election() takes no wait: a candidate waits until it leads; put a timeout around the loop instead"
             raise ConfigurationError(msg)
         drain = seconds(options.pop("drain", 0.0), "drain")
-        given, led = cast("LockOptions", options), name_for("election", name)
-
-        def lock() -> Lock:
-            return self.lock(led, **given)
-
+        lock = functools.partial(self.lock, name_for("election", name), **cast("LockOptions", options))
         return Election(lock, self._opened, functools.partial(self.inspect, name), drain, self._elections)
 
     def elected(
@@ -325,6 +323,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         Raises:
             ConfigurationError: as `locked`.
         """
+        from fencing_sdk.recipes.election import as_leader
+
         check_name(name)
         self.election("checked-when-decorated", **options)
 
@@ -354,8 +354,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             ConfigurationError: *within* is no such time.
             UsageError: the client is not open.
         """
-        limit = seconds(within, "within")
-        engine = self._opened()
+        limit, engine = seconds(within, "within"), self._opened()
         engine.check_usable()
         return await engine.drain(limit)
 
@@ -378,6 +377,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             UsageError: on entering, the client is not open or this is not the main thread; on leaving, this is
                 another task than that which entered.
         """
+        from fencing_sdk.recipes.drain_signals import DrainOnSignals, check_signals
+
         return DrainOnSignals(self._opened, check_signals(signals), seconds(within, "within"))
 
     @property
@@ -422,9 +423,10 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             BackendError, StaleTokenError, UsageError, DrainingError: when called, as `Lock.acquire`: the function was
                 not called.
         """
-        return Jobs(self.lock, self._observers, self._clock, self._metadata).decorator(
-            name, at_least_for, at_least_on, options
-        )
+        from fencing_sdk.recipes.jobs import Jobs
+
+        jobs = Jobs(self.lock, self._observers, self._clock, self._metadata)
+        return jobs.decorator(name, at_least_for, at_least_on, options)
 
     async def inspect(self, name: str) -> Holder | None:
         """

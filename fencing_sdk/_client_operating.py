@@ -1,41 +1,51 @@
-"""The part of a client for operators: how it stands itself, the locks of all clients, and to take one away."""
+"""The part of a client for operators: how it stands itself, the locks of all clients, to take one away, to diagnose."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from operator import index
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
-from fencing_sdk._values.claim import TOKEN_LIMIT, Holder, Waiting
-from fencing_sdk._values.client_status import Status
-from fencing_sdk._values.names import check_name, in_namespace
-from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking, SupportsShares
-from fencing_sdk.diagnosis.client import DiagnosableClient
+from fencing_sdk._values.claim import Holder, Waiting, check_name, in_namespace
+from fencing_sdk._values.reports import Status
+from fencing_sdk._values.timing import DEFAULT_TTL, Seconds, check_ttl, seconds
+from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk.abc import Backend, Guard, SupportsListing, SupportsRevoking, SupportsShares
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, UsageError, shown
-from fencing_sdk.recipes.election_term import ElectionState
+
+if TYPE_CHECKING:
+    from fencing_sdk.diagnosis import Diagnosis
+    from fencing_sdk.recipes.election_term import ElectionState
 
 PAGE = 200
 """Holders that are asked for at once."""
 _REASON_LIMIT = 200
 """Characters of an operator's reason."""
+_OVER = 5.0
+_LONGEST_DIAGNOSIS = 3600.0
 
 
-class OperatingClient(DiagnosableClient):
+class OperatingClient(ABC):
     """What `LockClient` inherits: it brings the backend, the namespace and the engine."""
 
+    _backend: Backend
+    _namespace: str
+    _drift: float
     _engine: Engine | None
     _open_wait: float | None
 
     def _opened(self) -> Engine:
         if self._engine is None:
-            msg = "this client is not open; enter it first: async with client"
+            msg = "this client is not open; enter it first: async with locks"
             raise UsageError(msg)
         return self._engine
 
@@ -154,6 +164,51 @@ class OperatingClient(DiagnosableClient):
             raise _unsupported(backend, "take a grant away")
         return await engine.ask("revoke", lambda: backend.revoke(store_name, number, told))
 
+    async def diagnose(
+        self,
+        *,
+        over: Seconds = _OVER,
+        ttl: Seconds = DEFAULT_TTL,
+        other: OperatingClient | None = None,
+        guards: Sequence[Guard] = (),
+    ) -> Diagnosis:
+        """
+        Tell what this process and this store can promise, and what to change: ``fencing doctor`` as a function.
+
+        A scratch lock is taken, handed on and given back, and renewed ten times a second. No event is reported. The
+        store may be down, slow or read-only: that is a finding. The client need not be open; one that was not should be
+        closed afterwards.
+
+        Args:
+            over: Seconds for which pauses and renewals are measured, at most an hour. The store's settings and the
+                self-test take a second or so more, five where the store's messages do not arrive, and at most a minute
+                if the store does not answer.
+
+            ttl: Seconds of the locks in use, by which the measurements are judged.
+
+            other: A second client of the same store, to which the self-test hands the lock on. Without it, two owners
+                on one connection do, and notices of a loss are not tested.
+
+            guards: Guards that the self-test raises. Each keeps one fence, of the scratch resource.
+
+        Returns:
+            The findings, the worst first, the measurements, and advice that fits them.
+
+        Raises:
+            ConfigurationError: an argument cannot work.
+        """
+        from fencing_sdk.diagnosis import examine  # noqa: PLC0415  (loaded by the few programs that call it)
+
+        return await examine(
+            self._backend,
+            other=_backend_of(other),
+            guards=_checked(guards),
+            namespace=self._namespace,
+            over=seconds(over, "over", high=_LONGEST_DIAGNOSIS),
+            ttl=check_ttl(ttl),
+            drift=self._drift,
+        )
+
 
 def _unsupported(backend: Backend, what: str) -> UnsupportedError:
     return UnsupportedError(f"{backend_name(backend)} cannot {what}: its store has no call for that")
@@ -177,6 +232,22 @@ def check_reason(reason: object) -> str:
         msg = f"reason must be a text of 1 to {_REASON_LIMIT} printable characters for the holder, not {shown(reason)}"
         raise ConfigurationError(msg)
     return reason
+
+
+def _backend_of(other: object) -> Backend | None:
+    if other is None:
+        return None
+    if not isinstance(other, OperatingClient):
+        msg = f"other must be a second client of the same store, not {shown(other)}"
+        raise ConfigurationError(msg)
+    return other._backend  # noqa: SLF001  (of the same class)
+
+
+def _checked(guards: object) -> Sequence[Guard]:
+    if not isinstance(guards, Sequence) or not all(isinstance(guard, Guard) for guard in guards):
+        msg = f"guards must be a list of guards, not {shown(guards)}"
+        raise ConfigurationError(msg)
+    return guards
 
 
 async def reach(client: OperatingClient) -> None:

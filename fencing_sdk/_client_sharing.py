@@ -1,17 +1,19 @@
 """The part of a client that makes what several owners may hold: semaphores and read/write locks."""
+# ruff: noqa: PLC0415  (a recipe is loaded by the method that makes one)
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import FunctionType
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from fencing_sdk._arguments import LockOptions, check_shares
 from fencing_sdk._lock import Lock, in_mode
 from fencing_sdk._values.claim import READER, WRITER
 from fencing_sdk.abc import Backend
-from fencing_sdk.recipes.rwlock import ReadWriteLock
-from fencing_sdk.recipes.semaphore import Semaphore, check_permits
+
+if TYPE_CHECKING:
+    from fencing_sdk.recipes.shares import ReadWriteLock, Semaphore
 
 
 class SharingClient(ABC):
@@ -51,6 +53,8 @@ class SharingClient(ABC):
             ConfigurationError: an argument cannot work.
             UnsupportedError: the backend has no permits.
         """
+        from fencing_sdk.recipes.shares import Semaphore, check_permits
+
         check_shares(self._backend, "semaphores")
         return in_mode(self.lock(name, **options), check_permits(name, permits), Semaphore, "semaphore")
 
@@ -67,6 +71,8 @@ class SharingClient(ABC):
             ConfigurationError: an argument cannot work.
             UnsupportedError: the backend has no readers.
         """
+        from fencing_sdk.recipes.shares import ReadWriteLock
+
         check_shares(self._backend, "read/write locks")
         lock = self.lock(name, **options)
         reader, writer = in_mode(lock, READER, Lock, "reader"), in_mode(lock, WRITER, Lock, "writer")

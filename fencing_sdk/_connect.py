@@ -6,19 +6,15 @@ import os
 import re
 import stat
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from fencing_sdk._arguments import check_backend, check_threads_are_real
 from fencing_sdk._client import LockClient
-from fencing_sdk._recording import Recorder
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.observers import Observers, logger
+from fencing_sdk._values.observers import Observer, Observers, logger
 from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds
-from fencing_sdk._values.token_wire import ENV_RECORD, ENV_URL, ENV_URL_FILE, ENV_WITHHELD
+from fencing_sdk._values.token import ENV_RECORD, ENV_URL, ENV_URL_FILE, ENV_WITHHELD
 from fencing_sdk.abc import Backend
-from fencing_sdk.backends import from_url
 from fencing_sdk.errors import ConfigurationError, shown
-from fencing_sdk.events import Observer
 
 _PASSWORD = re.compile(r"://[^/?]*:[^/?]*@|[?&][a-z_]*password=")
 """What a URL with a password has, and perhaps some without: it decides on a warning alone."""
@@ -80,6 +76,8 @@ def connect(
             raise ConfigurationError(msg)
         _, url = found
     if isinstance(url, str):
+        from fencing_sdk.backends import from_url  # noqa: PLC0415  (a backend object needs no reader of URLs)
+
         backend = from_url(url, **options)
     else:
         check_backend(url, takes="url must be a URL or")
@@ -126,7 +124,7 @@ def store_of_environment(warn: Callable[[str], object]) -> tuple[str, str] | Non
     return None
 
 
-def read_url_file(path: str | Path, name: str, warn: Callable[[str], object]) -> str:
+def read_url_file(path: str | os.PathLike[str], name: str, warn: Callable[[str], object]) -> str:
     """
     Return the URL that stands alone in the file at *path*, and *warn* if every user may read a password there.
 
@@ -142,7 +140,7 @@ def read_url_file(path: str | Path, name: str, warn: Callable[[str], object]) ->
     """
     where = f"{name} {shown(str(path))}"
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb") as file:  # noqa: PTH123  (which would load pathlib, for every program)
             mode, content = os.fstat(file.fileno()).st_mode, file.read()
     except (OSError, ValueError) as error:
         msg = f"{where} cannot be read: {getattr(error, 'strerror', None) or error}"
@@ -161,7 +159,9 @@ def read_url_file(path: str | Path, name: str, warn: Callable[[str], object]) ->
     return lines[0]
 
 
-def _recorder(path: str) -> Recorder:
+def _recorder(path: str) -> Observer:
+    from fencing_sdk._recording import Recorder  # noqa: PLC0415  (few programs record)
+
     try:
         return Recorder(path)
     except ConfigurationError as error:

@@ -14,17 +14,14 @@ from functools import partial
 from types import EllipsisType, TracebackType
 from typing import Any, TypeVar
 
-from fencing_sdk._current_lease import held_here, waiting_thread
 from fencing_sdk._engine.deadlock import doubt_about, hold_in_doubt
 from fencing_sdk._engine.engine import Engine
-from fencing_sdk._engine.fences import Fences
 from fencing_sdk._engine.lease_scope import LeaseScope
-from fencing_sdk._engine.terms import Terms
-from fencing_sdk._lease import AnyLease, Lease
-from fencing_sdk._values.claim import Mode
-from fencing_sdk._values.names import name_for
+from fencing_sdk._engine.terms import Fences, Terms
+from fencing_sdk._lease import AnyLease, Lease, held_here, waiting_thread
+from fencing_sdk._values.claim import Mode, name_for
+from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.timing import Seconds, patience
-from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown
 
 L = TypeVar("L", bound="Lock")
@@ -85,8 +82,8 @@ class Lock(Uncopied):
         """
         Take the lock if it is free now, and return a plain handle, or None.
 
-        ``if await lock.try_acquire() is not None:`` drops the handle, which gives the lock back at once, so that it is
-        true twice in a row. For work that one of several processes is to do, there is `LockClient.job`.
+        ``if await lock.try_acquire() is not None:`` drops the handle. The client then gives the lock back, and the next
+        caller gets it too. For work that one of several processes is to do, there is `LockClient.job`.
 
         Raises:
             StaleTokenError, LeaseLostError, BackendError, Exception: as `acquire`.
@@ -209,11 +206,6 @@ def engine_of(lock: Lock) -> Engine:
         UsageError: the client is not open.
     """
     return lock._engine()  # noqa: SLF001
-
-
-def terms_of(lock: Lock) -> Terms:
-    """Return what *lock* asks for. For this package alone."""
-    return lock._terms  # noqa: SLF001
 
 
 def telling(lock: Lock, on_held: Callable[[], object]) -> Lock:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fencing_sdk._values.names import LockName, check_name
+from fencing_sdk._values.claim import LockName, check_name
 from fencing_sdk.errors import ConfigurationError, shown
 
 _LARGE = re.compile(r"\d{4}")
@@ -122,5 +122,23 @@ def template_for_tasks(name: str, function: Callable[..., object], decorator: st
     """
     if not inspect.iscoroutinefunction(function):
         msg = f"{decorator}() decorates 'async def' functions, not {shown(function)}"
+        raise ConfigurationError(msg)
+    return NameTemplate(name, function)
+
+
+def template_for_threads(name: str, function: Callable[..., object], decorator: str) -> NameTemplate:
+    """
+    Do the same for a *decorator* of threads. The body of a generator would run when the lock was given back.
+
+    Raises:
+        ConfigurationError: it is no plain function, or as `NameTemplate`.
+    """
+    given: object = function
+    later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if not callable(given) or isinstance(given, type) or any(kind(given) for kind in later):
+        msg = (
+            f"{decorator}() of fencing_sdk.sync decorates plain functions, not {shown(given)}; "
+            "for 'async def' use the client of fencing_sdk.connect"
+        )
         raise ConfigurationError(msg)
     return NameTemplate(name, function)

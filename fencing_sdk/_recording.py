@@ -11,17 +11,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Protocol
 
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import Event
-
-
-class SupportsRecord(Protocol):
-    """Where things are written down."""
-
-    def record(self, kind: str, **fields: object) -> None: ...
 
 
 class Recorder:

@@ -1,5 +1,5 @@
 """
-Every exception of the SDK, and the reasons for which a lease ends.
+Every exception of the SDK, and the reasons for which a lease ends or does not begin.
 
     FencingError
       ConfigurationError (ValueError)      raised when built: ttl, name, url, option
@@ -42,6 +42,7 @@ __all__ = [
     "LockHeldError",
     "LossReason",
     "NoLeaseError",
+    "NotAcquiredReason",
     "StaleTokenError",
     "UnsupportedError",
     "UsageError",
@@ -94,6 +95,41 @@ class LossReason(StrEnum):
 
     DRAINED = "drained"
     """The client was drained, and the body had not ended when the bound was over."""
+
+
+@unique
+class NotAcquiredReason(StrEnum):
+    """Why an acquisition ended without a lease. The value is the word used in recordings and metrics."""
+
+    HELD = "held"
+    """Asked once (``wait=0``, `Lock.try_acquire`), and the lock was held."""
+
+    TIMED_OUT = "timed_out"
+    """The lock was still held when ``wait`` was over."""
+
+    CANCELLED = "cancelled"
+    """The task that waited was cancelled."""
+
+    UNAVAILABLE = "unavailable"
+    """The store did not answer."""
+
+    REFUSED = "refused"
+    """The store will not grant this, whatever is tried."""
+
+    STALE = "stale"
+    """A guard that raises its fence with the grant has seen a later token."""
+
+    TOO_LATE = "too_late"
+    """The grant came after its own deadline and was given back. The caller goes on in another acquisition."""
+
+    DRAINING = "draining"
+    """The client began to drain meanwhile."""
+
+    CLOSED = "closed"
+    """The client was closed meanwhile."""
+
+    FAILED = "failed"
+    """Another error, such as one of a ``backoff`` of your own."""
 
 
 class FencingError(Exception):
@@ -210,10 +246,10 @@ _LOSS_TEXT = {
     LossReason.TAKEN_OVER: "another holder has the lock now",
     LossReason.REVOKED: "it was taken away by an operator",
     LossReason.STALLED: "the process was paused past the lease's deadline",
-    LossReason.CLOSED: "it was given back, its client was closed, or this process is a fork",
+    LossReason.CLOSED: "its client was closed",
     LossReason.DRAINED: "its client was drained, and the body had not ended within the bound",
 }
-_UNTOLD = {LossReason.REVOKED: "an operator took it away, or its record was deleted from the store"}
+_UNTOLD = {LossReason.REVOKED: "an operator took it away, or the store lost its record"}
 """Without a detail. A store that is flushed, and a key that is deleted, end a lease too."""
 
 
@@ -237,6 +273,7 @@ class LeaseLostError(FencingError):
     def __str__(self) -> str:
         detail = self.detail if self.detail.isprintable() else shown(self.detail)
         why = f"{_LOSS_TEXT[self.reason]}: {detail}" if detail else _UNTOLD.get(self.reason, _LOSS_TEXT[self.reason])
+        why = detail if detail and self.reason is LossReason.CLOSED else why
         return f"lease on {shown(self.name)} (token {self.token:d}) is over: {why}"
 
 

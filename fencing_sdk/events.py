@@ -1,5 +1,5 @@
 """
-What happens to locks, told to observers as frozen values.
+What happens to locks, reported to observers as frozen values.
 
 Every acquisition has one beginning and one end, and all its events have its ``holder``:
 
@@ -9,30 +9,30 @@ Every acquisition has one beginning and one end, and all its events have its ``h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum, unique
 from typing import ClassVar
 
-from fencing_sdk.errors import LossReason
+from fencing_sdk._values.observers import Event, Observer
+from fencing_sdk.errors import LossReason, NotAcquiredReason, StaleTokenError
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Something that happened to the lock *name*. ``at`` is on the client's monotonic clock, in seconds."""
-
-    kind: ClassVar[str] = "event"
-    name: str
-    at: float
-    holder: str | None
-    """
-    The acquisition: the public digest of its owner id, as in `Lease.holder`, `LockClient.inspect` and the HTTP header.
-    None only in an event of a guard whose token came without it, and of a job that got no lock.
-    """
-
-    def as_dict(self) -> dict[str, object]:
-        """The event as plain values, with its ``kind``: what a recording or a log takes."""
-        return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
+__all__ = [
+    "Acquired",
+    "Acquiring",
+    "Event",
+    "FenceRaised",
+    "JobEnded",
+    "JobOutcome",
+    "Lost",
+    "NotAcquired",
+    "NotAcquiredReason",
+    "Observer",
+    "Released",
+    "RenewalFailed",
+    "RenewalLate",
+    "Renewed",
+    "StaleRejected",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,41 +47,6 @@ class Acquiring(_ClientEvent):
     """An acquisition begins. It ends with one `NotAcquired`, or with one `Acquired` and later one `Released`."""
 
     kind: ClassVar[str] = "acquiring"
-
-
-@unique
-class NotAcquiredReason(StrEnum):
-    """Why an acquisition ended without a lease. The value is the word used in recordings and metrics."""
-
-    HELD = "held"
-    """Asked once (``wait=0``, `Lock.try_acquire`), and the lock was held."""
-
-    TIMED_OUT = "timed_out"
-    """The lock was still held when ``wait`` was over."""
-
-    CANCELLED = "cancelled"
-    """The task that waited was cancelled."""
-
-    UNAVAILABLE = "unavailable"
-    """The store did not answer."""
-
-    REFUSED = "refused"
-    """The store will not grant this, whatever is tried."""
-
-    STALE = "stale"
-    """A guard that raises its fence with the grant has seen a later token."""
-
-    TOO_LATE = "too_late"
-    """The grant came after its own deadline and was given back. The caller goes on in another acquisition."""
-
-    DRAINING = "draining"
-    """The client began to drain meanwhile."""
-
-    CLOSED = "closed"
-    """The client was closed meanwhile."""
-
-    FAILED = "failed"
-    """Another error, such as one of a ``backoff`` of your own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,5 +194,14 @@ class StaleRejected(Event):
     conflict: bool
 
 
-Observer = Callable[[Event], None]
-"""Called in the event loop, so it must be quick. What it raises is logged and goes no further."""
+def stale_rejected(error: StaleTokenError, *, name: str, at: float, holder: str | None) -> StaleRejected:
+    """The event that reports *error*."""
+    return StaleRejected(
+        name=name,
+        at=at,
+        holder=holder,
+        token=error.token,
+        resource=error.resource,
+        fence=error.fence,
+        conflict=error.conflict,
+    )

@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import campaigns
 import hypothesis
 import kazoo.protocol.connection
+import last_lines
 import pytest
 import recorded_run
 from blockbuster import blockbuster_ctx
@@ -28,9 +28,9 @@ from rewritten_once import rewrite_assertions
 
 import fencing_sdk
 from fencing_sdk import Event, LeaseLostError, Lock, LockClient, LossReason
-from fencing_sdk._current_lease import held_here
+from fencing_sdk._lease import held_here
 from fencing_sdk.abc import LossNotice
-from fencing_sdk.backends._shared import revocation_reasons
+from fencing_sdk.backends._shared import losses
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
 
@@ -150,14 +150,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)  # below the slowest tests: the last lines are read
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """
-    Say once why tests were skipped, with what to install for them, and not once for every line of a test.
-
-    The run is recorded, too, if the environment names a file for it.
-    """
-    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
-    for reason, tests in reasons.most_common():
-        terminalreporter.write_line(f"{tests} skipped: {reason.removeprefix('Skipped: ')}")
+    """Say what was left out and what failed by time; record the run, too, if the environment names a file for it."""
+    last_lines.pytest_terminal_summary(terminalreporter)
     recorded_run.record(terminalreporter)
 
 
@@ -195,7 +189,7 @@ def signals_are_heard() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def reasons_are_waited_for() -> None:
     """Let a store that is slow tell why a lock was revoked: after a second, holders are told without a reason."""
-    revocation_reasons._LIMIT = 60.0
+    losses._LIMIT = 60.0
 
 
 @pytest.fixture(autouse=True, scope="session")

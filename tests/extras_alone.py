@@ -36,12 +36,17 @@ def nothing() -> None:
         reach(url)
     with fencing_sdk.sync.connect("sqlite:///locks.db") as locks, locks.lock("a"):
         pass
+    fencing("run", "a", "--", "true")
 
 
 def cli() -> None:
-    fencing = Path(sys.executable).with_name("fencing")
-    for words in (["ls"], ["run", "a", "--", "true"], ["doctor", "--for", "1s"], ["--help"]):
-        subprocess.run([fencing, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for words in (["ls"], ["show", "a"], ["doctor", "--for", "1s"], ["--help"]):
+        fencing(*words)
+
+
+def fencing(*words: str) -> None:
+    command = Path(sys.executable).with_name("fencing")
+    subprocess.run([command, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 async def fastapi() -> None:

@@ -9,28 +9,32 @@ from functools import cache
 import pytest
 
 LOOK = """
-import json, sys, threading, logging
+import sys, threading, logging
 before = set(sys.modules)
 import fencing_sdk
-import fencing_sdk.backends
 facts = {
     "modules": sorted(set(sys.modules) - before),
     "threads": threading.active_count(),
     "handlers": len(logging.getLogger().handlers),
     "hook": sys.excepthook is sys.__excepthook__,
 }
+import json
 print(json.dumps(facts))
 """
 
 NOT_NEEDED_YET = [
     "aiohttp",
     "aiosqlite",
-    "cyclopts",
+    "argparse",
     "fastapi",
     "httpx",
     "httpx2",
+    "hashlib",
     "hypothesis",
     "importlib.metadata",
+    "ipaddress",
+    "json",
+    "pathlib",
     "pytest",
     "rich",
     "sqlalchemy",
@@ -38,9 +42,26 @@ NOT_NEEDED_YET = [
     "starlette",
     "trio",
     "unittest",
+    "urllib.parse",
     "uvloop",
 ]
 
+EVERY_PROGRAM_NEEDS = {
+    "_arguments",
+    "_client",
+    "_client_operating",
+    "_client_sharing",
+    "_connect",
+    "_engine",
+    "_lease",
+    "_lease_state",
+    "_lock",
+    "_name_template",
+    "_values",
+    "abc",
+    "errors",
+}
+"""The rooms of the package that come with its import."""
 
 FROM_EXTRAS = {  # the module, what it needs -> what to install
     ("backends.postgresql", "asyncpg"): "'fencing-sdk[postgresql]'",
@@ -84,12 +105,12 @@ def test_the_import_loads_nothing_that_is_not_needed_yet(name):
     assert not [module for module in facts()["modules"] if module == name or module.startswith(f"{name}.")]
 
 
-def test_no_backend_and_no_guard_is_loaded_before_it_is_asked_for():
-    ours = {module for module in facts()["modules"] if module.startswith("fencing_sdk.")}
-    rooms = {
-        module for module in ours if module.split(".")[1] in {"backends", "guards", "integrations", "testing", "cli"}
-    }
-    assert rooms == {"fencing_sdk.backends"}
+def ours() -> list[str]:
+    return [module for module in facts()["modules"] if module.startswith("fencing_sdk.")]
+
+
+def test_the_import_loads_what_every_program_needs_and_no_store_recipe_event_or_tool():
+    assert {module.split(".")[1] for module in ours()} == EVERY_PROGRAM_NEEDS
 
 
 def test_the_import_starts_and_installs_nothing():
@@ -121,8 +142,36 @@ def test_an_integration_that_needs_no_framework_loads_none(module):
 
 
 def test_importing_costs_a_bounded_number_of_modules():
-    """Counted, not timed: 30 of ours, anyio, tenacity, asyncio and what they pull in."""
-    assert len(facts()["modules"]) < 260
+    """Counted, not timed: ours, and those of anyio, tenacity and asyncio."""
+    assert len(ours()) <= 55
+    assert len(facts()["modules"]) < 200
+
+
+def test_a_name_of_the_door_loads_its_own_room_alone():
+    code = (
+        "import sys; from fencing_sdk import Semaphore, connect\n"
+        "connect('memory://').rwlock('a')\n"
+        "print(sorted(name for name in sys.modules if name.startswith('fencing_sdk.recipes.')))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['fencing_sdk.recipes.shares']"
+
+
+def test_the_door_lists_what_it_has_not_loaded_yet():
+    code = (
+        "import fencing_sdk; assert {*fencing_sdk.__all__} <= {*dir(fencing_sdk)}\n"
+        "assert 'Election' not in vars(fencing_sdk)\n"
+        "from fencing_sdk import *\n"
+        "assert Election is fencing_sdk.Election is vars(fencing_sdk)['Election']"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_the_rooms_of_the_door_are_read_as_its_attributes():
+    code = (
+        "import fencing_sdk; fencing_sdk.events.Lost; fencing_sdk.recipes; fencing_sdk.backends; fencing_sdk.diagnosis"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 def test_a_module_whose_driver_is_missing_names_what_to_install():

@@ -2,6 +2,8 @@
 
 import ast
 import importlib
+import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,10 @@ import pytest
 import fencing_sdk
 from fencing_sdk.abc import SupportsListing, SupportsLossNotice, SupportsRevoking
 from fencing_sdk.backends import BUILTIN
-from fencing_sdk.testing.backend_promises.backend_under_test import BackendUnderTest
+from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS as LIBPQ_OPTIONS
+from fencing_sdk.backends.redis.options import DRIVER_OPTIONS as REDIS_OPTIONS
+from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.testing.promises.under_test import BackendUnderTest
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(fencing_sdk.__file__).parent
@@ -83,8 +88,8 @@ def declared(suite: ast.ClassDef) -> dict[str, bool]:
 
 @pytest.mark.parametrize("backend", subjects("backends"))
 def test_every_backend_runs_the_suite_and_lacks_only_what_is_written_here(backend: str):
-    found = suites(TESTS / "backends", "BackendSuite").get(f"fencing_sdk.backends.{backend}", [])
-    assert found, f"tests/backends/test_{backend.replace('.', '_')}.py needs a subclass of BackendSuite"
+    found = suites(TESTS / "stores", "BackendSuite").get(f"fencing_sdk.backends.{backend}", [])
+    assert found, f"tests/stores/{backend.rpartition('.')[2]} needs a subclass of BackendSuite"
     for suite in found:
         lacks = {power for power, there in declared(suite).items() if power in EXPECTED and not there}
         assert lacks <= LACKS[backend], f"{suite.name} lacks more than it may"
@@ -101,6 +106,35 @@ def test_every_backend_has_a_url_and_a_page():
     assert set(subjects("backends")) == reached == set(LACKS)
     for backend in subjects("backends"):
         assert (PACKAGE.parent / "docs" / "backends" / f"{backend.replace('.', '-')}.md").exists()
+
+
+URLS = {"redis": "redis://h", "redis.quorum": "redis+quorum://a,b,c", "zookeeper": "zk://h", "sqlite": "sqlite:///a"}
+
+
+@pytest.mark.parametrize("backend", sorted(LACKS))
+def test_the_page_of_a_backend_names_exactly_its_options_with_their_defaults(backend: str):
+    opener = importlib.import_module(f"fencing_sdk.backends.{backend}").from_url
+    with pytest.raises(ConfigurationError, match="known are") as refused:
+        opener(URLS.get(backend, f"{backend}://h"), nosuch=1)
+    known = str(refused.value).partition("known are ")[2].split(", ")
+    of_driver = {*REDIS_OPTIONS} if "redis" in backend else {*LIBPQ_OPTIONS} if backend == "postgresql" else set()
+    parameters = inspect.signature(inspect.get_annotations(opener, eval_str=True)["return"]).parameters
+    declared = {name: parameters[name].default for name in known if name not in of_driver}
+
+    page = (PACKAGE.parent / "docs" / "backends" / f"{backend.replace('.', '-')}.md").read_text()
+    table = page.partition("| option | default | meaning |\n| --- | --- | --- |\n")[2].partition("\n\n")[0]
+    shown = {}
+    for names, default, _ in (cells(row) for row in table.split("\n")):
+        literal = re.match("`(.+?)`", default)
+        shown |= dict.fromkeys(re.findall("`(.+?)`", names), literal[1] if literal else None)
+    assert set(shown) == set(declared)
+    assert {name: shown[name] for name, default in declared.items() if default is not None} == {
+        name: str(default).lower() for name, default in declared.items() if default is not None
+    }
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split("|", 2)]
 
 
 OPERATING = {
@@ -160,9 +194,9 @@ SCENARIOS = {
     "RevocationNoticesSuite": {
         "memory": "it lives in one process, and its notices are those of BackendSuite",
         "kahuna": "it cannot take a lock away",
-        "redis": "its client tracking tells of every change: tests/scenarios/test_redis_losses.py",
+        "redis": "its client tracking tells of every change: tests/stores/redis/test_redis_losses.py",
         "redisquorum": "client tracking tells of every change, as on one server",
-        "etcd": "its watches tell of every change: tests/scenarios/test_etcd_notices.py",
+        "etcd": "its watches tell of every change: tests/stores/etcd/test_etcd_notices.py",
         "zookeeper": "its watches tell of every change: the notices of BackendSuite",
     },
     "SharesSuite": {
@@ -184,7 +218,8 @@ SCENARIOS = {
 def test_every_suite_of_scenarios_is_in_this_matrix():
     written = {
         node.name
-        for path in (TESTS / "stores").glob("*_suite.py")
+        for path in (TESTS / "stores").glob("*.py")
+        if path.stem != "test_addresses_of_stores"  # a store is there several times, with TLS and without
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef) and node.name.endswith("Suite")
     }
@@ -202,12 +237,15 @@ def test_every_scenario_runs_on_every_store_or_it_is_written_here_why_not(suite:
     assert not runs & set(SCENARIOS[suite]), "what runs needs no reason"
 
 
-@pytest.mark.parametrize("room", ["backends", "guards"])
-def test_no_suite_of_a_shipped_store_skips(room: str):
+@pytest.mark.parametrize(("room", "suite"), [("stores", "BackendSuite"), ("guards", "GuardSuite")])
+def test_no_suite_of_a_shipped_store_skips(room: str, suite: str):
     """What a store lacks is declared, and then not collected; a skip would hide it."""
-    for path in (TESTS / room).rglob("test_*.py"):
-        names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
-        assert not names & {"skip", "skipif", "importorskip", "xfail"}, path
+    trees = [ast.parse(path.read_text()) for path in (TESTS / room).rglob("test_*.py")]
+    suites = [tree for tree in trees if _collected(tree, suite)]
+    assert suites
+    for tree in suites:
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not names & {"skip", "skipif", "importorskip", "xfail"}, ast.get_docstring(tree)
 
 
 @pytest.mark.parametrize(

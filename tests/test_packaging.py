@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from once import once_per_run
 
-from fencing_sdk._values.driver_versions import WORKS
+from fencing_sdk._values.drivers import WORKS
 
 ROOT = Path(__file__).parent.parent
 

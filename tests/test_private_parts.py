@@ -22,7 +22,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import anyio
 import pytest
 import redis.asyncio
 import valkey.asyncio
@@ -31,23 +30,23 @@ from serving import serving
 
 import fencing_sdk
 from fencing_sdk import BackendRefusedError, ConfigurationError, Token
-from fencing_sdk._values.claim import remember_in
-from fencing_sdk._values.driver_versions import WORKS
-from fencing_sdk._values.open_writes import OpenWrites
+from fencing_sdk._values.drivers import WORKS
+from fencing_sdk._values.tasks import SteadyScope
+from fencing_sdk._values.token import OpenWrites, remember_in
 from fencing_sdk.backends.redis.connection import dial as redis_dial
 from fencing_sdk.backends.redis.options import topology_from_client
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend
 from fencing_sdk.backends.zookeeper.connection import driver as zookeeper_driver
 from fencing_sdk.guards.redis import RedisGuard, _dialed
-from fencing_sdk.guards.sql import _drivers
+from fencing_sdk.guards.sql import _transaction
 from fencing_sdk.integrations import django as our_django
 from fencing_sdk.recipes import drain_signals
 from fencing_sdk.testing.world import World
 
 PACKAGE = Path(fencing_sdk.__file__).parent
 OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
-BEHIND = {anyio.CancelScope: _asyncio.CancelScope}
-"""The class that stands behind a public one at run time."""
+BEHIND = {SteadyScope: _asyncio.CancelScope}
+"""The parent that a class of ours gets at run time."""
 
 
 @functools.cache
@@ -122,7 +121,9 @@ def of_parents() -> Iterator[tuple[str, str]]:
         bodies = [node for node in nodes if isinstance(node, ast.ClassDef) and node.bases]
         for body in bodies if not module.endswith("__main__") else ():
             kind = getattr(importlib.import_module(module), body.name, object)
-            strangers = [BEHIND.get(parent, parent) for parent in kind.__mro__ if not is_ours(parent)]
+            strangers = [
+                BEHIND.get(parent, parent) for parent in kind.__mro__ if parent in BEHIND or not is_ours(parent)
+            ]
             if strangers:
                 theirs = set().union(*map(private_names_of, strangers))
                 yield from ((module, name) for name in written_in(body) & theirs)
@@ -242,7 +243,7 @@ async def open_zookeeper_connection(monkeypatch: pytest.MonkeyPatch, name: str) 
 
 async def admit_on_a_pool(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     connection = SimpleNamespace(_set_proxy=lambda proxy: None)
-    _drivers.own_connection(renamed("asyncpg.pool", name, "PoolConnectionProxy")(None, connection))
+    _transaction.own_connection(renamed("asyncpg.pool", name, "PoolConnectionProxy")(None, connection))
 
 
 async def write_by_django(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -276,11 +277,11 @@ class Part(NamedTuple):
 
 
 DIAL, SETTINGS = "backends.redis.connection.dial", "backends.redis.connection.client_settings"
-KAZOO, SCOPE = "backends.zookeeper.connection.driver", "_engine.cancellation"
+KAZOO, SCOPE = "backends.zookeeper.connection.driver", "_engine.lease_scope"
 LOOP = "testing._loop"
 CONNECTION, STREAMS, CLUSTER = "redis.asyncio.connection", "asyncio.streams", "redis.asyncio.cluster"
 HANDLER, TRANSACTION = "kazoo.protocol.connection", "django.db.transaction"
-PACE = "unit/test_scopes.py::test_a_private_name_of_anyio_that_is_gone_costs_the_pace_alone"
+PACE = "unit/test_lease_scope.py::test_a_private_name_of_anyio_that_is_gone_costs_the_pace_alone"
 PARTS = [
     Part("redis", "_connect", CONNECTION, {DIAL}, open_redis),
     Part("redis", "_connection_arguments", CONNECTION, {DIAL}, open_redis),
@@ -308,13 +309,20 @@ PARTS = [
     Part("kazoo", "_connect", HANDLER, {KAZOO}, open_zookeeper_connection),
     Part("kazoo", "_expand_client_hosts", HANDLER, {KAZOO}, open_zookeeper_connection),
     Part("kazoo", "_read_response", HANDLER, {KAZOO}, open_zookeeper_connection),
-    Part("asyncpg", "_con", "asyncpg.pool", {"guards.sql._drivers"}, admit_on_a_pool),
+    Part("asyncpg", "_con", "asyncpg.pool", {"guards.sql._transaction"}, admit_on_a_pool),
     Part(
         "psycopg",
         "_pool",
         "psycopg.connection",
-        {"guards.sql._drivers"},
+        {"guards.sql._transaction"},
         "guards/test_late_commits.py::test_a_connection_of_psycopgs_pool_is_not_judged",
+    ),
+    Part(
+        "aiohttp",
+        "_wrap_create_connection",
+        "aiohttp.connector",
+        {"_http.pool"},
+        "unit/test_node_race.py::test_an_aiohttp_that_connects_otherwise_raises_what_the_last_address_does",
     ),
     Part("django", "_from_testcase", TRANSACTION, {"integrations.django"}, write_by_django),
     Part("django", "atomic_blocks", TRANSACTION, {"integrations.django"}, write_by_django),
@@ -332,20 +340,20 @@ PARTS = [
         {"recipes.drain_signals"},
         "test_private_parts.py::test_the_handler_of_asyncio_run_is_known_whatever_it_is_made_of",
     ),
-    Part("Python", "_set_running_loop", "asyncio.events", {LOOP, "testing._timeline"}, make_a_world),
+    Part("Python", "_set_running_loop", "asyncio.events", {LOOP}, make_a_world),
     Part("Python", "_run", "asyncio.events", {LOOP}, make_a_world),
-    Part("Python", "_exception", "asyncio.futures", {"testing._virtual_task"}, make_a_world),
-    Part("Python", "_log_traceback", "asyncio.futures", {"testing._virtual_task"}, make_a_world),
+    Part("Python", "_exception", "asyncio.futures", {"testing._loop"}, make_a_world),
+    Part("Python", "_log_traceback", "asyncio.futures", {"testing._loop"}, make_a_world),
 ]
 
 PROMISED = {
-    ("_engine.stall_watch", "_current_frames"),  # of sys
+    ("_engine.timers", "_current_frames"),  # of sys
     ("integrations.django", "_meta"),
     (LOOP, "_timer_handle_cancelled"),  # a method of asyncio.AbstractEventLoop
-    ("testing._timeline", "_enter_task"),  # the page "Extending" of asyncio
-    ("testing._timeline", "_leave_task"),
+    ("diagnosis.postgresql", "_connection"),  # of a backend of ours
+    (LOOP, "_enter_task"),  # the page "Extending" of asyncio
+    (LOOP, "_leave_task"),
     ("testing._plugin_worlds", "_engine"),  # of a client of ours
-    ("testing._plugin_worlds", "_heartbeat"),
     ("testing._plugin_worlds", "_spawned"),
 }
 """Private by name alone: documented, or ours."""

@@ -11,7 +11,7 @@ import fencing_sdk
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {path.relative_to(DOCS).with_suffix("") for kind in ("*.md", "*.rst") for path in DOCS.rglob(kind)}
 
-NOT_FOR_USERS = ("cli", "testing.backend_promises", "testing.guard_promises")
+NOT_FOR_USERS = ("cli", "testing.promises")
 NOT_IN_THE_REFERENCE = {"from_url", "shown"}
 """What `connect` calls with a URL, and how messages quote a text: for code of this package."""
 

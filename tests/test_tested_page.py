@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +42,15 @@ def table() -> str:
 def test_the_table_shows_what_was_recorded():
     shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     assert shown == table(), "run: uv run python tests/test_tested_page.py"
+
+
+def test_each_python_that_the_package_names_was_tested():
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    named = [
+        line.rpartition(" :: ")[2] for line in classifiers if line.startswith("Programming Language :: Python :: 3.")
+    ]
+    assert len(named) >= 5
+    assert {tuple(map(int, version.split("."))) for version in named} <= {minor(run) for run in runs()}
 
 
 def test_no_test_sees_the_name_of_the_record():

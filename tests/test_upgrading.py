@@ -11,35 +11,34 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "upgrading.md").read_text()
 RESTORED = "stores/test_restored_backups.py"
 HELD_BY = {
-    "| memory | nothing |": ["backends/test_memory.py::test_hybrid_tokens_start_at_the_wall_clock"],
+    "| memory | nothing |": ["stores/memory/test_memory.py::test_hybrid_tokens_start_at_the_wall_clock"],
     "| SQLite |": [
-        "unit/test_sqlite_waiters.py::test_a_file_of_an_earlier_version_is_taken_over",
-        "scenarios/test_sqlite_losses.py::test_a_file_of_the_version_before_is_completed",
+        "stores/sqlite/test_sqlite_waiters.py::test_a_file_of_the_version_before_is_completed",
     ],
     "| PostgreSQL |": [
-        "scenarios/test_postgresql_losses.py::test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions",
+        "stores/postgresql/test_postgresql_failover.py::test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions",
     ],
     "| Redis, Sentinel, Cluster |": [
-        "scenarios/test_redis_versions.py::test_the_lease_of_a_client_of_another_version",
-        "scenarios/test_redis_versions.py::test_a_waiter_of_another_version_is_handed_the_lock_by_a_release",
-        "scenarios/test_redis_versions.py::test_a_waiter_of_a_version_that_gives_other_signs_holds_up_no_one",
-        "scenarios/test_redis_refusals.py::test_these_permissions_are_enough_and_all_of_them_are_used",
+        "stores/redis/test_redis.py::test_the_lease_of_a_client_of_another_version",
+        "stores/redis/test_redis.py::test_a_waiter_of_another_version_is_handed_the_lock_by_a_release",
+        "stores/redis/test_redis.py::test_a_waiter_of_a_version_that_gives_other_signs_holds_up_no_one",
+        "stores/redis/test_redis_refusals.py::test_these_permissions_are_enough_and_all_of_them_are_used",
     ],
     "| etcd, ZooKeeper |": [
-        "unit/test_etcd_decisions.py::test_a_field_of_another_version_is_passed_over",
-        "unit/test_zookeeper_nodes.py::test_a_field_of_another_version_is_passed_over",
+        "stores/etcd/test_etcd_joining.py::test_a_field_of_another_version_is_passed_over",
+        "stores/zookeeper/test_zookeeper_shares.py::test_a_field_of_another_version_is_passed_over",
     ],
     "| a quorum of Redis, Kahuna |": [
         "test_upgrading.py::test_what_a_quorum_stores_has_one_form",
-        "unit/test_kahuna_contract.py::test_owner_and_metadata_travel_together_and_come_apart_again",
+        "stores/kahuna/test_kahuna_requests.py::test_owner_and_metadata_travel_together_and_come_apart_again",
     ],
     "* `fencing init` may be run again": [
         "cli/test_init.py::test_the_tables_are_created_and_a_second_time_changes_nothing",
-        "backends/test_postgresql_schema.py::test_many_clients_may_create_the_tables_at_once",
-        "scenarios/test_postgresql_losses.py::test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions",
+        "stores/postgresql/test_postgresql_schema.py::test_many_clients_may_create_the_tables_at_once",
+        "stores/postgresql/test_postgresql_failover.py::test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions",
     ],
     "* With `create=false`": [
-        "scenarios/test_postgresql_losses.py::test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions",
+        "stores/postgresql/test_postgresql_failover.py::test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions",
     ],
     '| SQLite, PostgreSQL, Redis with `tokens="hybrid"`': [
         f"{RESTORED}::test_hybrid_tokens_grow_when_a_backup_is_restored"
@@ -48,12 +47,12 @@ HELD_BY = {
         f"{RESTORED}::test_counters_fall_when_a_backup_is_restored_and_hybrid_tokens_raise_them"
     ],
     "| a quorum of Redis | a server": [
-        "scenarios/test_redis_quorum_nodes.py::test_a_server_that_restarts_from_an_old_snapshot_does_not_vote",
-        "cli/test_init_quorum.py::test_a_node_that_has_lost_its_data_is_admitted_again",
+        "stores/quorum/test_redis_quorum_nodes.py::test_a_server_that_restarts_from_an_old_snapshot_does_not_vote",
+        "cli/test_init.py::test_a_node_that_has_lost_its_data_is_admitted_again",
     ],
     "| etcd | fall": [f"{RESTORED}::test_numbers_of_the_store_fall_when_a_backup_is_restored"],
     "| ZooKeeper | fall": [f"{RESTORED}::test_numbers_of_the_store_fall_when_a_backup_is_restored"],
-    "| memory | there is nothing": ["backends/test_memory.py::test_hybrid_tokens_start_at_the_wall_clock"],
+    "| memory | there is nothing": ["stores/memory/test_memory.py::test_hybrid_tokens_start_at_the_wall_clock"],
 }
 
 

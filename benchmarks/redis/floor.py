@@ -29,7 +29,7 @@ async def backend_alone(server: OwnServer, waiters: int) -> list[float]:
             if grant is not None:
                 handed.set()
 
-        place = backend.stand(claim, tell)
+        place = backend.stand(claim, tell, hand_over=True)
         while not place.joined:  # noqa: ASYNC110  (a waiter is not told that it has joined)
             await asyncio.sleep(0.01)
         await in_line.wait()

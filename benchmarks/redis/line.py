@@ -13,7 +13,7 @@ from benchmarks.redis.peers import TTL, BareLock, patient_client
 from benchmarks.redis.server import OwnServer
 from benchmarks.table import Row, p50_p99, percentile
 from fencing_sdk import LockClient, connect
-from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, line_keys
+from fencing_sdk.backends.redis.requests import DEFAULT_PREFIX, RedisKeys, line_keys
 
 _NAME = "handed on"
 _QUEUE, _ = line_keys(RedisKeys(DEFAULT_PREFIX).tag(_NAME))

@@ -5,13 +5,13 @@ Patience, back-off, and the meaning of an attempt without an answer live here. A
 once; this is the only place that tries again. After each attempt there are four cases:
 
 1. A grant that can still be used ends the acquisition.
-2. Another holder has the lock: the waiter joins the store's queue, if there is one, and pauses.
+2. Another holder has the lock: the waiter joins the store's line, if there is one, and pauses.
 3. The store gave no answer: the outcome is unknown. The owner id is made before the first request and stays
    the same, so a retry finds a grant whose answer was lost. The first request of all opens the client's connection.
 4. The patience is over, or the caller was cancelled: every attempt whose outcome is unknown is released by its
    claim in the background, at once, and again when the request can no longer arrive.
 
-What wakes a waiter that pauses: the store's line, which may also hand it the lock (`queue_place.py`), the end of its
+What wakes a waiter that pauses: the store's line, which may also hand it the lock (`SupportsLine`), the end of its
 pause (the store's advice where it gave one, otherwise the back-off), its patience, or the closing of the client. A
 drain (`interrupt`) and the caller's cancellation end the wait.
 """
@@ -23,25 +23,21 @@ import math
 from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
+from fencing_sdk._engine.lifetime import BackendOpening
 from fencing_sdk._engine.observer_reports import AcquisitionReport
-from fencing_sdk._engine.opening import BackendOpening
 from fencing_sdk._engine.posted_requests import Flight
-from fencing_sdk._engine.queue_place import QueuePlace
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms, Tries
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, mistake_in, mistake_in_refusal
-from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._values.clock import JITTER, Clock
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import (
     Backend,
     PlaceInLine,
     Posted,
-    SupportsDirectGrant,
     SupportsFence,
-    SupportsPolling,
-    SupportsQueue,
+    SupportsLine,
 )
 from fencing_sdk.errors import (
     AcquireTimeoutError,
@@ -51,11 +47,11 @@ from fencing_sdk.errors import (
     ConfigurationError,
     DrainingError,
     LockHeldError,
+    NotAcquiredReason,
     StaleTokenError,
     UsageError,
     shown,
 )
-from fencing_sdk.events import NotAcquiredReason
 
 _LONGEST_NAP = 5.0
 """Seconds between the tries of a waiter that is not woken, whatever the store advises."""
@@ -316,19 +312,11 @@ class Acquisition:
             raise AcquireTimeoutError(self._terms.name, waited)
 
     def _join_line(self) -> None:
-        backend = self._backend
-        if self._place is not None:
+        if self._place is not None or not isinstance(self._backend, SupportsLine):
             return
-        asks = self._terms.fences or self._terms.mode is not LOCK  # fences and shares are granted by a try
-        if isinstance(backend, SupportsDirectGrant) and not asks:
-            self._news = self._store_calls.new_wakeup()
-            self._place = backend.stand(self._claim, self._told)
-        elif isinstance(backend, SupportsQueue):
-            self._news = self._store_calls.new_wakeup()
-            self._place = QueuePlace(backend, self._claim, self._told, self._store_calls)
-        elif isinstance(backend, SupportsPolling):
-            self._news = self._store_calls.new_wakeup()
-            self._place = backend.line_up(self._claim, self._told)
+        asks = bool(self._terms.fences) or self._terms.mode is not LOCK  # fences and shares are granted by a try
+        self._news = self._store_calls.new_wakeup()
+        self._place = self._backend.stand(self._claim, self._told, hand_over=not asks)
 
     def _told(self, grant: Grant | None = None, age: float = 0.0) -> None:
         """See `fencing_sdk.abc.Tell`."""
@@ -355,7 +343,8 @@ class Acquisition:
         nap = None
         if self._place is not None and isinstance(outcome, Held):
             nap = self._place.nap(min(_advised(outcome), _LONGEST_NAP * JITTER.uniform(0.75, 1.0)))
-        if nap is None or self._polls_by_choice():
+        chosen = self._terms.backoff is not DEFAULT_BACKOFF
+        if nap is None or (chosen and self._place is not None and self._place.polls):
             nap = self._backed_off(outcome)
         nap = min(nap, max(0.0, self._patience_left()))
         if self._news is None:
@@ -365,10 +354,6 @@ class Acquisition:
         self._woken = self._news.is_set()
         self._news.clear()
 
-    def _polls_by_choice(self) -> bool:
-        """Whether the caller has chosen the pauses, for a store that wakes no waiter."""
-        return self._terms.backoff is not DEFAULT_BACKOFF and isinstance(self._backend, SupportsPolling)
-
     def _backed_off(self, outcome: Held | BackendUnavailableError) -> float:
         error = outcome if isinstance(outcome, Exception) else LockHeldError(self._terms.name, 0.0, outcome.retry_after)
         self._tries = self._tries or Tries(self._terms.backoff)
@@ -377,8 +362,7 @@ class Acquisition:
 
     def _give_up(self) -> None:
         """Leave the line, and release by claim what the attempts without an answer, or the line, may still get."""
-        in_line = self._place is not None and not isinstance(self._place, QueuePlace)
-        handing = in_line and isinstance(self._backend, SupportsDirectGrant)  # the line may still grant the lock
+        handing = self._place is not None and self._place.hands_over  # the line may still grant the lock
         self._leave_line()
         calls, self._calls = self._calls, []
         if calls or handing:
@@ -391,7 +375,8 @@ class Acquisition:
         if place is None:
             return
         self._handed = None
-        place.leave()
+        if (leaving := place.leave()) is not None:
+            self._store_calls.outlast(leaving)
         if self._news is not None:
             self._store_calls.forget_wakeup(self._news)
             self._news = None

@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from functools import partial
 
-from fencing_sdk._current_lease import WaitingThread, held_here, waiting_thread
-from fencing_sdk._engine.lease_state import Keeper, LeaseState
 from fencing_sdk._engine.terms import Terms
-from fencing_sdk._lease import Lease, state_of
+from fencing_sdk._lease import Lease, WaitingThread, held_here, state_of, waiting_thread
+from fencing_sdk._lease_state import Keeper, LeaseState
 from fencing_sdk._values.claim import LOCK, Permit
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import UsageError, shown

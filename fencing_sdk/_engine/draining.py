@@ -21,13 +21,12 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import NamedTuple
 
-from fencing_sdk._current_lease import WaitingThread, held_here, waiting_thread
 from fencing_sdk._engine.acquisition import Acquisition
-from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.posted_requests import Flight
 from fencing_sdk._engine.releases import Releases
 from fencing_sdk._engine.terms import Terms
-from fencing_sdk._lease import AnyLease, state_of
+from fencing_sdk._lease import AnyLease, WaitingThread, held_here, state_of, waiting_thread
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import DrainingError, LossReason
 

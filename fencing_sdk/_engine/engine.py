@@ -12,39 +12,33 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
-from fencing_sdk._current_lease import waiting_thread
 from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
-from fencing_sdk._engine.closing import Closing
 from fencing_sdk._engine.draining import Draining, work_of
-from fencing_sdk._engine.fences import Fences, raise_all, share_out
 from fencing_sdk._engine.heartbeat import Heartbeat
-from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._engine.lifetime import BackendOpening, Closing
 from fencing_sdk._engine.observer_reports import LeaseReport
-from fencing_sdk._engine.opening import BackendOpening
-from fencing_sdk._engine.parking import Parking
 from fencing_sdk._engine.posted_requests import Flight, granted
-from fencing_sdk._engine.releases import Releases
+from fencing_sdk._engine.releases import Parking, Releases
 from fencing_sdk._engine.store_calls import StoreCalls
-from fencing_sdk._engine.terms import Terms
-from fencing_sdk._lease import Lease, PermitLease
+from fencing_sdk._engine.terms import Fences, Terms, raise_all, share_out
+from fencing_sdk._lease import Lease, PermitLease, waiting_thread
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values import forks
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Holder
-from fencing_sdk._values.client_status import Status
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.loop_owner import loop_of, running_loop
 from fencing_sdk._values.observers import Observers, logger
-from fencing_sdk._values.open_writes import OpenWrites
-from fencing_sdk._values.scopes import scope_class
+from fencing_sdk._values.reports import Status
+from fencing_sdk._values.tasks import retrieve, scope_class
 from fencing_sdk._values.timing import Timing
-from fencing_sdk._values.unawaited import retrieve
+from fencing_sdk._values.token import OpenWrites
 from fencing_sdk.abc import (
     Backend,
     Posted,
     SupportsLossNotice,
     SupportsShares,
 )
-from fencing_sdk.errors import BackendError, DrainingError, LossReason, StaleTokenError, UsageError
-from fencing_sdk.events import NotAcquiredReason
+from fencing_sdk.errors import BackendError, DrainingError, LossReason, NotAcquiredReason, StaleTokenError, UsageError
 
 _T = TypeVar("_T")
 _CALL_LIMIT = 5.0

@@ -1,13 +1,14 @@
 """What observers are told: of an acquisition until there is a lease or none, and of a lease until it is released."""
+# ruff: noqa: PLC0415  (a client without observers makes no event, and does not load them)
 
 from __future__ import annotations
 
 import asyncio
 
-from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.claim import Claim, Permit
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.observers import Observers, stale_rejected
+from fencing_sdk._values.observers import Observers
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendRefusedError,
@@ -15,20 +16,9 @@ from fencing_sdk.errors import (
     DrainingError,
     LockHeldError,
     LossReason,
+    NotAcquiredReason,
     StaleTokenError,
     UsageError,
-)
-from fencing_sdk.events import (
-    Acquired,
-    Acquiring,
-    FenceRaised,
-    Lost,
-    NotAcquired,
-    NotAcquiredReason,
-    Released,
-    RenewalFailed,
-    RenewalLate,
-    Renewed,
 )
 
 _REASONS: dict[type[BaseException], NotAcquiredReason] = {
@@ -70,6 +60,8 @@ class AcquisitionReport:
         if not self._observers:
             return
         if isinstance(error, StaleTokenError):
+            from fencing_sdk.events import stale_rejected
+
             now = self._clock.now()
             self._observers.emit(stale_rejected(error, name=self._name, at=now, holder=self._claim.holder))
         closed = closing and isinstance(error, UsageError)
@@ -79,6 +71,8 @@ class AcquisitionReport:
     def ended(self, reason: NotAcquiredReason, unanswered: int) -> None:
         """Tell that the acquisition ended without a lease, with so many requests without an answer."""
         if self._observers:
+            from fencing_sdk.events import NotAcquired
+
             now, holder = self._clock.now(), self._claim.holder
             waited = now - self.began_at
             self._observers.emit(
@@ -89,6 +83,8 @@ class AcquisitionReport:
 def _tell_beginning(observers: Observers, name: str, claim: Claim, at: float) -> None:
     observers.measure("acquiring", name)
     if observers.others:
+        from fencing_sdk.events import Acquiring
+
         observers.emit_to_others(Acquiring(name=name, at=at, holder=claim.holder))
 
 
@@ -114,6 +110,8 @@ class LeaseReport:
         """Tell that *lease* is held, *waited* seconds after its acquisition began."""
         self._observers.measure("acquired", lease.name, waited)
         if self._observers.others:
+            from fencing_sdk.events import Acquired
+
             mode = lease.claim.mode
             self._observers.emit_to_others(
                 Acquired(
@@ -134,6 +132,8 @@ class LeaseReport:
         """Tell that the deadline was moved when *spare* seconds were left."""
         self._observers.measure("renewed", lease.name, spare)
         if self._observers.others:
+            from fencing_sdk.events import Renewed
+
             now, token, deadline = self._clock.now(), lease.number, lease.deadline
             self._observers.emit_to_others(
                 Renewed(name=lease.name, at=now, holder=lease.holder, token=token, spare=spare, deadline=deadline)
@@ -142,6 +142,8 @@ class LeaseReport:
     def late(self, lease: LeaseState, seconds: float, stack: str | None) -> None:
         """Tell that the heartbeat came so many seconds too late."""
         if self:
+            from fencing_sdk.events import RenewalLate
+
             now, token = self._clock.now(), lease.number
             self._observers.emit(
                 RenewalLate(name=lease.name, at=now, holder=lease.holder, token=token, late=seconds, stack=stack)
@@ -150,6 +152,8 @@ class LeaseReport:
     def failed(self, lease: LeaseState, error: str) -> None:
         """Tell that a renewal had no answer."""
         if self:
+            from fencing_sdk.events import RenewalFailed
+
             now, token, left = self._clock.now(), lease.number, lease.remaining
             self._observers.emit(
                 RenewalFailed(name=lease.name, at=now, holder=lease.holder, token=token, error=error, remaining=left)
@@ -158,6 +162,8 @@ class LeaseReport:
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
         """Tell that *lease* is over against the will of its holder."""
         if self:
+            from fencing_sdk.events import Lost
+
             now, token = self._clock.now(), lease.number
             self._observers.emit(
                 Lost(
@@ -173,6 +179,8 @@ class LeaseReport:
     def fence_raised(self, lease: LeaseState, resource: str, token: int) -> None:
         """Tell that a guard of *resource* refuses every lower token."""
         if self:
+            from fencing_sdk.events import FenceRaised
+
             now = self._clock.now()
             self._observers.emit(
                 FenceRaised(name=lease.name, at=now, holder=lease.holder, token=token, resource=resource)
@@ -181,6 +189,8 @@ class LeaseReport:
     def stale(self, lease: LeaseState, error: StaleTokenError) -> None:
         """Tell that a guard refused a write made under *lease*, or to raise its fence."""
         if self:
+            from fencing_sdk.events import stale_rejected
+
             now = self._clock.now()
             self._observers.emit(stale_rejected(error, name=lease.name, at=now, holder=lease.holder))
 
@@ -189,6 +199,8 @@ class LeaseReport:
         held_for = lease.held_for
         self._observers.measure("released", lease.name, held_for)
         if self._observers.others:
+            from fencing_sdk.events import Released
+
             self._observers.emit_to_others(
                 Released(
                     name=lease.name,

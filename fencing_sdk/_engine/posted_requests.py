@@ -17,8 +17,9 @@ import asyncio
 from typing import Any
 
 from fencing_sdk._engine.timers import TimerQueue
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Renewal, Revoked
-from fencing_sdk._values.unawaited import retrieve
+from fencing_sdk._values.claim import Claim, Grant, Held, Renewal, Revoked
+from fencing_sdk._values.tasks import retrieve
+from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.abc import Backend, Posted, Sent, SupportsPosts
 from fencing_sdk.errors import BackendError
 

@@ -4,6 +4,19 @@ Gives leases back, each of them once, and tells the one end that each of them ha
 A release is posted where the backend supports it (`Posts`). What follows when that is not enough is here: a release
 holds up its caller for a bounded time and goes on in the background. A first release that is answered "not this
 owner's" has found a loss (see `Returned`): the lease is lost, and the end of its block raises.
+
+A parked lock is not given back: it stays taken after its lease has ended, for a bounded time and without a heartbeat.
+Its ttl in the store keeps it, so it outlives the client and the process. A `SupportsTransfer` passes the grant to an
+owner that no process has, for the time left; any other store renews the same claim with that ttl. Four outcomes:
+
+1. The store confirms: the lock is parked.
+2. The time left is over before that: there is nothing to keep, and the lock is given back.
+3. The store refuses: the lock was lost, perhaps while the work still ran.
+4. No answer until the deadline that the lease had: it is not known how long the store keeps the lock.
+
+A renewal of the heartbeat that has no answer yet may reach the store after this call. A transfer has made its owner a
+stranger by then. After a renewal it would set the former ttl again: where that is possible, the renewal is repeated in
+the background until a former ttl has passed.
 """
 
 from __future__ import annotations
@@ -11,21 +24,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from contextvars import Context
+from dataclasses import replace
 
-from fencing_sdk._engine.cancellation import outlast_cancellation
 from fencing_sdk._engine.heartbeat import Heartbeat
-from fencing_sdk._engine.lease_state import LeaseState, loss_in
 from fencing_sdk._engine.observer_reports import LeaseReport
-from fencing_sdk._engine.parking import Parking
 from fencing_sdk._engine.posted_requests import Flight
 from fencing_sdk._engine.store_calls import Returned, StoreCalls
+from fencing_sdk._lease_state import LeaseState, loss_in
 from fencing_sdk._values import forks
-from fencing_sdk._values.claim import LOCK
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Renewal, Revoked
 from fencing_sdk._values.clock import Clock
-from fencing_sdk.errors import LeaseLostError, LossReason
-
-_LIMIT = 2.0
-"""Seconds a release may hold up the one that leaves."""
+from fencing_sdk._values.observers import logger
+from fencing_sdk._values.reports import say_ended
+from fencing_sdk._values.tasks import outlast_cancellation
+from fencing_sdk._values.timing import MIN_TTL, RELEASE_LIMIT
+from fencing_sdk.abc import Backend, SupportsTransfer
+from fencing_sdk.errors import BackendError, BackendRefusedError, LeaseLostError, LossReason, shown
 
 
 class Releases:
@@ -129,7 +143,8 @@ class Releases:
         else:
             if parking.refusal is not None:
                 lease.lose(*parking.refusal, by_release=True)
-            self.tell_end(lease, confirmed=parking.loss is None, kept_for=parking.kept_for)
+            confirmed = parking.confirmed and parking.loss is None
+            self.tell_end(lease, confirmed=confirmed, kept_for=parking.kept_for)
 
     def give_back_behind(self, lease: LeaseState, parking: Parking | None = None) -> None:
         """Give *lease* back in the background, or let the store keep it for a while."""
@@ -191,4 +206,134 @@ def _silent(lease: LeaseState) -> bool:
 
 
 def _limit(lease: LeaseState) -> float:
-    return min(lease.timing.call_limit, _LIMIT)
+    return min(lease.timing.call_limit, RELEASE_LIMIT)
+
+
+_FIRST_PAUSE = 0.02
+_LAST_PAUSE = 1.0
+
+
+class Parking:
+    """One lock on its way from a lease to a ttl, until the moment *until* on the client's clock."""
+
+    def __init__(
+        self, backend: Backend, store_calls: StoreCalls, clock: Clock, lease: LeaseState, until: float
+    ) -> None:
+        self._backend = backend
+        self._store_calls = store_calls
+        self._clock = clock
+        self._lease = lease
+        self._until = until
+        self._deadline = lease.deadline
+        under_way = lease.due_at >= lease.deadline  # no beat is planned: a renewal has no answer yet
+        self._overtaken = under_way or bool(lease.loss_detail) or bool(lease.unanswered_calls)
+        claim = lease.claim
+        self._heir = Claim(claim.name, claim.ttl, None, say_ended(claim.metadata), claim.mode)
+        self._transfer = backend.transfer if isinstance(backend, SupportsTransfer) else None
+        self._heir_may_hold = False
+        self._problem: BackendError | None = None
+        self.confirmed = True
+        """Whether the store answered before the end of the lease is reported."""
+        self.kept_for = 0.0
+        """Seconds for which the store keeps the lock, once it is parked."""
+        self.loss: LeaseLostError | None = None
+        self.refusal: tuple[LossReason, str] | None = None
+        """Why the store refused, and what the operator wrote."""
+
+    async def run(self) -> bool:
+        """
+        Park the lock. Return False if it has to be given back instead.
+
+        If the lock was lost, `loss` says why.
+        """
+        pause = _FIRST_PAUSE
+        last = False  # the client closes, and this is the last try
+        outcome: Renewal | Revoked = Renewal.UNKNOWN
+        while self._left() > 0:
+            outcome = await self._renew()
+            if outcome is Renewal.RENEWED:
+                self.kept_for = max(self._left(), 0.0)
+                if self._overtaken and self._transfer is None:
+                    self._store_calls.start(self._repeat())
+                return True
+            self._overtaken = True
+            if outcome is not Renewal.UNKNOWN or last or self._clock.now() + pause >= self._deadline:
+                self.refusal = None if outcome is Renewal.UNKNOWN else loss_in(outcome)
+                self.loss = self._lost()
+                return True
+            await self._store_calls.sleep_until_closing(pause)
+            last = self._store_calls.closing
+            if last:
+                await asyncio.sleep(_FIRST_PAUSE)
+            pause = min(2 * pause, _LAST_PAUSE)
+        if self._heir_may_hold:
+            returned = self._store_calls.start(self._give_back_both())
+            await self._store_calls.wait_for(returned, RELEASE_LIMIT)
+            self.confirmed = returned.done() and not returned.cancelled() and returned.result()
+        return self._heir_may_hold
+
+    async def _give_back_both(self) -> bool:
+        """Release the former owner first: once that is answered, no transfer can arrive that succeeds."""
+        limit = self._lease.timing.call_limit
+        answers = [await self._store_calls.give_back(claim, limit) for claim in (self._lease.claim, self._heir)]
+        return False not in answers
+
+    @property
+    def over(self) -> bool:
+        """The time for which the lock had to be kept has passed."""
+        return self._left() <= 0
+
+    def _left(self) -> float:
+        return self._until - self._clock.now()
+
+    async def _renew(self) -> Renewal | Revoked:
+        timing = self._lease.timing
+        ttl = max(MIN_TTL, self._left() / (1 - timing.drift))  # the store's clock may be the quicker one
+        limit = min(timing.heartbeat_interval, max(self._deadline - self._clock.now(), MIN_TTL))
+        try:
+            return await self._store_calls.ask("renew", lambda: self._keep(ttl), limit)
+        except Exception as error:  # noqa: BLE001  (as for the heartbeat: whatever a driver raises is no proof of a loss)
+            if isinstance(error, BackendError):
+                self._problem = error
+            else:
+                logger.debug("parking failed", exc_info=error)
+            if not isinstance(error, BackendRefusedError) or self._transfer is None:
+                return Renewal.UNKNOWN
+        # It has surely not passed the grant on: the role may not call that function, the next token would not fit.
+        self._transfer = None
+        return await self._renew()
+
+    async def _keep(self, ttl: float) -> Renewal | Revoked:
+        if self._transfer is not None:
+            before, self._heir_may_hold = self._heir_may_hold, True
+            try:
+                outcome = await self._transfer(self._lease.claim, replace(self._heir, ttl=ttl))
+            except BackendRefusedError:
+                self._heir_may_hold = before
+                raise
+            return Renewal.RENEWED if isinstance(outcome, Grant) else outcome
+        (renewal,) = await self._backend.renew((replace(self._lease.claim, ttl=ttl),))
+        return renewal
+
+    async def _repeat(self) -> None:
+        stop = min(self._clock.now() + self._lease.timing.ttl, self._until)
+        pause = _FIRST_PAUSE
+        while (left := stop - self._clock.now()) > 0:
+            await self._store_calls.sleep_until_closing(min(pause, left))
+            closing = self._store_calls.closing
+            if closing:
+                await asyncio.sleep(_FIRST_PAUSE)  # for what is on its way: this is the last time
+            if self._left() > 0:
+                await self._renew()
+            if closing:
+                return
+            pause = min(2 * pause, _LAST_PAUSE)
+
+    def _lost(self) -> LeaseLostError:
+        lease = self._lease
+        if self.refusal is None:
+            detail = f"the store did not confirm that it keeps the lock for {self._left():.3g} s more"
+            detail += f": {self._problem}" if self._problem is not None else ""
+            logger.warning("lease on %s (token %d): %s", shown(lease.name), lease.number, detail)
+            return LeaseLostError(lease.name, lease.number, LossReason.EXPIRED, detail)
+        return LeaseLostError(lease.name, lease.number, *self.refusal)

@@ -19,10 +19,9 @@ from typing import Any, TypeAlias, TypeVar
 from fencing_sdk._engine.posted_requests import AT_ONCE, Flight, Posts, posts_of
 from fencing_sdk._engine.timers import CallTimeout, SuspendWatch, TimerQueue
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
-from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._values.clock import JITTER, Clock
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.turns import Turns
+from fencing_sdk._values.tasks import Turns
 from fencing_sdk.abc import Backend, Posted
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, FencingError, shown
 
@@ -30,8 +29,6 @@ T = TypeVar("T")
 
 _GRACE = 0.05
 """Seconds beyond its limit after which a call that does not react to cancellation is left behind."""
-_LEAVING = 2.0
-"""Seconds that leaving a line may take, which is as long as a release may hold up the closing of the client."""
 _LAST_TRIES = 2
 """How often a release is tried in a client that closes: on the open connection, and on another one if that broke."""
 _BEFORE_THE_LAST = 0.1
@@ -40,8 +37,6 @@ _FIRST_RETRY = 0.02
 _LAST_RETRY = 1.0
 _MOST_TRIES = 32
 """Tries for locks that are under way at once. The others wait in the client, where releases and renewals pass them."""
-_MOST_JOINING = 32
-"""Waiters that join their lines at once."""
 
 _REFUSALS = (Renewal.REFUSED, Renewal.TAKEN_OVER)
 
@@ -79,16 +74,14 @@ class StoreCalls:
         self.suspends = SuspendWatch(self._loop, clock)
         self._waiters: dict[asyncio.Future[Any], asyncio.Future[None]] = {}
         self._in_a_row = 0
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, so that a simulation can repeat itself
-        self._standing: dict[asyncio.Task[Any], None] = {}
+        self._tasks: dict[asyncio.Future[Any], None] = {}  # ordered, so that a simulation can repeat itself
+        self._until_closing: dict[asyncio.Future[Any], None] = {}
         self.closing = False
         """Whether the client is being closed: nothing new should begin."""
         self.answered_at: float | None = None
         """When the store last answered one of these calls, on the client's clock."""
         self._wakeups: set[asyncio.Event] = set()
         self._tries = Turns(_MOST_TRIES)
-        self.joining = Turns(_MOST_JOINING)
-        """Those of waiters that join their lines, which may take longer than any call."""
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run *work* in an owned task. Its context is its own, so that it does not keep the caller's lease alive."""
@@ -107,39 +100,34 @@ class StoreCalls:
             return asyncio.Task(work, loop=self._loop, context=context, eager_start=True)
         return self._loop.create_task(work, context=context)
 
-    def stand(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run *work* that has no end of its own: `leave` or the closing of the client ends it."""
+    def start_until_closing(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """`start` for *work* that the closing of the client cancels at once."""
         task = self.start(work)
         if not task.done():
-            self._standing[task] = None
+            self._until_closing[task] = None
         return task
 
-    def leave(self, task: asyncio.Task[None]) -> None:
-        """
-        End the standing of *task*, which then takes back what it has in the store.
-
-        It is cancelled once, and again only after a while: a second cancellation, by the closing of the
-        client, would interrupt the taking back, and the store would keep the place of a waiter that is gone.
-        """
-        if task in self._standing:
-            del self._standing[task]
-            task.cancel()
-            self._timers.put(task, _LEAVING, _cancel)
-            task.add_done_callback(self._timers.drop, context=Context())
+    def outlast(self, leaving: asyncio.Future[None]) -> None:
+        """Let the closing of the client wait for *leaving*: a waiter that takes its place out of the store's line."""
+        if not leaving.done():
+            self._tasks[leaving] = None
+            leaving.add_done_callback(self._done, context=Context())
 
     def new_wakeup(self) -> asyncio.Event:
         """Make an event that wakes a waiter: it is also set by the closing of the client, until `forget_wakeup`."""
         wakeup = asyncio.Event()
         self._wakeups.add(wakeup)
+        if self.closing:
+            wakeup.set()
         return wakeup
 
     def forget_wakeup(self, wakeup: asyncio.Event) -> None:
         """The waiter of *wakeup* waits no more."""
         self._wakeups.discard(wakeup)
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _done(self, task: asyncio.Future[Any]) -> None:
         self._tasks.pop(task, None)
-        self._standing.pop(task, None)
+        self._until_closing.pop(task, None)
         self._wake(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, BackendError):
             logger.debug("a call to the store failed", exc_info=error)
@@ -345,8 +333,6 @@ class StoreCalls:
     async def sleep_until_closing(self, delay: float) -> None:
         """Sleep, but not into the closing of the client."""
         wakeup = self.new_wakeup()
-        if self.closing:
-            wakeup.set()
         try:
             await self.suspends.watched_sleep(wakeup, delay)
         finally:
@@ -358,8 +344,8 @@ class StoreCalls:
         for wakeup in self._wakeups:
             wakeup.set()
         self._tries.open_to_all()
-        for task in tuple(self._standing):
-            self.leave(task)
+        for task in self._until_closing:
+            task.cancel()
         end = self._clock.now() + limit
         while ((calls := self._under_way()) or self._wakeups) and (left := end - self._clock.now()) > 0:
             if calls:
@@ -385,10 +371,6 @@ class StoreCalls:
 
     def _under_way(self) -> list[asyncio.Future[Any]]:
         return [*self._tasks, *(flight.call() for flight in self._flights())]
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -10,23 +10,39 @@ the reply of the next member says so in ``earlier_unknown``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 
-from fencing_sdk._etcd.answers import BODY_LIMIT, read_answer
-from fencing_sdk._etcd.errors import INVALID, NOT_NOW, UNAUTHENTICATED, error_of_failures
-from fencing_sdk._etcd.json_codec import Json
-from fencing_sdk._etcd.login import Credentials, Login
+from fencing_sdk._etcd.messages import (
+    BODY_LIMIT,
+    INVALID,
+    NOT_NOW,
+    UNAUTHENTICATED,
+    Json,
+    error_of_failures,
+    read_answer,
+)
 from fencing_sdk._etcd.streams import StreamRequests, stream_answers
-from fencing_sdk._http.bodies import UnreadableAnswerError, read_body, to_json
-from fencing_sdk._http.endpoints import Endpoint, EndpointRules, Endpoints
+from fencing_sdk._http.endpoints import Endpoint, EndpointRules, Endpoints, read_endpoints
 from fencing_sdk._http.node_race import PATIENCE, NodeRace
-from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, request_failed
+from fencing_sdk._http.outcomes import (
+    RequestFailedError,
+    RequestOutcome,
+    UnreadableAnswerError,
+    read_body,
+    request_failed,
+    to_json,
+)
 from fencing_sdk._http.pool import HttpPool
-from fencing_sdk.errors import BackendError
+from fencing_sdk._http.tls import tls_context
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.options import read_seconds
+from fencing_sdk._values.tasks import SharedCall
+from fencing_sdk._values.url import refuse_url, split_url
+from fencing_sdk.errors import BackendError, ConfigurationError
 
 __all__ = [
     "ALARM",
@@ -39,8 +55,12 @@ __all__ = [
     "TIME_TO_LIVE",
     "TXN",
     "WATCH",
+    "Credentials",
     "Gateway",
     "GatewayReply",
+    "Login",
+    "make_gateway",
+    "read_url",
 ]
 
 TXN = "/v3/kv/txn"
@@ -277,3 +297,119 @@ def _is_decision(failure: RequestFailedError) -> bool:
 
 def _once_is_final(failure: RequestFailedError) -> bool:
     return _is_decision(failure) or failure.outcome is RequestOutcome.UNKNOWN
+
+
+_LIMIT = 30.0
+"""Seconds for which further callers may join a login that is under way."""
+
+
+class Credentials(NamedTuple):
+    """A user and a password. Its repr shows neither."""
+
+    user: str
+    password: str
+
+    def __repr__(self) -> str:
+        return "<Credentials>"
+
+
+class Login:
+    """The token of a user: one login serves all callers, until etcd rejects the token."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self.credentials = credentials
+        self._known = False
+        self._token: str | None = None
+        self._call: SharedCall[str | None] | None = None
+
+    async def token(self, authenticate: Callable[[], Coroutine[Any, Any, str | None]]) -> str | None:
+        """The token to send, or None where etcd asks for no login."""
+        if self._known:
+            return self._token
+        now = BootClock().now()
+        call = self._call
+        if call is None or not call.can_join(now - _LIMIT):
+            call = self._call = SharedCall(authenticate, now)
+        self._token = await call.join()
+        self._known = True
+        return self._token
+
+    def forget(self, token: str | None) -> None:
+        """Log in again if *token*, which etcd does not accept, is still the present one; None is any token."""
+        if token is None or token == self._token:
+            self._known = False
+
+    async def aclose(self) -> None:
+        """Cancel the login that is under way."""
+        call, self._call = self._call, None
+        if call is not None:
+            await call.aclose()
+
+
+ANSWER_LIMIT = 30.0
+"""Seconds that a request may take, if its caller does not give up earlier. The engine's limits are far shorter."""
+
+
+def make_gateway(
+    component: str,
+    endpoints: object,
+    *,
+    tls: object = False,
+    user: object = None,
+    password: object = None,
+    ca: object = None,
+    cert: object = None,
+    key: object = None,
+    ssl_context: object = None,
+    connect_timeout: object = 1.0,
+    connections: object = 32,
+) -> Gateway:
+    """
+    Make a gateway to an etcd cluster, for the backend or guard *component*. Nothing is sent.
+
+    Raises:
+        ConfigurationError: an option cannot work.
+    """
+    context = tls_context(tls=tls, scheme="etcd+https", ca=ca, cert=cert, key=key, context=ssl_context)
+    limit = read_seconds("connect_timeout", connect_timeout)
+    answer_limit = aiohttp.ClientTimeout(total=ANSWER_LIMIT, sock_connect=limit)
+    endless = aiohttp.ClientTimeout(total=None, sock_connect=limit)
+    requests = HttpPool(tls=context, connections=connections, limits=answer_limit)
+    streams = HttpPool(tls=context, connections=connections, limits=endless)
+    credentials = _credentials(user, password)
+    members = read_endpoints(endpoints, RULES, tls=bool(tls))
+    return Gateway(component, members, requests=requests, streams=streams, credentials=credentials)
+
+
+def _credentials(user: object, password: object) -> Credentials | None:
+    for name, text in (("user", user), ("password", password)):
+        if text is not None and (not isinstance(text, str) or not text):
+            msg = f"{name} must be a str that is not empty, or None"
+            raise ConfigurationError(msg)
+    if (user is None) != (password is None):
+        given, missing = ("user", "password") if password is None else ("password", "user")
+        msg = f"{given} is nothing without the other; pass {missing} too"
+        raise ConfigurationError(msg)
+    return None if user is None else Credentials(str(user), str(password))
+
+
+def read_url(url: str, options: dict[str, Any]) -> tuple[Sequence[str], dict[str, Any]]:
+    """
+    Split a URL into its endpoints and the options for `make_gateway`: *options*, the login and ``tls``.
+
+    Raises:
+        ConfigurationError: the URL has a path, or a login that can be misread.
+    """
+    parts = split_url(url)
+    if parts.path not in {"", "/"}:
+        refuse_url(
+            "has a path, which etcd does not have; write etcd://host:port,host:port, and prefix= for a place in it"
+        )
+    chosen = {**options, "tls": parts.scheme == "etcd+https"}
+    if parts.user is not None:
+        if not (parts.user and parts.password):
+            refuse_url("must have both user and password before the '@'; write etcd://user:password@host:port")
+        if {"user", "password"} & options.keys():
+            refuse_url("has a login that is given as an option too; pass user and password once")
+        chosen |= {"user": parts.user, "password": parts.password}
+    return parts.host_texts(), chosen

@@ -1,19 +1,23 @@
-"""What a stream sends while it is open, and the answers that come meanwhile."""
+"""
+What a stream sends while it is open, and the answers that come meanwhile: those of a watch are read here, too.
+
+An answer that cannot be read counts neither as a deletion nor as the absence of one: its reader opens a new stream
+from the revision at which the last one began, and etcd repeats what has happened since.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import MappingProxyType
-from typing import Self
+from typing import NamedTuple, Self
 
 import aiohttp
 
-from fencing_sdk._etcd.answers import BODY_LIMIT, read_answer
-from fencing_sdk._etcd.json_codec import Json
-from fencing_sdk._http.bodies import read_body, to_json
+from fencing_sdk._etcd.messages import BODY_LIMIT, Json, decoded, number, read_answer
+from fencing_sdk._http.outcomes import UnreadableAnswerError, read_body, to_json
 
-__all__ = ["StreamRequests", "stream_answers"]
+__all__ = ["KeyDeletion", "StreamRequests", "WatchAnswer", "read_watch_answer", "stream_answers"]
 
 
 class StreamRequests:
@@ -53,3 +57,54 @@ async def stream_answers(response: aiohttp.ClientResponse) -> AsyncIterator[Json
         read_answer(await read_body(response, BODY_LIMIT), response.status)
     async for line in response.content:
         yield read_answer(line, response.status)
+
+
+class KeyDeletion(NamedTuple):
+    """The deletion of one key, also by the end of its lease."""
+
+    key: bytes
+    revision: int
+
+
+class WatchAnswer(NamedTuple):
+    """One answer."""
+
+    watch_id: int
+    """The watch of the stream that the answer is about; 0 if this client gave it no id."""
+    cancelled: bool
+    """Whether etcd has ended the watch."""
+    deletions: list[KeyDeletion]
+    puts: int = 0
+    """How many puts it reports."""
+
+
+def read_watch_answer(fields: Json) -> WatchAnswer:
+    """
+    Read the whole answer before any part of it is used.
+
+    Raises:
+        UnreadableAnswerError: a part of it cannot be read.
+    """
+    cancelled, events = fields.get("canceled", False), fields.get("events", [])
+    if not isinstance(cancelled, bool) or not isinstance(events, list):
+        msg = "the answer is not one of a watch"
+        raise UnreadableAnswerError(msg)
+    found = [_deletion(event) for event in events]
+    deletions = [deletion for deletion in found if deletion is not None]
+    return WatchAnswer(number(fields, "watch_id"), cancelled, deletions, len(found) - len(deletions))
+
+
+def _deletion(event: object) -> KeyDeletion | None:
+    """Read an event; None: it is a put."""
+    kind = event.get("type", "PUT") if isinstance(event, dict) else None
+    if kind == "PUT":
+        return None
+    kv = event.get("kv") if isinstance(event, dict) and kind == "DELETE" else None
+    if not isinstance(kv, dict):
+        msg = "the answer has an event that is neither a put nor a deletion"
+        raise UnreadableAnswerError(msg)
+    read = KeyDeletion(decoded(kv.get("key")), number(kv, "mod_revision"))
+    if not read.key or read.revision <= 0:
+        msg = "the answer has a deletion without its key or its revision"
+        raise UnreadableAnswerError(msg)
+    return read

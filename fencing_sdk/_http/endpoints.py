@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from yarl import URL
 
-from fencing_sdk._values.jitter import JITTER
-from fencing_sdk._values.store_url import joined, read_hosts
+from fencing_sdk._values.clock import JITTER
+from fencing_sdk._values.url import joined, read_hosts
 from fencing_sdk.errors import ConfigurationError
 
 __all__ = ["Endpoint", "EndpointRules", "Endpoints", "read_endpoints"]

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from fencing_sdk._http.endpoints import Endpoint
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, any_unknown
-from fencing_sdk._values.unawaited import retrieve
+from fencing_sdk._values.tasks import retrieve
 
 __all__ = ["PATIENCE", "NodeRace"]
 

@@ -1,5 +1,5 @@
 """
-When the outcome of an HTTP request is unknown.
+The body of a request, the body of its answer, and when its outcome is unknown.
 
 There are three cases for a request without a usable answer:
 
@@ -12,6 +12,7 @@ A failure that is not surely 1 or 3 is 2.
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import Iterable
 from enum import Enum, auto, unique
@@ -20,9 +21,19 @@ import aiohttp
 from yarl import URL
 
 from fencing_sdk._http.tls import distrust, wants_certificate
-from fencing_sdk._values.store_url import joined
+from fencing_sdk._values.url import joined
 
-__all__ = ["RequestFailedError", "RequestOutcome", "any_unknown", "request_failed"]
+__all__ = [
+    "RequestFailedError",
+    "RequestOutcome",
+    "UnreadableAnswerError",
+    "any_unknown",
+    "read_body",
+    "request_failed",
+    "to_json",
+]
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps would make one for each call
 
 
 @unique
@@ -78,3 +89,31 @@ def request_failed(error: aiohttp.ClientError | OSError, url: URL) -> RequestFai
 def any_unknown(failures: Iterable[RequestFailedError]) -> bool:
     """Whether one of the failed requests may still be carried out."""
     return any(failure.outcome is RequestOutcome.UNKNOWN for failure in failures)
+
+
+class UnreadableAnswerError(ValueError):
+    """The answer is none of this store. It says nothing about what the store has done."""
+
+
+def to_json(fields: dict[str, object]) -> bytes:
+    """Write the body of a request."""
+    return _encode(fields).encode()
+
+
+async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """
+    Read an answer to its end.
+
+    Raises:
+        UnreadableAnswerError: it is longer than *limit* bytes; the connection is closed.
+    """
+    body = await response.content.readany()
+    while chunk := await response.content.readany():
+        body += chunk
+        if len(body) > limit:
+            break
+    if len(body) > limit:
+        response.close()
+        msg = f"the answer is longer than {limit} bytes"
+        raise UnreadableAnswerError(msg)
+    return body

@@ -18,9 +18,12 @@ import aiohttp
 from fencing_sdk._http.tls import TlsContext
 from fencing_sdk._values import forks
 from fencing_sdk._values.loop_owner import LoopOwner
-from fencing_sdk._values.turns import Turns
+from fencing_sdk._values.tasks import Turns
+from fencing_sdk.errors import ConfigurationError, shown
 
 __all__ = ["HttpPool", "inherited"]
+
+_MOST_CONNECTIONS = 1000
 
 _KEEP_ALIVE = 60.0
 """Seconds that an idle connection is kept: longer than most heartbeats, and half of what servers allow."""
@@ -59,11 +62,11 @@ class HttpPool:
         self,
         *,
         tls: TlsContext | None,
-        connections: int,
+        connections: object,
         limits: aiohttp.ClientTimeout,
     ) -> None:
         self.tls = tls
-        self.connections = connections
+        self.connections = _read_connections(connections)
         self.limits = limits
         self._current: _LoopSession | None = None
 
@@ -87,7 +90,7 @@ class HttpPool:
         return current
 
     async def _replace(self, earlier: _LoopSession | None) -> _LoopSession:
-        connector = _ForkSafeConnector(limit=_ANY_NUMBER, keepalive_timeout=_KEEP_ALIVE)
+        connector = _Connector(limit=_ANY_NUMBER, keepalive_timeout=_KEEP_ALIVE)
         session = aiohttp.ClientSession(
             connector=connector,
             headers=_HEADERS,
@@ -107,8 +110,15 @@ class HttpPool:
             await current.aclose()
 
 
-class _ForkSafeConnector(aiohttp.TCPConnector):
-    """A connector that a forked child does not close when it collects its garbage: the parent uses the sockets."""
+class _Connector(aiohttp.TCPConnector):
+    """
+    A connector with two differences from its class.
+
+    1. A forked child does not close it when it collects its garbage: the parent uses the sockets.
+    2. Of a name with several addresses, aiohttp raises the error of the last one. This raises the last one that is not
+       a refused connection: an address at which no server listens says less than one that refuses TLS. If a later
+       aiohttp connects by a method of another name, this difference is gone.
+    """
 
     def __init__(self, *, limit: int, keepalive_timeout: float) -> None:
         super().__init__(limit=limit, keepalive_timeout=keepalive_timeout)
@@ -118,11 +128,23 @@ class _ForkSafeConnector(aiohttp.TCPConnector):
         if self._made_in == forks.here():
             super().__del__(*arguments)
 
+    async def _wrap_create_connection(self, *arguments: Any, addr_infos: list[Any], **options: Any) -> Any:
+        telling: aiohttp.ClientConnectorError | None = None
+        while True:
+            try:
+                return await super()._wrap_create_connection(*arguments, addr_infos=addr_infos, **options)
+            except aiohttp.ClientConnectorError as error:
+                if telling is None or not isinstance(error.__cause__, ConnectionRefusedError):
+                    telling = error
+                if len(addr_infos) == 1:
+                    raise telling from telling.__cause__
+                del addr_infos[0]
+
 
 class _LoopSession:
     """A session, and the loop and process that it belongs to."""
 
-    def __init__(self, session: aiohttp.ClientSession, connector: _ForkSafeConnector, turns: Turns) -> None:
+    def __init__(self, session: aiohttp.ClientSession, connector: _Connector, turns: Turns) -> None:
         self.session = session
         self.turns = turns
         self._connector = connector
@@ -144,3 +166,19 @@ class _LoopSession:
             await self.session.close()
         else:
             owner.loop.call_soon_threadsafe(lambda: owner.loop.create_task(self.session.close()))
+
+
+def _read_connections(connections: object) -> int:
+    """
+    Return how many connections may be open at once.
+
+    Raises:
+        ConfigurationError: *connections* is not a whole number in range.
+    """
+    number = connections if isinstance(connections, int) and not isinstance(connections, bool) else 0
+    if isinstance(connections, str) and connections.isascii() and connections.isdigit() and len(connections) < 9:  # noqa: PLR2004
+        number = int(connections)
+    if not 1 <= number <= _MOST_CONNECTIONS:
+        msg = f"connections must be a whole number from 1 to {_MOST_CONNECTIONS}, got {shown(connections)}"
+        raise ConfigurationError(msg)
+    return number

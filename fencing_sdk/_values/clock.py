@@ -1,19 +1,23 @@
 """
-The only reader of the clock that leases are measured on.
+The only reader of the clock that leases are measured on, and the only source of random numbers.
 
 Durations are compared on one machine only, on a clock that is never stepped and that goes on while
 the machine is suspended. `time.monotonic` stops in a suspend on Linux and on macOS, so a lease would
 look valid after an hour of sleep. On Linux `CLOCK_BOOTTIME` goes on. macOS has no such clock, but its
 `CLOCK_MONOTONIC` goes on, unlike `mach_absolute_time`, which `time.monotonic` reads there.
+
+The random numbers make pauses, and orders in which servers are tried. They come from a generator of their own: a
+program that seeds `random` gets the same numbers whether or not a client works in a background thread meanwhile. The
+system draws each of them, so that the copies of a process (forks, snapshots that were restored) do not pause in step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 
@@ -54,8 +58,22 @@ def wall_seconds() -> float:
 
 
 def wall_micros() -> int:
-    """Microseconds since 1970: the floor under a token whose counter may get lost."""
+    """Microseconds since 1970."""
     return time.time_ns() // 1000
+
+
+TICK = 10
+"""
+Microseconds that a hybrid token counts.
+
+Such a token has 15 digits until 2286, and so is an Integer of RFC 9651, which every library for structured headers
+reads. One that counts single microseconds has 16.
+"""
+
+
+def wall_ticks() -> int:
+    """Ticks since 1970: the floor under a token whose counter may get lost."""
+    return wall_micros() // TICK
 
 
 def boot_identity() -> str:
@@ -65,8 +83,27 @@ def boot_identity() -> str:
     `CLOCK_BOOTTIME` starts at zero with every boot, and a container with a time namespace of its
     own sees it shifted under the same boot id, so both are part of the name.
     """
+    from pathlib import Path  # noqa: PLC0415  (few stores ask, and its own imports take longer than ours)
+
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{Path('/proc/self/ns/time').readlink()}"
     except OSError:
         return "unknown"
+
+
+class _Jitter(random.SystemRandom):
+    """Draws from the system, or from *drawn_from*, by which a test repeats a run."""
+
+    drawn_from: random.Random | None = None
+
+    def random(self) -> float:
+        """See `random.Random.random`."""
+        return super().random() if self.drawn_from is None else self.drawn_from.random()
+
+    def getrandbits(self, k: int) -> int:
+        """See `random.Random.getrandbits`."""
+        return super().getrandbits(k) if self.drawn_from is None else self.drawn_from.getrandbits(k)
+
+
+JITTER = _Jitter()

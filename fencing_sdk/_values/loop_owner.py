@@ -9,12 +9,11 @@ must not even be closed by the child: they share the socket.
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 from fencing_sdk._values import forks
 from fencing_sdk.errors import UsageError
-
-__all__ = ["ForkDetector", "LoopOwner", "OneLoop", "loop_here", "loop_of", "running_loop"]
 
 
 def loop_here() -> asyncio.AbstractEventLoop | None:
@@ -136,3 +135,28 @@ class ForkDetector:
             return False
         self._generation = forks.here()
         return True
+
+
+class Uncopied:
+    """
+    The base of what is neither copied nor pickled.
+
+    A twin of a client would close the first one when it is dropped, that of a lease would give its lock back, and a
+    pickled client, backend or guard would carry the password of its store.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        """
+        Refuse `copy` and `pickle`, which both ask here.
+
+        Raises:
+            UsageError: always.
+        """
+        msg = (
+            f"{type(self).__name__} cannot be copied or pickled, because it belongs to this process; share the object "
+            "itself between tasks or threads, and let another process make its own: it needs the URL, the name "
+            "of the lock, or the token"
+        )
+        raise UsageError(msg)

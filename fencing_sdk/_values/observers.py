@@ -1,4 +1,8 @@
-"""Hands events to observers, whose failures stay away from locking; and the logger of the package."""
+"""
+Hands events to observers, whose failures stay away from locking; and the logger of the package.
+
+The events themselves are in `fencing_sdk.events`, which a program without observers does not load.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import asyncio
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
-from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
-from fencing_sdk.events import Event, Observer, StaleRejected
+from fencing_sdk.errors import ConfigurationError, shown
 
 logger = logging.getLogger("fencing_sdk")
 """It has no handler: where logging is not configured, Python then writes its warnings to standard error."""
@@ -20,17 +25,26 @@ def keep_off_console() -> None:
     logger.addHandler(logging.NullHandler())
 
 
-def stale_rejected(error: StaleTokenError, *, name: str, at: float, holder: str | None) -> StaleRejected:
-    """The event that tells *error*."""
-    return StaleRejected(
-        name=name,
-        at=at,
-        holder=holder,
-        token=error.token,
-        resource=error.resource,
-        fence=error.fence,
-        conflict=error.conflict,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to the lock *name*. ``at`` is on the client's monotonic clock, in seconds."""
+
+    kind: ClassVar[str] = "event"
+    name: str
+    at: float
+    holder: str | None
+    """
+    The acquisition: the public digest of its owner id, as in `Lease.holder`, `LockClient.inspect` and the HTTP header.
+    None only in an event of a guard whose token came without it, and of a job that got no lock.
+    """
+
+    def as_dict(self) -> dict[str, object]:
+        """The event as plain values, with its ``kind``: what a recording or a log takes."""
+        return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+Observer = Callable[[Event], None]
+"""Called in the event loop, so it must be quick. What it raises is logged and goes no further."""
 
 
 class Meter(ABC):

@@ -26,6 +26,8 @@ MAX_TTL = 86_400.0
 DEFAULT_DRIFT = 0.01
 MAX_DRIFT = 0.5
 MIN_INTERVAL = 0.001
+RELEASE_LIMIT = 2.0
+"""Seconds for which a caller waits for its release, and the closing of a client for a waiter that leaves a line."""
 BUFFER, INTERVAL = "safety_buffer", "heartbeat_interval"
 RENEWALS_BEFORE_DEADLINE = 3
 """A heartbeat at one interval, a second attempt at two, and the deadline not before three."""

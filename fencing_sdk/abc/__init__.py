@@ -8,8 +8,8 @@ change is `BackendRefusedError`. Extra powers are protocols of their own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from enum import Enum, auto, unique
 from typing import Protocol, runtime_checkable
 
@@ -26,10 +26,10 @@ from fencing_sdk._values.claim import (
     Permit,
     Renewal,
     Revoked,
-    Token,
     Waiting,
 )
-from fencing_sdk._values.findings import Finding, Severity
+from fencing_sdk._values.reports import Finding, Severity
+from fencing_sdk._values.token import Token
 from fencing_sdk.abc.guards import Guard, SupportsFence, TransactionalGuard
 from fencing_sdk.errors import BackendError, LossReason
 
@@ -55,22 +55,20 @@ __all__ = [
     "Sent",
     "Severity",
     "SupportsDiagnosis",
-    "SupportsDirectGrant",
     "SupportsFence",
     "SupportsFounding",
+    "SupportsLine",
     "SupportsListing",
     "SupportsLossNotice",
     "SupportsOpen",
-    "SupportsPolling",
     "SupportsPosts",
-    "SupportsQueue",
     "SupportsRevoking",
     "SupportsSchema",
     "SupportsShares",
+    "SupportsTransfer",
     "Tell",
     "Token",
     "TransactionalGuard",
-    "Turn",
     "Waiting",
 ]
 
@@ -249,28 +247,6 @@ class SupportsPosts(Protocol):
         ...
 
 
-class Turn(Protocol):
-    """What a waiter in the line of one lock waits for: its turn."""
-
-    async def wait(self) -> None:
-        """Return when another try may succeed. May wake for nothing; the caller keeps its own timer."""
-        ...
-
-
-@runtime_checkable
-class SupportsQueue(Protocol):
-    """A backend that lets waiters stand in line and wakes them."""
-
-    def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
-        """
-        Join the line for ``claim.name``; leaving the context leaves the line, also when cancelled.
-
-        Entering returns only when a release can no longer be missed. While a waiter is in the
-        line, `Backend.acquire` grants to the head of the line alone.
-        """
-        ...
-
-
 @runtime_checkable
 class SupportsShares(Protocol):
     """
@@ -312,45 +288,65 @@ class Tell(Protocol):
 
 
 class PlaceInLine(Protocol):
-    """The place of a waiter in the line of one lock. The store may grant the lock to it without being asked again."""
+    """The place of a waiter in the line of one name. A class that inherits from this one has the defaults."""
+
+    hands_over: bool = False
+    """
+    Whether the store may grant the lock to this waiter without being asked again.
+
+    If so, a waiter that gives up also calls `Backend.release`, which takes it out of the line, and gives back a grant
+    that was on its way to it.
+    """
+
+    polls: bool = False
+    """Whether the store wakes no waiter: then the pauses that a caller has chosen come before those of `nap`."""
+
+    tells_joining: bool = False
+    """Whether there is news as soon as it is in the line, although the lock may be held."""
 
     def nap(self, advice: float) -> float | None:
         """
-        Seconds after which the waiter tries again although it was told nothing.
+        Seconds after which the waiter tries again although it has heard nothing.
 
         None: it is not in the line, or not yet, and tries again as if there were no line. *advice* is what the
         `Held.retry_after` of its last try makes advisable.
         """
         ...
 
-    def leave(self) -> None:
-        """Tell the waiter nothing more. If it was not granted, the caller also calls `Backend.release`."""
+    def leave(self) -> asyncio.Future[None] | None:
+        """
+        Give the waiter no more news, and take it out of the line unless it was granted or `hands_over`.
+
+        Return None where that is done, else what ends with it: the closing of the client waits for that, up to its
+        limit, and then cancels it. Never raises, and may be called again.
+        """
         ...
 
 
 @runtime_checkable
-class SupportsDirectGrant(Protocol):
-    """A backend whose release hands the lock to the waiter at the head of the line, with its token."""
+class SupportsLine(Protocol):
+    """
+    A backend that lets waiters stand in line, and wakes them or hands them the lock.
 
-    def stand(self, claim: Claim, tell: Tell) -> PlaceInLine:
+    While a waiter is in the line, `Backend.acquire` grants to the head of the line alone. Where the store wakes no
+    waiter (`PlaceInLine.polls`), the line is that of one client, whose head asks the store.
+    """
+
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> PlaceInLine:
         """
         Join the line for ``claim.name``, in the background, and call *tell* when there is news.
 
-        A release that comes after this call is not missed. `Backend.release` takes the waiter out of the line, and
-        gives back a grant that was on its way to it.
-        """
-        ...
+        A release that comes after this call is not missed: either the waiter is in the line by then, or it hears once
+        it is. A place that was lost by a fault is taken again. No error of joining reaches the waiter: its next try
+        raises the store's.
 
+        Args:
+            claim: Who waits, and for what.
 
-@runtime_checkable
-class SupportsPolling(Protocol):
-    """A backend whose store wakes no waiter: those of one client stand in line, and its head asks the store."""
+            tell: Called with each news, perhaps before this call returns.
 
-    def line_up(self, claim: Claim, tell: Tell) -> PlaceInLine:
-        """
-        Join the client's line for ``claim.name``; *tell* is called, without a grant, when another try may succeed.
-
-        While a waiter is in the line, `Backend.acquire` refuses the others of this client without asking the store.
+            hand_over: The store may grant the lock to this waiter. Else it only wakes it: a try is needed where fences
+                are raised with the grant, and for a share. A store that never hands over ignores it.
         """
         ...
 
@@ -417,5 +413,26 @@ class SupportsRevoking(Protocol):
         Raises:
             BackendUnavailableError: the store did not answer; the grant may have been ended.
             BackendRefusedError: it refused.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsTransfer(Protocol):
+    """A backend whose grants pass from one owner to another in one step."""
+
+    async def transfer(self, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
+        """
+        Give the grant of ``of.owner`` to ``to.owner``: its mode and permit, with the ttl and the metadata of *to*.
+
+        Idempotent: if ``to.owner`` holds already, its ttl is restarted. The token is higher than every earlier one of
+        the name, except that readers keep the token that they share. Waiters keep their places, and are not woken. From
+        then on a renewal and a release by ``of.owner`` are refused, whenever they arrive.
+
+        Returns:
+            The grant; or, if ``of.owner`` does not hold, what a renewal of *of* returns.
+
+        Raises:
+            BackendUnavailableError, BackendRefusedError: as `Backend.acquire`.
         """
         ...

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Token
+from fencing_sdk._values.claim import Claim, Grant, Held
+from fencing_sdk._values.token import Token
 
 __all__ = ["Guard", "SupportsFence", "TransactionalGuard"]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from fencing_sdk._values.extras import install
-from fencing_sdk._values.store_url import split_url
+from fencing_sdk._values.drivers import install
+from fencing_sdk._values.url import split_url
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, shown
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "fencing_sdk.backends"
+_OF_A_LOCK = {"ttl", "wait", "safety_buffer", "heartbeat_interval", "max_hold", "fences", "backoff"}
 
 Opener = Callable[..., Backend]
 
@@ -88,7 +89,10 @@ def from_url(url: str, **options: object) -> Backend:
     """
     match = _URL.fullmatch(url)
     if match is None:
-        msg = "url must look like 'sqlite:///locks.db' or 'memory://', without control characters"
+        msg = (
+            "url must look like 'redis://host:6379' or 'sqlite:///locks.db', "
+            "without a blank in front and without control characters"
+        )
         raise ConfigurationError(msg)
     scheme = match[1]
     builtin = BUILTIN.get(scheme)
@@ -152,7 +156,8 @@ def take_options(
     stated = f"known are {', '.join(known) or 'none'}"
     for key in options:
         if key not in known:
-            msg = f"unknown option {shown(key)} of this backend; {stated}"
+            of_a_lock = f" (it belongs to a lock: locks.lock(name, {key}=...))" if key in _OF_A_LOCK else ""
+            msg = f"unknown option {shown(key)} of this backend{of_a_lock}; {stated}"
             raise ConfigurationError(msg)
     merged = dict(options)
     for key, value in parse_qsl(split_url(url).query, keep_blank_values=True):

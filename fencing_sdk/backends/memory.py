@@ -8,29 +8,22 @@ Clock: the process's own. Waiters: first come, first served, woken directly.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import Any
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Waiting
-from fencing_sdk._values.clock import BootClock, Clock, wall_micros
-from fencing_sdk._values.findings import Finding, warning
-from fencing_sdk._values.loop_owner import OneLoop
-from fencing_sdk._values.uncopied import Uncopied
-from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.clock import BootClock, Clock, wall_ticks
+from fencing_sdk._values.loop_owner import OneLoop, Uncopied
+from fencing_sdk._values.options import option_names
+from fencing_sdk.abc import LossNotice, PlaceInLine, Posted, Sent, Tell
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._shared import lock_table
-from fencing_sdk.backends._shared.lock_table import token_source
-from fencing_sdk.backends._shared.loss_notices import LossNotices
-from fencing_sdk.backends._shared.share_table import ShareTable
+from fencing_sdk.backends._shared import rules
+from fencing_sdk.backends._shared.losses import LossNotices
+from fencing_sdk.backends._shared.row_table import RowTable
+from fencing_sdk.backends._shared.rules import token_source
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
 from fencing_sdk.errors import BackendError, ConfigurationError, LossReason
-
-_REPEATING = warning(
-    "memory.tokens",
-    "tokens is counter",
-    "after a restart of the process tokens repeat, so that a resource outside of it accepts a stale writer",
-    "leave tokens out, or use a store with a memory of its own",
-)
 
 
 class MemoryBackend(Uncopied):
@@ -47,9 +40,9 @@ class MemoryBackend(Uncopied):
 
     def __init__(self, *, clock: Clock | None = None, tokens: str = "hybrid") -> None:
         self._clock = BootClock() if clock is None else clock
-        self._table = ShareTable(token_source(tokens, wall_micros))
+        self._table = RowTable(token_source(tokens, wall_ticks))
         self._hybrid = tokens != "counter"
-        self._waiters: WaiterTable[Waiter] = WaiterTable()
+        self._waiters: WaiterTable[MemoryWaiter] = WaiterTable()
         self._loss_notices = LossNotices()
         self._loop = OneLoop()
 
@@ -74,28 +67,35 @@ class MemoryBackend(Uncopied):
         answer(outcome)
         return None
 
-    def post_release(self, claim: Claim, answer: Callable[[Posted | Renewal | BackendError], None]) -> Sent | None:
+    def post_release(
+        self, claim: Claim, answer: Callable[[Posted | Renewal | Revoked | BackendError], None]
+    ) -> Sent | None:
         """See `fencing_sdk.abc.SupportsPosts.post_release`."""
         answer(self._release(claim) or Posted.RELEASED)
         return None
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
         self._loop.check(self)
         now = self._clock.now()
         return [self._table.renew(claim, now) for claim in claims]
 
-    async def release(self, claim: Claim) -> Renewal | None:
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
         self._loop.check(self)
         return self._release(claim)
 
-    def _release(self, claim: Claim) -> Renewal | None:
+    def _release(self, claim: Claim) -> Renewal | Revoked | None:
         others_wait = self._table.leave(claim)
         refusal = self._table.release(claim, self._clock.now())
         if others_wait:
             self._wake_next(claim.name)
         return refusal
+
+    async def transfer(self, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
+        """See `fencing_sdk.abc.SupportsTransfer.transfer`."""
+        self._loop.check(self)
+        return self._table.transfer(of, to, self._clock.now())
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
@@ -105,13 +105,6 @@ class MemoryBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsShares.holders`."""
         return self._table.holders(name, self._clock.now())
 
-    async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
-        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
-        return () if self._hybrid else (_REPEATING,)
-
-    async def server_time(self) -> None:
-        """Return None: the clock is this machine's."""
-
     async def aclose(self) -> None:
         """Nothing is open; the grants stay for the other clients of this object, which may be in the next loop."""
         self._loop.forget()
@@ -119,9 +112,9 @@ class MemoryBackend(Uncopied):
     async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """See `fencing_sdk.abc.SupportsListing.list_held`."""
         now = self._clock.now()
-        names, last = self._table.page(prefix, -1 if cursor is None else int(cursor), limit, now)
+        names = self._table.names(prefix, cursor, limit)
         holders = [holder for name in names for holder in self._table.holders(name, now)]
-        return Listing(holders, None if last is None else str(last))
+        return Listing(holders, names[-1] if len(names) == limit else None)
 
     async def list_waiters(self, name: str) -> Sequence[Waiting]:
         """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
@@ -129,91 +122,89 @@ class MemoryBackend(Uncopied):
 
     async def revoke(self, name: str, token: int, reason: str) -> bool:
         """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
-        return self._revoke(name, token, reason)
+        ended = self._revoke(name, token, reason)
+        # In a later turn: from Python 3.12 on this may run inside a step of the holder's own task, and 3.12 keeps a
+        # cancellation that is made there although the block has taken it back.
+        asyncio.get_running_loop().call_soon(self._tell, ended, reason, context=Context())
+        return bool(ended)
 
     def take_away(self, name: str) -> None:
         """Take the lock away from all who hold it, for tests: they lose their leases with `LossReason.REVOKED`."""
-        self._revoke(name, None, "")
+        self._tell(self._revoke(name, None, None), "")
 
-    def _revoke(self, name: str, token: int | None, reason: str) -> bool:
-        ended = self._table.revoke(name, self._clock.now(), token)
-        for owner in ended:
-            self._loss_notices.tell(Claim(name, 0.0, owner), LossReason.REVOKED, reason)
+    def _revoke(self, name: str, token: int | None, reason: str | None) -> list[Claim]:
+        ended = self._table.revoke(name, self._clock.now(), token, reason)
         self._wake_next(name)
-        return bool(ended)
+        return [Claim(name, 0.0, owner) for owner in ended]
+
+    def _tell(self, ended: Sequence[Claim], reason: str) -> None:
+        for claim in ended:
+            self._loss_notices.tell(claim, LossReason.REVOKED, reason)
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._loss_notices.on_loss(notice)
 
-    @asynccontextmanager
-    async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`."""
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> MemoryWaiter:
+        """See `fencing_sdk.abc.SupportsLine.stand`."""
         self._loop.check(self)
-        waiter = self._waiters.add(Waiter(claim))
-        self._table.join(claim, self._clock.now())
-        try:
-            yield waiter
-        finally:
-            self._waiters.remove(waiter)
-            self._table.leave(claim)
-            self._wake_next(claim.name)  # a waiter that leaves when it is its turn passes the turn on
-
-    def stand(self, claim: Claim, tell: Tell) -> MemoryWaiter:
-        """See `fencing_sdk.abc.SupportsDirectGrant.stand`."""
-        self._loop.check(self)
-        waiter = MemoryWaiter(claim, tell, self._waiters)
-        self._waiters.add(waiter)
+        waiter = self._waiters.add(MemoryWaiter(claim, tell, self._leave, hands_over=hand_over))
         self._table.join(claim, self._clock.now())
         self._wake_next(claim.name)  # it was released after the try of this waiter
         return waiter
+
+    def _leave(self, waiter: MemoryWaiter) -> None:
+        """Forget *waiter*. One that is woken leaves the line, and passes its turn on; another releases its claim."""
+        self._waiters.remove(waiter)
+        if not waiter.hands_over:
+            self._table.leave(waiter.claim)
+            self._wake_next(waiter.claim.name)
 
     def _wake_next(self, name: str) -> None:
         """Hand a free lock to the head of the line, or wake it."""
         now = self._clock.now()
         waiter = self._next_in_line(name, now)
-        while isinstance(waiter, MemoryWaiter) and waiter.loop.is_closed():
+        while waiter is not None and waiter.loop.is_closed():
             self._table.leave(waiter.claim)
             waiter = self._next_in_line(name, now)
-        if isinstance(waiter, MemoryWaiter):
+        if waiter is not None and waiter.hands_over:
             waiter.tell(self._table.hand_over(waiter.claim, now))
         elif waiter is not None:
-            waiter.wake()
+            waiter.tell()
 
-    def _next_in_line(self, name: str, now: float) -> Waiter | None:
+    def _next_in_line(self, name: str, now: float) -> MemoryWaiter | None:
         owner = self._table.next_in_line(name, now)
         return None if owner is None else self._waiters.find(Claim(name, 0.0, owner))
 
 
-class MemoryWaiter(Waiter):
-    """A waiter to which a release hands the lock."""
+class MemoryWaiter(Waiter, PlaceInLine):
+    """A waiter, and its place in the line."""
 
-    __slots__ = ("_table", "loop", "tell")
-
-    def __init__(self, claim: Claim, tell: Tell, table: WaiterTable[Waiter]) -> None:
+    def __init__(self, claim: Claim, tell: Tell, leave: Callable[[MemoryWaiter], None], *, hands_over: bool) -> None:
         super().__init__(claim)
         self.tell = tell
-        self._table = table
+        self.hands_over = hands_over
         self.loop = asyncio.get_running_loop()
+        self._leave = leave
 
     def nap(self, advice: float) -> float:
         """See `fencing_sdk.abc.PlaceInLine.nap`. A try is also the sign of life that keeps the waiter in the line."""
-        return min(advice, lock_table.LINE_POLL)
+        return min(advice, rules.LINE_POLL)
 
     def leave(self) -> None:
         """See `fencing_sdk.abc.PlaceInLine.leave`."""
-        self._table.remove(self)
+        self._leave(self)
 
 
 def from_url(url: str, **options: object) -> MemoryBackend:
     """
-    Make a backend for ``memory://``. Option: ``tokens``.
+    Make a backend for ``memory://``; `MemoryBackend` explains the options.
 
     Raises:
         ConfigurationError: the URL has a path, or an option is unknown.
     """
-    chosen = take_options(url, options, ("tokens",))
+    chosen: dict[str, Any] = take_options(url, options, option_names(MemoryBackend, besides={"clock"}))
     if url.partition("://")[2].partition("?")[0]:
         msg = "memory:// takes no path; pass one MemoryBackend object to every client that shares it"
         raise ConfigurationError(msg)
-    return MemoryBackend(tokens=str(chosen.get("tokens", "hybrid")))
+    return MemoryBackend(**chosen)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import signal
 import sys
 
-from fencing_sdk._values.extras import install
+from fencing_sdk._values.drivers import install
 from fencing_sdk._values.observers import keep_off_console
 
 _USAGE = 2
@@ -22,15 +21,14 @@ def main() -> int:
 
 
 def _run() -> int:
+    from fencing_sdk.cli._app import run_app  # noqa: PLC0415  (an interrupt meanwhile is caught)
+
+    keep_off_console()
     try:
-        app = importlib.import_module("fencing_sdk.cli._app")
+        return run_app(sys.argv[1:])
     except ModuleNotFoundError as error:
-        missing = str(error.name).partition(".")[0]
-        if missing == "fencing_sdk":
+        if str(error.name).partition(".")[0] != "rich":
             raise
         with contextlib.suppress(OSError, AttributeError):  # a disk is full; there is no standard error
-            sys.stderr.write(f"fencing: {missing} is not installed; run: {install('cli')}\n")
+            sys.stderr.write(f"fencing: rich is not installed; run: {install('cli')}\n")
         return _USAGE
-    keep_off_console()
-    code: int = app.run_app(sys.argv[1:])
-    return code

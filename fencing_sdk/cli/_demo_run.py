@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Self
 
 from fencing_sdk._recording import Recorder
-from fencing_sdk._values.token_wire import ENV_RECORD
+from fencing_sdk._values.token import ENV_RECORD
 from fencing_sdk.cli._demo_worker import BANK, GUARDED, LOCKS, RECORDING, UNGUARDED
-from fencing_sdk.cli._recording_lines import Line, parse_line
+from fencing_sdk.cli.recordings import Line, parse_line
 
 PATIENCE = 30.0
 """Seconds to wait for one event; a busy machine needs some of them."""

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum, unique
@@ -93,6 +92,8 @@ class MetricsFile:
         await anyio.to_thread.run_sync(partial(self._replace, news), abandon_on_cancel=True)
 
     def _replace(self, news: Mapping[str, float]) -> None:
+        import tempfile  # noqa: PLC0415  (few runs write a file, and this loads compressors)
+
         try:
             with _alone_in(self._path.parent):
                 text = self._text({**self._before(), **news})

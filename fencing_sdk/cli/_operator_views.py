@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable
 from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
 from fencing_sdk._values.claim import Holder, Waiting
-from fencing_sdk._values.holder_facts import read_facts
-from fencing_sdk._values.token_wire import ENV_URL
-from fencing_sdk.cli._store import StoreOptions
-from fencing_sdk.cli._streams import say
-from fencing_sdk.cli.run import Exit
+from fencing_sdk._values.reports import read_facts
+from fencing_sdk._values.token import ENV_URL
+from fencing_sdk.cli._options import StoreOptions
+from fencing_sdk.cli._streams import Exit, say
 from fencing_sdk.errors import BackendError, ConfigurationError, UnsupportedError, shown
+
+NUMBERS = ("TOKEN", "HELD", "LEFT", "WAIT")
+"""Headings of columns that stand on the right."""
 
 
 def look(

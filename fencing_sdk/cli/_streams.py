@@ -1,29 +1,38 @@
-"""Standard output and standard error of the commands, also where they are closed or full, or take ASCII alone."""
+"""How commands end, and where they write: to streams that may be closed or full or take ASCII alone, and to files."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import stat
 import sys
 from collections.abc import Iterator
-from typing import IO, Any, TextIO, cast
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, TextIO
 
-from rich.console import Console
+from fencing_sdk.errors import ConfigurationError, shown
+
+
+class Exit(IntEnum):
+    """The exit codes of the commands themselves, from sysexits.h where it has one."""
+
+    USAGE = 2
+    UNAVAILABLE = 69
+    OUTPUT = 74
+    TAKEN = 75
+    LOST = 76
+    NOT_EXECUTABLE = 126
+    NOT_FOUND = 127
 
 
 class OutputClosedError(Exception):
     """Standard output takes no more. Its cause says why: the reader has gone, as ``head`` does, or a disk is full."""
 
 
-class Output(Console):
-    """A console on standard output. A closed pipe is an error of ours and not, as by default, exit code 1."""
-
-    def __init__(self) -> None:
-        super().__init__(file=None if sys.stdout is None else cast("IO[str]", _Watched(sys.stdout)))
-
-
-class _Watched:
+class Watched:
     """A stream whose errors are told as `OutputClosedError`."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -69,6 +78,11 @@ def escape_what_cannot_be_shown() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+def harmless(text: str, *, but: str = "") -> str:
+    """Escape what a name in a recording, or the answer of a store, could do to a terminal; *but* is kept."""
+    return "".join(char if char.isprintable() or char in but else ascii(char)[1:-1] for char in text)
+
+
 def say(message: str) -> None:
     """Print one line on standard error. A closed one is no reason for anything else to fail."""
     if sys.stderr is None:
@@ -86,3 +100,32 @@ def silence(stream: TextIO) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+def check_output(path: Path) -> None:
+    """
+    Refuse a *path* at which no file can be written. Nothing is created, so a later write may fail all the same.
+
+    Raises:
+        ConfigurationError: its folder does not exist, say, or it is a folder itself.
+    """
+    if problem := _problem(path):
+        msg = f"cannot write {shown(str(path))}: {os.strerror(problem)}"
+        raise ConfigurationError(msg)
+
+
+def _problem(path: Path) -> int:
+    """The error that writing would end with, 0 for none that can be foreseen."""
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            return errno.EISDIR
+        return 0 if os.access(path, os.W_OK) else errno.EACCES
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return error.errno or errno.EIO
+    try:
+        path.parent.stat()
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0 if os.access(path.parent, os.W_OK | os.X_OK) else errno.EACCES

@@ -1,4 +1,4 @@
-"""``fencing doctor``: a diagnosis of this machine and of its store, on 80 columns or as JSON."""
+"""``fencing doctor``: a diagnosis of this machine and of its store, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fencing_sdk import connect
-from fencing_sdk._values.token_wire import ENV_URL
+from fencing_sdk._values.token import ENV_URL
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends import from_url
-from fencing_sdk.cli._output import check_output
-from fencing_sdk.cli._screen import draw_screen
-from fencing_sdk.cli._store import StoreOptions
-from fencing_sdk.cli._streams import Output, say, write_out
-from fencing_sdk.diagnosis import Advice, Diagnosis, Finding, Measurements, Severity
+from fencing_sdk.cli._options import StoreOptions
+from fencing_sdk.cli._screen import Output, draw_screen
+from fencing_sdk.cli._streams import check_output, harmless, say, write_out
+from fencing_sdk.diagnosis import Diagnosis, Finding, Measurements, Severity
 from fencing_sdk.errors import ConfigurationError
 
 _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
@@ -63,7 +62,9 @@ def run_doctor(where: StoreOptions, *, over: float, ttl: float, as_json: bool, s
         _print(Output(), diagnosis, scheme)
     if svg is not None:
         draw_screen(svg, "fencing doctor", lambda console: _print(console, diagnosis, scheme))
-    return _health(diagnosis)
+    if diagnosis.worst is Severity.ERROR:
+        return Health.ERRORS
+    return Health.WARNINGS if diagnosis.worst is Severity.WARNING else Health.SOUND
 
 
 async def _diagnose(url: str, over: float, ttl: float) -> Diagnosis:
@@ -82,12 +83,6 @@ async def _close(backend: Backend) -> None:
             pass
 
 
-def _health(diagnosis: Diagnosis) -> Health:
-    if diagnosis.worst is Severity.ERROR:
-        return Health.ERRORS
-    return Health.WARNINGS if diagnosis.worst is Severity.WARNING else Health.SOUND
-
-
 def _print(console: Console, diagnosis: Diagnosis, scheme: str) -> None:
     measured = diagnosis.measurements
     _head(console, f"Measured for {measured.seconds:.1f} s, on {scheme}://")
@@ -95,17 +90,25 @@ def _print(console: Console, diagnosis: Diagnosis, scheme: str) -> None:
     _head(console, "Found")
     for finding in diagnosis.findings:
         _show(console, finding)
-    _line(console, f"  {_count(diagnosis)}")
+    counts = [
+        f"{number} {severity}{'' if number == 1 else 's'}"
+        for severity in sorted(Severity, reverse=True)
+        if (number := sum(finding.severity is severity for finding in diagnosis.findings))
+    ]
+    console.print(f"  {', '.join(counts) or 'nothing: every check passed'}\n", markup=False, highlight=False)
     _head(console, "Advice for each lock")
-    _rows(console, _advised(diagnosis.advice))
+    advice = diagnosis.advice
+    numbers = {
+        "ttl": advice.ttl,
+        "safety_buffer": advice.safety_buffer,
+        "heartbeat_interval": advice.heartbeat_interval,
+    }
+    shown = zip(numbers.items(), advice.arithmetic, strict=True)
+    _rows(console, [(name, f"{number:g} s", how) for (name, number), how in shown])
 
 
 def _head(console: Console, text: str) -> None:
     console.print(Text(text, style="bold"))
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(Text(_harmless(text)))
 
 
 def _rows(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
@@ -114,17 +117,19 @@ def _rows(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
     table.add_column(min_width=9, no_wrap=True, justify="right")
     table.add_column(style="dim")
     for row in rows:
-        table.add_row(*(Text(_harmless(cell)) for cell in row))
+        table.add_row(*(Text(harmless(cell, but="\n")) for cell in row))
     console.print(Padding(table, (0, 0, 1, 2), expand=False))
 
 
 def _measured(measured: Measurements) -> list[tuple[str, str, str]]:
-    drift = None if measured.clock_drift is None else f"{100 * measured.clock_drift:+.3f} %"
+    times = {"p50": measured.renewal_p50, "p99": measured.renewal_p99, "slowest": measured.renewal_max}
+    latencies = ", ".join(f"{name} {_seconds(time)}" for name, time in times.items() if time is not None)
+    drift = None if measured.clock_drift is None else f"{round(100 * measured.clock_drift, 3) + 0.0:+.3f} %"
     rows = [
         ("event loop", _seconds(measured.loop_pause), "longest pause"),
         ("process", _seconds(measured.process_pause), "longest pause"),
         ("clock source", measured.clock_source, ""),
-        ("renewals", str(measured.renewals), _latencies(measured)),
+        ("renewals", str(measured.renewals), latencies),
         ("store's clock", _seconds(measured.clock_difference), "ahead of this machine's"),
         ("its drift", drift, "faster than this machine's, give or take the network"),
         ("tokens", str(len(measured.tokens)), "\n".join(map(str, measured.tokens))),
@@ -134,45 +139,15 @@ def _measured(measured: Measurements) -> list[tuple[str, str, str]]:
     return [(name, value, meaning) for name, value, meaning in rows if value is not None]
 
 
-def _latencies(measured: Measurements) -> str:
-    times = {"p50": measured.renewal_p50, "p99": measured.renewal_p99, "slowest": measured.renewal_max}
-    return ", ".join(f"{name} {_seconds(time)}" for name, time in times.items() if time is not None)
-
-
 def _seconds(seconds: float | None) -> str | None:
     if seconds is None:
         return None
-    return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{1000 * seconds:.1f} ms"
+    return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{round(1000 * seconds, 1) + 0.0:.1f} ms"  # no -0.0
 
 
 def _show(console: Console, finding: Finding) -> None:
     """One finding: its severity and name, and below them what, why, and what mends it."""
     console.print(Text.assemble((f"  {finding.severity!s:<8}", _COLOURS[finding.severity]), (finding.check, "bold")))
     for text, style in ((finding.what, ""), (finding.reason, "dim"), (f"> {finding.mend}", "green")):
-        console.print(Padding(Text(_harmless(text), style=style), (0, 0, 0, 10)))
+        console.print(Padding(Text(harmless(text, but="\n"), style=style), (0, 0, 0, 10)))
     console.print()
-
-
-def _count(diagnosis: Diagnosis) -> str:
-    counts = [
-        f"{number} {severity}{'' if number == 1 else 's'}"
-        for severity in sorted(Severity, reverse=True)
-        if (number := sum(finding.severity is severity for finding in diagnosis.findings))
-    ]
-    return f"{', '.join(counts) or 'nothing: every check passed'}\n"
-
-
-def _advised(advice: Advice) -> list[tuple[str, str, str]]:
-    numbers = {
-        "ttl": advice.ttl,
-        "safety_buffer": advice.safety_buffer,
-        "heartbeat_interval": advice.heartbeat_interval,
-    }
-    return [
-        (name, f"{number:g} s", how) for (name, number), how in zip(numbers.items(), advice.arithmetic, strict=True)
-    ]
-
-
-def _harmless(text: str) -> str:
-    """Escape what the answer of a store could do to a terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)

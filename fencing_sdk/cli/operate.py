@@ -1,5 +1,5 @@
 """
-``fencing ls``, ``show`` and ``break``: what is held, by whom, who waits, and a lock taken away.
+``fencing ls``, ``show``, ``break`` and ``init``: what is held, who waits, a lock taken away, a store made ready.
 
     done                               0
     break: not broken                  1, the grant is over, or the question was answered by no
@@ -7,40 +7,44 @@
     store unavailable                  69
     interrupted by Ctrl-C              130, and nothing was taken away
 """
+# ruff: noqa: PLC0415  (rich takes longer than the rest of the start, and draws for people alone)
 
 from __future__ import annotations
 
+import asyncio
 import json
 import select
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
-from rich.cells import cell_len
-from rich.table import Table
-from rich.text import Text
+import anyio
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._client_operating import check_reason, check_token
 from fencing_sdk._values.claim import Holder, Waiting
-from fencing_sdk._values.holder_facts import read_facts
-from fencing_sdk.cli._operator_views import as_fields, at_a_terminal, look, mode_of, readable, span
-from fencing_sdk.cli._store import StoreOptions
-from fencing_sdk.cli._streams import Output, say, write_out
-from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
+from fencing_sdk._values.reports import read_facts
+from fencing_sdk._values.token import ENV_URL
+from fencing_sdk.abc import SupportsFounding, SupportsSchema
+from fencing_sdk.backends import from_url
+from fencing_sdk.cli._operator_views import NUMBERS, as_fields, at_a_terminal, look, mode_of, readable, span
+from fencing_sdk.cli._options import StoreOptions
+from fencing_sdk.cli._streams import Exit, say, write_out
+from fencing_sdk.errors import BackendError, ConfigurationError, UnsupportedError, shown
 
 NOT_BROKEN = 1
-_NUMBERS = ("TOKEN", "HELD", "LEFT", "WAIT")
-_HEADINGS = ("NAME", "HOLDER", *_NUMBERS, "METADATA")
+_HEADINGS = ("NAME", "HOLDER", *NUMBERS, "METADATA")
 _ALIGNED = 60
 """Columns up to which a text in a pipe is filled up with spaces. A longer one moves its own line only."""
+_PATIENCE = 30.0
+"""Seconds: a table that others read and write is not created at once."""
 _GLANCE = 0.2
 """Seconds after which a question looks whether it was interrupted right before it began to wait."""
 
 
-def list_locks(pattern: str, output: Output, *, where: StoreOptions, as_json: bool, limit: int) -> int:
+def list_locks(pattern: str, *, where: StoreOptions, as_json: bool, limit: int) -> int:
     """
     Print what is held: a table of at most *limit* rows, or a line of JSON for each holder.
 
@@ -64,7 +68,7 @@ def list_locks(pattern: str, output: Output, *, where: StoreOptions, as_json: bo
                 break
             rows.append(holder)
         if rows:
-            _print_table(sorted(rows, key=lambda row: (row.name, row.permit or 0)), output)
+            _print_table(sorted(rows, key=lambda row: (row.name, row.permit or 0)))
         else:
             say("nothing is held" if pattern == "*" else f"nothing is held that matches {shown(pattern)}")
         if more:
@@ -74,15 +78,15 @@ def list_locks(pattern: str, output: Output, *, where: StoreOptions, as_json: bo
     return look(where, lines if as_json else table)
 
 
-def _print_table(rows: Sequence[Holder], output: Output) -> None:
+def _print_table(rows: Sequence[Holder]) -> None:
     """Fit the table into a terminal. In a pipe each holder has one line, with the whole name: ``fencing ls | grep``."""
     cells = [_cells(row) for row in rows]
-    if output.file.isatty():  # is_terminal is true in a pipe, too, where FORCE_COLOR is set
-        output.print(_table(cells))
-        return
-    head, *lines = _lines([_HEADINGS, *cells])
-    output.out(head, style="bold", highlight=False)
-    output.out("\n".join(lines), highlight=False)
+    if sys.stdout is not None and sys.stdout.isatty():
+        from fencing_sdk.cli._screen import Output, table_of
+
+        Output().print(table_of(cells))
+    else:
+        write_out("".join(f"{line}\n" for line in _lines([_HEADINGS, *cells])))
 
 
 def _cells(row: Holder) -> Sequence[str]:
@@ -92,32 +96,20 @@ def _cells(row: Holder) -> Sequence[str]:
     return name, row.holder, str(row.token), held, left, waiting, metadata
 
 
-def _table(rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    table.add_column("NAME", overflow="fold", ratio=3, min_width=12)
-    table.add_column("HOLDER", no_wrap=True)
-    for heading in _NUMBERS:
-        table.add_column(heading, no_wrap=True, justify="right")
-    table.add_column("METADATA", overflow="ellipsis", no_wrap=True, ratio=2, min_width=8)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
 def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Each row as a line, with its columns below those of the others as far as no long text is in the way."""
+    from rich.cells import cell_len
+
     widths = [min(max(map(cell_len, column)), _ALIGNED) for column in zip(*rows, strict=True)]
     for row in rows:
-        columns = zip(_HEADINGS, row, widths, strict=True)
-        yield "  ".join(_filled(text, width, right=heading in _NUMBERS) for heading, text, width in columns).rstrip()
+        columns = [text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)]
+        for place, heading in enumerate(_HEADINGS):
+            if heading in NUMBERS:  # which have no wide characters
+                columns[place] = row[place].rjust(widths[place])
+        yield "  ".join(columns).rstrip()
 
 
-def _filled(text: str, width: int, *, right: bool) -> str:
-    gap = " " * (width - cell_len(text))
-    return gap + text if right else text + gap
-
-
-def show_lock(name: str, output: Output, *, where: StoreOptions, as_json: bool) -> int:
+def show_lock(name: str, *, where: StoreOptions, as_json: bool) -> int:
     """
     Print who holds *name*, and the line.
 
@@ -133,13 +125,18 @@ def show_lock(name: str, output: Output, *, where: StoreOptions, as_json: bool) 
             held = [as_fields(holder) for holder in holders]
             write_out(json.dumps({"name": name, "holders": held, "waiting": waiting}) + "\n")
             return 0
+        from rich.text import Text
+
+        from fencing_sdk.cli._screen import Output, facts_of, queue_of
+
+        output = Output()
         output.print(Text(readable(name), style="bold"))
         if not holders:
             output.print("  free")
         for holder in holders:
-            output.print(_facts(holder))
+            output.print(facts_of(holder))
         if line:
-            output.print(_queue(line))
+            output.print(queue_of(line))
         return 0
 
     return look(where, show)
@@ -152,32 +149,6 @@ async def _line(locks: LockClient, name: str) -> Sequence[Waiting] | None:
         return None
 
 
-def _facts(holder: Holder) -> Table:
-    facts = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
-    facts.add_row("held as", mode_of(holder))
-    facts.add_row("holder", holder.holder)
-    facts.add_row("token", str(holder.token))
-    facts.add_row("held for", span(holder.held_for))
-    said = read_facts(holder)
-    facts.add_row("time left", span(holder.remaining) + ("" if said.kept_until else " without a renewal"))
-    if said.state:
-        facts.add_row("state", said.state)
-    facts.add_row("metadata", Text(said.who or readable(said.text or "-")))
-    return facts
-
-
-def _queue(line: Sequence[Waiting]) -> Table:
-    queue = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
-    queue.add_column(style="dim", no_wrap=True)
-    queue.add_column(overflow="fold")
-    for place, waiter in enumerate(line, start=1):
-        about = f"{waiter.holder}  {mode_of(waiter)}  for {span(waiter.waiting_for)}"
-        queue.add_row(f"waiter {place}", Text(f"{about}  {readable(read_facts(waiter).summary)}".rstrip()))
-    return queue
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaking:
     """What ``fencing break`` was asked for."""
@@ -188,7 +159,7 @@ class Breaking:
     yes: bool
     as_json: bool
 
-    def run(self, output: Output, where: StoreOptions) -> int:
+    def run(self, where: StoreOptions) -> int:
         """
         Take the lock away from the holder with the token, or from the only one, after a question at a terminal.
 
@@ -201,14 +172,14 @@ class Breaking:
         check_reason(self.reason)  # before the question
         if self.token is not None:
             check_token(self.token)
-        return look(where, lambda locks: self._take_away(locks, output))
+        return look(where, self._take_away)
 
-    async def _take_away(self, locks: LockClient, output: Output) -> int:
+    async def _take_away(self, locks: LockClient) -> int:
         victim = _victim(self.name, await locks.holders(self.name), self.token)
         if victim is None:
             token = "" if self.token is None else f" with token {self.token}"
             return self._told(None, f"{shown(self.name)} is not held{token}")
-        if not self.yes and not _confirmed(output, victim, await _line(locks, self.name), self.reason):
+        if not self.yes and not _confirmed(victim, await _line(locks, self.name), self.reason):
             return self._told(victim, "nothing was done")
         if not await locks.revoke(self.name, token=victim.token, reason=self.reason):
             return self._told(victim, f"nothing was done: the grant with token {victim.token} is over")
@@ -236,9 +207,14 @@ def _victim(name: str, holders: Sequence[Holder], token: int | None) -> Holder |
     return next((holder for holder in holders if token in {None, holder.token}), None)
 
 
-def _confirmed(output: Output, victim: Holder, line: Sequence[Waiting] | None, reason: str) -> bool:
+def _confirmed(victim: Holder, line: Sequence[Waiting] | None, reason: str) -> bool:
+    from rich.text import Text
+
+    from fencing_sdk.cli._screen import Output, facts_of
+
+    output = Output()
     output.print(Text(readable(victim.name), style="bold"))
-    output.print(_facts(victim))
+    output.print(facts_of(victim))
     output.print()
     if not read_facts(victim).kept_until:
         output.print(Text(f"The holder's work is cancelled with: revoked: {reason}"))
@@ -274,3 +250,54 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def prepare(where: StoreOptions, *, sql: bool) -> int:
+    """
+    Create the tables of the store that is named, or print them as *sql*; return the exit code.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    store = where.named()
+    if store is None:
+        msg = f"--url is missing, and {ENV_URL} is not set; write: fencing init --url postgresql://host/database"
+        raise ConfigurationError(msg)
+    backend = from_url(store.url)
+    if isinstance(backend, SupportsFounding):
+        return _found(backend)
+    if not isinstance(backend, SupportsSchema):
+        say(f"nothing to do: {store.url.partition('://')[0]}:// needs no tables, or makes them by itself")
+        return 0
+    if sql:
+        write_out(f"{backend.schema_sql()}\n")  # for a migration: fencing init --sql > 0042_locks.sql
+        return 0
+
+    async def create() -> None:
+        async with aclosing(backend):
+            with anyio.fail_after(_PATIENCE):
+                await backend.create_schema()
+
+    try:
+        asyncio.run(create())
+    except BackendError as error:
+        say(f"nothing was created: {error}")
+        return Exit.UNAVAILABLE
+    except TimeoutError:
+        say(f"nothing was created: no answer within {_PATIENCE:g} s")
+        return Exit.UNAVAILABLE
+    say("the store is ready")
+    return 0
+
+
+def _found(backend: SupportsFounding) -> int:
+    async def found() -> str:
+        async with aclosing(backend):
+            return await backend.found()
+
+    try:
+        say(asyncio.run(found()))
+    except BackendError as error:
+        say(f"nothing was founded: {error}")
+        return Exit.UNAVAILABLE
+    return 0

@@ -14,9 +14,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping
-from enum import IntEnum
-from typing import Unpack
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import anyio
 
@@ -25,11 +26,11 @@ from fencing_sdk._client import LockClient, enter
 from fencing_sdk._connect import connect
 from fencing_sdk._lease import Lease, PermitLease, state_of
 from fencing_sdk._lock import Lock
-from fencing_sdk._values.claim import Holder, Token
+from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import BootClock, wall_seconds
-from fencing_sdk._values.holder_facts import NOTHING_KNOWN, facts_about_command, read_facts, say_kept
+from fencing_sdk._values.reports import NOTHING_KNOWN, facts_about_command, harmless, read_facts, say_kept
 from fencing_sdk._values.timing import DEFAULT_TTL, seconds
-from fencing_sdk._values.token_wire import (
+from fencing_sdk._values.token import (
     ENV_AROUND,
     ENV_DEADLINE,
     ENV_HOLDER,
@@ -39,14 +40,13 @@ from fencing_sdk._values.token_wire import (
     ENV_URL,
     ENV_URL_FILE,
     ENV_WITHHELD,
+    Token,
     format_token,
 )
-from fencing_sdk.cli._child import TO_THE_COMMAND, TO_THE_GROUP, Child
-from fencing_sdk.cli._job import Job
+from fencing_sdk.cli._child import SEEN, TO_THE_COMMAND, TO_THE_GROUP, Child
 from fencing_sdk.cli._metrics_file import MetricsFile, Result
-from fencing_sdk.cli._offspring import SEEN
-from fencing_sdk.cli._store import ChosenStore, StoreOptions
-from fencing_sdk.cli._streams import say
+from fencing_sdk.cli._options import ChosenStore, StoreOptions
+from fencing_sdk.cli._streams import Exit, say
 from fencing_sdk.errors import (
     AcquireError,
     BackendError,
@@ -57,8 +57,11 @@ from fencing_sdk.errors import (
     UnsupportedError,
     shown,
 )
-from fencing_sdk.recipes.jobs import keep
-from fencing_sdk.recipes.semaphore import Semaphore
+
+if TYPE_CHECKING:
+    from fencing_sdk.recipes.jobs import AtLeastOn
+
+OnLoss = Literal["term", "kill", "warn"]
 
 _DEATH_SIGNAL = {"term": signal.SIGTERM, "kill": signal.SIGKILL, "warn": 0}
 _SIGNALLED = 128
@@ -66,16 +69,45 @@ _OF_ONE_RUN = frozenset({ENV_URL, ENV_URL_FILE, ENV_WITHHELD, ENV_PERMIT})
 """What a command does not inherit from the commands around it."""
 
 
-class Exit(IntEnum):
-    """The exit codes of ``fencing run`` itself, from sysexits.h where it has one."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A command, what to do when its lease is lost, and how much to say about it."""
 
-    USAGE = 2
-    UNAVAILABLE = 69
-    OUTPUT = 74
-    TAKEN = 75
-    LOST = 76
-    NOT_EXECUTABLE = 126
-    NOT_FOUND = 127
+    command: Sequence[str]
+    on_loss: OnLoss
+    at_least: float = 0.0
+    """Seconds from the grant for which the lock stays taken, although the command has ended."""
+    at_least_on: AtLeastOn = "success"
+    permits: int | None = None
+    """How many may hold the lock together, each with a number of its own."""
+    shared: bool = False
+    """Whether the lock is held together with all who share it."""
+    exclusive: bool = False
+    """Whether it is held alone, in one line with those who share it."""
+    metrics_file: Path | None = None
+    pass_url: bool = False
+    """Whether the command may know the store of its lock."""
+    quiet: bool = False
+    verbose: bool = False
+
+    @property
+    def program(self) -> str:
+        """The command's name alone: its folder is long, and its arguments may hold passwords."""
+        return harmless(PurePath(self.command[0]).name or self.command[0])
+
+    def lock(self, locks: LockClient, name: str, options: LockOptions) -> Lock:
+        """
+        Describe the lock that is held while the command runs.
+
+        Raises:
+            ConfigurationError: an argument cannot work.
+            UnsupportedError: the store has no locks that are shared.
+        """
+        if self.permits is not None:
+            return locks.semaphore(name, permits=self.permits, **options)
+        if self.shared:
+            return locks.rwlock(name, **options).reader
+        return locks.rwlock(name, **options).writer if self.exclusive else locks.lock(name, **options)
 
 
 def run_job(job: Job, lock_name: str, *, where: StoreOptions, **options: Unpack[LockOptions]) -> int:
@@ -87,9 +119,6 @@ def run_job(job: Job, lock_name: str, *, where: StoreOptions, **options: Unpack[
     Raises:
         ConfigurationError: an argument cannot work.
     """
-    if not hasattr(os, "posix_spawn"):
-        msg = "fencing run needs process groups and signals, which this system does not have"
-        raise ConfigurationError(msg)
     try:
         store = where.store()
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
@@ -171,6 +200,8 @@ async def _holder(locks: LockClient, name: str) -> Holder | None:
 
 
 def _taken(error: AcquireError, lock: Lock, holder: Holder | None) -> str:
+    from fencing_sdk.recipes.shares import Semaphore  # noqa: PLC0415  (for a refusal alone)
+
     patience = "" if isinstance(error, LockHeldError) else f" for {error.waited:.3g} s"
     facts = NOTHING_KNOWN if holder is None else read_facts(holder)
     about = f": {shown(facts.text)}" if facts.text and not facts.who else ""
@@ -209,8 +240,11 @@ class Supervision:
 
     async def _keep(self, lease: Lease) -> None:
         """Leave the lock to the store, for as long as it has to stay taken after such an end of the command."""
-        if self.code in {Exit.NOT_EXECUTABLE, Exit.NOT_FOUND} or (self.code and self._job.at_least_on == "success"):
+        spoiled = self.code in {Exit.NOT_EXECUTABLE, Exit.NOT_FOUND} or self._job.at_least_on == "success"
+        if not self._job.at_least or (self.code and spoiled):
             return
+        from fencing_sdk.recipes.jobs import keep  # noqa: PLC0415  (most commands keep no lock)
+
         try:
             await keep(state_of(lease), self._job.at_least)
         except LeaseLostError as loss:

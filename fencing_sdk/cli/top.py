@@ -28,11 +28,11 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._client_operating import PAGE
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.holder_facts import read_facts
+from fencing_sdk._values.reports import read_facts
 from fencing_sdk.cli._operator_views import at_a_terminal, look, mode_of, readable, span
-from fencing_sdk.cli._output import check_output
-from fencing_sdk.cli._screen import draw_screen
-from fencing_sdk.cli._store import StoreOptions
+from fencing_sdk.cli._options import StoreOptions
+from fencing_sdk.cli._screen import COLUMNS, draw_screen
+from fencing_sdk.cli._streams import check_output
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
 
 _MOST = 1000
@@ -80,7 +80,7 @@ def watch(pattern: str, *, where: StoreOptions, every: float, svg: Path | None) 
 
 
 async def _draw(locks: LockClient, screen: Screen, svg: Path) -> int:
-    shown = screen.of(await glance(locks, screen.pattern), width=80, height=24)
+    shown = screen.of(await glance(locks, screen.pattern), width=COLUMNS, height=24)
     draw_screen(svg, f"fencing top {readable(screen.pattern)}", lambda console: console.print(shown))
     return 0
 
@@ -193,7 +193,7 @@ class Screen:
         bars = width >= _WIDE
         table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
         table.add_column("NAME", no_wrap=True, overflow="ellipsis", ratio=3)
-        table.add_column("HOLDER", no_wrap=True, overflow="ellipsis", max_width=max(width // 4 - 2, 8))
+        table.add_column("HOLDER", no_wrap=True, overflow="ellipsis", max_width=max(width // 3 - 5, 8))
         for heading in ("HELD", "WAIT", "LEFT"):
             table.add_column(heading, no_wrap=True, justify="right")
         if bars:

@@ -3,11 +3,14 @@ What this process and its store can promise, and what to change: `LockClient.dia
 
     __init__.py     the diagnosis, step by step
     report.py       what it returns
-    pauses.py       how long this process stood still
-    renewals.py     how long the store takes to answer, and how its clock runs
+    measuring.py    pauses of this process, times of the store, and its clock
     self_test.py    a lock is taken, handed on, taken away and given back
 
-What a store knows of itself is in the module ``diagnosis`` of its backend.
+    checks.py       what a check is; those that several stores have
+    <store>.py      what is asked of each store, and the table of its checks
+
+A store's checks look at its backend from the inside. No backend imports this room, so a program that takes locks never
+loads it. The backend of another package brings its own checks, as a `fencing_sdk.abc.SupportsDiagnosis`.
 """
 
 from __future__ import annotations
@@ -16,14 +19,13 @@ from collections.abc import Sequence
 
 import anyio
 
-from fencing_sdk._values.claim import new_owner
+from fencing_sdk._values.claim import in_namespace, new_owner
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.findings import Finding, Severity, error, note, warning
-from fencing_sdk._values.names import in_namespace
+from fencing_sdk._values.reports import Finding, Severity, error, note, warning
 from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Timing
 from fencing_sdk.abc import Backend, Guard, SupportsDiagnosis, SupportsOpen
-from fencing_sdk.diagnosis.pauses import PauseWatch, clock_source, watching_pauses
-from fencing_sdk.diagnosis.renewals import StoreTimes, time_renewals
+from fencing_sdk.diagnosis.checks import diagnosis_of, too_slow
+from fencing_sdk.diagnosis.measuring import PauseWatch, StoreTimes, clock_source, time_renewals, watching_pauses
 from fencing_sdk.diagnosis.report import Advice, Diagnosis, Measurements, advise, in_order
 from fencing_sdk.diagnosis.self_test import WOKEN_WITHIN, SelfTest
 from fencing_sdk.errors import BackendError, BackendRefusedError
@@ -68,6 +70,7 @@ async def examine(
 
         drift: The drift that the client allows for, as a fraction.
     """
+    store = diagnosis_of(backend)
     name = in_namespace(namespace, f"fencing-doctor/{new_owner()[:12]}")
     test = SelfTest(backend, backend if other is None else other, name, guards)
     times = StoreTimes()
@@ -75,12 +78,12 @@ async def examine(
     async with watching_pauses() as pauses:
         findings = await _reach(backend)
         reachable = not findings
-        findings += await _facts(backend, ttl)
+        findings += await _facts(backend, store, ttl)
         if reachable:
             await test.run()
             findings += test.findings
         if test.tokens:  # else the self-test has told why no lock can be taken
-            findings += await time_renewals(backend, name, over, times)
+            findings += await time_renewals(backend, store, name, over, times)
     measured = _measurements(_CLOCK.now() - begun, pauses, times, test)
     findings += _judged(measured, times, Timing.build(ttl=ttl, drift=drift), woken=test.woken)
     return Diagnosis(in_order(findings), measured, advise(measured))
@@ -100,19 +103,24 @@ async def _reach(backend: Backend) -> list[Finding]:
         mend = "start the store, correct its address, or name one that takes writes; look for a firewall on the way"
         return [error("store.reachable", str(failure), "no lock can be taken", mend)]
     except TimeoutError:
-        what = f"the store accepts connections, and does not answer within {_OPEN_LIMIT:g} s"
-        return [error("store.reachable", what, "no lock can be taken", "look at the store's load and log")]
+        return [
+            too_slow(
+                "store.reachable",
+                _OPEN_LIMIT,
+                "it accepts connections and answers nothing; no lock can be taken",
+            )
+        ]
     return []
 
 
-async def _facts(backend: Backend, ttl: float) -> list[Finding]:
+async def _facts(backend: Backend, store: SupportsDiagnosis | None, ttl: float) -> list[Finding]:
     """What the store tells of itself."""
-    if not isinstance(backend, SupportsDiagnosis):
+    if store is None:
         what = f"{type(backend).__name__} does not tell how its store is set up"
         return [note("store.settings", what, "its settings were not checked", "compare them with the store's page")]
     try:
         with anyio.fail_after(_FACTS_LIMIT):
-            return list(await backend.diagnose(ttl))
+            return list(await store.diagnose(ttl))
     except BackendError as failure:
         what, mend = str(failure), "mend what the store says, and run the diagnosis again"
     except TimeoutError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fencing_sdk._values.findings import Finding, Severity
+from fencing_sdk._values.reports import Finding, Severity
 from fencing_sdk._values.timing import DEFAULT_TTL, MAX_TTL, Timing
 
 _PAUSES_IN_BUFFER = 3

@@ -17,9 +17,10 @@ import anyio
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.findings import Finding, error, warning
-from fencing_sdk._values.scopes import move_on_after
-from fencing_sdk.abc import Backend, Guard, SupportsLossNotice, SupportsQueue, SupportsRevoking
+from fencing_sdk._values.reports import Finding, error, warning
+from fencing_sdk._values.tasks import move_on_after
+from fencing_sdk.abc import Backend, Guard, PlaceInLine, SupportsLine, SupportsLossNotice, SupportsRevoking
+from fencing_sdk.diagnosis.checks import too_slow
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, LossReason, StaleTokenError
 
 TTL = 15.0
@@ -90,9 +91,12 @@ class SelfTest:
                 step = "guard"
                 await self._check_guards()
         except BackendError as failure:
-            self.findings.append(_failed(step, failure))
+            mend = "mend the store, and run the diagnosis again"
+            if isinstance(failure, BackendRefusedError):
+                mend = "give the user what the page of the store lists"
+            self.findings.append(error(f"self-test.{step}", str(failure), f"this client cannot {step}", mend))
         except TimeoutError:
-            self.findings.append(_too_slow(step))
+            self.findings.append(too_slow(f"self-test.{step}", _LIMIT, "leases would be lost, and waiters wait"))
         finally:
             await self._clean_up()
 
@@ -114,22 +118,39 @@ class SelfTest:
             self._found("renew", "a lease was refused right after its grant", "the store forgets what it has granted")
 
     async def _hand_on(self, one: Claim, two: Claim) -> None:
-        if isinstance(outcome := await _acquire(self.second, two), Grant):
+        if isinstance(await _acquire(self.second, two), Grant):
             self._found("exclusion", "two owners were granted one lock", "the lock excludes no other holder")
             return
-        if not isinstance(self.second, SupportsQueue):
-            await self.first.release(one)
-            await self._take_in_turn(two, _CLOCK.now())
-            return
-        async with self.second.queue(two) as turn:
-            outcome = await _acquire(self.second, two)  # as every waiter does once it is in the line
-            advice = outcome.retry_after if isinstance(outcome, Held) else None
-            since = _CLOCK.now()
-            await self.first.release(one)
-            with move_on_after(_WAKE_LIMIT if advice is None else min(advice, _WAKE_LIMIT)) as nap:
-                await turn.wait()
-            self.woken = self.woken or not nap.cancelled_caught
-            await self._take_in_turn(two, since)
+        news = asyncio.Event()
+
+        def tell(grant: Grant | None = None, age: float = 0.0) -> None:  # noqa: ARG001  (it is not handed over)
+            news.set()
+
+        line = self.second if isinstance(self.second, SupportsLine) else None
+        place = None if line is None else line.stand(two, tell, hand_over=False)
+        try:
+            if place is None or place.polls:
+                await self.first.release(one)
+                await self._take_in_turn(two, _CLOCK.now())
+            else:
+                await self._wake(one, two, place, news)
+        finally:
+            if place is not None and (leaving := place.leave()) is not None:
+                await asyncio.wait((leaving,))
+
+    async def _wake(self, one: Claim, two: Claim, place: PlaceInLine, news: asyncio.Event) -> None:
+        with anyio.fail_after(_LIMIT):
+            while place.nap(_POLL) is None:  # noqa: ASYNC110  (a place need not announce that it is in the line)
+                await anyio.sleep(_POLL)
+        news.clear()
+        outcome = await _acquire(self.second, two)  # as every waiter does once it is in the line
+        advice = outcome.retry_after if isinstance(outcome, Held) else None
+        since = _CLOCK.now()
+        await self.first.release(one)
+        with move_on_after(_WAKE_LIMIT if advice is None else min(advice, _WAKE_LIMIT)) as nap:
+            await news.wait()
+        self.woken = self.woken or not nap.cancelled_caught
+        await self._take_in_turn(two, since)
 
     async def _take_in_turn(self, claim: Claim, since: float) -> None:
         with anyio.fail_after(_LIMIT):
@@ -221,21 +242,6 @@ async def _acquire(backend: Backend, claim: Claim) -> Grant | Held:
                 raise  # with as many more of these the time would be over, and what the store says would not be told
         await anyio.sleep(_POLL)
     return await backend.acquire(claim)
-
-
-def _failed(step: str, failure: BackendError) -> Finding:
-    refused = isinstance(failure, BackendRefusedError)
-    mend = (
-        "give the user what the page of the store lists" if refused else "mend the store, and run the diagnosis again"
-    )
-    return error(f"self-test.{step}", str(failure), f"this client cannot {step}", mend)
-
-
-def _too_slow(step: str) -> Finding:
-    what = f"no answer within {_LIMIT:g} s"
-    return error(
-        f"self-test.{step}", what, "leases would be lost, and waiters wait", "look at the store's load and log"
-    )
 
 
 async def _within(limit: float, told: asyncio.Event) -> bool:

@@ -4,9 +4,9 @@ The resource's side: guards that refuse a stale token where the write happens.
     memory.py   MemoryGuard: a resource within this process
     sql/        SqlGuard, FenceColumn: in the caller's own transaction
     redis/      RedisGuard: check and commands in one script
-    etcd/       EtcdGuard: check and operations in one transaction
+    etcd.py     EtcdGuard: check and operations in one transaction
     kahuna/     KahunaGuard: fence and data in one value, replaced by revision
-    files/      FileGuard: the token in the file name
+    files.py    FileGuard: the token in the file name
     _verdict    admitted(): the one decision, for guards of your own too
 
 Nothing here knows locks, leases or backends: a guard meets them in the token alone.

@@ -1,5 +1,5 @@
 """
-The one decision of every guard: may a write with this token go on?
+The one decision of every guard, and what guards share: may a write with this token go on?
 
     the resource has no fence            yes; the token is the fence
     higher than the fence                yes; the token is the fence
@@ -12,16 +12,20 @@ Pure: the caller must keep the fence unchanged until it has acted on the answer.
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
 
-from fencing_sdk._values.claim import Token
+from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.names import check_name
-from fencing_sdk._values.observers import Observers, stale_rejected
-from fencing_sdk._values.token_wire import check_token, conflicting
-from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
-from fencing_sdk.events import FenceRaised, Observer
+from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.observers import Observer, Observers
+from fencing_sdk._values.token import Token, check_token, conflicting
+from fencing_sdk.errors import ConfigurationError, StaleTokenError, UnsupportedError, shown
+from fencing_sdk.events import FenceRaised, stale_rejected
 
 
 def admitted(resource: str, token: int, fence: Token | None) -> Token:
@@ -42,6 +46,11 @@ def admitted(resource: str, token: int, fence: Token | None) -> Token:
     return fence if token.holder is None else token
 
 
+def is_unchanged(fence: Token, before: Token | None) -> bool:
+    """Return whether a *fence* that `admitted` returned is what the resource has: there is nothing to write."""
+    return before is not None and (fence, fence.holder) == (before, before.holder)
+
+
 def check_tokens(tokens: object) -> dict[str, Token]:
     """
     Return the token of each resource, sorted by the resources as every guard sorts them: by their bytes.
@@ -57,12 +66,7 @@ def check_tokens(tokens: object) -> dict[str, Token]:
 
 
 def check_token_of(resource: str, token: int) -> dict[str, Token]:
-    """
-    Do the same for one *resource*.
-
-    Raises:
-        ConfigurationError: *resource* or *token* is not one.
-    """
+    """Do the same for one *resource*."""
     return {check_name(resource, parameter="resource"): check_token(token)}
 
 
@@ -91,10 +95,49 @@ class Reports:
             self._observers.emit(stale_rejected(error, name=error.resource, at=now, holder=holder))
             raise
 
-    def raised(self, resource: str, token: Token) -> None:
-        """Report that every token below *token* is refused from now on."""
+    def raised(self, tokens: Mapping[str, Token]) -> None:
+        """Report that every token below that of its resource is refused from now on."""
         if self._observers:
-            now = self._clock.now()
-            self._observers.emit(
-                FenceRaised(name=resource, at=now, holder=token.holder, token=token, resource=resource)
-            )
+            for resource, token in tokens.items():
+                now, holder = self._clock.now(), token.holder
+                self._observers.emit(FenceRaised(name=resource, at=now, holder=holder, token=token, resource=resource))
+
+
+class StoreGuard(Uncopied, ABC):
+    """A guard with connections to a store, which the end of ``async with`` closes."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._reports = Reports(observers)
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close the connections. The next call opens new ones: then close the guard again."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+_PREFIX = re.compile(r"[!-~]{1,256}")
+
+
+def check_place(url: object, prefix: object, *, schemes: str, example: str) -> None:
+    """Refuse a *url* with options, and a *prefix* that cannot begin a key."""
+    if not isinstance(url, str) or not re.fullmatch(rf"({schemes})://[^\x00-\x1f\x7f?#]+", url):
+        msg = f"url must look like {example!r}, without a query; pass options as arguments"
+        raise ConfigurationError(msg)
+    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+        msg = f"prefix must be 1 to 256 printable ASCII characters without spaces, got {shown(prefix)}"
+        raise ConfigurationError(msg)
+
+
+def one_at_a_time(guard: object, advice: str = "") -> UnsupportedError:
+    """Return the error of a *guard* that cannot check several resources in one step."""
+    kind = type(guard).__name__
+    return UnsupportedError(
+        f"{kind} checks and replaces one resource at a time; let one resource hold what several locks protect{advice}"
+    )

@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-from fencing_sdk._values.claim import Token
-from fencing_sdk._values.names import check_name
-from fencing_sdk._values.token_wire import check_token
+from fencing_sdk._values.claim import check_name
+from fencing_sdk._values.token import Token
 from fencing_sdk.errors import UsageError
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, admitted, check_token_of, check_tokens
@@ -70,7 +69,9 @@ class MemoryGuard:
                 called, and no fence was raised.
             UsageError, ConfigurationError: as `write`.
         """
-        _refuse_coroutine_function(function)
+        if inspect.iscoroutinefunction(function):
+            msg = "the guarded function must not be 'async def': it would write after the check; do the awaiting first"
+            raise UsageError(msg)
         checked = check_tokens(tokens)
         with self._reports.of_refusals(checked), self._lock:
             self._admit(checked)
@@ -109,8 +110,9 @@ class MemoryGuard:
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. Waits for a `write` that another thread is in."""
-        self.admit(resource, token)
-        self._reports.raised(resource, check_token(token))
+        checked = check_token_of(resource, token)
+        self.admit_all(checked)
+        self._reports.raised(checked)
 
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
@@ -120,9 +122,3 @@ class MemoryGuard:
         self._fences |= {
             resource: admitted(resource, token, self._fences.get(resource)) for resource, token in tokens.items()
         }
-
-
-def _refuse_coroutine_function(function: Callable[..., object]) -> None:
-    if inspect.iscoroutinefunction(function):
-        msg = "the guarded function must not be 'async def': it would write after the check; do the awaiting first"
-        raise UsageError(msg)

@@ -16,7 +16,6 @@ A module for each web framework, HTTP client, message system or system of teleme
     _outgoing   holder's side: which token goes to which server
     _incoming   resource's side: which token a request carries, and which resource it means
     _measures   what is measured, for every library of metrics
-    _blocking   the same for servers that block, where a guard is asked in the thread of a client
     _problem    the body of a refusal, as both sides read and write it: RFC 9457
 
 The two sides share `_problem` and the wire format alone.

@@ -11,13 +11,12 @@ import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Generic, TypedDict, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from fencing_sdk._arguments import check_flag
-from fencing_sdk._values.claim import Token
-from fencing_sdk._values.names import LockName, check_name
-from fencing_sdk._values.token_wire import TEXT_LIMIT, parse_one_token, read_token
+from fencing_sdk._values.claim import LockName, check_name
+from fencing_sdk._values.token import TEXT_LIMIT, Token, parse_one_token, read_token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
 from fencing_sdk.integrations._problem import (
@@ -104,7 +103,7 @@ class RouteTemplate(ResourceTemplate):
         if missing := self.fields - {field for _, field, _ in route}:
             msg = f"resource {shown(resource)} has {{{min(missing)}}}, which path {shown(path)} does not give"
             raise ConfigurationError(msg)
-        self._canonical = _plain(route)
+        self._canonical = "".join(f"{literal}{{{field}}}" if field else literal for literal, field, _ in route)
         self._pattern = re.compile("".join(_expression(*piece) for piece in route) + "(?:/.*)?", re.DOTALL)
 
     def __str__(self) -> str:
@@ -122,6 +121,10 @@ class RouteTemplate(ResourceTemplate):
             return None
         check_path(path, sent, slashed=self._slashed)
         return self.fill(match.groupdict())
+
+    def by(self, target_of: Callable[[R], tuple[str, bytes | None]]) -> Callable[[R], str | None]:
+        """Return what names the resource of a request, where *target_of* returns its path, decoded and as sent."""
+        return lambda request: self.match(*target_of(request))
 
     def covers(self, canonical: str) -> bool:
         """Whether a route that is written like this belongs to the resource."""
@@ -166,10 +169,6 @@ _Piece = tuple[str, str | None, str]
 """Text, the placeholder after it, and the kind of that."""
 
 
-def _plain(pieces: Sequence[_Piece]) -> str:
-    return "".join(f"{literal}{{{field}}}" if field else literal for literal, field, _ in pieces)
-
-
 def _pieces(template: str, parameter: str) -> list[_Piece]:
     try:
         parsed = list(string.Formatter().parse(template))
@@ -209,9 +208,27 @@ def _expression(literal: str, field: str | None, kind: str) -> str:
     return f"{re.escape(literal)}(?P<{field}>{'.+' if kind == 'path' else '[^/]+'})"
 
 
+class GuardOptions(TypedDict, total=False):
+    """What every middleware that guards takes besides its guard and *resource*; `FencingMiddleware` has the texts."""
+
+    path: str | None
+    methods: Iterable[str]
+    required: bool
+    stale_status: int
+
+
 class Checkpoint(Generic[R]):
     """
     What a server's middleware checks in a request of type *R* before the handler runs.
+
+    Args:
+        guard: None leaves the check to the handler.
+
+        resource: What names the resource of a request: a template, or a callable, which gets the *whole* request.
+
+        by: From a template to such a callable, by what the server knows of paths.
+
+        read: The token of a request.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -222,16 +239,24 @@ class Checkpoint(Generic[R]):
     def __init__(
         self,
         guard: Guard | None,
-        named: Callable[[R], str | None] | None,
+        resource: str | Callable[[R], str | None] | None,
+        by: Callable[[RouteTemplate], Callable[[R], str | None]],
         read: Callable[[R], Token | None],
         *,
-        methods: Iterable[str],
-        required: bool,
-        stale_status: int,
+        whole: str = "request",
+        path: str | None = None,
+        methods: Iterable[str] = WRITES,
+        required: bool = True,
+        stale_status: int = 409,
     ) -> None:
-        self.guard = None if guard is None else check_guard(guard, named)
-        _check_naming(named)
-        self._named = named
+        if isinstance(resource, str):
+            resource = by(RouteTemplate(resource, path=path))
+        elif path is not None:
+            msg = f"path goes with a resource that is a template; a callable gets the whole {whole}"
+            raise ConfigurationError(msg)
+        self.guard = None if guard is None else check_guard(guard, resource)
+        _check_naming(resource)
+        self._named = resource
         self._read = read
         self._methods = _check_methods(methods)
         self._required = check_flag(required, "required")

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Lock, RLock
 
+from fencing_sdk._values.claim import recipe_of, template_of
 from fencing_sdk._values.clock import wall_seconds
-from fencing_sdk._values.names import recipe_of, template_of
 from fencing_sdk._values.observers import Meter
 from fencing_sdk.errors import ConfigurationError, LossReason, shown
 from fencing_sdk.events import (

@@ -14,9 +14,9 @@ from ipaddress import IPv6Address
 from typing import NamedTuple, Protocol
 
 from fencing_sdk._arguments import check_flag
-from fencing_sdk._current_lease import current_token
-from fencing_sdk._values.names import check_name
-from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, HEADER, OLD_HEADER, format_token
+from fencing_sdk._lease import current_token
+from fencing_sdk._values.claim import check_name
+from fencing_sdk._values.token import ACCEPTED_HEADERS, HEADER, OLD_HEADER, format_token
 from fencing_sdk.errors import ConfigurationError, NoLeaseError, shown
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -69,15 +69,11 @@ class Origin(NamedTuple):
         if not 0 < port <= _PORT_LIMIT:
             msg = f"origins: the port of {shown(text)} must be from 1 to {_PORT_LIMIT}"
             raise ConfigurationError(msg)
-        return cls(scheme, _compressed(literal) if literal else host, port)
-
-
-def _compressed(literal: str) -> str:
-    try:
-        return IPv6Address(literal).compressed
-    except ValueError as error:
-        msg = f"origins: {shown(literal)} is not an IPv6 address"
-        raise ConfigurationError(msg) from error
+        try:
+            return cls(scheme, IPv6Address(literal).compressed if literal else host, port)
+        except ValueError as error:
+            msg = f"origins: {shown(literal)} is not an IPv6 address"
+            raise ConfigurationError(msg) from error
 
 
 class Outgoing:

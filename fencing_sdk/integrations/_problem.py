@@ -22,10 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fencing_sdk._values.claim import Token
-from fencing_sdk._values.names import NAME_LIMIT, check_name
+from fencing_sdk._values.claim import NAME_LIMIT, check_name
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, check_token, parse_one_token
+from fencing_sdk._values.token import ACCEPTED_HEADERS, check_token, parse_one_token
 from fencing_sdk.errors import (
     AcquireError,
     BackendError,
@@ -85,12 +84,7 @@ class Problem:
     @property
     def body(self) -> bytes:
         """The JSON document, in ASCII."""
-        document: dict[str, object] = {
-            "type": self.type,
-            "title": self.title,
-            "status": self.status,
-            "detail": self.detail,
-        }
+        document = {"type": self.type, "title": self.title, "status": self.status, "detail": self.detail}
         return json.dumps({**document, **self.members}).encode()
 
     @property
@@ -130,7 +124,10 @@ def problem_of(error: FencingError, *, stale_status: int) -> Problem:
         case RequestRefused(problem=problem):
             return problem
         case StaleTokenError():
-            return _stale(error, stale_status)
+            plain = {"token": int(error.token), "fence": int(error.fence), "conflict": error.conflict}
+            return Problem(
+                stale_status, _STALE, "Stale fencing token", str(error), {"resource": error.resource, **plain}
+            )
         case InvalidNameError():  # its message may tell the name of a lock, or the namespace
             return unnamed_resource("the request makes no valid name: empty, too long, or with control characters")
         case AcquireError():
@@ -141,22 +138,15 @@ def problem_of(error: FencingError, *, stale_status: int) -> Problem:
     return Problem(503, _LOST, "Lease lost", text, retry_after=1)
 
 
-def _stale(error: StaleTokenError, status: int) -> Problem:
-    members: dict[str, str | int] = {
-        "resource": error.resource,
-        "token": int(error.token),
-        "fence": int(error.fence),
-        "conflict": error.conflict,
-    }
-    return Problem(status, _STALE, "Stale fencing token", str(error), members)
-
-
 def _not_acquired(error: AcquireError) -> Problem:
     if isinstance(error, DrainingError):
         text = "this process is about to end and begins nothing that needs a lock; another one may answer"
         return Problem(503, _DRAINING, "Draining", text, retry_after=1)
-    text = "another holder has the lock that this request needs"
-    return Problem(423, _LOCKED, "Locked", text, retry_after=_seconds(error))
+    text, left = "another holder has the lock that this request needs", None
+    if isinstance(error, LockHeldError):
+        left = error.retry_after
+    seconds = 1 if left is None else math.ceil(min(max(left, 1), 3600))  # whole ones, and 0 would ask for a storm
+    return Problem(423, _LOCKED, "Locked", text, retry_after=seconds)
 
 
 def _without_store(error: BackendError) -> Problem:
@@ -165,12 +155,6 @@ def _without_store(error: BackendError) -> Problem:
     logger.log(logging.WARNING if outage else logging.ERROR, "a request is answered with 503: %s", error)
     text = "a store of locks or fences that this request needs cannot be used; what it did may be incomplete"
     return Problem(503, _NO_STORE, "Lock store unavailable", text, retry_after=_OUTAGE if outage else None)
-
-
-def _seconds(error: AcquireError) -> int:
-    """Whole seconds, as Retry-After wants them: the header has no fractions, and 0 asks for a storm."""
-    left = error.retry_after if isinstance(error, LockHeldError) else None
-    return 1 if left is None else math.ceil(min(max(left, 1), 3600))
 
 
 def check_stale_status(status: object) -> int:
@@ -194,9 +178,9 @@ class SentHeaders(Protocol):
     def __getitem__(self, name: str, /) -> str: ...
 
 
-def stale_error(status: int, body: bytes, *, headers: SentHeaders, path: str) -> StaleTokenError | None:
+def raise_if_stale(status: int, body: bytes, *, headers: SentHeaders, path: str) -> None:
     """
-    Return the `StaleTokenError` that an answer tells of, or None if it tells of anything else.
+    Raise the `StaleTokenError` that an answer tells of, if it tells of one.
 
     Its ``type`` makes it a refusal. A member that is missing is what can be known without it: the token is the one that
     was sent, the resource is the path of the request, and the fence is the lowest that refuses that token. An
@@ -210,28 +194,22 @@ def stale_error(status: int, body: bytes, *, headers: SentHeaders, path: str) ->
         headers: Of the request, like *path*.
 
         path: As it was sent.
+
+    Raises:
+        StaleTokenError: the answer is the refusal of a guarded service.
     """
     if len(body) > BODY_LIMIT:
-        return None
+        return
     try:
         document = json.loads(body)
         sent = parse_one_token(*([headers[name]] if name in headers else [] for name in ACCEPTED_HEADERS))
-    except (ValueError, RecursionError):  # a ConfigurationError is a ValueError
-        return None
-    if not isinstance(document, dict) or document.get("type") != _STALE or document.get("status", status) != status:
-        return None
-    return _told({"resource": path[:NAME_LIMIT], **document}, sent)
-
-
-def _told(document: Mapping[str, object], sent: Token | None) -> StaleTokenError | None:
-    try:
-        resource = check_name(document["resource"])
+        if not isinstance(document, dict) or document.get("type") != _STALE or document.get("status", status) != status:
+            return
+        resource = check_name(document.get("resource", path[:NAME_LIMIT]))
         token = check_token(document.get("token", sent))
-        higher = token + (document.get("conflict") is not True)
-        fence = check_token(document.get("fence", higher))
-    except ConfigurationError:
-        return None
+        fence = check_token(document.get("fence", token + (document.get("conflict") is not True)))
+    except (ValueError, RecursionError):  # a ConfigurationError is a ValueError
+        return
     conflict = document.get("conflict", token == fence)
-    if not isinstance(conflict, bool) or token > fence or conflict != (token == fence) or sent not in {None, token}:
-        return None
-    return StaleTokenError(resource, int(token), int(fence), conflict=conflict)
+    if isinstance(conflict, bool) and token <= fence and conflict == (token == fence) and sent in {None, token}:
+        raise StaleTokenError(resource, int(token), int(fence), conflict=conflict)

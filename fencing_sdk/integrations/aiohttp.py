@@ -8,6 +8,7 @@ Both sides for aiohttp: a client middleware that sends the token, a server middl
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Unpack
 
 from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse, web
 from aiohttp.typedefs import Handler, Middleware
@@ -15,21 +16,19 @@ from multidict import istr
 
 from fencing_sdk._arguments import check_flag
 from fencing_sdk._client import LockClient
-from fencing_sdk._values.claim import Token
-from fencing_sdk._values.token_wire import HEADER, OLD_HEADER
+from fencing_sdk._values.token import HEADER, OLD_HEADER, Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, check_path, presented
+from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, RouteTemplate, check_path, presented
 from fencing_sdk.integrations._outgoing import Outgoing
 from fencing_sdk.integrations._problem import (
     BODY_LIMIT,
     MAPPED,
     STALE_STATUSES,
-    Problem,
     SentHeaders,
     may_be_stale,
     problem_of,
-    stale_error,
+    raise_if_stale,
 )
 from fencing_sdk.integrations.asgi import lifespan
 
@@ -46,24 +45,14 @@ def fencing_middleware(
     """
     Make a middleware that sends the token of the current lease to *origins*, and to no other server.
 
-    It runs for every request and every hop of a redirect. A request to another origin loses the
-    header, also one that you set yourself; to an origin of the list, a header that you set stays.
-    ``middlewares=`` of a single request *replaces* those of the session: name this one there, too.
-
-    Args:
-        origins: Scheme, host and port, such as ``"https://seats.example"``, compared exactly.
-
-        name: Send the token of this lock, or of this permit or reader. By default, of the innermost lock.
-
-        required: Whether a request outside of such a lease is an error.
-
-        raise_stale: Whether the refusal of a guarded service is raised as `StaleTokenError`. It
-            is no ClientError, so that nothing that retries those retries it.
+    It runs for every request and every hop of a redirect. *origins*, *name* and *required*, and what happens to a
+    header that you set yourself, are those of `fencing_sdk.integrations.httpx.fencing_hook`. ``middlewares=`` of a
+    single request *replaces* those of the session: name this one there, too. With *raise_stale*, the refusal of a
+    guarded service is raised as `StaleTokenError`. It is no ClientError, so that nothing that retries those retries it.
 
     Raises:
-        ConfigurationError: an argument cannot work. The request itself raises `LeaseLostError`
-            when the lease is over and `NoLeaseError` when there is none and one is required, and
-            nothing is sent; and `StaleTokenError`.
+        ConfigurationError: an argument cannot work. The request itself raises what the hook raises, and
+            `StaleTokenError`.
     """
     outgoing = Outgoing(origins, name=name, required=required)
     check_flag(raise_stale, "raise_stale")
@@ -93,12 +82,9 @@ async def raise_for_stale(response: ClientResponse) -> None:
 
 
 async def _raise_for_stale(response: ClientResponse, headers: SentHeaders, path: str) -> None:
-    if not may_be_stale(response.status, response.headers.get("Content-Type", "")):
-        return
-    if (response.content_length or 0) > BODY_LIMIT:
-        return
-    if (error := stale_error(response.status, await response.read(), headers=headers, path=path)) is not None:
-        raise error
+    may_be = may_be_stale(response.status, response.headers.get("Content-Type", ""))
+    if may_be and (response.content_length or 0) <= BODY_LIMIT:
+        raise_if_stale(response.status, await response.read(), headers=headers, path=path)
 
 
 # The resource's side
@@ -108,10 +94,7 @@ def guard_middleware(
     guard: Guard | None = None,
     *,
     resource: str | Callable[[web.Request], str | None] | None = None,
-    path: str | None = None,
-    methods: Iterable[str] = WRITES,
-    required: bool = True,
-    stale_status: int = 409,
+    **options: Unpack[GuardOptions],
 ) -> Middleware:
     """
     Make a middleware that refuses stale requests, and answers the errors of ours that leave the handler.
@@ -121,16 +104,10 @@ def guard_middleware(
     included, and a template that fits no route of the application is an error. A callable gets
     the request, with its ``match_info``.
 
-    Every request that gets here can raise the fence, so put authentication in front of it.
-
-    Not promised: that the token is still the highest when the handler writes.
-
     Raises:
         ConfigurationError: an argument cannot work.
     """
-    checkpoint = Checkpoint(
-        guard, _naming(resource, path), request_token, methods=methods, required=required, stale_status=stale_status
-    )
+    checkpoint = Checkpoint(guard, resource, _Routes, request_token, **options)
 
     @web.middleware
     async def guarding(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -142,7 +119,8 @@ def guard_middleware(
         except MAPPED as error:
             if request.writer.output_size or not checkpoint.blames(error, request):
                 raise
-            return _response(problem_of(error, stale_status=checkpoint.stale_status))
+            problem = problem_of(error, stale_status=checkpoint.stale_status)
+            return web.Response(status=problem.status, body=problem.body, headers=problem.headers)
 
     return guarding
 
@@ -175,17 +153,6 @@ def cleanup_ctx(*clients: LockClient) -> Callable[[web.Application], AsyncIterat
             yield
 
     return opened
-
-
-def _naming(
-    resource: str | Callable[[web.Request], str | None] | None, path: str | None
-) -> Callable[[web.Request], str | None] | None:
-    if isinstance(resource, str):
-        return _Routes(RouteTemplate(resource, path=path))
-    if path is not None:
-        msg = "path goes with a resource that is a template; a callable gets the whole request"
-        raise ConfigurationError(msg)
-    return resource
 
 
 class _Routes:
@@ -223,7 +190,3 @@ class _Routes:
             raise ConfigurationError(msg)
         self._covered |= found
         self._seen.add(app)
-
-
-def _response(problem: Problem) -> web.Response:
-    return web.Response(status=problem.status, body=problem.body, headers=problem.headers)

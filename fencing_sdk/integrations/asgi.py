@@ -10,16 +10,15 @@ the handler's write has to be part of the check, leave the guard out and admit i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 from fencing_sdk._client import LockClient
-from fencing_sdk._values.claim import Token
-from fencing_sdk._values.token_wire import ACCEPTED_HEADERS
+from fencing_sdk._values.token import ACCEPTED_HEADERS, Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, shown
-from fencing_sdk.integrations._incoming import WRITES, Checkpoint, RouteTemplate, presented
+from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, presented
 from fencing_sdk.integrations._problem import MAPPED, Problem, problem_of
 
 __all__ = ["FencingMiddleware", "lifespan", "request_token"]
@@ -78,14 +77,11 @@ class FencingMiddleware:
         guard: Guard | None = None,
         *,
         resource: str | Callable[[Scope], str | None] | None = None,
-        path: str | None = None,
-        methods: Iterable[str] = WRITES,
-        required: bool = True,
-        stale_status: int = 409,
+        **options: Unpack[GuardOptions],
     ) -> None:
         self.app = app
         self._checkpoint = Checkpoint(
-            guard, _naming(resource, path), request_token, methods=methods, required=required, stale_status=stale_status
+            guard, resource, lambda route: route.by(_target), request_token, whole="scope", **options
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,22 +154,10 @@ def check_client(client: object) -> None:
         raise ConfigurationError(msg)
 
 
-def _naming(
-    resource: str | Callable[[Scope], str | None] | None, path: str | None
-) -> Callable[[Scope], str | None] | None:
-    if isinstance(resource, str):
-        template = RouteTemplate(resource, path=path)
-        return lambda scope: template.match(_path(scope), scope.get("raw_path"))
-    if path is not None:
-        msg = "path goes with a resource that is a template; a callable gets the whole scope"
-        raise ConfigurationError(msg)
-    return resource
-
-
-def _path(scope: Scope) -> str:
-    """The path as the routes of a mounted application see it."""
+def _target(scope: Scope) -> tuple[str, bytes | None]:
+    """The path as the routes of a mounted application see it, and as it was sent."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
-    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path, scope.get("raw_path")
 
 
 async def _answer(problem: Problem, send: Send) -> None:

@@ -13,26 +13,24 @@ A view that writes to the database needs no guard in front: it admits the token 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable
+from typing import Any, TypeAlias, Unpack, cast
 
-from fencing_sdk._values.extras import imported_from
+from fencing_sdk._values.drivers import imported_from
 
 with imported_from(None, "django"):
     from django.conf import settings
     from django.db import DEFAULT_DB_ALIAS, connections, models
     from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from fencing_sdk._values.claim import Token, writes_of
-from fencing_sdk._values.driver_versions import DIFFERS, KnownDriver
-from fencing_sdk._values.open_writes import late_commit, looks
-from fencing_sdk._values.token_wire import check_token
+from fencing_sdk._values.drivers import DIFFERS, KnownDriver
+from fencing_sdk._values.token import Token, check_token, late_commit, transaction_looks, writes_of
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, UsageError
 from fencing_sdk.guards.sql._protocols import SyncTransaction
-from fencing_sdk.integrations._blocking import BlockingCheckpoint, sent_target, token_of
-from fencing_sdk.integrations._incoming import WRITES
-from fencing_sdk.integrations._problem import MAPPED, Problem, problem_of
+from fencing_sdk.integrations._incoming import GuardOptions
+from fencing_sdk.integrations._problem import MAPPED, problem_of
+from fencing_sdk.integrations.wsgi import BlockingCheckpoint, sent_target, token_of
 from fencing_sdk.sync import SyncLockClient
 
 __all__ = ["FenceField", "guard_middleware", "own_connection", "request_token", "write_fenced"]
@@ -46,11 +44,8 @@ def guard_middleware(
     guard: Guard | None = None,
     *,
     resource: str | Callable[[HttpRequest], str | None] | None = None,
-    path: str | None = None,
     locks: SyncLockClient | None = None,
-    methods: Iterable[str] = WRITES,
-    required: bool = True,
-    stale_status: int = 409,
+    **options: Unpack[GuardOptions],
 ) -> Callable[[GetResponse], GetResponse]:
     """
     Make a middleware that refuses stale requests before the view runs, and answers the errors of ours that leave it.
@@ -62,15 +57,7 @@ def guard_middleware(
         ConfigurationError: an argument cannot work.
     """
     checkpoint: BlockingCheckpoint[HttpRequest] = BlockingCheckpoint(
-        guard,
-        resource,
-        request_token,
-        lambda request: (str(request.path_info), _sent(request)),
-        path=path,
-        locks=locks,
-        methods=methods,
-        required=required,
-        stale_status=stale_status,
+        guard, resource, _target, request_token, locks, **options
     )
     return lambda get_response: _GuardedViews(get_response, checkpoint)
 
@@ -96,7 +83,9 @@ class _GuardedViews:
         return None
 
     def _answer(self, error: Any) -> HttpResponse:
-        return _response(problem_of(error, stale_status=self._checkpoint.stale_status))
+        problem = problem_of(error, stale_status=self._checkpoint.stale_status)
+        headers = {**problem.headers, "Content-Length": str(len(problem.body))}
+        return HttpResponse(problem.body, status=problem.status, headers=headers)
 
 
 def request_token(request: HttpRequest) -> Token | None:
@@ -225,7 +214,7 @@ def _in_this_thread() -> tuple[object, ...]:
     return tuple(block for block in blocks if block is not None)
 
 
-looks.append(_in_this_thread)
+transaction_looks.append(_in_this_thread)
 
 
 def _fence_of(model: Any) -> str:
@@ -236,13 +225,8 @@ def _fence_of(model: Any) -> str:
     raise ConfigurationError(msg)
 
 
-def _response(problem: Problem) -> HttpResponse:
-    return HttpResponse(
-        problem.body, status=problem.status, headers={**problem.headers, "Content-Length": str(len(problem.body))}
-    )
-
-
-def _sent(request: HttpRequest) -> bytes | None:
-    """The target of the request: under ASGI, Django keeps the scope."""
+def _target(request: HttpRequest) -> tuple[str, bytes | None]:
+    """The path of the request, and the target as it was sent: under ASGI, Django keeps the scope."""
     scope = getattr(request, "scope", None)
-    return sent_target(request.META) if scope is None else cast("bytes | None", scope.get("raw_path"))
+    sent = sent_target(request.META) if scope is None else cast("bytes | None", scope.get("raw_path"))
+    return str(request.path_info), sent

@@ -14,7 +14,7 @@ first. Put authentication before these: every request that gets here can raise a
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, TypeAlias, Unpack
 
-from fencing_sdk._values.extras import imported_from
+from fencing_sdk._values.drivers import imported_from
 
 with imported_from("fastapi", "fastapi"):
     from fastapi import Depends, FastAPI, Header, Request, Response, WebSocket
@@ -24,8 +24,7 @@ with imported_from("fastapi", "fastapi"):
 from fencing_sdk._arguments import LockOptions, check_flag
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease
-from fencing_sdk._values.claim import Token
-from fencing_sdk._values.token_wire import HEADER, OLD_HEADER
+from fencing_sdk._values.token import HEADER, OLD_HEADER, Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, FencingError, shown
 from fencing_sdk.integrations._incoming import (

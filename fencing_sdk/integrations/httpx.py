@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from typing import Protocol
 
 from fencing_sdk.integrations._outgoing import Headers, Origin, Outgoing
-from fencing_sdk.integrations._problem import may_be_stale, stale_error
+from fencing_sdk.integrations._problem import may_be_stale, raise_if_stale
 
 __all__ = ["fencing_hook", "raise_for_stale"]
 
@@ -92,7 +92,8 @@ def fencing_hook(
     outgoing = Outgoing(origins, name=name, required=required)
 
     def hook(request: HttpxRequest) -> Awaitable[None]:
-        outgoing.carry(_origin(request), request.headers)
+        url = request.url
+        outgoing.carry(Origin.of(url.scheme, url.raw_host.decode("ascii"), url.port), request.headers)
         return _DONE
 
     return hook
@@ -107,13 +108,7 @@ def raise_for_stale(response: HttpxResponse) -> None:
     Raises:
         StaleTokenError: the token of this request was refused. Never retry it.
     """
-    if not may_be_stale(response.status_code, response.headers.get("Content-Type", "")):
-        return
-    request = response.request
-    path = request.url.raw_path.partition(b"?")[0].decode("ascii")
-    if (error := stale_error(response.status_code, response.content, headers=request.headers, path=path)) is not None:
-        raise error
-
-
-def _origin(request: HttpxRequest) -> Origin:
-    return Origin.of(request.url.scheme, request.url.raw_host.decode("ascii"), request.url.port)
+    if may_be_stale(response.status_code, response.headers.get("Content-Type", "")):
+        request = response.request
+        path = request.url.raw_path.partition(b"?")[0].decode("ascii")
+        raise_if_stale(response.status_code, response.content, headers=request.headers, path=path)

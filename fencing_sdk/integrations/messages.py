@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fencing_sdk._current_lease import current_token
-from fencing_sdk._values.claim import Token
-from fencing_sdk._values.token_wire import ACCEPTED_HEADERS, parse_one_token, token_metadata
+from fencing_sdk._lease import current_token
+from fencing_sdk._values.token import ACCEPTED_HEADERS, Token, parse_one_token, token_metadata
 
 __all__ = ["current_metadata", "token_of"]
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from threading import RLock
 
-from fencing_sdk._values.extras import imported_from
+from fencing_sdk._values.drivers import imported_from
 
 with imported_from("opentelemetry", "opentelemetry"):
     from opentelemetry.context import Context, get_current
     from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter
     from opentelemetry.trace import Span, Status, StatusCode, TracerProvider, get_tracer
 
-from fencing_sdk._values.names import recipe_of
+from fencing_sdk._values.claim import recipe_of
 from fencing_sdk.events import (
     Acquired,
     Acquiring,
@@ -107,19 +107,16 @@ class OpenTelemetrySpans:
         found = None if event.holder is None else self._spans.get(event.holder)
         if found is None:
             return
-        found[0].add_event(f"fencing.{event.kind}", _details(event))
+        attributes = {f"fencing.{name}": value for name, value in event.as_dict().items() if name not in _IN_THE_SPAN}
+        plain = {name: value for name, value in attributes.items() if isinstance(value, str | int | float)}
+        found[0].add_event(f"fencing.{event.kind}", plain)
         if isinstance(event, Lost):
             found[0].set_status(Status(StatusCode.ERROR, f"lease lost: {event.reason}"))
 
 
 _Attributes = dict[str, str | int | float | bool]
 _IN_THE_SPAN = frozenset({"kind", "name", "at", "holder"})
-
-
-def _details(event: Event) -> _Attributes:
-    """The fields of *event* that its span does not have already."""
-    told = {f"fencing.{name}": value for name, value in event.as_dict().items() if name not in _IN_THE_SPAN}
-    return {name: value for name, value in told.items() if isinstance(value, str | int | float)}
+"""Fields of an event that its span has already."""
 
 
 class OpenTelemetryMetrics(MetricsObserver):

@@ -10,7 +10,7 @@ import os
 from functools import partial
 from typing import Literal
 
-from fencing_sdk._values.extras import imported_from
+from fencing_sdk._values.drivers import imported_from
 
 with imported_from("prometheus", "prometheus_client"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -54,10 +54,14 @@ class PrometheusMetrics(MetricsObserver):
             raise ConfigurationError(msg) from error
 
     def _register(self, registry: CollectorRegistry) -> None:
-        histogram = partial(_histogram, registry)
-        self._wait, self._hold = histogram("wait", "fencing_wait_seconds"), histogram("hold", "fencing_hold_seconds")
-        self._spare = histogram("spare", "fencing_renewal_spare_seconds")
-        self._counters = {what: _counter(registry, what, *(detail or ())[:1]) for what, detail in COUNTED.items()}
+        histogram = partial(Histogram, labelnames=_LABELS, buckets=SECONDS, registry=registry)
+        self._wait = histogram("fencing_wait_seconds", HELP["wait"])
+        self._hold = histogram("fencing_hold_seconds", HELP["hold"])
+        self._spare = histogram("fencing_renewal_spare_seconds", HELP["spare"])
+        self._counters = {
+            what: Counter(f"fencing_{what}", HELP[what], [*_LABELS, *(detail or ())[:1]], registry=registry)
+            for what, detail in COUNTED.items()
+        }
         self._last_success = _gauge(registry, "job_last_success_timestamp", "_seconds", mode="max")
         self._held, self._waiting = _gauge(registry, "held"), _gauge(registry, "waiting")
 
@@ -70,8 +74,13 @@ class PrometheusMetrics(MetricsObserver):
             last_success=lambda at: self._last_success.labels(*labels).set(at),
         )
         held, waiting = self._held.labels(*labels), self._waiting.labels(*labels)
-        if _in_files():
-            series.tell = partial(_add, waiting, held)
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ or "prometheus_multiproc_dir" in os.environ:
+
+            def tell(more_waiting: int, more_held: int) -> None:
+                waiting.inc(more_waiting)  # the files of several processes are added up, so each change is written
+                held.inc(more_held)
+
+            series.tell = tell
         else:
             held.set_function(lambda: series.held)
             waiting.set_function(lambda: series.waiting)
@@ -83,24 +92,6 @@ def _check_registry(registry: object) -> CollectorRegistry:
         msg = f"registry must be a CollectorRegistry of prometheus_client, got {shown(registry)}"
         raise ConfigurationError(msg)
     return registry
-
-
-def _add(waiting: Gauge, held: Gauge, more_waiting: int, more_held: int) -> None:
-    waiting.inc(more_waiting)
-    held.inc(more_held)
-
-
-def _in_files() -> bool:
-    """Whether the metrics of several processes are added up, by files: a gauge must then be written when it changes."""
-    return "PROMETHEUS_MULTIPROC_DIR" in os.environ or "prometheus_multiproc_dir" in os.environ
-
-
-def _histogram(registry: CollectorRegistry, what: str, name: str) -> Histogram:
-    return Histogram(name, HELP[what], _LABELS, buckets=SECONDS, registry=registry)
-
-
-def _counter(registry: CollectorRegistry, what: str, *labels: str) -> Counter:
-    return Counter(f"fencing_{what}", HELP[what], [*_LABELS, *labels], registry=registry)
 
 
 def _gauge(registry: CollectorRegistry, what: str, unit: str = "", mode: _Mode = "livesum") -> Gauge:

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from fencing_sdk._values.extras import imported_from
+from fencing_sdk._values.drivers import imported_from
 
 with imported_from(None, "requests"):
     from requests import PreparedRequest, Response
     from requests.adapters import BaseAdapter, HTTPAdapter
 
 from fencing_sdk.integrations._outgoing import Headers, Origin, Outgoing
-from fencing_sdk.integrations._problem import may_be_stale, stale_error
+from fencing_sdk.integrations._problem import may_be_stale, raise_if_stale
 
 __all__ = ["FencingAdapter", "raise_for_stale"]
 
@@ -27,22 +27,16 @@ class FencingAdapter(BaseAdapter):
     """
     Sends the token of the current lease to *origins*, and to no other server. Mount it for ``https://`` and ``http://``.
 
-    A session asks the adapter of the URL for every hop of a redirect. A request to another origin loses the header,
-    also one that you set yourself; to an origin of the list, a header that you set stays. Where the adapter is not
-    mounted, it takes nothing away: a header that you set goes along, and the token of the lease does not.
+    A session asks the adapter of the URL for every hop of a redirect. *origins*, *name* and *required*, what happens to
+    a header that you set yourself, and what a request raises are as for `fencing_sdk.integrations.httpx.fencing_hook`.
+    Where the adapter is not mounted, it takes nothing away: a header that you set goes along, and the token of the
+    lease does not.
 
     Args:
-        origins: Scheme, host and port, such as ``"https://seats.example"``, compared exactly.
-
-        name: Send the token of this lock, or of this permit or reader. By default, of the innermost lock.
-
-        required: Whether a request outside of such a lease is an error.
-
         adapter: What sends. An ``HTTPAdapter`` by default.
 
     Raises:
-        ConfigurationError: an argument cannot work. To send raises `LeaseLostError` when the lease is over and
-            `NoLeaseError` when there is none and one is required, and nothing is sent.
+        ConfigurationError: an argument cannot work.
     """
 
     def __init__(
@@ -78,8 +72,6 @@ def raise_for_stale(response: Response) -> None:
     Raises:
         StaleTokenError: the token of this request was refused. Never retry it.
     """
-    if not may_be_stale(response.status_code, response.headers.get("Content-Type", "")):
-        return
-    headers, path = cast("Headers", response.request.headers), urlsplit(str(response.request.url)).path
-    if (error := stale_error(response.status_code, response.content, headers=headers, path=path)) is not None:
-        raise error
+    if may_be_stale(response.status_code, response.headers.get("Content-Type", "")):
+        headers, path = cast("Headers", response.request.headers), urlsplit(str(response.request.url)).path
+        raise_if_stale(response.status_code, response.content, headers=headers, path=path)

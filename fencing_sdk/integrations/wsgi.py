@@ -6,21 +6,24 @@ The resource's side for every WSGI framework, without importing one.
 
 The check is over before the handler runs. Where the handler's write has to be part of the check, leave the guard out
 and admit the token of the request in its transaction, with ``admit_sync``.
+
+WSGI and Django hand over the headers as variables such as ``HTTP_FENCING_TOKEN``, in which a header that came twice is
+a list, and a server may read a name with an underscore as one with a hyphen. A list is refused here. The name is up to
+the server: gunicorn and waitress drop such headers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from itertools import chain, islice
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, Unpack
 
-from fencing_sdk._values.claim import Token
 from fencing_sdk._values.observers import logger
+from fencing_sdk._values.token import ACCEPTED_HEADERS, Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, FencingError, shown
-from fencing_sdk.integrations._blocking import BlockingCheckpoint, sent_target, token_of
-from fencing_sdk.integrations._incoming import WRITES
+from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, presented
 from fencing_sdk.integrations._problem import MAPPED, Problem, check_stale_status, problem_of
 from fencing_sdk.sync import SyncLockClient
 
@@ -30,17 +33,18 @@ Environ: TypeAlias = dict[str, Any]
 StartResponse: TypeAlias = Callable[..., Any]
 WsgiApp: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 
+R = TypeVar("R")
+
+_NAME, _OLD_NAME = ("HTTP_" + name.upper().replace("-", "_") for name in ACCEPTED_HEADERS)
+
 
 class GuardedApplication:
     """
     Refuses stale requests before the application runs, and answers the errors of ours that leave it.
 
-    The answers are those of `fencing_sdk.integrations.asgi.FencingMiddleware`: 409 for a stale token, 428 for none, 400
-    for what is no token. A framework that turns the errors of a handler into a 500 itself, such as Flask, is told
-    by ``app.register_error_handler(StaleTokenError, problem_response)``.
-
-    Every request that gets here can raise the fence, so put authentication in front of it. Not promised: that the
-    token is still the highest when the handler writes.
+    The answers, and what is not promised, are those of `fencing_sdk.integrations.asgi.FencingMiddleware`: put
+    authentication in front of this one, too. A framework that turns the errors of a handler into a 500 itself, such as
+    Flask, is told by ``app.register_error_handler(StaleTokenError, problem_response)``.
 
     Args:
         app: The application.
@@ -50,15 +54,9 @@ class GuardedApplication:
         resource: The resource of a request: ``"seats/{seat}"``, filled in from the path, or a callable of the
             environ that returns it, or None for a request that needs no token.
 
-        path: Where such requests go, when that is not ``"/" + resource``. Paths below it belong to the resource, too.
-
         locks: A client of ``fencing_sdk.sync``, in whose thread the guard is asked. Needed with a guard.
 
-        methods: The methods that write.
-
-        required: Whether a request without a token is refused.
-
-        stale_status: 409, or 412.
+        **options: ``path``, ``methods``, ``required`` and ``stale_status``, as for `FencingMiddleware`.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -70,24 +68,11 @@ class GuardedApplication:
         guard: Guard | None = None,
         *,
         resource: str | Callable[[Environ], str | None] | None = None,
-        path: str | None = None,
         locks: SyncLockClient | None = None,
-        methods: Iterable[str] = WRITES,
-        required: bool = True,
-        stale_status: int = 409,
+        **options: Unpack[GuardOptions],
     ) -> None:
         self.app = app
-        self._checkpoint = BlockingCheckpoint(
-            guard,
-            resource,
-            request_token,
-            lambda environ: (_path(environ), sent_target(environ)),
-            path=path,
-            locks=locks,
-            methods=methods,
-            required=required,
-            stale_status=stale_status,
-        )
+        self._checkpoint = BlockingCheckpoint(guard, resource, _target, request_token, locks, **options)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Judge the request, and pass it on."""
@@ -160,6 +145,67 @@ def problem_response(error: FencingError, *, stale_status: int = 409) -> WsgiApp
     return _answer(problem_of(error, stale_status=check_stale_status(stale_status)))
 
 
+# What Django needs, too
+
+
+class BlockingCheckpoint(Checkpoint[R]):
+    """
+    What a middleware checks in a request of type *R*, in the thread that serves it.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    __slots__ = ("_locks",)
+
+    def __init__(
+        self,
+        guard: Guard | None,
+        resource: str | Callable[[R], str | None] | None,
+        target_of: Callable[[R], tuple[str, bytes | None]],
+        read: Callable[[R], Token | None],
+        locks: SyncLockClient | None,
+        **options: Unpack[GuardOptions],
+    ) -> None:
+        super().__init__(guard, resource, lambda route: route.by(target_of), read, **options)
+        self._locks = _check_locks(locks, guard)
+
+    def admit(self, request: R, method: str) -> None:
+        """
+        Refuse a request that comes too late.
+
+        Raises:
+            FencingError: as `Checkpoint.question` and the guard.
+        """
+        question = self.question(request, method)
+        if question is not None and self.guard is not None and self._locks is not None:
+            self._locks.run(self.guard.raise_to, *question)
+
+
+def _check_locks(locks: object, guard: Guard | None) -> SyncLockClient | None:
+    if isinstance(locks, SyncLockClient) or (locks is None and guard is None):
+        return locks
+    msg = f"locks must be a client of fencing_sdk.sync, in whose thread the guard is asked, not {shown(locks)}"
+    raise ConfigurationError(msg)
+
+
+def token_of(variables: Mapping[str, Any]) -> Token | None:
+    """
+    Return the one token in the *variables* of a request, or None.
+
+    Raises:
+        RequestRefused: it is malformed, or came twice.
+    """
+    found = [[variables[name]] if name in variables else [] for name in (_NAME, _OLD_NAME)]
+    return presented(*found)
+
+
+def sent_target(variables: Mapping[str, Any]) -> bytes | None:
+    """Return the target of a request as it was sent, from one of two variables that are no part of WSGI, or None."""
+    target = variables.get("REQUEST_URI") or variables.get("RAW_URI")
+    return target.encode("latin-1", "replace") if isinstance(target, str) else None
+
+
 def _answer(problem: Problem) -> WsgiApp:
     def respond(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         headers = {**problem.headers, "Content-Length": str(len(problem.body))}
@@ -169,7 +215,7 @@ def _answer(problem: Problem) -> WsgiApp:
     return respond
 
 
-def _path(environ: Environ) -> str:
-    """The path below the application, whose bytes WSGI hands over as Latin-1."""
+def _target(environ: Environ) -> tuple[str, bytes | None]:
+    """The path below the application, whose bytes WSGI hands over as Latin-1, and the target as it was sent."""
     raw: str = environ.get("PATH_INFO", "")
-    return raw.encode("latin-1").decode("utf-8", "replace")
+    return raw.encode("latin-1").decode("utf-8", "replace"), sent_target(environ)

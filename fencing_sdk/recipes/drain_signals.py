@@ -23,16 +23,16 @@ import contextlib
 import functools
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import Context
 from types import FrameType, TracebackType
 from typing import Any
 
-from fencing_sdk._current_lease import held_here
-from fencing_sdk._engine.cancellation import PlainScope, paced_scope
 from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.engine import Engine
-from fencing_sdk._lease import state_of
+from fencing_sdk._engine.lease_scope import PlainScope, paced_scope
+from fencing_sdk._lease import held_here, state_of
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import ConfigurationError, DrainingError, UsageError, shown
 
@@ -50,23 +50,60 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 """What `signal.getsignal` returns."""
 
 
-class DrainOnSignals:
-    """The block during which a signal drains the client. Made by `LockClient.draining_on`."""
+class DrainBlock(ABC):
+    """What signals mean to a block, and what its end means, whether tasks or a thread run it."""
 
-    __slots__ = ("_drain", "_draining", "_engine", "_handlers", "_loop", "_scope", "_task", "_within")
+    __slots__ = ("_entered", "_handlers", "_received", "_within")
 
-    def __init__(self, engine: Callable[[], Engine], signals: tuple[signal.Signals, ...], within: float) -> None:
-        self._engine = engine
+    def __init__(self, signals: tuple[signal.Signals, ...], within: float) -> None:
         self._handlers = SignalHandlers(signals, self._receive)
         self._within = within
-        self._drain: asyncio.Task[None] | None = None
-        self._scope: PlainScope | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._received = 0
+        self._entered = False
 
-    async def __aenter__(self) -> None:
-        if self._scope is not None:
+    @abstractmethod
+    def _receive(self, number: int) -> None:
+        """Called by the handler of a signal."""
+
+    def _refuse_another_entry(self) -> None:
+        if self._entered:
             msg = "draining_on() makes a block that is entered once; call it again for another one"
             raise UsageError(msg)
+
+    def _bound(self, number: int) -> float:
+        """Return the seconds that bodies may take from this signal on. After the second one, the handlers are gone."""
+        self._received += 1
+        if self._received == 1:
+            logger.info("draining for at most %.3g s: signal %d", self._within, number)
+            return self._within
+        logger.info("draining now: signal %d came again", number)
+        self._handlers.restore()
+        return 0.0
+
+    def _swallows(self, raised: BaseException | None) -> bool:
+        """Return whether what leaves the block is its end in order."""
+        return self._received > 0 and raised is not None and _says_draining(raised)
+
+
+def _says_draining(error: BaseException) -> bool:
+    """Return whether *error* says only that an acquisition did not begin, also when several tasks say so."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_says_draining, error.exceptions))
+    return isinstance(error, DrainingError)
+
+
+class DrainOnSignals(DrainBlock):
+    """The block during which a signal drains the client. Made by `LockClient.draining_on`."""
+
+    __slots__ = ("_drain", "_draining", "_engine", "_loop", "_scope", "_task")
+
+    def __init__(self, engine: Callable[[], Engine], signals: tuple[signal.Signals, ...], within: float) -> None:
+        super().__init__(signals, within)
+        self._engine = engine
+        self._drain: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._refuse_another_entry()
         engine = self._engine()
         engine.check_usable()
         self._draining = engine.draining
@@ -77,18 +114,21 @@ class DrainOnSignals:
         self._draining.around = (*map(state_of, held_here()), *blocks)
         self._scope = paced_scope(_PACE)
         self._scope.__enter__()
+        self._entered = True
 
     async def __aexit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        assert self._scope is not None  # __aenter__ made it
         try:
             swallowed = self._close_scope(self._scope, kind, raised, traceback)
             if self._drain is not None:
-                await self._wait_for(self._drain)
+                try:
+                    await self._draining.wait()  # the bodies of other tasks end too; the block itself has ended
+                finally:
+                    self._drain.cancel()
         finally:
             self._handlers.restore()
-        return self._drain is not None and (swallowed or (raised is not None and says_draining(raised)))
+        return self._drain is not None and (swallowed or self._swallows(raised))
 
     def _close_scope(
         self,
@@ -107,29 +147,14 @@ class DrainOnSignals:
         )
         raise UsageError(msg) from raised
 
-    async def _wait_for(self, drain: asyncio.Task[None]) -> None:
-        """Let the bodies of other tasks end too; the block itself has ended."""
-        try:
-            await self._draining.wait()
-        finally:
-            drain.cancel()
-
     def _receive(self, number: int) -> None:
-        assert self._loop is not None  # __aenter__ has set it
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._on_signal, number, context=Context())
 
     def _on_signal(self, number: int) -> None:
-        draining = self._draining
+        self._draining.begin(self._bound(number))
         if self._drain is None:
-            logger.info("draining for at most %.3g s: signal %d", self._within, number)
-            draining.begin(self._within)
-            assert self._loop is not None  # __aenter__ has set it
             self._drain = self._loop.create_task(self._end_block(), context=Context(), name="fencing-drain")
-        else:
-            logger.info("draining now: signal %d came again", number)
-            draining.begin(0.0)
-            self._handlers.restore()
 
     async def _end_block(self) -> None:
         """Cancel a block that goes on although the drain is over, unless a server is about to end it."""
@@ -138,8 +163,7 @@ class DrainOnSignals:
         await asyncio.sleep(0)  # blocks around this one begin to drain
         await self._draining.wait_together()
         await asyncio.sleep(_LAST_STEPS)
-        if self._scope is not None:
-            self._scope.cancel()
+        self._scope.cancel()
 
 
 class SignalHandlers:
@@ -252,10 +276,3 @@ def _is_of_a_program(handler: Callable[[int, FrameType | None], Any]) -> bool:
     while isinstance(handler, functools.partial):
         handler = handler.func
     return handler is not signal.default_int_handler and getattr(handler, "__module__", None) != "asyncio.runners"
-
-
-def says_draining(error: BaseException) -> bool:
-    """Whether *error* says nothing but that an acquisition did not begin, also when several tasks say so."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(says_draining, error.exceptions))
-    return isinstance(error, DrainingError)

@@ -31,9 +31,9 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._lease import Lease
 from fencing_sdk._lock import Lock, telling
 from fencing_sdk._values.claim import Holder
-from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._values.clock import JITTER
+from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import BackendUnavailableError, DrainingError, LeaseLostError, shown
 from fencing_sdk.recipes.election_term import ElectionState, ElectionTerm, TermBlock
 

@@ -14,41 +14,23 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol
+from typing import Any, ClassVar, Generic, TypeVar
 
-from fencing_sdk._engine.cancellation import PlainScope, paced_scope
 from fencing_sdk._engine.engine import Engine
+from fencing_sdk._engine.lease_scope import PlainScope, paced_scope
 from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk._lock import Lock, enter_with
 from fencing_sdk._values import forks
+from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import LeaseLostError, UsageError, shown
-
-
-class Term(Protocol):
-    """A block under the lead, of a task or of a thread."""
-
-    @property
-    def lease(self) -> AnyLease:
-        """Its lease."""
-        ...
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the body was asked to end although the lease is held."""
-        ...
-
-    def stop(self) -> None:
-        """Ask the body to end."""
-        ...
 
 
 @dataclass(slots=True)
 class ElectionRoles:
     """What one process does in an election."""
 
-    terms: dict[Term, None] = field(default_factory=dict)
+    terms: dict[TermLife[Any], None] = field(default_factory=dict)
     """The blocks whose lock was not given back."""
     candidacies: set[object] = field(default_factory=set)
     """Loops that wait for the lead."""
@@ -84,6 +66,125 @@ class ElectionState:
         return any(term.lease.held for term in tuple(self.here.terms))
 
 
+L = TypeVar("L", bound=AnyLease)
+
+
+class TermLife(Generic[L]):
+    """
+    What is decided about a term, whether a task or a thread works under it.
+
+    A term is entered at once and once, and only while it is one of the election: it is won, and then it is entered or
+    forfeited. A block of a task and one of a thread carry these decisions out, each in its own way.
+    """
+
+    __slots__ = ("_generation", "election", "entered", "forfeited", "lease", "stopped")
+
+    block: ClassVar[str]
+    """How the body is written: ``async with`` or ``with``."""
+
+    def __init__(self, election: ElectionState, lease: L) -> None:
+        self._generation = forks.here()
+        self.election = election
+        self.lease = lease
+        self.entered = False
+        self.stopped = False
+        """Whether the body was asked to end although the lease is held."""
+        self.forfeited: str | None = None
+        """When it should have been entered, once its lock is given back."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the body is to end: the lead was lost, the election resigned, or the client drains."""
+        return self.stopped or not self.lease.held or self.election.engine().draining.begun
+
+    def win(self) -> None:
+        """Make it a term of the election, which refers to it from now on. The caller ends it."""
+        self.election.here.terms[self] = None
+
+    def end(self) -> None:
+        """Make it a term of the election no longer. Idempotent."""
+        self.election.here.terms.pop(self, None)
+
+    def stop(self) -> None:
+        """Ask the body to end. The lease is held, and renewed, until it has."""
+        self.stopped = True
+
+    def check_enterable(self) -> None:
+        """
+        Do nothing if the block may begin now.
+
+        Raises:
+            UsageError: it has begun before, its lease was given back, or it is the term of a parent process.
+        """
+        name = shown(self.election.name)
+        if self._inherited:
+            msg = (
+                f"this term of election {name} was begun before a fork, and is the parent's; "
+                "go on with the loop in the child"
+            )
+            raise UsageError(msg)
+        if self.forfeited is not None:
+            raise self._not_entered(self.forfeited)
+        if self.entered or self not in self.election.here.terms:
+            msg = f"a term of election {name} is entered once, and in its loop"
+            raise UsageError(msg)
+
+    def forfeit(self, when: str) -> bool:
+        """End a term that was not entered by then; return whether the caller is to give its lock back."""
+        if self.entered or self._inherited or self.forfeited is not None:
+            return False
+        self.end()
+        self.forfeited = when
+        name = shown(self.election.name)
+        logger.warning("a term of election %s was not entered %s; its lock is given back", name, when)
+        return True
+
+    def pass_over(self) -> UsageError | None:
+        """
+        End a term that was not entered when its loop goes on; return the error, as its body would run without the lead.
+
+        None if it was entered. Else the caller gives the lock back.
+        """
+        if self.entered or self._inherited:
+            return None
+        self.end()
+        self.forfeited = self.forfeited or "before its loop went on"
+        return self._not_entered(self.forfeited)
+
+    def swallows(self, raised: BaseException | None, end: BaseException | None) -> bool:
+        """
+        Return whether the block keeps what its body *raised*: nothing but the end of this term.
+
+        *end* is what is on its way out when the lock was given back.
+
+        Raises:
+            BaseException: *end*, if it is neither that nor what the body raised.
+        """
+        if end is None or _is_end_of(self.lease, end):
+            return not isinstance(raised, GeneratorExit)  # a generator that is closed ends: its loop must not go on
+        if end is not raised:
+            raise end
+        return False
+
+    @property
+    def _inherited(self) -> bool:
+        return self._generation != forks.here()
+
+    def _not_entered(self, when: str) -> UsageError:
+        return UsageError(
+            f"a term of election {shown(self.election.name)} was not entered {when}, so its lock was given back; "
+            f"write '{self.block} term as lease:' as the first line of the loop"
+        )
+
+
+def _is_end_of(lease: AnyLease, error: BaseException) -> bool:
+    """Return whether *error* says nothing but that this very lease is over."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_end_of(lease, one) for one in error.exceptions)
+    own = (lease.name, state_of(lease).number)
+    return isinstance(error, LeaseLostError) and (error.name, error.token) == own
+
+
 class ElectionTerm(Uncopied):
     """
     The lead of this process, for as long as its lease is held: ``async with term as lease``, at once and once.
@@ -115,51 +216,34 @@ class ElectionTerm(Uncopied):
         return await self._block.leave(raised, traceback)
 
 
-class TermBlock:
-    """What an `ElectionTerm` does, and how the loop and the election end it."""
+class TermBlock(TermLife[Lease]):
+    """The block of a task: a scope inside that of its lock."""
 
-    __slots__ = (
-        "_election",
-        "_forfeited",
-        "_forfeiting",
-        "_forget",
-        "_lock",
-        "_loop",
-        "_scope",
-        "_timer",
-        "lease",
-        "stopped",
-    )
+    __slots__ = ("_forfeiting", "_forget", "_lock", "_loop", "_scope", "_timer")
+
+    block = "async with"
 
     def __init__(self, election: ElectionState, lock: Lock, lease: Lease) -> None:
-        self._election = election
+        super().__init__(election, lease)
         self._lock = lock
-        self.lease = lease
-        """The lease of the term."""
-        self.stopped = False
-        """Whether the body was asked to end although the lease is held."""
         self._scope: PlainScope | None = None
-        self._forfeited: str | None = None  # when it should have been entered, once it was given back
         self._forget: Callable[[], object] = lambda: None
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(lease.ttl, self._forfeit, "within one ttl", context=Context())
-        election.here.terms[self] = None
+        self._timer = self._loop.call_later(lease.ttl, self._give_up, "within one ttl", context=Context())
+        self.win()
 
     def enter(self) -> None:
         """
         Begin the block.
 
         Raises:
-            UsageError: it has begun before, or its lease was given back.
+            UsageError: as `check_enterable`.
         """
-        if self._forfeited is not None:
-            raise not_entered(self._election, self._forfeited, "async with")
-        if self._scope is not None or self not in self._election.here.terms:
-            msg = f"a term of election {shown(self._election.name)} is entered once, and in its loop"
-            raise UsageError(msg)
-        draining = self._election.engine().draining
+        self.check_enterable()
+        draining = self.election.engine().draining
         self._timer.cancel()
         enter_with(self._lock, self.lease)
+        self.entered = True
         self._scope = paced_scope(state_of(self.lease).timing.safety_buffer / 2)
         self._scope.__enter__()
         self._forget = draining.on_begin(self._on_drain)
@@ -176,16 +260,12 @@ class TermBlock:
         except LeaseLostError as error:
             end = error
         finally:
-            self._election.here.terms.pop(self, None)
-        if end is None or is_end_of(self.lease, end):
-            return True
-        if end is not raised:
-            raise end
-        return False
+            self.end()
+        return self.swallows(raised, end)
 
     def stop(self) -> None:
-        """Ask the body to end. The lease is held, and renewed, until it has."""
-        self.stopped = True
+        """Cancel the body, which cleans up under its lease."""
+        super().stop()
         if self._scope is not None:
             self._scope.cancel()
 
@@ -196,36 +276,28 @@ class TermBlock:
         Raises:
             UsageError: it was not, and its body would have run without the lead.
         """
-        if self._scope is None:
+        if (error := self.pass_over()) is not None:
             self._timer.cancel()
-            self._election.here.terms.pop(self, None)
-            self._forfeited = self._forfeited or "before its loop went on"
             await self.lease.release()
-            raise not_entered(self._election, self._forfeited, "async with")
+            raise error
 
     def left_behind(self) -> None:
         """Give back a term that is not entered in this turn of the event loop: its loop was left. From any thread."""
-        if self._scope is None and self in self._election.here.terms:
+        if not self.entered and self in self.election.here.terms:
             with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._forfeit, "before its loop was left", context=Context())
+                self._loop.call_soon_threadsafe(self._give_up, "before its loop was left", context=Context())
+
+    def _give_up(self, when: str) -> None:
+        if self.forfeit(when):
+            self._timer.cancel()
+            self._forfeiting = self._loop.create_task(self.lease.release(), context=Context())
 
     def _on_drain(self) -> None:
-        if self._election.drain > 0:
+        if self.election.drain > 0:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._election.drain, self.stop, context=Context())
+            self._timer = loop.call_later(self.election.drain, self.stop, context=Context())
         else:
             self.stop()
-
-    def _forfeit(self, when: str) -> None:
-        """Give back a term that is not entered: the loop was left, or does something else first."""
-        if self._scope is not None or self not in self._election.here.terms:
-            return
-        self._timer.cancel()
-        self._forfeited = when
-        name = shown(self._election.name)
-        logger.warning("a term of election %s was not entered %s; its lock is given back", name, when)
-        self._election.here.terms.pop(self, None)
-        self._forfeiting = self._loop.create_task(self.lease.release(), context=Context())
 
     def _close_scope(self, raised: BaseException | None) -> BaseException | None:
         """Close the inner scope and return what is still on its way out; a cancellation from outside is."""
@@ -239,19 +311,3 @@ class TermBlock:
         except BaseException as rest:  # noqa: BLE001  (the part of a group that was not ours; it leaves)
             return rest
         return None if swallowed else raised
-
-
-def not_entered(election: ElectionState, when: str, how: str) -> UsageError:
-    """Say *when* a term should have been entered, and was not."""
-    return UsageError(
-        f"a term of election {shown(election.name)} was not entered {when}, so its lock was given back; "
-        f"write '{how} term as lease:' as the first line of the loop"
-    )
-
-
-def is_end_of(lease: AnyLease, error: BaseException) -> bool:
-    """Whether *error* says nothing but that this very lease is over."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(is_end_of(lease, one) for one in error.exceptions)
-    own = (lease.name, state_of(lease).number)
-    return isinstance(error, LeaseLostError) and (error.name, error.token) == own

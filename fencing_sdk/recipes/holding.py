@@ -15,9 +15,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-from fencing_sdk._current_lease import innermost
+from fencing_sdk._lease import innermost
 from fencing_sdk._name_template import NameTemplate
-from fencing_sdk._values.names import check_name
+from fencing_sdk._values.claim import check_name
 from fencing_sdk.errors import ConfigurationError, shown
 
 P = ParamSpec("P")

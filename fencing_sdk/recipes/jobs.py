@@ -24,14 +24,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 from fencing_sdk._arguments import LockOptions
-from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._lease import state_of
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import template_for_tasks
+from fencing_sdk._values.claim import LockName, check_name, name_for
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.holder_facts import metadata_of, say_kept
-from fencing_sdk._values.names import LockName, check_name, name_for
 from fencing_sdk._values.observers import Observers
+from fencing_sdk._values.reports import metadata_of, say_kept
 from fencing_sdk._values.timing import DEFAULT_TTL, MAX_TTL, Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, LeaseLostError, LockHeldError, shown
 from fencing_sdk.events import JobEnded, JobOutcome

@@ -19,13 +19,12 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from fencing_sdk._current_lease import held_here
-from fencing_sdk._lease import AnyLease, Lease
+from fencing_sdk._lease import AnyLease, Lease, held_here
 from fencing_sdk._lock import Lock, enter
-from fencing_sdk._values.claim import Token
+from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.names import check_name
-from fencing_sdk._values.uncopied import Uncopied
+from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.token import Token
 from fencing_sdk.errors import AcquireTimeoutError, ConfigurationError, shown
 
 L = TypeVar("L", bound=AnyLease)
@@ -159,15 +158,15 @@ async def acquire_all(multilock: MultiLock) -> dict[str, Lease]:
         for lease in leases.values():
             lease.check()
     except BaseException:
-        await release_all(leases)
+        await release_all(leases.values())
         raise
     return leases
 
 
-async def release_all(leases: Mapping[str, Lease]) -> None:
+async def release_all(handles: Iterable[Lease]) -> None:
     """Give plain handles back, the last one first."""
-    for lease in reversed(list(leases.values())):
-        await lease.release()
+    for handle in reversed(list(handles)):
+        await handle.release()
 
 
 def check_names(names: Iterable[object], fences: object) -> list[str]:

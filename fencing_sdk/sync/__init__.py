@@ -16,19 +16,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fencing_sdk._connect import connect as _connect
-from fencing_sdk._current_lease import current_token
-from fencing_sdk._current_lease import innermost as _innermost
-from fencing_sdk._lease import AnyLease
+from fencing_sdk._lease import AnyLease, current_token
+from fencing_sdk._lease import innermost as _innermost
 from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.observers import Observer
 from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds
 from fencing_sdk.abc import Backend
-from fencing_sdk.events import Observer
 from fencing_sdk.recipes.holding import holding
 from fencing_sdk.sync._client import SyncLockClient
-from fencing_sdk.sync._election import SyncElection, SyncElectionTerm
 from fencing_sdk.sync._lease import SyncLease, SyncPermitLease
-from fencing_sdk.sync._lock import SyncLock, SyncReadWriteLock, SyncSemaphore
-from fencing_sdk.sync._multilock import SyncHeldLocks, SyncMultiLock
+from fencing_sdk.sync._lock import (
+    SyncElection,
+    SyncElectionTerm,
+    SyncHeldLocks,
+    SyncLock,
+    SyncMultiLock,
+    SyncReadWriteLock,
+    SyncSemaphore,
+)
 
 __all__ = [
     "AnyLease",
@@ -65,29 +70,9 @@ def connect(
     """
     Make a client for threads. No I/O happens here, so it is fine at import time, and before a fork.
 
-    Observers are called in the client's own thread: one that blocks delays the heartbeat of every lease.
-
-    Args:
-        url: As for `fencing_sdk.connect`, and so is every other argument.
-
-        namespace: A prefix for every lock name.
-
-        observers: Callables that receive every event.
-
-        drift: How much faster or slower than ours the store's clock may run, as a fraction.
-
-        clock: The monotonic clock of deadlines.
-
-        watch_stalls: Whether a sleeping thread looks for the code that blocks the client's thread.
-
-        drain: Seconds for which closing the client lets bodies go on.
-
-        open_wait: Seconds for which ``with client`` waits for a store that is away. 0 asks once, None asks nothing.
-            Where no ``with`` opens the client, the ``wait`` of the first lock counts for both.
-
-        metadata: The metadata of every lock that has none of its own.
-
-        **options: Options of the backend.
+    Arguments are those of `fencing_sdk.connect`. Observers are called in the client's own thread, so one that blocks
+    delays the heartbeat of every lease. *open_wait* counts for ``with client``. Where no ``with`` opens the client, the
+    ``wait`` of the first lock counts for both.
 
     Raises:
         ConfigurationError: there is no such backend, its driver is missing, or an option is unknown.

@@ -12,22 +12,18 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from fencing_sdk._arguments import ElectionOptions, LockOptions, check_flag
 from fencing_sdk._client import LockClient
-from fencing_sdk._name_template import NameTemplate
+from fencing_sdk._name_template import template_for_threads
 from fencing_sdk._values import forks
-from fencing_sdk._values.claim import Holder, Waiting
-from fencing_sdk._values.client_status import Status
-from fencing_sdk._values.names import check_name
+from fencing_sdk._values.claim import Holder, Waiting, check_name
+from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.reports import Status
 from fencing_sdk._values.timing import Seconds, seconds
-from fencing_sdk._values.uncopied import Uncopied
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.recipes.drain_signals import check_signals
 from fencing_sdk.recipes.jobs import AtLeastOn, Ran, Skipped
-from fencing_sdk.sync._drain_signals import SyncDrainOnSignals
-from fencing_sdk.sync._election import SyncElection, as_leader
-from fencing_sdk.sync._interrupt import InterruptingLock
-from fencing_sdk.sync._lock import SyncLock, SyncReadWriteLock, SyncSemaphore
+from fencing_sdk.sync._lock import SyncElection, SyncLock, SyncMultiLock, SyncReadWriteLock, SyncSemaphore, as_leader
 from fencing_sdk.sync._loop_thread import LoopThread
-from fencing_sdk.sync._multilock import SyncMultiLock
+from fencing_sdk.sync._signals import InterruptingLock, SyncDrainOnSignals
 from fencing_sdk.sync._thread_call import InThread, carried
 
 P = ParamSpec("P")
@@ -50,7 +46,11 @@ class SyncLockClient(Uncopied):
     """
 
     def __init__(self, client: LockClient) -> None:
-        self._client = _check_client(client)
+        given: object = client
+        if not isinstance(given, LockClient):
+            msg = f"client must be a LockClient, not {shown(given)}; fencing_sdk.sync.connect makes one from a URL"
+            raise ConfigurationError(msg)
+        self._client = client
         self._bridges: dict[int, LoopThread] = {}
 
     def __repr__(self) -> str:
@@ -122,16 +122,9 @@ class SyncLockClient(Uncopied):
         **options: Unpack[LockOptions],
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """
-        Decorate a plain function: every call holds the lock.
+        Decorate a plain function: every call holds the lock. Arguments are those of `lock`.
 
-        Args:
-            name: The lock's name, with placeholders for the call's arguments: ``"report/{report_id}"``.
-
-            interrupt: As for `lock`.
-
-            cancel: As for `lock`.
-
-            **options: As for `lock`.
+        *name* may have placeholders for the call's arguments: ``"report/{report_id}"``.
 
         Raises:
             ConfigurationError: as `LockClient.locked`, or the function is a coroutine function or a generator.
@@ -140,8 +133,7 @@ class SyncLockClient(Uncopied):
         self.lock("checked-when-decorated", cancel=cancel, **options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            _check_plain(function, "locked")
-            template = NameTemplate(name, function)
+            template = template_for_threads(name, function, "locked")
 
             @functools.wraps(function)
             def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -172,8 +164,8 @@ class SyncLockClient(Uncopied):
         job = self._client.job(name, at_least_for=at_least_for, at_least_on=at_least_on, **options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, Ran[R] | Skipped]:
-            _check_plain(function, "job")
-            job(_as_task(function, None))  # a wrong template is told now
+            template_for_threads(name, function, "job")
+            job(_as_task(function, None))  # a template that cannot work is refused now
 
             @functools.wraps(function)
             def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
@@ -214,14 +206,8 @@ class SyncLockClient(Uncopied):
         Decorate a plain function: a call waits for the lead, and runs the function as the leader.
 
         When the lead is lost meanwhile, the function is called again with the same arguments in the next term. The call
-        returns what the function returns, or None when the client drains or the wait is cancelled.
-
-        Args:
-            name: What is led, with placeholders for the call's arguments, as for `locked`.
-
-            cancel: As for `election`.
-
-            **options: As for `election`.
+        returns what the function returns, or None when the client drains or the wait is cancelled. *name* may have
+        placeholders, as for `locked`. The other arguments are those of `election`.
 
         Raises:
             ConfigurationError: as `locked`, or as `election`.
@@ -230,8 +216,7 @@ class SyncLockClient(Uncopied):
         self.election("checked-when-decorated", cancel=cancel, **options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
-            _check_plain(function, "elected")
-            template = NameTemplate(name, function)
+            template = template_for_threads(name, function, "elected")
 
             def election_of(args: tuple[object, ...], kwargs: dict[str, object]) -> SyncElection:
                 return self.election(template.fill(args, kwargs), cancel=cancel, **options)
@@ -244,17 +229,9 @@ class SyncLockClient(Uncopied):
         self, *names: str, cancel: threading.Event | None = None, **options: Unpack[LockOptions]
     ) -> SyncMultiLock:
         """
-        Describe how to hold several locks together. Arguments and errors are those of `LockClient.multilock`.
+        Describe how to hold several locks together: ``with`` yields `SyncHeldLocks`.
 
-        Args:
-            *names: What is protected: one or more names, in any order.
-
-            cancel: As for `lock`. The wait for all of them ends.
-
-            **options: As for `LockClient.multilock`.
-
-        Returns:
-            A `SyncMultiLock`, whose ``with`` yields `SyncHeldLocks`.
+        Arguments and errors are those of `LockClient.multilock`, and `lock`.
         """
         return SyncMultiLock(self._bridge, self._client.multilock(*names, **options), cancel)
 
@@ -271,16 +248,11 @@ class SyncLockClient(Uncopied):
         return SyncReadWriteLock(self._bridge, self._client.rwlock(name, **options), cancel)
 
     def inspect(self, name: str) -> Holder | None:
-        """
-        Tell who holds *name*, or None when it is free. An answer may be outdated when it arrives.
-
-        Raises:
-            BackendError: the store did not answer, or refused.
-        """
+        """Return who holds *name*, or None when it is free. Errors are those of `LockClient.inspect`."""
         return self._bridge().call(functools.partial(self._client.inspect, name))
 
     def held(self, pattern: str = "*") -> Sequence[Holder]:
-        """Tell who holds the locks whose names match. Arguments and errors are those of `LockClient.held`."""
+        """Return who holds the locks whose names match. Arguments and errors are those of `LockClient.held`."""
 
         async def collect() -> list[Holder]:
             return [holder async for holder in self._client.held(pattern)]
@@ -288,11 +260,11 @@ class SyncLockClient(Uncopied):
         return self._bridge().call(collect)
 
     def holders(self, name: str) -> Sequence[Holder]:
-        """Tell all who hold *name*. Errors are those of `LockClient.holders`."""
+        """Return all who hold *name*. Errors are those of `LockClient.holders`."""
         return self._bridge().call(functools.partial(self._client.holders, name))
 
     def waiters(self, name: str) -> Sequence[Waiting]:
-        """Tell who waits for *name*, in the order of the line. Errors are those of `LockClient.waiters`."""
+        """Return who waits for *name*, in the order of the line. Errors are those of `LockClient.waiters`."""
         return self._bridge().call(functools.partial(self._client.waiters, name))
 
     def revoke(self, name: str, *, token: int, reason: str) -> bool:
@@ -303,10 +275,8 @@ class SyncLockClient(Uncopied):
         """
         Let what runs end, and begin nothing new: the last call before `close`. See `LockClient.drain`.
 
-        A lease that is held after *within* seconds is lost with `LossReason.DRAINED`. Its thread is not stopped.
-
-        Returns:
-            Whether every lock was given back in time.
+        A lease that is held after *within* seconds is lost with `LossReason.DRAINED`. Its thread is not stopped. Return
+        whether every lock was given back in time.
         """
         return self._bridge().call(functools.partial(self._client.drain, within=within))
 
@@ -319,13 +289,10 @@ class SyncLockClient(Uncopied):
         The end of the block waits until every lock was given back. A `DrainingError` that leaves it is its end in
         order. A handler that a program has set before, such as gunicorn's, is called too.
 
-        Args:
-            *signals: Such as ``signal.SIGTERM``. One that is ignored stays ignored.
-
-            within: As for `drain`. Choose less than the platform's patience: 30 s on Kubernetes, 10 s with Docker.
+        Arguments are those of `LockClient.draining_on`.
 
         Raises:
-            ConfigurationError: a signal cannot be handled, or *within* is no such time.
+            ConfigurationError: as `LockClient.draining_on`.
             BackendError: on entering, the client was not open yet, and could not be opened.
             UsageError: on entering, this is not the main thread.
         """
@@ -338,11 +305,7 @@ class SyncLockClient(Uncopied):
         return self._client.draining
 
     def status(self) -> Status:
-        """
-        Tell how this client stands, for health endpoints. See `LockClient.status`.
-
-        A client that no call has opened yet is as ready as one that is open, until `close`.
-        """
+        """See `LockClient.status`. A client that no call has opened yet is ready, until `close`."""
         return Status(open=True) if self._bridge().idle else self._client.status()
 
     def run(self, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -392,22 +355,4 @@ def _check_runs(function: object, *, runs: bool) -> None:
         if inspect.iscoroutine(function):
             function.close()  # or Python warns that it was never awaited
         msg = f"run() calls an 'async def' function with the arguments that follow it, got {shown(function)}"
-        raise ConfigurationError(msg)
-
-
-def _check_client(client: object) -> LockClient:
-    if isinstance(client, LockClient):
-        return client
-    msg = f"client must be a LockClient, not {shown(client)}; fencing_sdk.sync.connect makes one from a URL"
-    raise ConfigurationError(msg)
-
-
-def _check_plain(function: object, decorator: str) -> None:
-    """Refuse what is no function, and one whose body runs after the call, when the lock was given back."""
-    later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if not callable(function) or isinstance(function, type) or any(kind(function) for kind in later):
-        msg = (
-            f"{decorator}() of fencing_sdk.sync decorates plain functions, not {shown(function)}; "
-            "for 'async def' use the client of fencing_sdk.connect"
-        )
         raise ConfigurationError(msg)

@@ -20,19 +20,20 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
-from fencing_sdk._current_lease import pop, push
-from fencing_sdk._engine.lease_state import LeaseState, tell_end
-from fencing_sdk._lease import AnyLease, Lease, end_block, state_of
+from fencing_sdk._lease import AnyLease, Lease, end_block, pop, push, state_of
+from fencing_sdk._lease_state import LeaseState, tell_end
 from fencing_sdk._values import forks
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.scopes import move_on_after
+from fencing_sdk._values.tasks import move_on_after
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, LossReason, UsageError, shown
+from fencing_sdk.recipes.multilock import release_all
 from fencing_sdk.sync._loop_thread import LoopThread
 from fencing_sdk.sync._thread_call import ClosedMeanwhileError, this_thread
 
 R = TypeVar("R")
 M = TypeVar("M", bound="Enterable")
+H = TypeVar("H", bound="SyncLease | Mapping[str, SyncLease]")
 
 Bridge = Callable[[], LoopThread]
 """The bridge of this process: a forked child has another one. It keeps its client from being dropped."""
@@ -75,11 +76,17 @@ class Block:
             return ()
         return (self.held,) if isinstance(self.held, SyncLease) else tuple(self.held.values())
 
-    def enter(self) -> None:
-        """Make the leases current, in the order in which they were taken."""
-        for lease in self.leases():
-            self.thread.inside.append(state_of(lease))
-            push(lease)
+    def hold(self, take: Callable[[], H]) -> H:
+        """Hold what *take* returns, and make its leases current, in the order in which they were taken."""
+        try:
+            held = self.held = take()
+            for lease in self.leases():
+                self.thread.inside.append(state_of(lease))
+                push(lease)
+        except BaseException:
+            self.drop()
+            raise
+        return held
 
     def leave(self, raised: BaseException | None) -> None:
         """
@@ -93,17 +100,14 @@ class Block:
             if isinstance(self.held, SyncLease):
                 self._leave(self.held, None, raised, None)
             else:
-                self._leave_all(raised)
+                blocks = contextlib.ExitStack()  # each lease sees what the one inside it raised
+                for lease in self.leases():
+                    blocks.push(partial(self._leave, lease))
+                blocks.__exit__(None if raised is None else type(raised), raised, None)
         except BaseException:
             self.drop()
             raise
         self._end()
-
-    def _leave_all(self, raised: BaseException | None) -> None:
-        blocks = contextlib.ExitStack()  # each lease sees what the one inside it raised
-        for lease in self.leases():
-            blocks.push(partial(self._leave, lease))
-        blocks.__exit__(None if raised is None else type(raised), raised, None)
 
     def _leave(self, lease: SyncLease, _: object, raised: BaseException | None, __: object) -> None:
         _ = lease.lost_reason  # the clock, once more: a body that finished too late was not covered
@@ -211,6 +215,11 @@ def owned(
     return cast("Callable[..., R]", _OwnedExit(leave))
 
 
+def leave_block(_: Enterable, block: Block, raised: BaseException | None) -> None:
+    """End the *block*, and do nothing else."""
+    block.leave(raised)
+
+
 class SyncLease(AnyLease):
     """
     A lock that a thread holds, until its deadline.
@@ -235,10 +244,7 @@ class SyncLease(AnyLease):
         begin(self._blocks, current=False).held = self
         return self
 
-    def _end(self, block: Block, raised: BaseException | None) -> None:
-        block.leave(raised)
-
-    __exit__ = owned(_end)
+    __exit__ = owned(leave_block)
 
     def wait_lost(self, timeout: Seconds | None = None) -> LossReason | None:
         """
@@ -261,20 +267,17 @@ class SyncLease(AnyLease):
         Raises:
             ConfigurationError: *callback* is no plain callable.
         """
-        _check_callback(callback)
+        given: object = callback
+        if not callable(given) or inspect.iscoroutinefunction(given):
+            msg = f"on_lost() takes a plain function, which gets the reason, not {shown(given)}"
+            raise ConfigurationError(msg)
         try:
             self._bridge.watch(partial(_watch, self._bridge, self._state, callback), self._state.loop)
         except ClosedMeanwhileError:
             _tell(self._bridge, self._state, callback)
 
     def renew(self) -> None:
-        """
-        Renew now, besides the heartbeat.
-
-        Raises:
-            LeaseLostError: the lease is over, or the store refused.
-            BackendUnavailableError: the store did not answer; the lease goes on until its deadline.
-        """
+        """Renew now, besides the heartbeat. Errors are those of `Lease.renew`."""
         self.check()
         try:
             self._bridge.call(self._handle.renew, only=self._state.loop)
@@ -282,15 +285,7 @@ class SyncLease(AnyLease):
             raise self._state.loss() from None
 
     def release(self) -> None:
-        """
-        Give the lock back. Idempotent and bounded; never touches another's grant.
-
-        It raises no `LeaseLostError`, which could hide an error of yours: `lost_reason` tells afterwards whether the
-        lock was lost before, also where only this release has found that.
-
-        Raises:
-            UsageError: a transaction is open in which the token was written, and no other error is under way.
-        """
+        """Give the lock back. Idempotent and bounded, as `Lease.release`, whose errors it has."""
         self._give_back(None)
         if sys.exception() is None:
             self._state.refuse_left_open()
@@ -320,20 +315,12 @@ class SyncPermitLease(SyncLease):
 
 async def give_back(*leases: SyncLease | None) -> None:
     """Undo an acquisition whose thread was interrupted. For this package alone."""
-    for lease in reversed(leases):
-        if lease is not None:
-            await lease._handle.release()  # noqa: SLF001  (the one door to it)
+    await release_all(lease._handle for lease in leases if lease is not None)  # noqa: SLF001  (the one door to it)
 
 
 def _abandon(handle: Lease) -> None:
     state = state_of(handle)  # its handle is kept until here: a lease that is dropped earlier warns
     state.keeper.abandon(state)
-
-
-def _check_callback(callback: object) -> None:
-    if not callable(callback) or inspect.iscoroutinefunction(callback):
-        msg = f"on_lost() takes a plain function, which gets the reason, not {shown(callback)}"
-        raise ConfigurationError(msg)
 
 
 async def _over(state: LeaseState, limit: float | None) -> None:

@@ -1,21 +1,35 @@
-"""Locks, permits, and readers and writers, for threads: stateless, reusable, shared by many threads."""
+"""
+Locks, permits, readers and writers, several locks at once, and elections, for threads: described once, entered by many.
+
+In an election, the loop that stands is that of the client, and the body runs in the thread that asked:
+
+    for term in locks.election("scheduler"):
+        with term as lease:
+            while not term.over:            # lost, resigned, or the client drains
+                plan(lease.token)
+
+A thread cannot be cancelled. So a term that is over goes on until its body ends, and its lock is given back after that.
+"""
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
-from typing import NoReturn, cast
+from typing import NoReturn, ParamSpec, TypeVar, cast
 
 from fencing_sdk._lease import Lease, PermitLease
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.timing import Seconds
-from fencing_sdk._values.uncopied import Uncopied
-from fencing_sdk.errors import shown
-from fencing_sdk.recipes.rwlock import ReadWriteLock, enter_one_of_the_two
-from fencing_sdk.recipes.semaphore import Semaphore
-from fencing_sdk.sync._lease import Block, Bridge, SyncLease, SyncPermitLease, begin, give_back, owned
+from fencing_sdk.errors import AcquireCancelledError, LeaseLostError, shown
+from fencing_sdk.recipes.election import Election, ElectionStanding, candidacy_of
+from fencing_sdk.recipes.election_term import TermLife
+from fencing_sdk.recipes.multilock import HeldLeases, MultiLock, acquire_all
+from fencing_sdk.recipes.shares import ReadWriteLock, Semaphore, enter_one_of_the_two
+from fencing_sdk.sync._lease import Block, Bridge, SyncLease, SyncPermitLease, begin, give_back, leave_block, owned
 from fencing_sdk.sync._loop_thread import LoopThread
 from fencing_sdk.sync._thread_call import Cancel
 
@@ -49,11 +63,7 @@ class SyncLock(Uncopied):
         Take the lock and return a plain handle, to be released by ``lease.release()`` in any thread.
 
         If the wait is interrupted, by `KeyboardInterrupt` or a time limit that a signal raises, nothing is left behind:
-        neither the place in the line, nor a lock that was granted by then.
-
-        Args:
-            wait: Seconds to wait for another holder, this time. None waits for ever, 0 asks once. The lock's
-                own ``wait`` by default.
+        neither the place in the line, nor a lock that was granted by then. *wait* is that of `Lock.acquire`.
 
         Raises:
             AcquireCancelledError: the event ``cancel`` of the lock is set.
@@ -78,30 +88,16 @@ class SyncLock(Uncopied):
         return bridge.call(taken, undo=give_back)
 
     def locked(self) -> bool:
-        """
-        Tell whether the lock is held, by any holder. An answer may be outdated when it arrives.
-
-        Raises:
-            BackendError: the store did not answer, or refused.
-        """
+        """Return whether the lock is held, by any holder. Errors are those of `Lock.locked`."""
         return self._bridge().call(self._lock.locked)
 
     def __enter__(self) -> SyncLease:
         return self._enter(begin(self._blocks))
 
     def _enter(self, block: Block) -> SyncLease:
-        try:
-            lease = block.held = self._take()
-            block.enter()
-        except BaseException:
-            block.drop()
-            raise
-        return lease
+        return block.hold(self._take)
 
-    def _end(self, block: Block, raised: BaseException | None) -> None:
-        block.leave(raised)
-
-    __exit__ = owned(_end)
+    __exit__ = owned(leave_block)
 
     def _take(self, wait: Seconds | EllipsisType | None = ...) -> SyncLease:
         bridge = self._bridge()
@@ -135,7 +131,7 @@ class SyncSemaphore(SyncLock):
         return super().try_acquire()  # type: ignore[return-value]
 
     def holders(self) -> Sequence[Holder]:
-        """Tell who holds which permit, in the order of their numbers. An answer may be outdated when it arrives."""
+        """See `Semaphore.holders`."""
         return self._bridge().call(cast("Semaphore", self._lock).holders)
 
     def __enter__(self) -> SyncPermitLease:
@@ -188,5 +184,227 @@ class SyncReadWriteLock(Uncopied):
         """Never called."""
 
     def holders(self) -> Sequence[Holder]:
-        """Tell who holds it: readers, or one writer. An answer may be outdated when it arrives."""
+        """See `ReadWriteLock.holders`."""
         return self._bridge().call(self._lock.holders)
+
+
+class SyncHeldLocks(HeldLeases[SyncLease]):
+    """
+    The leases of a `SyncMultiLock` that is held, by the names of the locks, in the order of their names.
+
+    ``held["accounts/7"].token`` is the token of one lock, ``held.tokens`` those of all.
+    """
+
+    __slots__ = ()
+
+
+class SyncMultiLock(Uncopied):
+    """
+    Several locks for a thread, described: ``with locks.multilock("accounts/1", "accounts/7") as held:``.
+
+    One description serves many threads. The end of the block raises `LeaseLostError` when one of the locks was lost,
+    and names it.
+    """
+
+    __slots__ = ("_blocks", "_bridge", "_cancel", "_multilock")
+
+    def __init__(self, bridge: Bridge, multilock: MultiLock, cancel: threading.Event | None = None) -> None:
+        self._bridge = bridge
+        self._cancel = None if cancel is None else Cancel(cancel, ", ".join(multilock.names))
+        self._multilock = multilock
+        self._blocks: list[Block] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the locks protect, in the order in which they are acquired."""
+        return self._multilock.names
+
+    def __repr__(self) -> str:
+        return f"<SyncMultiLock {', '.join(map(shown, self.names))}>"
+
+    def __enter__(self) -> SyncHeldLocks:
+        block, bridge = begin(self._blocks), self._bridge()
+
+        async def taken() -> SyncHeldLocks:
+            handles = await acquire_all(self._multilock)
+            return SyncHeldLocks({name: SyncLease(handle, bridge, self._bridge) for name, handle in handles.items()})
+
+        def take() -> SyncHeldLocks:  # no partial: a signal could strike between its end and the keeping of its value
+            return bridge.call(taken, undo=lambda held: give_back(*held.values()), cancel=self._cancel)
+
+        return block.hold(take)
+
+    __exit__ = owned(leave_block)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SyncElectionTerm(Uncopied):
+    """
+    The lead of this process, for as long as its lease is held: ``with term as lease``, at once and once.
+
+    A `LeaseLostError` that says that this lease is over ends the block without an error, and the loop goes on.
+    Everything else that the body raises leaves as it is.
+    """
+
+    __slots__ = ("_block", "_blocks")
+
+    def __init__(self, block: SyncTermBlock) -> None:
+        self._block = block
+        self._blocks: list[Block] = []
+
+    def __repr__(self) -> str:
+        return f"<SyncElectionTerm of {self.lease!r}>"
+
+    @property
+    def lease(self) -> SyncLease:
+        """The lease of the term."""
+        return self._block.lease
+
+    @property
+    def over(self) -> bool:
+        """Whether the body is to end: the lead was lost, the election resigned, or the client drains."""
+        return self._block.over
+
+    def __enter__(self) -> SyncLease:
+        self._block.enter(self._blocks)
+        return self._block.lease
+
+    def _end(self, block: Block, raised: BaseException | None) -> bool:
+        return self._block.leave(block, raised)
+
+    __exit__ = owned(_end)
+
+
+class SyncTermBlock(TermLife[SyncLease]):
+    """The block of a thread, which nothing stops: what it holds is given back when it has ended."""
+
+    __slots__ = ()
+
+    block = "with"
+
+    def enter(self, blocks: list[Block]) -> None:
+        """
+        Begin the block, as the last of *blocks*.
+
+        Raises:
+            UsageError: as `check_enterable`.
+        """
+        self.check_enterable()
+        block = begin(blocks)
+        block.ending = self.end
+        block.hold(lambda: self.lease)
+        self.entered = True
+
+    def leave(self, block: Block, raised: BaseException | None) -> bool:
+        """End the block and give the lock back; return whether *raised* was nothing but the end of the term."""
+        end = raised
+        try:
+            block.leave(raised)
+        except LeaseLostError as error:
+            end = error
+        return self.swallows(raised, end)
+
+
+class SyncElection(Uncopied):
+    """
+    An election for threads, described. Nothing is sent until ``for`` stands in it. Made by `SyncLockClient.election`.
+
+    The loop ends in order when the client drains, or when ``cancel`` is set while it waits. It raises what is no
+    outage, as an `Election` for tasks.
+    """
+
+    __slots__ = ("_bridge", "_cancel", "_election")
+
+    def __init__(self, bridge: Bridge, election: Election, cancel: threading.Event | None = None) -> None:
+        self._bridge = bridge
+        self._cancel = None if cancel is None else Cancel(cancel, election.name)
+        self._election = election
+
+    @property
+    def name(self) -> str:
+        """What is led, without the client's namespace."""
+        return self._election.name
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process leads at this moment, by the clock."""
+        return self._election.leading
+
+    @property
+    def standing(self) -> ElectionStanding:
+        """How this process stands, for health endpoints."""
+        return self._election.standing
+
+    def __repr__(self) -> str:
+        return f"<SyncElection {shown(self.name)} {self.standing.value}>"
+
+    def leader(self) -> Holder | None:
+        """See `Election.leader`."""
+        return self._bridge().call(self._election.leader)
+
+    def resign(self) -> None:
+        """
+        End the term of this process, if it leads: `SyncElectionTerm.over` is true from now on.
+
+        The lock is given back when the body has ended, and the loop stands again, behind those who wait. To leave the
+        election, ``break`` out of the loop.
+
+        Raises:
+            UsageError: the client is not open.
+        """
+        self._election.resign()
+
+    def __iter__(self) -> Iterator[SyncElectionTerm]:
+        resigned = False
+        while (block := self._stand(resigned=resigned)) is not None:
+            try:
+                block.win()
+                yield SyncElectionTerm(block)
+                if (error := block.pass_over()) is not None:
+                    block.lease.release()
+                    raise error
+            finally:
+                if block.forfeit("before its loop was left"):
+                    block.lease.release()
+            resigned = block.stopped
+
+    def _stand(self, *, resigned: bool) -> SyncTermBlock | None:
+        """Wait for the lead as this process: a forked child may go on with the loop of its parent."""
+        bridge, candidacy = self._bridge(), candidacy_of(self._election)
+
+        async def stood() -> SyncTermBlock | None:
+            handle = await candidacy.stand(resigned=resigned)
+            lease = None if handle is None else SyncLease(handle, bridge, self._bridge)
+            return None if lease is None else SyncTermBlock(candidacy.election, lease)
+
+        try:
+            return bridge.call(stood, undo=_give_back_term, cancel=self._cancel)
+        except AcquireCancelledError:
+            return None
+
+
+async def _give_back_term(block: SyncTermBlock | None) -> None:
+    if block is not None:
+        await give_back(block.lease)
+
+
+def as_leader(
+    function: Callable[P, R], election_of: Callable[[tuple[object, ...], dict[str, object]], SyncElection]
+) -> Callable[P, R | None]:
+    """Run *function* as the leader of the election that the arguments of each call name."""
+
+    @functools.wraps(function)
+    def elected(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        for term in election_of(args, kwargs):
+            returned: list[R] = []
+            with term as lease:
+                returned.append(function(*args, **kwargs))
+                lease.check()  # a function that ended too late was not covered: another term
+            if returned and lease.lost_reason is None:  # its release may have found that, too
+                return returned[0]
+        return None
+
+    return elected

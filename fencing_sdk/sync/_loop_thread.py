@@ -24,14 +24,57 @@ from typing import Any, TypeVar
 from fencing_sdk._arguments import check_threads_are_real
 from fencing_sdk._client import LockClient, drain_of, enter
 from fencing_sdk._client_operating import reach
-from fencing_sdk._current_lease import held_here
-from fencing_sdk._lease import Lease, state_of
+from fencing_sdk._lease import Lease, held_here, state_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import FencingError, UsageError, shown
-from fencing_sdk.sync._opening import Opening
 from fencing_sdk.sync._thread_call import Cancel, ClosedMeanwhileError, InThread, ThreadCall
+
+_NAP = 0.2
+"""Seconds after which the wait is begun anew: a signal that came right before a sleep does not end it."""
+
+
+class Opening:
+    """
+    The opening of a client by its thread, for which another thread waits.
+
+    It has one of three ends, and the first one counts: the client is open, the opening has failed, or it was given up.
+    The handler of a signal may run anywhere in the thread that waits, and give the opening up. So no lock is waited for
+    here but the one that ends the wait: a `Future` would be held by the very frame that the handler has interrupted.
+    """
+
+    def __init__(self) -> None:
+        self._settled, self._woken = threading.Lock(), threading.Lock()
+        self._woken.acquire()
+        self.error: BaseException | None = None
+        """Why it has failed."""
+        self.given_up = False
+
+    def succeed(self) -> bool:
+        """Note that the client is open. False: the opening was given up, so close it again."""
+        return self._end()
+
+    def fail(self, error: BaseException) -> bool:
+        """Note that the opening has failed. False: it had ended before."""
+        return self._end(error=error)
+
+    def give_up(self) -> bool:
+        """Abandon the opening. False: it had ended before."""
+        return self._end(given_up=True)
+
+    def wait(self) -> None:
+        """Wait for the end."""
+        while not self._woken.acquire(timeout=_NAP):
+            pass
+
+    def _end(self, *, error: BaseException | None = None, given_up: bool = False) -> bool:
+        if not self._settled.acquire(blocking=False):
+            return False
+        self.error, self.given_up = error, given_up
+        self._woken.release()
+        return True
+
 
 T = TypeVar("T")
 
@@ -168,7 +211,12 @@ class LoopThread:
         if self.inherited:
             return
         self._check_thread()
-        self._check_job()
+        if (job := _job_in(self._loop or self._ending)) is not None:
+            msg = (
+                f"this is the body of job {shown(job)}, and closing the client would wait for its end; "
+                "close it when the job has returned"
+            )
+            raise UsageError(msg)
         thread, loop, within = self._thread, self._loop, drain_of(self._client)
         try:
             if loop is not None and within is not None:
@@ -237,14 +285,6 @@ class LoopThread:
         if only is None and self._loop is None and (job := _job_in(self._ending)) is not None:
             msg = f"this client is being closed, which waits for the body of job {shown(job)}; use it behind the job"
             raise ClosedMeanwhileError(msg)
-
-    def _check_job(self) -> None:
-        if (job := _job_in(self._loop or self._ending)) is not None:
-            msg = (
-                f"this is the body of job {shown(job)}, and closing the client would wait for its end; "
-                "close it when the job has returned"
-            )
-            raise UsageError(msg)
 
     def _start(self) -> asyncio.AbstractEventLoop:
         check_threads_are_real()

@@ -9,14 +9,13 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
-from fencing_sdk._current_lease import WaitingThread, held_here, pop, push, run_for
-from fencing_sdk._engine.cancellation import outlast_cancellation
-from fencing_sdk._engine.lease_state import tell_loss
-from fencing_sdk._lease import AnyLease, state_of
+from fencing_sdk._lease import AnyLease, WaitingThread, held_here, pop, push, run_for, state_of
+from fencing_sdk._lease_state import tell_loss
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import loop_here
-from fencing_sdk._values.open_writes import looks
+from fencing_sdk._values.tasks import outlast_cancellation
+from fencing_sdk._values.token import transaction_looks
 from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, UsageError, shown
 
 R = TypeVar("R")
@@ -148,7 +147,7 @@ class ThreadCall(Generic[T]):
         self._undoing: asyncio.Task[None] | None = None
         self._thread = this_thread()
         self._thread.runs_a_loop = loop_here() is not None
-        self._thread.in_transactions = tuple(one for look in looks for one in look()) if acquires else ()
+        self._thread.in_transactions = tuple(one for look in transaction_looks for one in look()) if acquires else ()
 
     # In the loop.
 

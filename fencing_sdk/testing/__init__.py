@@ -9,15 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from fencing_sdk._values.extras import install
+from fencing_sdk._values.drivers import install
 from fencing_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fencing_sdk.testing._plugin_leases import LeaseEnder
-    from fencing_sdk.testing._plugin_worlds import Pause, PauseAnywhere
-    from fencing_sdk.testing.backend_suite import BackendSuite
+    from fencing_sdk.testing._plugin_worlds import LeaseEnder, Pause, PauseAnywhere
     from fencing_sdk.testing.faults import FaultyBackend
-    from fencing_sdk.testing.guard_suite import GuardSuite
+    from fencing_sdk.testing.suites import BackendSuite, GuardSuite
     from fencing_sdk.testing.world import FencedStore, UnfencedStore, World, WorldClient
 
 __all__ = [
@@ -34,11 +32,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BackendSuite": "backend_suite",
+    "BackendSuite": "suites",
     "FaultyBackend": "faults",
     "FencedStore": "world",
-    "GuardSuite": "guard_suite",
-    "LeaseEnder": "_plugin_leases",
+    "GuardSuite": "suites",
+    "LeaseEnder": "_plugin_worlds",
     "Pause": "_plugin_worlds",
     "PauseAnywhere": "_plugin_worlds",
     "UnfencedStore": "world",

@@ -1,28 +1,46 @@
 """
-What a world is made of, and how it runs and ends.
+What a world is made of, how it runs and ends, and its lock service.
 
 The kernel refers to nothing that a test holds. So a world ends as soon as a test lets go of it:
 not when a garbage collector finds it, in the middle of another test.
+
+The lock service is the reference table behind the network, on a clock of its own. Its tokens are 1, 2, 3, over all
+names. Waiters poll: it has no line and sends no wake-ups.
+
+The thread of a test is the bridge from plain code to a simulated client: it lets time go on until each call is done. No
+thread is started. Plain code runs where the test calls it, between two turns of all event loops, so that it may use
+what refuses to run in one, such as Django's ORM, and the database connection of the test.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
-from fencing_sdk._values.names import check_name
+from fencing_sdk._client import LockClient
+from fencing_sdk._lease import run_for
+from fencing_sdk._values import forks
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked, check_name, holder_of
+from fencing_sdk._values.clock import BootClock, Clock
+from fencing_sdk.backends._shared.row_table import RowTable
 from fencing_sdk.errors import ConfigurationError, FencingError, UsageError, shown
-from fencing_sdk.testing._loop import check_python
-from fencing_sdk.testing._network import Network
+from fencing_sdk.sync._client import SyncLockClient
+from fencing_sdk.sync._lease import LEAVING
+from fencing_sdk.sync._loop_thread import LoopThread
+from fencing_sdk.sync._thread_call import Cancel, ThreadCall
+from fencing_sdk.testing._loop import Timeline, check_python, never
+from fencing_sdk.testing._network import Link, Network
 from fencing_sdk.testing._process import Process, ProcessClock
-from fencing_sdk.testing._service import SERVICE, LockService
-from fencing_sdk.testing._timeline import Timeline, never
 
 T = TypeVar("T")
 
 _END_LIMIT = 120.0
 """Virtual seconds for all processes to end; a client that keeps to its limits needs fewer."""
+SERVICE = "locks"
+"""The lock service in histories."""
 
 
 class Kernel:
@@ -161,3 +179,187 @@ def _raise(errors: Sequence[BaseException]) -> None:
     if errors:
         msg = "errors of tasks that were never awaited"
         raise BaseExceptionGroup(msg, errors)
+
+
+class LockService:
+    """Grants locks to clients, and remembers by which name it knows them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._table = RowTable(lambda last: last + 1)
+        self._clients: dict[str, str] = {}
+
+    def acquire(self, client: str, claim: Claim) -> Grant | Held:
+        """One try of *client*."""
+        self._clients[holder_of(claim.owner)] = client
+        return self._table.acquire(claim, self._clock.now())
+
+    def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
+        """Restart the ttl of every claim that still holds."""
+        now = self._clock.now()
+        return [self._table.renew(claim, now) for claim in claims]
+
+    def release(self, claim: Claim) -> Renewal | Revoked | None:
+        """Give the lock back, if *claim* has it; answer as `Backend.release`."""
+        return self._table.release(claim, self._clock.now())
+
+    def revoke(self, name: str) -> None:
+        """Take *name* away from its holder, without telling the holder's client."""
+        self._table.revoke(name, self._clock.now())
+
+    def inspect(self, name: str) -> Holder | None:
+        """Return the holder of *name*."""
+        return self._table.inspect(name, self._clock.now())
+
+    def holders(self, name: str) -> Sequence[Holder]:
+        """Return every holder of *name*."""
+        return self._table.holders(name, self._clock.now())
+
+    def holder(self, name: str) -> str | None:
+        """The client that holds *name* in the eyes of the service."""
+        holder = self.inspect(name)
+        return None if holder is None else self._clients[holder.holder]
+
+
+class WorldBackend:
+    """The client's end: a backend whose five calls are messages."""
+
+    def __init__(self, link: Link, service: LockService) -> None:
+        self._link = link
+        self._service = service
+
+    async def acquire(self, claim: Claim) -> Grant | Held:
+        """See `fencing_sdk.abc.Backend.acquire`."""
+        return await self._link.ask(SERVICE, "acquire", claim.name, lambda me: self._service.acquire(me, claim))
+
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
+        """See `fencing_sdk.abc.Backend.renew`."""
+        names = ", ".join(claim.name for claim in claims)
+        return await self._link.ask(SERVICE, "renew", names, lambda _: self._service.renew(claims))
+
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
+        """See `fencing_sdk.abc.Backend.release`."""
+        return await self._link.ask(SERVICE, "release", claim.name, lambda _: self._service.release(claim))
+
+    async def inspect(self, name: str) -> Holder | None:
+        """See `fencing_sdk.abc.Backend.inspect`."""
+        return await self._link.ask(SERVICE, "inspect", name, lambda _: self._service.inspect(name))
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `fencing_sdk.abc.SupportsShares.holders`."""
+        return await self._link.ask(SERVICE, "inspect", name, lambda _: self._service.holders(name))
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+LEAVING.add(Timeline.run.__code__)
+
+
+def client_for_threads(client: LockClient, kernel: Kernel, process: Process) -> SyncLockClient:
+    """Return a client for plain code, which has *process* do the work of its background thread."""
+    locks = SyncLockClient(client)
+    locks._bridges[forks.here()] = WorldThread(client, kernel, process)  # noqa: SLF001  (a bridge that it did not make)
+    return locks
+
+
+class WorldThread(LoopThread):
+    """The part of the background thread is played by a simulated process."""
+
+    def __init__(self, client: LockClient, kernel: Kernel, process: Process) -> None:
+        super().__init__(client)
+        self._kernel = kernel
+        self._process = process
+        self._loop = process.loop
+
+    def _prepare(
+        self,
+        function: Callable[[], Awaitable[T]],
+        undo: Callable[[T], Awaitable[object]] | None = None,
+        cancel: Cancel | None = None,
+        *,
+        opens: bool = True,
+    ) -> ThreadCall[T]:
+        if opens:
+            self.open()
+        return _WorldCall(self._wait, function, undo, cancel, acquires=opens)
+
+    def call_aside(self, function: Callable[[], None]) -> None:
+        """Call *function* now: a thread of its own would run on real time."""
+        function()
+
+    def open(self) -> asyncio.AbstractEventLoop:
+        """Return the loop of the process, in which the client is open unless it was closed."""
+        if self._closed:
+            self._closed = False
+            self.call(self._client.__aenter__)
+        return self._process.loop
+
+    def close(self) -> None:
+        """See `LoopThread.close`."""
+        if not self._closed:
+            self.call(self._client.aclose)
+            self._closed = True
+
+    def close_soon(self) -> None:
+        """Nothing: the world closes its clients."""
+
+    def _post(
+        self,
+        begin: Callable[[], None],
+        only: asyncio.AbstractEventLoop | None,  # noqa: ARG002  (a process has one)
+        call: ThreadCall[Any] | None = None,
+    ) -> None:
+        self._kernel.check_open()
+        if self._process.paused:
+            msg = f"client {shown(self._process.name)} is paused, so none of its code runs: call resume() first"
+            raise UsageError(msg)
+        if call is not None:
+            call.loop = self._process.loop
+        self._process.loop.arrive(begin)
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        self._kernel.wait(self._process, done)
+
+
+class _WorldCall(ThreadCall[T]):
+    """One coroutine for which the world goes on."""
+
+    __slots__ = ("_wait_until",)
+
+    def __init__(
+        self,
+        wait_until: Callable[[Callable[[], bool]], None],
+        function: Callable[[], Awaitable[T]],
+        undo: Callable[[T], Awaitable[object]] | None = None,
+        cancel: Cancel | None = None,
+        *,
+        acquires: bool,
+    ) -> None:
+        super().__init__(function, undo, cancel, acquires=acquires)
+        self._wait_until = wait_until
+
+    def begin(self) -> None:
+        """See `ThreadCall.begin`. The loop numbers its tasks, so it makes them."""
+        run_for(self._thread)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _sleep(self) -> None:
+        self._wait_until(lambda: not self._woken.locked())
+        self._woken.acquire()
+
+    def _sleep_unless(self, cancel: Cancel, post: Callable[[], object]) -> None:
+        began = BootClock.now()
+
+        def woken() -> bool:
+            cancel.check(began)
+            return not self._woken.locked()
+
+        woken()
+        post()
+        self._wait_until(woken)
+        self._woken.acquire()
+
+    def _outwait(self, undone: threading.Event) -> None:
+        with contextlib.suppress(UsageError):  # the client is paused
+            self._wait_until(undone.is_set)

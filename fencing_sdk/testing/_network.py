@@ -16,8 +16,8 @@ from typing import Literal, TypeVar, get_args
 from fencing_sdk._values.claim import Grant, Held, Holder, Renewal
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, FencingError, StaleTokenError, UsageError, shown
+from fencing_sdk.testing._loop import Timeline
 from fencing_sdk.testing._process import Process
-from fencing_sdk.testing._timeline import Timeline
 
 T = TypeVar("T")
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context
 from typing import Any, TypeVar
 
-from fencing_sdk.testing._loop import VirtualLoop
-from fencing_sdk.testing._timeline import Timeline
+from fencing_sdk.testing._loop import Timeline, VirtualLoop
 
 T = TypeVar("T")
 

@@ -26,6 +26,7 @@ from fencing_sdk.abc import (
     SupportsRevoking,
     SupportsSchema,
     SupportsShares,
+    SupportsTransfer,
 )
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError, shown
 
@@ -56,8 +57,9 @@ class FaultyBackend:
     Passes calls on to *backend*, unless a fault is set for their operation.
 
     ``calls`` lists every call with the names it was about, in order, whether it succeeded or failed.
-    Permits and readers, lists and revocations are passed on if *backend* has them; ``holders`` meets the faults of
-    "inspect". Waiters of this backend poll: its line is not passed on, nor are loss notices.
+    Permits and readers, lists, revocations and transfers are passed on if *backend* has them; ``holders`` meets the
+    faults of "inspect", and ``transfer`` those of "renew". Waiters of this backend poll: its line is not passed on, nor
+    are loss notices.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -72,6 +74,8 @@ class FaultyBackend:
                 vars(self).update({call: getattr(backend, call) for call in vars(power) if not call.startswith("_")})
         if isinstance(backend, SupportsShares):
             vars(self)["holders"] = partial(self._holders, backend)
+        if isinstance(backend, SupportsTransfer):
+            vars(self)["transfer"] = partial(self._transfer, backend)
 
     def delay(self, operation: Operation, seconds: float, *, times: int | None = None) -> None:
         """Deliver the requests *seconds* later."""
@@ -132,6 +136,9 @@ class FaultyBackend:
 
     async def _holders(self, backend: SupportsShares, name: str) -> Sequence[Holder]:
         return await self._pass("inspect", (name,), lambda: backend.holders(name))
+
+    async def _transfer(self, backend: SupportsTransfer, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
+        return await self._pass("renew", (of.name,), lambda: backend.transfer(of, to))
 
     async def aclose(self) -> None:
         """Close the backend behind. What straggles is on its way already and still arrives."""

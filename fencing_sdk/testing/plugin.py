@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from fencing_sdk.testing._plugin_leases import LeaseEnder
-    from fencing_sdk.testing._plugin_worlds import Pause, PauseAnywhere, Worlds
+    from fencing_sdk.testing._plugin_worlds import LeaseEnder, Pause, PauseAnywhere, Worlds
     from fencing_sdk.testing.faults import FaultyBackend
     from fencing_sdk.testing.world import World
 

@@ -21,19 +21,33 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
+from fencing_sdk._arguments import LockOptions
+from fencing_sdk._client import LockClient
+from fencing_sdk._lease import Lease
+from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds, seconds
-from fencing_sdk.testing._client import WorldClient
-from fencing_sdk.testing._kernel import Kernel
-from fencing_sdk.testing._network import Link
-from fencing_sdk.testing._stores import FencedStore, Store, UnfencedStore, Write
+from fencing_sdk._values.token import Token, check_token
+from fencing_sdk.errors import ConfigurationError, UsageError, shown
+from fencing_sdk.events import Event
+from fencing_sdk.guards._verdict import admitted
+from fencing_sdk.testing._kernel import Kernel, WorldBackend, client_for_threads
+from fencing_sdk.testing._loop import Timeline
+from fencing_sdk.testing._network import Link, Network
+from fencing_sdk.testing._process import Process, ProcessClock
 
 __all__ = ["FencedStore", "Link", "Store", "UnfencedStore", "World", "WorldClient", "Write"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+_TOLD = ("token", "reason", "resource", "fence", "conflict", "confirmed")
+"""What a history tells about an event: nothing that differs between two runs, such as an owner."""
 
 
 class World:
@@ -163,3 +177,243 @@ class World:
         """
         self._kernel.end()
         self._end.detach()
+
+
+class WorldClient:
+    """
+    A process of its own with a `LockClient` in it. Made by `World.client`.
+
+    Its verbs are plain calls that let time go on until they are done. ``locks`` is the real client
+    for code that runs inside: ``client.run(work)``, where ``work`` enters ``client.locks.lock(...)``
+    as it would anywhere. ``sync_locks`` is for plain code, which the test calls by itself, such as a view of Django.
+    """
+
+    def __init__(self, world: object, kernel: Kernel, process: Process, drift: float) -> None:
+        self._world = world  # which lives as long as any of its clients
+        self._kernel = kernel
+        self._process = process
+        self.link: Link = kernel.network.connect(process)
+        """Its way to the lock service and to the stores."""
+        self.events: list[Event] = []
+        """What its `LockClient` told its observers."""
+        self.locks = LockClient(
+            WorldBackend(self.link, kernel.service),
+            observers=[self.events.append, _historian(kernel.timeline, process.name)],
+            drift=drift,
+            clock=process.clock,
+            watch_stalls=False,  # a thread, on real time
+        )
+        """The real client, open in this process."""
+        self.sync_locks = client_for_threads(self.locks, kernel, process)
+        """The same client for plain code, as `fencing_sdk.sync.connect` makes it: call that code, and time goes on."""
+        process.on_close(self.locks.aclose)
+        process.spawn(self.locks.__aenter__())  # in front of everything the client will be asked to do
+
+    def __repr__(self) -> str:
+        return f"<WorldClient {shown(self.name)}{', paused' if self.paused else ''}>"
+
+    @property
+    def name(self) -> str:
+        """How histories and errors call it."""
+        return self._process.name
+
+    @property
+    def clock(self) -> ProcessClock:
+        """Its monotonic clock."""
+        return self._process.clock
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing runs in it."""
+        return self._process.paused
+
+    def acquire(self, name: str, **options: Unpack[LockOptions]) -> Lease:
+        """
+        Acquire lock *name*, with the options of `LockClient.lock`: a plain handle, renewed until it is released.
+
+        Raises:
+            AcquireError, LeaseLostError, StaleTokenError, BackendError: as `Lock.acquire`.
+            UsageError: as `run`.
+        """
+        lease = self.run(self.locks.lock(name, **options).acquire)
+        self._process.keep(lease)  # a handle that is dropped warns, and is given back
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Give *lease* back."""
+        self.run(lease.release)
+
+    def write(self, store: Store, value: object, token: int) -> None:
+        """
+        Write *value* to *store* and wait for its answer.
+
+        Raises:
+            StaleTokenError: the store looks at tokens, and refused this one.
+            UsageError: as `run`, also when the answer is lost: it is waited for without a limit.
+        """
+        self.run(store.write, value, token)
+
+    def run(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """
+        Run the coroutine function *work* in this client; return or raise its outcome.
+
+        Raises:
+            UsageError: the client is paused, its own code is calling, or the call does not end
+                within the patience of the world.
+        """
+        if self.paused:
+            msg = f"client {shown(self.name)} is paused: call resume() first, or start() to let the work wait"
+            raise UsageError(msg)
+        task = self.start(work, *args, **kwargs)
+        try:
+            return self._kernel.finish(task)
+        finally:
+            task.cancel()
+
+    def start(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> asyncio.Task[T]:
+        """Begin to run the coroutine function *work* in this client; `World.finish` waits for the task."""
+        self._kernel.check_open()
+        return self._process.spawn(_coroutine(work, *args, **kwargs))
+
+    def pause(self) -> None:
+        """
+        Freeze the client between two callbacks: no heartbeat, no timer, no reply is processed.
+
+        Time and its clock go on, and what it has sent travels on. A client that is never resumed
+        has crashed.
+        """
+        self._tell("paused")
+        self._process.pause()
+
+    def suspend(self) -> None:
+        """Pause as a laptop that sleeps: its clock goes on, the clock of its event loop stands still."""
+        self._tell("suspended")
+        self._process.pause(suspend=True)
+
+    def resume(self) -> None:
+        """Let the client go on: what was ready, what arrived meanwhile, the timers that are due, in this order."""
+        self._tell("resumed")
+        self._process.resume()
+
+    def _tell(self, what: str) -> None:
+        self._kernel.check_open()
+        self._kernel.timeline.note(f"{self.name} {what}")
+
+
+def _coroutine(work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+    given: object = work
+    coroutine = work(*args, **kwargs) if callable(given) else None
+    if not asyncio.iscoroutine(coroutine):
+        msg = f"pass a coroutine function and its arguments, not {type(given).__name__}; call plain code by yourself"
+        raise ConfigurationError(msg)
+    return coroutine
+
+
+def _historian(timeline: Timeline, client: str) -> Callable[[Event], None]:
+    def tell(event: Event) -> None:
+        details = [f"{field}={getattr(event, field)}" for field in _TOLD if hasattr(event, field)]
+        timeline.note(" ".join([client, event.kind, event.name, *details]))
+
+    return tell
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A write that reached a store, and what became of it."""
+
+    at: float
+    """When it arrived, in seconds since the world began."""
+    client: str
+    value: object
+    token: int
+    accepted: bool
+
+
+class Store(ABC):
+    """One value that clients write. Made by `World.fenced_store` and `World.unfenced_store`."""
+
+    def __init__(self, timeline: Timeline, network: Network, name: str) -> None:
+        self.name = check_name(name)
+        self.value: object = None
+        """The value of the last write that was accepted."""
+        self.history: list[Write] = []
+        """Every write that arrived, accepted or refused, in order of arrival."""
+        self._timeline = timeline
+        self._network = network
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {shown(self.name)} value={shown(self.value)}>"
+
+    async def write(self, value: object, token: int) -> None:
+        """
+        Send a write and wait until it is confirmed. Only code of a client can: see `WorldClient.run`.
+
+        Raises:
+            StaleTokenError: the store looks at tokens, and refused this one.
+            ConfigurationError: *token* is not one.
+        """
+        checked = check_token(token)
+        about = f"{shown(value)}, token {checked:d}"
+        await self._network.here().ask(self.name, "write", about, lambda client: self._apply(client, value, checked))
+
+    def _apply(self, client: str, value: object, token: Token) -> None:
+        """Check and write, in one step: nothing can happen in between."""
+        accepted = False
+        try:
+            self._admit(token)
+            self.value = value
+            accepted = True
+        finally:
+            self.history.append(Write(self._timeline.now, client, value, int(token), accepted))
+
+    @abstractmethod
+    def _admit(self, token: Token) -> None:
+        """Refuse a write by raising `StaleTokenError`."""
+
+
+class UnfencedStore(Store):
+    """Accepts every write, as a disk or a plain HTTP service does. It records the token and ignores it."""
+
+    def _admit(self, token: Token) -> None:
+        """Believe it."""
+
+
+class FencedStore(Store):
+    """
+    Refuses a token below the highest it has seen, and an equal one from another holder.
+
+    The decision is that of every guard of this package, taken in one step with the write. And the
+    store is a guard: ``fences=[store]`` raises its fence at acquisition for a lock that is named
+    like the store, ``fences=[(store, store.name)]`` for any other.
+    """
+
+    def __init__(self, timeline: Timeline, network: Network, name: str) -> None:
+        super().__init__(timeline, network, name)
+        self._fence: Token | None = None
+
+    @property
+    def fence(self) -> int | None:
+        """The highest token seen; None before the first."""
+        return None if self._fence is None else int(self._fence)
+
+    async def raise_to(self, resource: str, token: int) -> None:
+        """See `fencing_sdk.abc.Guard.raise_to`."""
+        self._check_resource(resource)
+        checked = check_token(token)
+        await self._network.here().ask(self.name, "raise_to", f"token {checked:d}", lambda _: self._admit(checked))
+
+    async def highest(self, resource: str) -> Token | None:
+        """See `fencing_sdk.abc.Guard.highest`."""
+        self._check_resource(resource)
+        return self._fence
+
+    def _admit(self, token: Token) -> None:
+        self._fence = admitted(self.name, token, self._fence)
+
+    def _check_resource(self, resource: str) -> None:
+        if resource != self.name:
+            msg = (
+                f"the store {shown(self.name)} is one resource and not {shown(resource)}; name it like the lock, "
+                f"or pass the pair: fences=[(store, store.name)]"
+            )
+            raise ConfigurationError(msg)

@@ -1,5 +1,7 @@
 """What a user sees who mistypes, or who has not installed the extra."""
 
+import ast
+import os
 import re
 import subprocess
 import sys
@@ -10,13 +12,13 @@ from command_line import Fencing
 
 from fencing_sdk import __version__
 from fencing_sdk.cli._app import run_app
-from fencing_sdk.cli._store import StoreOptions
+from fencing_sdk.cli._options import StoreOptions
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run"], "requires an argument"),
+        (["run"], "LOCK is missing; write: fencing run LOCK [OPTIONS] -- COMMAND"),
         (["run", "job"], "no command to run; write: fencing run LOCK -- COMMAND"),
         (["run", "job", "--", ""], "the name of the command is empty; write: fencing run LOCK -- COMMAND"),
         (["run", "job", "--ttl", "-3s", "--", "true"], "--ttl: expected a duration such as 90s, 5m or 1h"),
@@ -35,7 +37,29 @@ from fencing_sdk.cli._store import StoreOptions
         (["run", "job", "--on-loss", "cry", "--", "true"], "kill"),
         (["run", "job", "--url", "nosuch://x", "--", "true"], "no backend for 'nosuch' URLs"),
         (["run", "job", "--url", "memory://", "--", "true"], "only inside one process"),
-        (["run", "job", "-x", "true"], "Unknown option"),
+        (["run", "job", "-x", "true"], "unknown option '-x'"),
+        (["ls", "a", "b"], "too many arguments; write: fencing ls [PATTERN] [OPTIONS]"),
+        (["ls", "--limit", "1", "--limit=2"], "--limit is given more than once"),
+        (["show"], "LOCK is missing; write: fencing show LOCK [OPTIONS]"),
+        (["break", "job"], "--reason is missing; write: fencing break LOCK --reason REASON [OPTIONS]"),
+        (["timeline", "a.jsonl"], "--svg is missing; write: fencing timeline RECORDING [RECORDING ...] --svg FILE"),
+        (["ls", "sqlite:///x.db"], "sqlite://... is the URL of a store; write: fencing ls --url sqlite://..."),
+        (["show", "redis://:hunter2@a"], "redis://... is the URL of a store; write: fencing show --url redis://..."),
+        (
+            ["show", "--url", "sqlite:///x.db", "redis://:hunter2@a"],
+            "redis://... is the URL of a store; write: fencing show",
+        ),
+        (
+            ["ls", "postgresql+asyncpg://u:hunter2@h/d"],
+            "postgresql+asyncpg://... is the URL of a store; write: fencing ls",
+        ),
+        (["doctor", "etcd://a:2379"], "etcd://... is the URL of a store; write: fencing doctor --url etcd://..."),
+        (["top", "zk://a"], "zk://... is the URL of a store; write: fencing top --url zk://..."),
+        (["run", "redis://a", "--", "true"], "redis://... is the URL of a store; write: fencing run --url redis://..."),
+        (["ls", "--limit", "abc"], "--limit: expected a whole number, not 'abc'"),
+        (["run", "--permits", "two", "job", "--", "true"], "--permits: expected a whole number, not 'two'"),
+        (["help"], "unknown command 'help'. Did you mean \"--help\"?"),
+        (["version"], "unknown command 'version'. Did you mean \"--version\"?"),
         (["run", "job", "--permits", "0", "--", "true"], "permits must be a whole number from 1 to 1000, got 0"),
         (
             ["run", "job", "--permits", "2", "--shared", "--", "true"],
@@ -77,9 +101,39 @@ def test_wrong_usage_is_one_line_on_standard_error_and_2(
     assert not out
 
 
-def test_the_url_is_never_repeated(capsys: pytest.CaptureFixture[str]):
-    assert run_app(["run", "job", "--url", "nosuch://user:secret@host", "--", "true"]) == 2
+@pytest.mark.parametrize("arguments", [["--url=redis://:secret@host", "ls"], ["ls", "--json=redis://:secret@host"]])
+def test_what_stands_behind_an_option_that_takes_nothing_is_not_repeated(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert run_app(arguments) == 2
     assert "secret" not in capsys.readouterr().err
+
+
+def test_a_system_without_process_groups_is_told_so_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delattr(os, "posix_spawn")
+    monkeypatch.setitem(sys.modules, "fencing_sdk.cli.run", None)
+    assert run_app(["run", "job", "--", "true"]) == 2
+    assert "this system does not have" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--url", "--urll", "--urll=", "-u"])
+def test_the_url_is_never_repeated(option: str, capsys: pytest.CaptureFixture[str]):
+    url = "nosuch://user:secret@host"
+    given = [f"{option}{url}"] if option.endswith("=") else [option, url]
+    assert run_app(["run", "job", *given, "--", "true"]) == 2
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_options_stand_before_between_and_after_the_words_and_behind_two_hyphens_all_are_words(fencing: Fencing):
+    for given in (
+        ["run", "--ttl", "20s", "job", "--quiet", "--", "echo", "--ttl", "--", "-x"],
+        ["run", "job", "--ttl=20s", "--", "echo", "--ttl", "--", "-x"],
+        ["run", "--ttl", "20s", "--", "job", "echo", "--ttl", "--", "-x"],
+    ):
+        done = fencing(*given)
+        assert (done.returncode, done.stdout) == (0, "--ttl -- -x\n")
 
 
 @pytest.mark.parametrize("state", ["", "relative"])
@@ -101,20 +155,60 @@ def test_a_state_folder_that_cannot_be_made_means_69(fencing: Fencing):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_without_the_extra_there_is_a_hint_and_no_traceback():
-    for missing in ("cyclopts", "rich"):
-        code = f"import sys; sys.modules[{missing!r}] = None; from fencing_sdk.cli import main; sys.exit(main())"
-        done = subprocess.run([sys.executable, "-c", code, "run"], capture_output=True, text=True)
-        assert done.returncode == 2
-        assert (
-            done.stderr
-            == f"fencing: {missing} is not installed; run: pip install 'fencing-sdk[cli]', or '.[cli]' in a checkout\n"
-        )
+WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from fencing_sdk.cli import main; sys.exit(main())"
+
+
+def test_without_the_extra_there_is_a_hint_and_no_traceback(tmp_path: Path):
+    recording = tmp_path / "run.jsonl"
+    recording.touch()
+    done = subprocess.run([sys.executable, "-c", WITHOUT_RICH, "check", recording], capture_output=True, text=True)
+    assert done.returncode == 2
+    hint = "fencing: rich is not installed; run: pip install 'fencing-sdk[cli]', or '.[cli]' in a checkout\n"
+    assert done.stderr == hint
+
+
+def test_a_command_is_run_without_the_extra(fencing: Fencing):
+    command = [sys.executable, "-c", WITHOUT_RICH, "run", "job", "--", "echo", "done"]
+    done = subprocess.run(command, env=fencing.environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+LOADED = """
+import sys
+sys.argv[1:] = {arguments}
+from fencing_sdk.cli import main
+code = main()
+print(code, sorted(name for name in sys.modules if name.startswith(("fencing_sdk.", "aiohttp", "argparse", "rich"))))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["run", "job", "--", "true"]], ids=lambda given: given[0])
+def test_what_cron_starts_loads_neither_guards_nor_recipes_nor_events_nor_other_stores_nor_rich(
+    arguments: list[str], fencing: Fencing
+):
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED.format(arguments=arguments)],
+        env=fencing.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    code, _, listed = done.stdout.partition(" ")
+    modules = set(ast.literal_eval(listed))
+    assert code == "0"
+    assert "argparse" in modules
+    rooms = {".".join(name.split(".")[1:3]) for name in modules if name.startswith("fencing_sdk.")}
+    loaded = {room for room in rooms if room.split(".")[0] not in {"_engine", "_values", "abc", "cli"}}
+    assert not {name for name in modules if name.split(".")[0] in {"aiohttp", "rich"}}
+    assert {room for room in loaded if room.startswith("backends.")} == {"backends._shared", "backends.sqlite"}
+    assert not {room.split(".")[0] for room in loaded} & {
+        *("diagnosis", "events", "guards", "integrations", "recipes", "sync", "testing", "_http", "_etcd", "_kahuna")
+    }
 
 
 def test_a_module_of_our_own_that_is_missing_is_not_the_user_s_fault():
     code = "import sys; sys.modules['fencing_sdk.cli.run'] = None; from fencing_sdk.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, "run"], capture_output=True, text=True)
     assert "Traceback" in done.stderr
 
 
@@ -132,7 +226,7 @@ def test_every_command_is_on_the_page_with_every_option_and_has_no_other(
     _, heading, rest = page.partition(f"\n## fencing {command}\n")
     assert heading
     assert run_app([command, "--help"]) == 0
-    shown = capsys.readouterr().out.partition("Parameters")[2]
+    shown = capsys.readouterr().out.partition("Parameters:")[2]
     options = set(re.findall(r"--[a-z-]+", shown)) - {"--"}
     assert options
     assert options <= set(re.findall(r"--[a-z-]+", rest.partition("\n## ")[0]))

@@ -14,15 +14,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from child_processes import children
 from command_line import Fencing, alive, state, until
 from once import once_per_run
 
 from fencing_sdk.cli._demo_run import DemoRun, TooBusyError
 from fencing_sdk.cli._demo_worker import BANK, LOCKS
-from fencing_sdk.cli._evidence import Evidence
-from fencing_sdk.cli._recording_lines import Line, read_recording
-from fencing_sdk.cli._story import tell
-from fencing_sdk.cli.demo import _leaving_on_signals, open_account
+from fencing_sdk.cli.demo import Evidence, _leaving_on_signals, open_account
+from fencing_sdk.cli.recordings import Line, read_recording, tell
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,7 @@ def test_a_late_write_wins_without_a_guard_and_is_refused_with_one(performed):
     assert (refused.kind, refused.token, refused.fence) == ("refused", 1, 2)
     for story in (without, guarded):
         (freeze,) = story.freezes
-        assert freeze.start < story.leases[0].deadline < story.leases[1].start < freeze.until
+        assert freeze.start < story.leases[0].deadline < story.leases[1].acquired < freeze.end
         assert story.leases[0].reason == "stalled"
 
 
@@ -172,10 +171,6 @@ def test_a_signal_ends_the_demo_between_two_steps_and_not_inside_one(number: sig
     with pytest.raises(SystemExit), _leaving_on_signals():
         signal.raise_signal(number)
     assert signal.getsignal(number) == before
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from terminal import Open, at_a_terminal
 
 from fencing_sdk import Lease, connect
 from fencing_sdk.cli._app import run_app
+from fencing_sdk.cli._streams import Exit
 from fencing_sdk.cli.doctor import Health
-from fencing_sdk.cli.run import Exit
 
 __all__ = ["at_a_terminal"]
 

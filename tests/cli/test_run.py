@@ -20,8 +20,8 @@ from redis_server import RedisServer
 from fencing_sdk import connect
 from fencing_sdk._arguments import check_metadata
 from fencing_sdk._values.claim import Holder
-from fencing_sdk._values.holder_facts import facts_about_command, read_facts, say_kept
-from fencing_sdk.cli._job import Job
+from fencing_sdk._values.reports import facts_about_command, read_facts, say_kept
+from fencing_sdk.cli.run import Job
 
 pytest_plugins = ["redis_fixtures"]
 

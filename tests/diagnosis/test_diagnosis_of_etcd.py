@@ -11,10 +11,13 @@ import pytest
 from diagnosing import ERROR, NOTE, WARNING, found
 from etcd_server import EtcdCluster, b64
 
-from fencing_sdk.backends.etcd.diagnosis import _alarms, _leader, _members, _versions
+from fencing_sdk.diagnosis.checks import Group, judged
+from fencing_sdk.diagnosis.etcd import MAJORITY, OF_CLUSTER, OF_MEMBER, ClusterFacts, MemberFacts
 
 if TYPE_CHECKING:
     from etcd_fixtures import StartEtcd
+
+    from fencing_sdk.abc import Finding
 
 pytest_plugins = ["etcd_fixtures"]
 
@@ -24,11 +27,15 @@ def installed() -> tuple[int, ...]:
     return tuple(int(part) for part in said.split()[2].split("."))
 
 
+def of_member(**state: str) -> list[Finding]:
+    return judged(OF_MEMBER, MemberFacts({"leader": "17", **state}))
+
+
 def always() -> set[str]:
     """What is found on every server of the tests: they want no login, and the package may have a known defect."""
     return {
         "etcd.authentication",
-        *(finding.check for finding in _versions({"": {"version": ".".join(map(str, installed()))}})),
+        *(finding.check for finding in of_member(version=".".join(map(str, installed())))),
     }
 
 
@@ -95,7 +102,7 @@ async def test_an_open_connection_over_a_network_is_noted(etcd_server: EtcdClust
     [("3.4.30", WARNING), ("3.4.31", None), ("3.5.1", ERROR), ("3.5.12", WARNING), ("3.5.13", None), ("3.6.0", None)],
 )
 def test_versions_with_known_defects_are_found(version: str, severity):
-    judged = [(each.check, each.severity) for each in _versions({"a": {"version": version}})]
+    judged = [(each.check, each.severity) for each in of_member(version=version)]
     assert judged == ([("etcd.version", severity)] if severity else [])
 
 
@@ -104,16 +111,17 @@ def test_versions_with_known_defects_are_found(version: str, severity):
     [("3.3.25", "crash"), ("3.4.21", "crash"), ("3.4.22", "frozen"), ("3.5.5", "crash"), ("3.5.6", "frozen")],
 )
 def test_a_version_whose_members_may_differ_after_a_crash_is_told_so(version: str, risk: str):
-    (finding,) = _versions({"a": {"version": version}})
+    (finding,) = of_member(version=version)
     assert (finding.severity, risk in finding.reason) == (WARNING, True)
 
 
 def test_a_member_without_leader_is_found():
-    assert [(each.check, each.severity) for each in _leader({"a": {"leader": "0"}})] == [("etcd.leader", ERROR)]
-    assert not list(_leader({"a": {"leader": "17"}}))
+    assert [(each.check, each.severity) for each in of_member(leader="0")] == [("etcd.leader", ERROR)]
+    assert not of_member(leader="17")
 
 
 def test_corruption_and_an_even_number_of_members_are_found():
-    assert [each.severity for each in _alarms({"a": {"alarms": [{"alarm": "CORRUPT"}]}})] == [ERROR]
-    four = {"members": [{"ID": str(number)} for number in range(4)]}
-    assert [each.severity for each in _members({"a": four}, 4)] == [NOTE]
+    (alarm,) = judged(OF_CLUSTER, ClusterFacts(others="CORRUPT"))
+    assert (alarm.check, alarm.severity, alarm.what) == ("etcd.alarm", ERROR, "the alarm CORRUPT is on")
+    (even,) = judged(MAJORITY, Group(voters=4, members=4, named=4))
+    assert (even.check, even.severity) == ("etcd.members", NOTE)

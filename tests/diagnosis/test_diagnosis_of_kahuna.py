@@ -9,8 +9,8 @@ import pytest
 from diagnosing import ERROR, NOTE, WARNING, found
 from kahuna_server import UPSTREAMS
 
-from fencing_sdk.backends.kahuna.diagnosis import diagnose_nodes
 from fencing_sdk.backends.kahuna.options import read_nodes
+from fencing_sdk.diagnosis.kahuna import diagnose_nodes
 
 if TYPE_CHECKING:
     from kahuna_server import KahunaServer

@@ -17,7 +17,7 @@ from fencing_sdk import BackendUnavailableError, ConfigurationError, connect
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.abc import Grant, Held, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.diagnosis import Diagnosis, Measurements, examine, pauses, self_test
+from fencing_sdk.diagnosis import Diagnosis, Measurements, examine, measuring, self_test
 from fencing_sdk.diagnosis.report import advise
 from fencing_sdk.errors import LossReason
 from fencing_sdk.guards.memory import MemoryGuard
@@ -44,7 +44,7 @@ async def examined(backend: MemoryBackend, **options) -> Diagnosis:
 
 
 def sibling_of(backend: MemoryBackend) -> MemoryBackend:
-    """Another connection to the same table. From Python 3.12 on, a proxy would be no `SupportsQueue`."""
+    """Another connection to the same table. From Python 3.12 on, a proxy would be no `SupportsLine`."""
     twin = object.__new__(type(backend))
     twin.__dict__ = backend.__dict__
     return twin
@@ -59,6 +59,9 @@ class Telling(MemoryBackend):
     async def release(self, claim):
         await super().release(claim)
         self._loss_notices.tell(claim, LossReason.REVOKED)
+
+    async def diagnose(self, _ttl):
+        return ()
 
     async def server_time(self):
         return time.time() * self.rate + self.offset
@@ -149,8 +152,8 @@ async def test_a_coarse_clock_source_is_found(
 
 def test_the_clock_source_is_read(tmp_path: Path):
     (tmp_path / "source").write_text("hpet\n")
-    assert pauses.clock_source(tmp_path / "source") == "hpet"
-    assert pauses.clock_source(tmp_path / "none") is None
+    assert measuring.clock_source(tmp_path / "source") == "hpet"
+    assert measuring.clock_source(tmp_path / "none") is None
 
 
 class Generous(Telling):
@@ -342,7 +345,7 @@ async def test_guards_are_tested_with_the_tokens():
 
 
 async def test_a_counter_in_memory_is_found():
-    assert by_check(await examined(Telling(tokens="counter")))["memory.tokens"].severity == WARNING
+    assert by_check(await examined(MemoryBackend(tokens="counter")))["memory.tokens"].severity == WARNING
 
 
 async def test_a_store_that_cannot_tell_its_settings_is_noted():

@@ -11,8 +11,9 @@ from diagnosing import ERROR, NOTE, WARNING, by_check, diagnosed, found
 from postgresql_replicas import Replicated
 from postgresql_server import PostgresqlServer
 
-from fencing_sdk.backends.postgresql.diagnosis import PostgresqlDiagnosis, PostgresqlFacts
-from fencing_sdk.backends.postgresql.options import read_options
+from fencing_sdk.backends.postgresql.options import PostgresqlOptions
+from fencing_sdk.diagnosis.checks import judged
+from fencing_sdk.diagnosis.postgresql import CHECKS, PostgresqlFacts
 
 if TYPE_CHECKING:
     from postgresql_fixtures import StartPostgresql
@@ -132,11 +133,6 @@ async def test_a_server_that_is_down_or_hangs_is_found_in_bounded_time(postgresq
 
 
 def test_an_old_version_and_an_open_network_are_found():
-    options = read_options(
-        {"schema": "a", "tokens": "hybrid", "create": True, "pooled": False, "retention": 9e5, "connect_timeout": 1.0}
-    )
-    facts = PostgresqlFacts(
-        "db:5432", {"version": "110022", "complete": True, "usage": True}, pooled=False, proxied=False
-    )
-    judged = PostgresqlDiagnosis(None, options)._judge(facts)
-    assert {"postgresql.version", "postgresql.tls"} == {finding.check for finding in judged}
+    options = PostgresqlOptions(schema="a", hybrid=True, create=True, pooled=False, connect_timeout=1.0)
+    facts = PostgresqlFacts({"version": "110022", "complete": True, "usage": True}, options)
+    assert {"postgresql.version", "postgresql.tls"} == {finding.check for finding in judged(CHECKS, facts)}

@@ -14,9 +14,8 @@ from redis_replicas import Replicated
 from redis_sentinels import Sentinels
 from redis_server import RedisServer
 
-from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis
-from fencing_sdk.backends.redis.server_checks import judge_server
-from fencing_sdk.backends.redis.server_facts import RedisFacts
+from fencing_sdk.diagnosis.checks import judged
+from fencing_sdk.diagnosis.redis import OF_SENTINEL, OF_SERVER, RedisFacts, SentinelFacts
 
 if TYPE_CHECKING:
     from redis_fixtures import StartRedis
@@ -195,10 +194,16 @@ async def test_a_quorum(redis_quorum: Quorum):
 
 
 def test_an_old_version_is_found():
-    facts = RedisFacts("a:1", {"redis_version": "6.0.16", "role": "master"})
-    assert {"redis.version", "redis.settings"} == {
-        finding.check for finding in judge_server(facts, hybrid=True, min_replicas=0)
-    }
+    facts = RedisFacts("a:1", {"redis_version": "6.0.16", "role": "master"}, {})
+    assert {"redis.version", "redis.settings"} == {finding.check for finding in judged(OF_SERVER, facts)}
+
+
+def test_a_node_of_a_quorum_is_not_told_to_demand_replicas():
+    info = {"redis_version": "7.0.15", "role": "master", "slave0": "ip=a,port=1,state=online,offset=1,lag=0"}
+    alone, voting = (judged(OF_SERVER, RedisFacts("a:1", info, {}, votes=votes)) for votes in (False, True))
+    (one,), (other,) = ([each.mend for each in all_of if each.check == "redis.replicas"] for all_of in (alone, voting))
+    assert "min_replicas=1" in one
+    assert "min_replicas" not in other
 
 
 async def test_a_service_without_any_sentinel_is_found():
@@ -215,5 +220,5 @@ def test_too_few_sentinels_and_a_master_without_replica_are_found():
         "num-slaves": "0",
         "down-after-milliseconds": "2000",
     }
-    judged = RedisDiagnosis(hybrid=True, min_replicas=0, ttl=15.0)._judge_sentinel("s1:26379", state)
-    assert {finding.check for finding in judged} == {"redis.sentinels", "redis.sentinel-replicas"}
+    findings = judged(OF_SENTINEL, SentinelFacts(state, ttl=15.0))
+    assert {finding.check for finding in findings} == {"redis.sentinels", "redis.sentinel-replicas"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from diagnosing import ERROR, NOTE, WARNING, by_check, diagnosed, found
 
-from fencing_sdk.backends.sqlite import diagnosis
-from fencing_sdk.diagnosis import Severity
+from fencing_sdk.diagnosis import Severity, sqlite
+from fencing_sdk.diagnosis.checks import judged
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +17,7 @@ def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the system says of the file systems: the folder of the tests may well be in memory."""
     mounts = tmp_path / "mounts"
     mounts.write_text("/dev/sda1 / ext4 rw 0 0\n")
-    monkeypatch.setattr(diagnosis, "MOUNTS", mounts)
-    monkeypatch.setattr(diagnosis.judge_file, "__kwdefaults__", {"mounts": mounts})
+    monkeypatch.setattr(sqlite, "MOUNTS", mounts)
     return mounts
 
 
@@ -76,7 +75,7 @@ async def test_grants_that_are_not_waited_for_are_found(tmp_path: Path, tokens: 
 
 
 async def test_a_disk_that_is_full_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(diagnosis, "_LEAST_FREE", 2**70)
+    monkeypatch.setattr(sqlite, "LEAST_FREE", 2**70)
     assert (await found(url_of(tmp_path)))["sqlite.space"].severity == WARNING
 
 
@@ -91,6 +90,9 @@ def test_a_file_that_may_not_be_written_and_an_old_sqlite_are_found(
 ):
     (tmp_path / "locks.db").touch()
     monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != tmp_path / "locks.db")  # root may write all
-    monkeypatch.setattr(diagnosis.sqlite3, "sqlite_version_info", version)
-    judged = diagnosis.judge_file(tmp_path / "locks.db", durable=True, hybrid=True)
-    assert {finding.check: finding.severity for finding in judged} == {"sqlite.file": ERROR, "sqlite.version": severity}
+    monkeypatch.setattr(sqlite.sqlite3, "sqlite_version_info", version)
+    findings = judged(sqlite.CHECKS, sqlite.FileFacts(tmp_path / "locks.db"))
+    assert {finding.check: finding.severity for finding in findings} == {
+        "sqlite.file": ERROR,
+        "sqlite.version": severity,
+    }

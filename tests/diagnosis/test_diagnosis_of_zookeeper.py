@@ -10,7 +10,8 @@ from diagnosing import ERROR, NOTE, WARNING, found
 from zookeeper_server import ZooKeeperEnsemble, fresh_root
 
 from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
-from fencing_sdk.backends.zookeeper.diagnosis import ZooKeeperFacts, _access, _ensemble, _versions
+from fencing_sdk.diagnosis.checks import judged
+from fencing_sdk.diagnosis.zookeeper import MAJORITY, OF_ENSEMBLE, OF_SERVER, EnsembleFacts, ServerFacts, group_of
 
 if TYPE_CHECKING:
     from zookeeper_fixtures import StartZooKeeper
@@ -66,12 +67,15 @@ async def test_a_setting_that_breaks_a_promise_is_found(start_zookeeper: StartZo
 
 def test_an_old_version_and_an_even_number_of_members_are_found():
     lines = "".join(f"server.{number}=h{number}:2888:3888:participant\n" for number in range(4))
-    facts = [ZooKeeperFacts("a:2181", "Zookeeper version: 3.4.14-4c25d\nMode: follower\n", lines)] * 4
-    assert {(each.check, each.severity) for each in _versions(facts)} == {("zookeeper.version", ERROR)}
-    assert [each.severity for each in _ensemble(facts)] == [NOTE]
+    old = ServerFacts("a:2181", "Zookeeper version: 3.4.14-4c25d\nMode: follower\n", lines)
+    assert [(each.check, each.severity) for each in judged(OF_SERVER, old)] == [("zookeeper.version", ERROR)]
+    (even,) = judged(MAJORITY, group_of([old] * 4))
+    assert (even.check, even.severity, "4 voting members" in even.what) == ("zookeeper.ensemble", NOTE, True)
 
 
 def test_an_open_connection_over_a_network_is_noted():
     settings = ZooKeeperSettings([("zk1", 2181)], "/fencing", 1.0, acl=())
-    assert [(each.check, each.severity) for each in _access(settings, ["zk1:2181"])] == [("zookeeper.tls", NOTE)]
-    assert not list(_access(settings, ["127.0.0.1:2181", "[::1]:2181"]))
+    over_a_network = judged(OF_ENSEMBLE, EnsembleFacts(settings, [ServerFacts("zk1:2181", None)]))
+    assert [(each.check, each.severity) for each in over_a_network] == [("zookeeper.tls", NOTE)]
+    here = [ServerFacts(address, None) for address in ("127.0.0.1:2181", "[::1]:2181")]
+    assert not judged(OF_ENSEMBLE, EnsembleFacts(settings, here))

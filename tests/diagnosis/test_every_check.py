@@ -14,10 +14,9 @@ PAGE = PACKAGE.parent / "docs" / "doctor.md"
 @functools.cache
 def checks() -> list[str]:
     """The names that findings are made with: the first argument, a text such as ``redis.eviction``."""
-    rooms = [*PACKAGE.glob("diagnosis/*.py"), *PACKAGE.glob("backends/**/*.py")]
     names = {
         node.value
-        for path in rooms
+        for path in PACKAGE.glob("diagnosis/*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_check(node.value, path)
     }
@@ -27,8 +26,6 @@ def checks() -> list[str]:
 def _is_check(text: str, path: Path) -> bool:
     room, dot, name = text.partition(".")
     rooms = {"store", "machine", "self-test", "memory", "redis", "postgresql", "etcd", "zookeeper", "kahuna", "sqlite"}
-    if text == "redis.asyncio":  # a module of redis-py
-        return False
     return bool(dot) and room in rooms and name.replace("-", "").isalpha() and not text.endswith(".py")
 
 

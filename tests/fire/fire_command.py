@@ -14,7 +14,7 @@ from pathlib import Path
 from fire_run import KINDS, Outcome, play
 from fire_stores import STORES
 
-from fencing_sdk.cli.check import _told
+from fencing_sdk.cli.recordings import _told
 from fencing_sdk.testing.history import PROMISES, Verdict
 
 OK, VIOLATED, UNKNOWN = 0, 1, 3

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from child_processes import end, spawn
+from child_processes import end, spawn, state
 from fire_network import Network, at_least
 from patience import until
-from postgresql_programs import state
 
 from fencing_sdk._recording import Recorder
 from fencing_sdk._values.clock import BootClock

@@ -15,7 +15,7 @@ from typing import Any, Self
 from fencing_sdk import StaleTokenError
 from fencing_sdk._recording import Recorder
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.token_wire import parse_token
+from fencing_sdk._values.token import parse_token
 from fencing_sdk.guards.sql import SqlGuard
 
 CLOCK = BootClock()

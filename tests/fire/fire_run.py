@@ -28,7 +28,7 @@ from patience import until
 
 from fencing_sdk import FencingError, LockClient, connect
 from fencing_sdk._recording import Recorder
-from fencing_sdk.cli._recording_lines import Line, parse_line
+from fencing_sdk.cli.recordings import Line, parse_line
 from fencing_sdk.testing.history import Report, check
 
 Deck: TypeAlias = dict[str, Callable[[], Awaitable[bool]]]

@@ -25,7 +25,7 @@ from fencing_sdk._lease import state_of
 from fencing_sdk._recording import Recorder
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import keep_off_console
-from fencing_sdk._values.token_wire import format_token
+from fencing_sdk._values.token import format_token
 from fencing_sdk.errors import BackendUnavailableError
 
 CLOCK = BootClock()

@@ -13,15 +13,13 @@ from fencing_sdk import (
     BackendRefusedError,
     BackendUnavailableError,
     ConfigurationError,
-    FenceRaised,
-    StaleRejected,
     StaleTokenError,
     Token,
     connect,
 )
 from fencing_sdk.backends.etcd import from_url
 from fencing_sdk.guards.etcd import EtcdGuard, delete, put
-from fencing_sdk.testing.guard_suite import GuardSuite
+from fencing_sdk.testing.suites import GuardSuite
 
 pytest_plugins = ["etcd_fixtures"]
 
@@ -209,15 +207,6 @@ async def test_etcds_own_refusal_leaves_as_ours(etcd_server, guard):
     assert await guard.highest("a") is None
     with pytest.raises(EtcdError):
         await etcd_server.command("kv/nonsense")
-
-
-async def test_observers_are_told(etcd_server):
-    events = []
-    async with EtcdGuard(etcd_server.url, observers=[events.append]) as guard:
-        await guard.raise_to("a", NEW)
-        with pytest.raises(StaleTokenError):
-            await guard.execute("a", OLD, put("x", "1"))
-    assert [type(event) for event in events] == [FenceRaised, StaleRejected]
 
 
 @pytest.mark.parametrize(

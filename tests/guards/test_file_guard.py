@@ -14,16 +14,13 @@ import pytest
 
 from fencing_sdk import (
     ConfigurationError,
-    FenceRaised,
-    StaleRejected,
     StaleTokenError,
     Token,
     UnsupportedError,
 )
 from fencing_sdk.guards import files
-from fencing_sdk.guards.files import FileGuard, _folder
-from fencing_sdk.guards.files._folder import ResourceFolder
-from fencing_sdk.testing.guard_suite import GuardSuite
+from fencing_sdk.guards.files import FileGuard, ResourceFolder
+from fencing_sdk.testing.suites import GuardSuite
 
 OLD, NEW = Token(33, "aaaaaaaa"), Token(34, "bbbbbbbb")
 
@@ -171,7 +168,8 @@ def test_a_link_in_place_of_a_file_is_not_followed(tmp_path, guard):
 
 def test_foreign_files_are_left_alone(tmp_path, guard):
     guard.write_sync("a", OLD, b"data")
-    foreign = [tmp_path / "a" / name for name in ("notes.txt", "34", "0000000000000099.0.-", "zzz")]
+    beyond = ("9999999999999999.00000000.-", f"0000000000000099.00000000.{'a' * 65}")  # no token, and no holder
+    foreign = [tmp_path / "a" / name for name in ("notes.txt", "34", "0000000000000099.0.-", "zzz", *beyond)]
     for path in foreign:
         path.write_bytes(b"foreign")
     guard.write_sync("a", NEW, b"newer")
@@ -218,21 +216,14 @@ def test_a_system_without_flock_is_told_at_once(tmp_path, monkeypatch):
         FileGuard(tmp_path)
 
 
-async def test_observers_are_told_about_refusals_and_raised_fences(tmp_path):
+def test_observers_are_told_of_calls_without_an_event_loop_too(tmp_path):
     events = []
     guard = FileGuard(tmp_path, observers=[events.append])
-    await guard.raise_to("a", OLD)
     guard.raise_to_sync("a", NEW)
-    await guard.write("a", NEW, b"data")
-    for token in (OLD, Token(34, "cccccccc")):
+    for call in (lambda: guard.write_sync("a", OLD, b"stale"), lambda: guard.raise_to_sync("a", OLD)):
         with pytest.raises(StaleTokenError):
-            await guard.write("a", token, b"stale")
-        with pytest.raises(StaleTokenError):
-            guard.write_sync("a", token, b"stale")
-    with pytest.raises(StaleTokenError):
-        await guard.raise_to("a", OLD)
-    assert [type(event) for event in events] == [FenceRaised] * 2 + [StaleRejected] * 5
-    assert [event.conflict for event in events[2:]] == [False, False, True, True, False]
+            call()
+    assert [event.kind for event in events] == ["fence_raised", "stale_rejected", "stale_rejected"]
 
 
 # Check and write are one step.
@@ -305,7 +296,7 @@ async def test_data_is_written_before_the_lock_is_taken(tmp_path, monkeypatch):
 async def test_a_stopped_process_holds_writers_up_for_seconds_and_readers_not_at_all(tmp_path, monkeypatch):
     guard = FileGuard(tmp_path)
     await guard.write("a", OLD, b"old")
-    monkeypatch.setattr(_folder, "_PATIENCE", 0.1)
+    monkeypatch.setattr(files, "_PATIENCE", 0.1)
     with locked(tmp_path):
         with pytest.raises(TimeoutError, match="stopped"):
             await guard.write("a", NEW, b"new")
@@ -320,7 +311,7 @@ async def test_a_stopped_process_holds_writers_up_for_seconds_and_readers_not_at
 
 def test_an_existing_generation_is_never_overwritten(tmp_path, guard, monkeypatch):
     """Even if the lock were lost: the name is taken, and linking to it fails."""
-    monkeypatch.setattr(_folder, "_wait_for", lambda lock: None)
+    monkeypatch.setattr(files, "_wait_for", lambda lock: None)
     monkeypatch.setattr(ResourceFolder, "last", lambda opened: None)
     guard.write_sync("a", NEW, b"first")
     with pytest.raises(FileExistsError):
@@ -342,7 +333,7 @@ async def test_a_forked_child_does_not_keep_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(ResourceFolder, "publish", publish_and_copy)
     guard.write_sync("a", OLD, b"old")
     monkeypatch.undo()
-    monkeypatch.setattr(_folder, "_PATIENCE", 0.1)
+    monkeypatch.setattr(files, "_PATIENCE", 0.1)
     guard.write_sync("a", NEW, b"new")
     os.close(*inherited)
 

@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from fencing_sdk import StaleTokenError, Token
-from fencing_sdk._values.names import check_name
-from fencing_sdk._values.token_wire import check_token
+from fencing_sdk._values.claim import check_name
+from fencing_sdk._values.token import check_token
 from fencing_sdk.guards._verdict import check_tokens
-from fencing_sdk.testing.guard_suite import GuardSuite
+from fencing_sdk.testing.suites import GuardSuite
 
 
 class Honest:

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from fencing_sdk import ConfigurationError, FenceRaised, StaleRejected, StaleTokenError, Token, UsageError
+from fencing_sdk import ConfigurationError, StaleTokenError, Token, UsageError
 from fencing_sdk.guards.memory import MemoryGuard
-from fencing_sdk.testing.guard_suite import GuardSuite
+from fencing_sdk.testing.suites import GuardSuite
 
 OLD, NEW = Token(33, "aaaaaaaa"), Token(34, "bbbbbbbb")
 
@@ -127,24 +127,6 @@ async def test_a_function_that_returns_an_awaitable_is_refused():
         with pytest.raises(UsageError, match="awaitable"):
             MemoryGuard().write("a", 34, function)
     assert not future.done()
-
-
-async def test_observers_are_told_about_refusals_and_raised_fences():
-    events = []
-    guard = MemoryGuard(observers=[events.append])
-    await guard.raise_to("a", NEW)
-    guard.write("a", NEW, int)
-    with pytest.raises(StaleTokenError):
-        guard.write("a", OLD, int)
-    with pytest.raises(StaleTokenError):
-        await guard.raise_to("a", Token(34, "cccccccc"))
-    raised, stale, conflict = events
-    assert isinstance(raised, FenceRaised)
-    assert (raised.name, raised.resource, raised.token) == ("a", "a", 34)
-    assert isinstance(stale, StaleRejected)
-    assert (stale.name, stale.resource, stale.token, stale.fence, stale.conflict) == ("a", "a", 33, 34, False)
-    assert (conflict.kind, conflict.token, conflict.fence, conflict.conflict) == ("stale_rejected", 34, 34, True)
-    assert raised.at <= stale.at <= conflict.at
 
 
 async def test_an_observer_that_raises_opens_no_gate(caplog):

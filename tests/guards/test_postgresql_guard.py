@@ -15,15 +15,13 @@ from sqlalchemy.orm import Session
 
 from fencing_sdk import (
     ConfigurationError,
-    FenceRaised,
-    StaleRejected,
     StaleTokenError,
     Token,
     UnsupportedError,
     UsageError,
 )
 from fencing_sdk.guards.sql import SqlGuard
-from fencing_sdk.testing.guard_suite import GuardSuite
+from fencing_sdk.testing.suites import GuardSuite
 
 pytest_plugins = ["postgresql_fixtures", "guard_database"]
 
@@ -327,20 +325,6 @@ async def test_a_read_only_transaction_gets_the_error_of_the_database(way, serve
 
 
 # Others.
-
-
-async def test_observers_are_told_about_refusals_and_raised_fences(server):
-    events = []
-    guard = SqlGuard(server.url, observers=[events.append])
-    await guard.raise_to("a", NEW)
-    async with opened("asyncpg", server.url) as way:
-        for token in (OLD, Token(34, "cccccccc")):
-            with pytest.raises(StaleTokenError):
-                await way.write(guard, "a", token, "stale")
-    with pytest.raises(StaleTokenError):
-        await guard.raise_to("a", OLD)
-    assert [type(event) for event in events] == [FenceRaised, StaleRejected, StaleRejected, StaleRejected]
-    assert [event.conflict for event in events[1:]] == [False, True, False]
 
 
 def test_a_statement_for_each_kind_of_database():

@@ -27,16 +27,14 @@ from valkey.asyncio import Valkey
 from fencing_sdk import (
     BackendRefusedError,
     ConfigurationError,
-    FenceRaised,
-    StaleRejected,
     StaleTokenError,
     Token,
     connect,
 )
 from fencing_sdk.guards import admitted
 from fencing_sdk.guards.redis import RedisGuard
-from fencing_sdk.guards.redis._commands import WORDS_LIMIT
-from fencing_sdk.testing.guard_suite import GuardSuite
+from fencing_sdk.guards.redis._scripts import WORDS_LIMIT
+from fencing_sdk.testing.suites import GuardSuite
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -747,19 +745,6 @@ async def test_commands_whose_keys_are_elsewhere_name_them(guard, redis_server):
     assert await guard.execute("a", NEW, ("MSET", "p", 1, "q", 2), ("RENAME", "p", "r"), ("PUBLISH", "c", "m")) == [
         *(b"OK", b"OK", 0)
     ]
-
-
-async def test_observers_are_told(client):
-    events = []
-    guard = RedisGuard(client, observers=[events.append])
-    await guard.raise_to("a", NEW)
-    for call in (guard.set("a", OLD, "x", 1), guard.raise_to("a", OLD), guard.set("a", Token(34, "c"), "x", 1)):
-        with pytest.raises(StaleTokenError):
-            await call
-    await guard.set("a", NEW, "x", 1)
-    assert [type(event) for event in events] == [FenceRaised, StaleRejected, StaleRejected, StaleRejected]
-    assert [(event.resource, event.token) for event in events] == [("a", 34), ("a", 33), ("a", 33), ("a", 34)]
-    assert [event.conflict for event in events[1:]] == [False, False, True]
 
 
 # The driver.

@@ -19,9 +19,9 @@ from valkey.asyncio import ValkeyCluster
 
 from fencing_sdk import ConfigurationError, StaleTokenError, Token
 from fencing_sdk.guards.redis import RedisGuard
-from fencing_sdk.guards.redis._keys import fence_key, slot
-from fencing_sdk.testing.guard_promises.fences import ODD_RESOURCES
-from fencing_sdk.testing.guard_suite import GuardSuite
+from fencing_sdk.guards.redis._scripts import fence_key, slot
+from fencing_sdk.testing.promises.fences import ODD_RESOURCES
+from fencing_sdk.testing.suites import GuardSuite
 
 pytest_plugins = ["redis_fixtures"]
 

@@ -1,9 +1,18 @@
-"""What is true of every guard that is shipped, and more than the contract asks for."""
+"""Promises of all guards that are shipped, of their page, and of their verdicts."""
+
+from __future__ import annotations
 
 import asyncio
+import itertools
 import pkgutil
-from contextlib import AsyncExitStack
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
 
+import asyncpg
 import pytest
 
 from fencing_sdk import (
@@ -16,36 +25,92 @@ from fencing_sdk import (
     guards,
 )
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.guards.etcd import EtcdGuard
+from fencing_sdk.guards._verdict import admitted
+from fencing_sdk.guards.etcd import EtcdGuard, put
 from fencing_sdk.guards.files import FileGuard
 from fencing_sdk.guards.kahuna import KahunaGuard
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.redis import RedisGuard
 from fencing_sdk.guards.sql import SqlGuard
-from fencing_sdk.testing.guard_promises.fences import NO_RESOURCES
+from fencing_sdk.testing.promises.fences import NO_RESOURCES
 
-pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "etcd_fixtures", "kahuna_fixtures"]
+pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures"]
+
+
+# What is true of every guard that is shipped, and more than the contract asks for.
+
 
 SHIPPED = {
-    "memory": lambda path: MemoryGuard(),
-    "sql": lambda path: SqlGuard(path / "app.db"),
-    "files": lambda path: FileGuard(path / "files"),
+    "memory": lambda path, **options: MemoryGuard(**options),
+    "sql": lambda path, **options: SqlGuard(path / "app.db", **options),
+    "files": lambda path, **options: FileGuard(path / "files", **options),
 }
 
 
 SERVED = {"redis": RedisGuard, "etcd": EtcdGuard, "kahuna": KahunaGuard}
 
 
+@pytest.fixture
+def told():
+    """The events of the guard."""
+    return []
+
+
 @pytest.fixture(params=[*SHIPPED, *SERVED, "sql on a server"])
-async def guard(request, tmp_path, redis_server, etcd_server, kahuna_server):
+async def guard(request, tmp_path, redis_server, etcd_server, kahuna_server, told):
     servers = {"redis": redis_server, "etcd": etcd_server, "kahuna": kahuna_server}
+    options = {"observers": [told.append]}
     async with AsyncExitStack() as stack:
         if request.param in SERVED:
-            yield await stack.enter_async_context(SERVED[request.param](servers[request.param].url))
+            yield await stack.enter_async_context(SERVED[request.param](servers[request.param].url, **options))
         elif request.param == "sql on a server":
-            yield SqlGuard(request.getfixturevalue("postgresql_server").url)
+            yield SqlGuard(request.getfixturevalue("postgresql_server").url, **options)
         else:
-            yield SHIPPED[request.param](tmp_path)
+            yield SHIPPED[request.param](tmp_path, **options)
+
+
+async def write(guard, token, path, request):
+    """Write by *guard*, with a token."""
+    match guard:
+        case MemoryGuard():
+            guard.write("a", token, int)
+        case FileGuard() | KahunaGuard():
+            await guard.write("a", token, b"data")
+        case RedisGuard():
+            await guard.set("a", token, "x", 1)
+        case EtcdGuard():
+            await guard.execute("a", token, put("x", "1"))
+        case SqlGuard(database=None):
+            with closing(sqlite3.connect(path / "app.db")) as connection, connection:
+                guard.admit_sync(connection, "a", token)
+        case SqlGuard():
+            connection = await asyncpg.connect(request.getfixturevalue("postgresql_server").url)
+            try:
+                async with connection.transaction():
+                    await guard.admit(connection, "a", token)
+            finally:
+                await connection.close()
+
+
+async def test_observers_are_told_which_fence_was_raised_and_which_token_was_refused(guard, told, tmp_path, request):
+    new, old, other = Token(34, "bbbbbbbb"), Token(33, "aaaaaaaa"), Token(34, "cccccccc")
+    await guard.raise_to("a", new)
+    await write(guard, new, tmp_path, request)
+    for token in (old, other):
+        with pytest.raises(StaleTokenError):
+            await write(guard, token, tmp_path, request)
+        with pytest.raises(StaleTokenError):
+            await guard.raise_to("a", token)
+    raised, *refused = told
+    assert (raised.kind, raised.name, raised.resource, raised.token) == ("fence_raised", "a", "a", 34)
+    assert {(event.kind, event.name, event.resource, event.fence) for event in refused} == {
+        ("stale_rejected", "a", "a", 34)
+    }
+    assert [(event.token, event.holder, event.conflict) for event in refused] == [
+        *[(33, "aaaaaaaa", False)] * 2,
+        *[(34, "cccccccc", True)] * 2,
+    ]
+    assert sorted(event.at for event in told) == [event.at for event in told]
 
 
 def test_the_list_is_complete():
@@ -70,9 +135,10 @@ def test_every_guard_says_whether_it_takes_several_resources_in_one_step(guard):
     assert callable(guard.admit_all)
 
 
-async def test_a_guard_that_takes_one_resource_at_a_time_says_so(tmp_path):
-    with pytest.raises(UnsupportedError, match="one resource at a time"):
-        await FileGuard(tmp_path).admit_all({"a": 1, "b": 2})
+@pytest.mark.parametrize("guard", ["files", "kahuna"], indirect=True)
+async def test_a_guard_that_takes_one_resource_at_a_time_says_so(guard):
+    with pytest.raises(UnsupportedError, match=f"^{type(guard).__name__} .* one resource at a time"):
+        await guard.admit_all({"a": 1, "b": 2})
 
 
 async def test_a_refusal_of_several_is_told_with_the_resource_and_the_holder_that_were_refused():
@@ -139,3 +205,110 @@ async def test_a_fence_that_takes_too_long_costs_the_lease_and_not_its_safety(tm
         with pytest.raises(LeaseLostError):
             await locks.lock("a", ttl=0.3, max_hold=0.2, fences=[Slow()]).acquire()
         assert await locks.inspect("a") is None
+
+
+# The guard on the page about guards passes the suite.
+
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "guards.md"
+OWN = PAGE.read_text().partition("## A guard of your own")[2]
+CODE = "".join(re.findall(r"^```python\n(.*?)^```", OWN, re.MULTILINE | re.DOTALL))
+INI = "[pytest]\nasyncio_mode=auto\nasyncio_default_fixture_loop_scope=function\n"
+
+
+def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pytest.ini").write_text(INI)
+    (folder / "test_bucket.py").write_text(code)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "--tb=short"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=50)
+
+
+def test_the_guard_on_the_page_passes_its_suite(tmp_path: Path):
+    done = run(tmp_path, CODE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 40
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("protection", "without", "promise"),
+    [
+        ("admitted(resource, token, fence)", "check_token(token)", "test_a_lower_token_is_refused"),
+        ("if self.objects.get(key, (None, 0))[1] != version:", "if False:", "test_no_update_is_lost"),
+    ],
+)
+def test_without_one_of_its_protections_it_does_not(tmp_path: Path, protection: str, without: str, promise: str):
+    assert protection in CODE
+    done = run(tmp_path, "from fencing_sdk._values.token import check_token\n" + CODE.replace(protection, without))
+    assert done.returncode == 1
+    assert f"FAILED test_bucket.py::TestBucketGuard::{promise}" in done.stdout
+
+
+SILENT = """
+from fencing_sdk.testing import GuardSuite
+
+class TestNothing(GuardSuite): pass
+"""
+
+
+def test_a_suite_without_its_fixture_says_what_to_provide(tmp_path: Path):
+    done = run(tmp_path, SILENT)
+    assert done.returncode == 1
+    assert "provide a fixture 'guard'" in done.stdout
+
+
+# The one decision, in full, and SQLite's words for the same.
+
+
+TOKENS = [Token(value, holder) for value in (0, 1, 2) for holder in (None, "a", "b")]
+FENCES = [None, *TOKENS]
+
+
+def values(token: Token | None) -> tuple[int, str | None] | None:
+    return None if token is None else (int(token), token.holder)
+
+
+def decided(token: Token, fence: Token | None) -> object:
+    try:
+        return values(admitted("r", token, fence))
+    except StaleTokenError as error:
+        return error.token, error.fence, error.conflict
+
+
+def decided_by_sqlite(token: Token, fence: Token | None) -> object:
+    guard = SqlGuard()
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(guard.ddl())
+        if fence is not None:
+            connection.execute("INSERT INTO fencing_fence VALUES ('r', ?, ?)", values(fence))
+        try:
+            guard.admit_sync(connection, "r", token)
+        except StaleTokenError as error:
+            return error.token, error.fence, error.conflict
+        return connection.execute("SELECT token, holder FROM fencing_fence WHERE resource = 'r'").fetchone()
+
+
+@pytest.mark.parametrize(
+    ("token", "fence", "outcome"),
+    [
+        (Token(1, "a"), None, (1, "a")),
+        (Token(2, "b"), Token(1, "a"), (2, "b")),
+        (2, Token(1, "a"), (2, None)),
+        (Token(1, "a"), Token(1, "a"), (1, "a")),
+        (Token(1, "a"), Token(1), (1, "a")),
+        (Token(1), Token(1, "a"), (1, "a")),
+        (Token(1), Token(1), (1, None)),
+        (Token(1, "b"), Token(1, "a"), (1, 1, True)),
+        (Token(0, "a"), Token(1, "a"), (0, 1, False)),
+        (Token(0), Token(1, "a"), (0, 1, False)),
+    ],
+)
+def test_the_table_in_the_docstring_is_what_happens(token, fence, outcome):
+    assert decided(token if isinstance(token, Token) else Token(token), fence) == outcome
+
+
+@pytest.mark.parametrize(
+    ("token", "fence"), list(itertools.product(TOKENS, FENCES)), ids=lambda token: str(values(token))
+)
+def test_sqlite_decides_the_same(token, fence):
+    assert decided_by_sqlite(token, fence) == decided(token, fence)

@@ -19,15 +19,13 @@ from sqlalchemy.orm import Session
 from fencing_sdk import (
     BackendRefusedError,
     ConfigurationError,
-    FenceRaised,
-    StaleRejected,
     StaleTokenError,
     Token,
     UnsupportedError,
     UsageError,
 )
 from fencing_sdk.guards.sql import SqlGuard
-from fencing_sdk.testing.guard_suite import GuardSuite
+from fencing_sdk.testing.suites import GuardSuite
 
 OLD, NEW = Token(33, "aaaaaaaa"), Token(34, "bbbbbbbb")
 PUT_TEXT = text("INSERT OR REPLACE INTO data VALUES (:resource, :value)")
@@ -116,6 +114,22 @@ class TestSqlite3InTheEventLoop(StdlibSuite):
         with connected(self.path) as connection, connection:
             await guard.admit_all(connection, tokens)
             connection.executemany(PUT, values.items())
+
+
+@pytest.mark.parametrize("made", ["rows", "texts"])
+def test_a_connection_may_make_rows_and_texts_of_its_own(made, path):
+    guard = SqlGuard(path)
+    with connected(path) as connection:
+        if made == "rows":
+            connection.row_factory = lambda _, row: dict(enumerate(row, start=1))
+        else:
+            connection.text_factory = bytes
+        for token in (2, 3):
+            with connection:
+                guard.admit_all_sync(connection, {"a": token, "b": token})
+        with pytest.raises(StaleTokenError, match="'a'"):
+            guard.admit_sync(connection, "a", 2)
+    assert fence(path, "a") == 3
 
 
 class AlchemySuite(SqlSuite):
@@ -554,22 +568,6 @@ def test_nothing_is_left_open(path, recwarn):
         assert len(list(handles.iterdir())) <= before
     gc.collect()
     assert not recwarn.list
-
-
-async def test_observers_are_told_about_refusals_and_raised_fences(path):
-    events = []
-    guard = SqlGuard(path, observers=[events.append])
-    await guard.raise_to("a", NEW)
-    with connected(path) as connection:
-        guard.admit_sync(connection, "a", NEW)
-        for token in (OLD, Token(34, "cccccccc")):
-            with pytest.raises(StaleTokenError):
-                await guard.admit(connection, "a", token)
-    with pytest.raises(StaleTokenError):
-        await guard.raise_to("a", OLD)
-    assert [type(event) for event in events] == [FenceRaised, StaleRejected, StaleRejected, StaleRejected]
-    assert [(event.resource, event.token) for event in events] == [("a", 34), ("a", 33), ("a", 34), ("a", 33)]
-    assert [event.conflict for event in events[1:]] == [False, True, False]
 
 
 def test_sqlalchemy_is_needed_by_those_alone_who_use_it(tmp_path):

@@ -34,10 +34,10 @@ from fencing_sdk import (
     StaleTokenError,
     connect,
     current_lease,
+    events,
     sync,
 )
-from fencing_sdk._engine import observer_reports
-from fencing_sdk._values.names import LockName
+from fencing_sdk._values.claim import LockName
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations import _measures
 from fencing_sdk.integrations._measures import HELP, Label, MetricsObserver, Series
@@ -342,7 +342,7 @@ async def test_no_event_is_made_for_metrics_of_what_goes_well(
         raise AssertionError("an event was made")
 
     for kind in ("Acquiring", "Acquired", "Renewed", "Released"):
-        monkeypatch.setattr(observer_reports, kind, made)
+        monkeypatch.setattr(events, kind, made)
     observer, numbers = library(str)
     async with connect("memory://", observers=[observer]) as locks, locks.lock("a") as lease:
         await lease.renew()

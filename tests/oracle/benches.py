@@ -17,14 +17,14 @@ from postgresql_server import PostgresqlServer
 from redis_server import RedisServer
 
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk.abc import LOCK, Claim
+from fencing_sdk.abc import Claim
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.backends.postgresql import schema
 from fencing_sdk.backends.redis import scripts
 from fencing_sdk.backends.redis.quorum import requests as quorum_requests
 from fencing_sdk.backends.redis.scripts import RedisScript
-from tests.oracle.histories import MODES, SHARES, Cast
+from tests.oracle.histories import MODES, Cast
 
 Change = Callable[[str], str]
 """Changes the SQL or the Lua of a store."""
@@ -60,14 +60,12 @@ class EveryBench:
     """What most stores have in common."""
 
     cast: Cast = MappingProxyType({"a": MODES, "b": MODES, "c": MODES})
-    lineless = ""
     hands = False
-    reasons = True
     timed = True
-    first_holds = notices = False
+    first_holds = notices = lags = False
     stirs = False
     describes = elsewhere = True
-    exact = True
+    exact = operated = True
     margin = 0.01
 
     async def advance(self, seconds: float) -> None: ...
@@ -91,7 +89,6 @@ class LocalBench(EveryBench):
 
 class MemoryOracle(LocalBench):
     hands = True
-    reasons = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,8 +168,6 @@ class PostgresqlOracle(EveryBench):
 class RedisOracle(EveryBench):
     """The scripts read a clock that stands in two keys; leases expire by that of the server, which is set back."""
 
-    cast: Cast = MappingProxyType({"a": ("lock",), "b": SHARES, "c": MODES})
-    lineless = "c"  # locks and shares have a line each, and do not wake each other
     hands = True
     exact = False
     margin = 5.0
@@ -215,16 +210,15 @@ class RedisOracle(EveryBench):
             server.ask("EVAL", _AGE_KEYS, 0, int(seconds * 1000))
 
     def signs(self, claim: Claim, what: str) -> bool:
-        return what == ("tick" if claim.mode == LOCK else "try")
+        return what == "tick"
 
 
 class QuorumOracle(RedisOracle):
     """Three nodes; plain locks alone. No time passes: a node that is slow keeps a silent waiter for longer."""
 
     cast: Cast = MappingProxyType({"a": ("lock",)})
-    lineless = ""
     hands = describes = timed = False
-    stirs = True
+    stirs = lags = True
     scripts = quorum_requests
 
     def signs(self, claim: Claim, what: str) -> bool:
@@ -232,7 +226,13 @@ class QuorumOracle(RedisOracle):
 
 
 class NodesOracle(EveryBench):
-    """A store whose leases or sessions are real, so that no time passes in a history. Nobody gives signs of life."""
+    """
+    A store whose leases or sessions are real, so that no time passes in a history. Nobody gives signs of life.
+
+    The first node of a line holds before its owner has asked again (`first_holds`), a waiter looks again when the node
+    before its own has changed (`stirs`), and a client refuses its own claims by what it knows, which is old where
+    another client goes on with one of them (`elsewhere`).
+    """
 
     timed = exact = elsewhere = False
     first_holds = notices = stirs = True
@@ -242,3 +242,20 @@ class NodesOracle(EveryBench):
 
     def open(self) -> Any:
         return from_url(f"{self._url}?connect_timeout=20")  # a machine may stand still
+
+
+class KahunaOracle(EveryBench):
+    """
+    A cluster with plain locks alone, and without a line of its own. No time passes.
+
+    A client refuses claims by the grants that it knows, so another client does not go on with them (`elsewhere`).
+    """
+
+    cast: Cast = MappingProxyType({"a": ("lock",)})
+    timed = exact = describes = elsewhere = operated = False
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def open(self) -> Any:
+        return from_url(self._url)

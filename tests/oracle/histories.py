@@ -7,6 +7,7 @@ Random histories, each a list of steps that a person can read, cut, and paste in
     a/reader0 renew          `renew all` asks for every owner at once
     a/reader0 release
     a/reader0 revoke         by the last token that it was granted
+    a/reader0 transfer       its grant passes to another owner of the same mode, where the store can do that
     clock 4                  seconds pass, and no waiter gives a sign of life
     signs 0                  the waiters of this client give signs of life, and try
     reopen 1                 this client closes its connections, unless a waiter of it stands in line
@@ -28,7 +29,9 @@ Cast = Mapping[str, Sequence[str]]
 """For each name the modes of its owners."""
 KNOWN = (
     "a/lock0 acquire; a/lock0 revoke; a/lock0 renew",
+    "a/lock2 acquire; reopen 0; a/lock2 revoke",
     "b/permit1 acquire; b/wide2 acquire; clock 25; b/permit1 release",
+    "b/writer0 acquire; b/writer0 release; b/writer1 acquire; b/writer0 renew",
     "c/wide3 join; c/lock0 join; c/wide0 join; c/wide3 acquire; c/lock0 leave",
     (
         "b/writer0 acquire; b/reader0 join; b/reader1 join; b/reader2 join; b/writer0 release; b/reader0 acquire; "
@@ -46,6 +49,7 @@ _CALLS = {
     "leave": 2,
     "renew": 2,
     "revoke": 1,
+    "transfer": 1,
     "acquire elsewhere": 1,
     "renew elsewhere": 1,
     "release elsewhere": 1,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Mode, Permit
+from fencing_sdk.backends._shared.waiters import KeptPlace
 
 MODE_OF: dict[str, Mode] = {"lock": LOCK, "writer": WRITER, "reader": READER, "permit": Permit(2), "wide": Permit(3)}
 TTLS = (20.5, 60.5)
@@ -22,51 +22,35 @@ class Member:
         self.ttl, self.metadata = TTLS[number // 2], label if number % 2 and described else None
         self.token = 0
         self.place: Place | None = None
-        self.claim = self._claim()
+        self.claim = self.make_claim()
         self.was_granted = False
 
-    def _claim(self) -> Claim:
+    def make_claim(self) -> Claim:
         return Claim(self.name, self.ttl, metadata=self.metadata, mode=self.mode)
 
     def new_claim(self) -> None:
         """Ask anew: an acquisition that is over is not made again."""
-        self.claim, self.was_granted = self._claim(), False
+        self.claim, self.was_granted = self.make_claim(), False
 
 
 class Place:
     """A place in a line, and the news of it."""
 
     def __init__(self, backend: Any, member: Member, news: list[tuple[Member, Grant | None]], *, direct: bool) -> None:
-        self._backend, self._member, self._news = backend, member, news
-        self._joined = asyncio.get_running_loop().create_future()
-        self._direct = backend.stand(member.claim, self._tell) if direct else None
-        self._task = None if direct else asyncio.create_task(self._stand())
+        self._backend, self._member, self._news, self._direct = backend, member, news, direct
+        self._place = backend.stand(member.claim, self._tell, hand_over=direct)
 
     def _tell(self, grant: Grant | None = None, age: float = 0.0) -> None:
         self._news.append((self._member, grant))
 
-    async def _stand(self) -> None:
-        try:
-            async with self._backend.queue(self._member.claim) as turn:
-                self._joined.set_result(None)
-                while True:
-                    await turn.wait()
-                    self._tell()
-        except BaseException as error:
-            if not self._joined.done():
-                self._joined.set_exception(error)
-            raise
-
     async def join(self) -> None:
-        if self._direct is None:
-            await self._joined
+        while not self._direct and self._place.nap(1.0) is None:  # noqa: ASYNC110  (time stands still)
+            await asyncio.sleep(0)
+        if isinstance(self._place, KeptPlace):
+            self._news.remove((self._member, None))  # that it has joined
 
     async def leave(self, *, granted: bool) -> None:
-        if self._direct is not None:
-            self._direct.leave()
-            if not granted:
-                await self._backend.release(self._member.claim)
-        elif self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        if (leaving := self._place.leave()) is not None:
+            await asyncio.wait((leaving,))
+        if self._direct and not granted:
+            await self._backend.release(self._member.claim)

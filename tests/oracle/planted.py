@@ -51,8 +51,11 @@ class Planted:
         return text.replace(self.old, self.new)
 
     def in_text(self) -> Callable[[str], str]:
-        """Return what changes the SQL or Lua that the file's text is a part of."""
-        part = (BACKENDS / self.place).read_text(encoding="utf-8")
+        """Return what changes SQL, or a script, that the text stands in; ``file.lua [section]`` names a part of it."""
+        file, _, section = self.place.partition(" [")
+        part = (BACKENDS / file).read_text(encoding="utf-8")
+        if section:
+            part = part.split(f"-- [{section}\n", 1)[1].split("\n-- [", 1)[0]
         changed = self.change(part)
         return lambda text: text.replace(part, changed)
 
@@ -83,57 +86,67 @@ def _found(place: str) -> tuple[Any, Callable[..., object]]:
 _LOCKS: Cast = {"a": ("lock",)}
 _PERMITS: Cast = {"a": ("permit",)}
 _READERS: Cast = {"a": ("reader", "writer")}
-_TABLE = "_shared.lock_table:LockTable"
-_SHARES = "_shared.share_table:ShareTable"
-MEMORY = (
-    Planted("an expired grant lives on", f"{_TABLE}._living", "row.expires <= now", "not row"),
-    Planted("permits off by one", "_shared.share_table:fits", "len(held) < mode.of", "len(held) < mode.of - 1"),
+_RULES = "_shared.rules"
+_OF_THE_RULES = (
+    Planted("permits off by one", f"{_RULES}:fits", "len(held) < mode.of", "len(held) < mode.of - 1"),
     Planted(
-        "a token that does not grow",
-        f"{_TABLE}._draw_token",
-        "self._next_token(self._last_token)",
-        "self._last_token or self._next_token(0)",
-    ),
-    Planted("a silent waiter keeps its place", f"{_TABLE}.head", "waiter.seen + LINE_TTL > now", "waiter"),
-    Planted("releasing for another owner", f"{_TABLE}.release", "row.owner != claim.owner", "not row"),
-    Planted("the last in line is woken", f"{_TABLE}.head", "next(iter(line.items()))", "list(line.items())[-1]"),
-    Planted("a share overtakes waiters", f"{_SHARES}.acquire", "ahead is not None and ahead != claim.owner", "False"),
-)
-SQLITE = (
-    Planted("an expired grant lives on", "sqlite.requests:LockRows._living", " and now < held.expires", ""),
-    Planted(
-        "a share overtakes waiters",
-        "sqlite.share_rows:ShareRows._acquire_share",
-        "ahead is not None and ahead.owner != claim.owner",
-        "False",
+        "a newcomer overtakes waiters", f"{_RULES}:acquire", "head is not None and head.owner != claim.owner", "False"
     ),
     Planted(
         "readers with a token each",
-        "sqlite.share_rows:ShareRows._acquire_share",
-        "shares[0].token if shares and claim.mode == READER else self._draw_token()",
-        "self._draw_token()",
+        f"{_RULES}:_token_for",
+        "mode == READER and held",
+        "False",
         {"a": ("reader", "reader", "lock")},
     ),
+    Planted("a silent waiter keeps its place", f"{_RULES}:_head", "rows.now < waiter.silent_at", "True"),
+    Planted("releasing for another owner", f"{_RULES}:_of", "row.owner == owner", "row"),
+    Planted("a release wakes nobody", f"{_RULES}:wake_next", "head is not None", "False"),
+    Planted("a lost reason", f"{_RULES}:_why_over", "why is not None", "False"),
     Planted(
-        "a silent waiter keeps its place",
-        "sqlite.waiter_rows:WaiterRows._silent_at",
-        "sign + _TTL",
-        "sign + 100 * _TTL",
+        "an heir has the token of the former", f"{_RULES}:transfer", "_token_for(rows, mine.mode, held)", "mine.token"
     ),
     Planted(
-        "the last in line is woken", "sqlite.waiter_rows:WaiterRows._first", "ORDER BY number", "ORDER BY number DESC"
+        "an heir has another number", f"{_RULES}:transfer", "mine.mode, mine.permit,", "mine.mode, None,", _PERMITS
     ),
-    Planted("a lost reason", "sqlite.operator_rows:OperatorRows._reason", "if found is None", "if True"),
-    Planted("releasing for another owner", "sqlite.requests:LockRows._end_grant", " AND owner = :owner", ""),
+    Planted("a revocation of whatever is held", f"{_RULES}:revoke", "row.token == token", "row"),
+)
+MEMORY = (
+    *_OF_THE_RULES,
+    Planted("an expired grant lives on", "_shared.row_table:RowTable.forget_ended", "row.expires <= now", "not row"),
+    Planted(
+        "a token that does not grow",
+        "_shared.row_table:TableRows.next_token",
+        "self.table.next_token(self.table.last_token)",
+        "self.table.last_token or self.table.next_token(0)",
+    ),
+    Planted(
+        "the last in line is woken", "_shared.row_table:TableRows.line", "line.values()", "list(line.values())[::-1]"
+    ),
+)
+SQLITE = (
+    *_OF_THE_RULES,
+    Planted("an expired grant lives on", "sqlite.rows:SqliteRows._grants", " and self._micros < expires", ""),
+    Planted("the last in line is woken", "sqlite.rows:SqliteRows.line", "ORDER BY number", "ORDER BY number DESC"),
+    Planted(
+        "a waiter that gives no sign keeps its place", "sqlite.rows:Place.silent_at", "sign + int(", "sign + 100 * int("
+    ),
     Planted(
         "a call that was cut off is not undone",
-        "sqlite.connection.file:LockFile.transaction",
+        "sqlite.file:LockFile.transaction",
         "self._connection.rollback()",
         "self._connection.commit()",
     ),
 )
 _SQL = "postgresql/schema.sql"
 POSTGRESQL = (
+    Planted(
+        "an heir has the token of the former",
+        _SQL,
+        "granted := fencing_token(v_row.token, p_hybrid, v_now);\n        UPDATE fencing_lock l SET owner = p_to",
+        "granted := v_row.token;\n        UPDATE fencing_lock l SET owner = p_to",
+        _LOCKS,
+    ),
     Planted(
         "renewing an expired grant",
         _SQL,
@@ -165,8 +178,8 @@ POSTGRESQL = (
     Planted(
         "a lost reason",
         _SQL,
-        "v_row.expires_at + interval '1 minute', p_reason",
-        "v_row.expires_at + interval '1 minute', ''",
+        "VALUES (p_name, v_row.owner, v_row.expires_at + interval '1 minute', p_reason",
+        "VALUES (p_name, v_row.owner, v_row.expires_at + interval '1 minute', ''",
         _LOCKS,
     ),
     Planted(
@@ -193,118 +206,173 @@ POSTGRESQL = (
 )
 REDIS = (
     Planted(
+        "an heir has the token of the former",
+        "redis/operating.lua [transfer]",
+        "token = grant(lease, last, kind, retention, heir, ttl, metadata, true, time)",
+        "redis.call('SET', lease, heir .. '\\0' .. token .. '\\0' .. metadata, 'PX', ttl)",
+        _LOCKS,
+    ),
+    Planted(
+        "an heir has another number",
+        "redis/operating.lua [transfer]",
+        "note_share(heir, now + ttl, token, permit, permits, metadata)",
+        "permit = permit + 1 note_share(heir, now + ttl, token, permit, permits, metadata)",
+        _PERMITS,
+    ),
+    Planted(
         "renewing for another owner",
-        "redis/renew.lua",
+        "redis/renew.lua [renew]",
         "elseif string.sub(held, 1, #owner + 1) == owner .. '\\0' then",
         "elseif held ~= '' then",
         _LOCKS,
     ),
     Planted(
         "permits off by one",
-        "redis/share.lua",
-        "(owner ~= '' and 1 or redis.call('ZCARD', e)) < tonumber(permits)",
-        "(owner ~= '' and 1 or redis.call('ZCARD', e)) <= tonumber(permits)",
+        "redis/shares.lua [shares]",
+        "or 1) < tonumber(permits)",
+        "or 1) <= tonumber(permits)",
         {"b": ("permit",)},
     ),
     Planted(
+        "a lock fits beside shares",
+        "redis/shares.lua [shares]",
+        "if not is_shared(held) or string.match(held, '^%z%d+%z=(%a+)') ~= mode then return false end",
+        "if not is_shared(held) then return false end",
+    ),
+    Planted(
         "a share overtakes waiters",
-        "redis/share_acquire_beside.lua",
-        "if head and head ~= owner then",
-        "if false then",
+        "redis/acquire.lua [acquire in line]",
+        "if left and turn ~= owner and number > readers_to then return left end",
+        "",
         {"b": ("reader", "writer", "permit")},
     ),
     Planted(
-        "a silent waiter for a lock keeps its place",
-        "redis/line.lua",
-        "elseif age >= LINE_TTL or age < -LINE_TTL then",
+        "a silent waiter keeps its place",
+        "redis/line.lua [serve]",
+        "elseif not is_alive(age) then",
         "elseif false then",
-        _LOCKS,
+        _LOCKS | {"b": ("reader", "writer", "permit")},
     ),
     Planted(
-        "a silent waiter for a share keeps its place",
-        "redis/waking_line.lua",
-        "if left > 0 and left <= 2 * LINE_TTL then return",
-        "if true then return",
-        {"b": ("reader", "writer", "permit")},
+        "the last waiter is served",
+        "redis/line.lua [serve]",
+        "redis.pcall('ZRANGE', q, place, place, 'WITHSCORES')",
+        "redis.pcall('ZREVRANGE', q, place, place, 'WITHSCORES')",
     ),
     Planted(
-        "the last waiter for a share is woken",
-        "redis/waking_line.lua",
-        "local head = redis.call('ZRANGE', q, 0, 0)[1]",
-        "local head = redis.call('ZREVRANGE', q, 0, 0)[1]",
-        {"b": ("writer",)},
+        "a waiter for which there is no room is passed over",
+        "redis/line.lua [serve]",
+        """      left = left or LINE_TTL - age
+      break
+""",
+        "      place = place + 1\n",
     ),
     Planted(
-        "the last waiter is handed the lock",
-        "redis/line.lua",
-        "redis.pcall('ZPOPMIN', q)",
-        "redis.pcall('ZPOPMAX', q)",
+        "a permit wakes no other",
+        "redis/acquire.lua [acquire in line]",
+        "serve(redis.call('GETEX', lease), time)",
+        "",
+        {"b": ("wide",), "c": ("writer", "wide")},
+    ),
+    Planted(
+        "who leaves the line wakes no other",
+        "redis/release.lua [release in line]",
+        "    if not e then return released end",
+        "    do return released end",
+    ),
+    Planted(
+        "a permit that has ended still counts",
+        "redis/acquire.lua [acquire beside]",
+        "  if is_spread(held) then drop_ended(now) end\n",
+        "",
+        {"b": ("permit",)},
+    ),
+    Planted(
+        "a revocation wakes no other",
+        "redis/operating.lua [revoke]",
+        "if redis.call('EXISTS', q) == 1 then serve(redis.call('GETEX', lease), time) end\n",
+        "",
         _LOCKS,
     ),
     Planted(
         "a lost reason",
-        "redis/revoke.lua",
+        "redis/operating.lua [note]",
         "redis.call('HSET', x, owner, reason)",
         "redis.call('HSET', x, owner, '')",
         _LOCKS,
     ),
     Planted(
         "releasing for another owner",
-        "redis/release.lua",
+        "redis/release.lua [release]",
         ".. '\\0' and 1 or -1) or 0",
         ".. '\\0' and 1 or 1) or 0",
         _LOCKS,
     ),
     Planted(
         "a token that does not grow",
-        "redis/grant.lua",
+        "redis/acquire.lua [grant]",
         "token, problem = higher + 1,",
         "token, problem = higher,",
         _LOCKS,
     ),
     Planted(
         "numbers in the line are given again",
-        "redis/share_join.lua",
-        "math.max(tonumber(behind or 0), tonumber(redis.call('HGET', w, '') or 0))",
-        "tonumber(behind or 0)",
+        "redis/line.lua [stand]",
+        "    behind = math.max(behind, tonumber(redis.call('HGET', w, '') or 0))\n",
+        "",
         {"b": ("reader", "writer")},
     ),
 )
 QUORUM = (
     Planted(
         "the last in line is woken",
-        "redis/waking_line.lua",
+        "redis/quorum/line.lua [line]",
         "local head = redis.call('ZRANGE', q, 0, 0)[1]",
         "local head = redis.call('ZREVRANGE', q, 0, 0)[1]",
     ),
     Planted(
         "releasing for another owner",
-        "redis/quorum/release.lua",
+        "redis/quorum/holds.lua [release]",
         "if read_hold(found).owner ~= ARGV[1] then return -1 end",
         "",
     ),
     Planted(
         "renewing for another owner",
-        "redis/quorum/renew.lua",
+        "redis/quorum/holds.lua [renew]",
         "elseif held.owner ~= owner then",
         "elseif false then",
     ),
 )
 ETCD = (
+    Planted("permits off by one", "etcd.line:rival_of", "len(ahead) >= mode.of", "len(ahead) >= mode.of - 1", _PERMITS),
     Planted(
-        "permits off by one", "etcd.shares:lowest_free", "len(line) >= mode.of", "len(line) >= mode.of - 1", _PERMITS
+        "a reader overtakes a writer",
+        "etcd.line:rival_of",
+        "if node.shared != READER.word",
+        "if False",
+        _READERS,
     ),
-    Planted("a reader overtakes a writer", "etcd.shares:EtcdShares.turn", "if seen.ahead:", "if False:", _READERS),
-    Planted("nobody is woken", "etcd.waiters:EtcdWaiters._watch_predecessor", "waiter.wake()", "pass", _LOCKS),
+    Planted("nobody is woken", "etcd.waiters:EtcdWaiters._watch_rival", "waiter.wake()", "pass", _LOCKS),
     Planted(
         "a lost reason",
-        "etcd.revoking:_read_reason",
+        "etcd.operating:_read_reason",
         'reason if isinstance(reason, str) else ""',
         '""',
         _LOCKS,
     ),
     Planted(
-        "a waiter gets the first number", "etcd.shares:EtcdShares.turn", "lowest_free(mode, seen.ahead)", "0", _PERMITS
+        "a waiter gets the first number",
+        "etcd.line:EtcdLine.turn",
+        "free_permit(mode, {key.permit for key in ahead})",
+        "free_permit(mode, ())",
+        _PERMITS,
+    ),
+    Planted(
+        "readers keep their token over a writer",
+        "etcd.line:EtcdLine.turn",
+        "if permit is None and not phase:",
+        "if permit is None:",
+        _READERS,
     ),
 )
 ZOOKEEPER = (
@@ -316,7 +384,11 @@ ZOOKEEPER = (
         _PERMITS,
     ),
     Planted(
-        "a reader overtakes a writer", "zookeeper.waiters:rival_of", "if node.kind != READER_NODE", "if False", _READERS
+        "a reader overtakes a writer",
+        "zookeeper.waiters:rival_of",
+        "if node.shared != READER.word",
+        "if False",
+        _READERS,
     ),
     Planted(
         "nobody is woken",
@@ -327,16 +399,43 @@ ZOOKEEPER = (
     ),
     Planted(
         "a lost reason",
-        "zookeeper.revoking:ZooKeeperRevocations.reasons",
-        "read_notes(folder[0]).get(mark_of(claim.owner))",
+        "zookeeper.operating:ZooKeeperOperating.reasons",
+        "read_notes(folder.data).get(mark_of(claim.owner))",
         "None",
         _LOCKS,
     ),
     Planted(
         "readers keep their token over a writer",
-        "zookeeper.shares:ShareGrants.grant",
+        "zookeeper.waiters:ZooKeeperWaitQueue._grant",
         "if line.noted:",
         "if False:",
         _READERS,
+    ),
+)
+
+KAHUNA = (
+    Planted(
+        "another owner's grant is renewed",
+        "kahuna:KahunaBackend._extend",
+        "_RENEWALS.get(answer.type)",
+        "Renewal.RENEWED",
+    ),
+    Planted(
+        "a release is not sent",
+        "kahuna:KahunaBackend.release",
+        "self._writer.of_release(claim)",
+        'self._writer.of_release(Claim(claim.name, claim.ttl, "another"))',
+    ),
+    Planted(
+        "every grant has one token",
+        "kahuna:KahunaBackend._granted",
+        "Grant(token, restarted=restart)",
+        "Grant(1, restarted=restart)",
+    ),
+    Planted(
+        "every owner is one",
+        "kahuna.requests:_owner_text",
+        'text.encode("utf-8", "surrogatepass")',
+        'b"owner"',
     ),
 )

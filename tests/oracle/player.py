@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
 
-from fencing_sdk.abc import LOCK, READER, Claim, Grant, Held, Holder, SupportsShares
+from fencing_sdk.abc import LOCK, READER, Claim, Grant, Held, Holder, SupportsShares, SupportsTransfer
 from fencing_sdk.errors import BackendError
 from tests.oracle.client_time import CLIENT, ClientTimeLoop
 from tests.oracle.histories import Cast
@@ -30,16 +30,15 @@ class Bench(Protocol):
 
     cast: Cast
     """The modes of the owners that may meet at each name."""
-    lineless: str = ""
-    """A name for which no owner waits in line."""
     hands: bool = False
     """A waiter for a plain lock may stand: a release hands the lock to it."""
-    reasons: bool = True
     """A renewal is answered with the reason of a revocation."""
     timed: bool = True
     """Time passes as the history says: grants end, and silent waiters lose their places."""
     first_holds: bool = False
     """Waiters are shown as holders as soon as it is their turn."""
+    lags: bool = False
+    """One of several servers may still have what the others have given back."""
     notices: bool = False
     """A holder hears of a revocation although no timer of its client runs."""
     describes: bool = True
@@ -48,6 +47,8 @@ class Bench(Protocol):
     """Waiters are woken for nothing, too: when their client begins to listen, or a node ahead has changed."""
     elsewhere: bool = True
     """Another client may go on with a grant, and need not go on for ever."""
+    operated: bool = True
+    """It has a line, lists holders and waiters, and revokes. Else a history asks, renews and gives back."""
     exact: bool = True
     """The store's clock is the one of the history: the seconds that are left are known."""
     margin: float = 0.1
@@ -83,7 +84,7 @@ class Player:
         self._told: set[str] = set()
         """The owners whose clients have heard that their grants are gone."""
         self._backends = [bench.open() for _ in range(3)]
-        for backend in self._backends:
+        for backend in self._backends if bench.operated else ():
             backend.on_loss(lambda claim, *_: self._told.add(claim.owner))
         self.grants = 0
 
@@ -109,7 +110,7 @@ class Player:
         """
         self._serial = next(_serial)
         self._reference = Reference(
-            reasons=self._bench.reasons, silence=self._bench.timed, first_holds=self._bench.first_holds
+            silence=self._bench.timed, first_holds=self._bench.first_holds, lags=self._bench.lags
         )
         self._members: dict[str, Member] = {}
         self._news: list[tuple[Member, Grant | None]] = []
@@ -166,14 +167,16 @@ class Player:
             await self._acquire(member, client, statement)
         elif call == "release" and member.place is None:
             await self._release(member, client, statement)
-        elif call in {"join", "stand"}:
+        elif call in {"join", "stand"} and self._bench.operated:
             await self._join(member, direct=call == "stand")
         elif call == "leave" and member.place is not None:
             await self._leave(member)
         elif call == "renew":
             await self._renew([member], client)
-        elif call == "revoke":
+        elif call == "revoke" and self._bench.operated:
             await self._revoke(member)
+        elif call == "transfer" and member.place is None and member.was_granted:
+            await self._transfer(member, client)
 
     async def _acquire(self, member: Member, client: int, statement: int = 0) -> None:
         reference = self._reference
@@ -220,6 +223,21 @@ class Player:
         if place is not None:
             await self._call(member.client, lambda _: place.leave(granted=True))
 
+    async def _transfer(self, member: Member, client: int) -> None:
+        of, to = member.claim, member.make_claim()
+        answer: Any = None
+
+        async def ask(backend: Any) -> None:
+            nonlocal answer
+            if isinstance(backend, SupportsTransfer):
+                answer = await backend.transfer(of, to)
+
+        await self._call(client, ask)
+        if answer is not None:
+            self._reference.transferred(of, to, answer)
+        if isinstance(answer, Grant):
+            member.claim, member.token = to, answer.token
+
     async def _release(self, member: Member, client: int, statement: int) -> None:
         held = self._reference.holds(member.claim) is not None
         with self._bench.cut(statement):
@@ -238,8 +256,7 @@ class Player:
             self._obliged.add(member.name)
 
     async def _join(self, member: Member, *, direct: bool) -> None:
-        lineless = self._bench.lineless and member.label.startswith(self._bench.lineless)
-        if member.place is not None or self._reference.holds(member.claim) is not None or lineless:
+        if member.place is not None or self._reference.holds(member.claim) is not None:
             return
         if member.was_granted:
             member.new_claim()
@@ -344,6 +361,8 @@ class Player:
         if not self._standers(client):
             await self._call(client, lambda backend: backend.aclose())
             await self._connect(client)
+            if self._bench.notices:  # the client hears of its grants again once it has renewed them
+                await self._renew([one for one in self._members.values() if one.client == client], client)
 
     # What is seen afterwards
 
@@ -351,6 +370,7 @@ class Player:
         """Wait for the news that somebody has to get, and compare all that is shown of a name."""
         obliged = name in self._obliged
         self._obliged.discard(name)
+        self._reference.look_round(name)  # what is heard later may have been sent now
         await self._take_news()
         while obliged and (stander := self._reference.to_wake(name)) is not None:
             member = next(one for one in self._members.values() if one.claim.owner == stander.claim.owner)
@@ -362,7 +382,7 @@ class Player:
         inspected = await self._call(OBSERVER, lambda backend: backend.inspect(name))
         tokens = {one.token for one in holders}
         require(inspected.token in tokens if inspected else not tokens, f"{tokens} hold, and {inspected} is shown")
-        if self._reference.of(name).line or (self._serial % 4 == 0):
+        if self._bench.operated and (self._reference.of(name).line or self._serial % 4 == 0):
             line = await self._call(OBSERVER, lambda backend: backend.list_waiters(name))
             self._reference.line_shown(name, line)
 
@@ -406,6 +426,8 @@ class Player:
 
     async def _list(self) -> None:
         """Compare the pages with what each name shows."""
+        if not self._bench.operated:
+            return
         found, cursor = [], None
         while True:
             page = await self._call(

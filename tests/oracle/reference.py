@@ -91,20 +91,21 @@ class Reference:
     The state of a lock service whose clock is set by hand.
 
     Args:
-        reasons: Whether the store answers a renewal with the reason of a revocation.
-
         silence: Whether a waiter loses its place by being silent.
 
         first_holds: Whether waiters are shown as holders as soon as it is their turn, before they try.
+
+        lags: Whether a node of the store may be behind: it shows a holder whose release the others have carried out, or
+            grants a holder later than they, with a higher number.
     """
 
-    def __init__(self, *, reasons: bool = True, silence: bool = True, first_holds: bool = False) -> None:
+    def __init__(self, *, silence: bool = True, first_holds: bool = False, lags: bool = False) -> None:
         self.now = 0.0
         self.names: dict[str, Name] = {}
         self._arrivals = itertools.count()
-        self._reasons = reasons
         self._silence = silence
         self._first_holds = first_holds
+        self._lags = lags
 
     def of(self, name: str) -> Name:
         return self.names.setdefault(name, Name())
@@ -178,7 +179,13 @@ class Reference:
         if mine is not None:
             require(isinstance(answer, Grant), f"the holder was refused: {answer}")
             assert isinstance(answer, Grant)
-            require((answer.token, answer.permit) == (mine.token, mine.permit), f"another grant than {mine}: {answer}")
+            same = answer.permit == mine.permit and (
+                answer.token == mine.token or (self._lags and answer.token > mine.token)
+            )
+            require(
+                same, f"another grant than {mine}: {answer}"
+            )  # a node that lagged has given the owner a higher number
+            mine.token = answer.token
             mine.ends = self.now + claim.ttl if answer.restarted else mine.ends
             return
         room = self._room(claim.mode, claim.name)
@@ -203,7 +210,7 @@ class Reference:
             turns = {False}
         else:
             turns = {True} if all(self._dead(one) for one in before) else {True, False}
-        if stander is not None and not self._alive(stander):  # it may have to join again, at the end
+        if stander is not None and (stander.returned or not self._alive(stander)):  # perhaps at the end
             others = [one for one in self.of(claim.name).line if one is not stander and not self._dead(one)]
             turns |= {False} if others else set()
         return turns
@@ -266,6 +273,26 @@ class Reference:
             require(outcome is None, f"a living grant was not given back: {outcome}")
         self.of(claim.name).holds.pop(claim.owner, None)
 
+    def transferred(self, of: Claim, to: Claim, answer: Grant | Renewal | Revoked) -> None:
+        """Take the answer to a transfer: the heir has the mode and the number, and a token of its own."""
+        mine, name = self.holds(of), self.of(of.name)
+        if mine is None:
+            require(not isinstance(answer, Grant), f"a transfer of what is not held: {answer}")
+            self._refused(of, answer)
+            return
+        require(isinstance(answer, Grant), f"a living grant was not transferred: {answer}")
+        assert isinstance(answer, Grant)
+        if of.mode.word == "reader":
+            require(answer.token == mine.token, f"a reader's token has changed: {answer}")
+        else:
+            require(answer.token > name.last, f"the token did not grow beyond {name.last}: {answer}")
+            name.last = answer.token
+        require(answer.permit == mine.permit, f"the number was {mine.permit}: {answer}")
+        del name.holds[of.owner]
+        name.holds[to.owner] = Hold(to, answer.token, answer.permit, self.now + to.ttl)
+        name.reasons[of.owner] = (f"handed over to {to.holder}", mine.ends)
+        name.granted.add(to.owner)
+
     def _refused(self, claim: Claim, outcome: object) -> None:
         """Why the owner's grant is over."""
         reason, until = self.of(claim.name).reasons.get(claim.owner, ("", -1.0))
@@ -273,9 +300,9 @@ class Reference:
         if isinstance(outcome, Revoked):
             require(until >= 0 and outcome.reason == reason, f"no revocation had this reason: {outcome}")
             return
-        require(not (self._reasons and self.now < until), f"the reason {reason!r} was lost: {outcome}")
+        require(self.now >= until, f"the reason {reason!r} was lost: {outcome}")
         require(outcome in {Renewal.REFUSED, Renewal.TAKEN_OVER}, f"a grant that is over was not refused: {outcome}")
-        if not held and not self.entering(claim.name):
+        if not held and not self.entering(claim.name) and not self._lags:
             require(outcome is Renewal.REFUSED, "taken over by an owner that does not hold")
         alone = held and not claim.mode.shared and not held[0].claim.mode.shared
         if alone and claim.owner in self.of(claim.name).granted:

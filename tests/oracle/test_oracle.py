@@ -12,12 +12,14 @@ from typing import Protocol
 import pytest
 from campaigns import amount
 from etcd_server import EtcdCluster
+from kahuna_server import KahunaServer
 from postgresql_server import PostgresqlServer
 from redis_quorum import Quorum
 from redis_server import RedisServer
 
 from tests.oracle.benches import (
     Change,
+    KahunaOracle,
     MemoryOracle,
     NodesOracle,
     PostgresqlOracle,
@@ -27,11 +29,11 @@ from tests.oracle.benches import (
 )
 from tests.oracle.client_time import ClientTimeLoop
 from tests.oracle.histories import histories, shrunk
-from tests.oracle.planted import ETCD, MEMORY, POSTGRESQL, QUORUM, REDIS, SQLITE, ZOOKEEPER, Planted
+from tests.oracle.planted import ETCD, KAHUNA, MEMORY, POSTGRESQL, QUORUM, REDIS, SQLITE, ZOOKEEPER, Planted
 from tests.oracle.player import Bench, Player
 from tests.oracle.reference import Differs
 
-pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 PATIENCE = 20.0
 
@@ -128,6 +130,11 @@ def test_zookeeper(zookeeper_url: str):
     assert play_all(NodesOracle(zookeeper_url), seeds(40, short=10))
 
 
+@pytest.mark.campaign
+def test_kahuna(kahuna_server: KahunaServer):
+    assert play_all(KahunaOracle(kahuna_server.url), seeds(200, short=40))
+
+
 def catch(bench: Bench, planted: Planted, seeds: range) -> None:
     """Play until a history differs."""
 
@@ -181,3 +188,9 @@ def test_a_change_of_etcd_is_caught(planted: Planted, etcd_server: EtcdCluster, 
 def test_a_change_of_zookeeper_is_caught(planted: Planted, zookeeper_url: str, monkeypatch: pytest.MonkeyPatch):
     planted.plant(monkeypatch)
     catch(NodesOracle(zookeeper_url), planted, range(40))
+
+
+@pytest.mark.parametrize("planted", KAHUNA, ids=lambda planted: planted.what)
+def test_a_change_of_kahuna_is_caught(planted: Planted, kahuna_server: KahunaServer, monkeypatch: pytest.MonkeyPatch):
+    planted.plant(monkeypatch)
+    catch(KahunaOracle(kahuna_server.url), planted, range(50))

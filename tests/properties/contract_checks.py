@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendError
 

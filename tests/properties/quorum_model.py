@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fencing_sdk.backends.redis.quorum.acquire_ballot import Ballot, BallotVerdict, majority_of
+from fencing_sdk.backends.redis.quorum.ballots import Ballot, BallotVerdict, majority_of
 
 NODES = 3
 EVERY = range(NODES)

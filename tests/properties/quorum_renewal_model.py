@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk.backends.redis.quorum.acquire_ballot import majority_of
-from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold
+from fencing_sdk.backends.redis.quorum.ballots import QuorumHold, majority_of
 
 FREE, HOLDER, RIVAL = range(3)
 CLAIM = Claim("lock", 10.0, owner="holder")

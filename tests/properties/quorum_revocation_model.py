@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk.backends.redis.quorum.acquire_ballot import majority_of
-from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold
-from fencing_sdk.backends.redis.quorum.revoking import RevocationTally
+from fencing_sdk.backends.redis.quorum.ballots import QuorumHold, majority_of
+from fencing_sdk.backends.redis.quorum.operating import RevocationTally
 
 CLAIM = Claim("lock", 10.0, owner="holder")
 _NONE = -1

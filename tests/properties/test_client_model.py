@@ -18,12 +18,12 @@ from redis_quorum import Quorum
 from redis_server import RedisServer
 from zookeeper_server import ZooKeeperServer, fresh_root
 
-from fencing_sdk._values.claim import Grant, Renewal
-from fencing_sdk._values.names import safe_segment
-from fencing_sdk.backends import BUILTIN, from_url, sqlite
-from fencing_sdk.backends._shared.lock_table import LockTable
+from fencing_sdk._values.claim import Grant, Renewal, safe_segment
+from fencing_sdk.backends import BUILTIN, from_url
+from fencing_sdk.backends._shared.row_table import RowTable
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.backends.sqlite import SqliteBackend
+from fencing_sdk.backends.sqlite import store as sqlite_store
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend
 from fencing_sdk.errors import StaleTokenError
 
@@ -47,7 +47,7 @@ def test_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     files = itertools.count()
 
     def make(clock: SteppedClock):
-        monkeypatch.setattr(sqlite, "BootClock", lambda: clock)
+        monkeypatch.setattr(sqlite_store, "BootClock", lambda: clock)
         file = tmp_path / f"{next(files)}.db"
 
         async def revoke(name: str) -> None:
@@ -197,8 +197,8 @@ class RepeatsTokens(MemoryBackend):
 class ForgetsItsCounter(MemoryBackend):
     async def release(self, claim):
         await super().release(claim)
-        if not self._table._rows:
-            self._table = LockTable(lambda last: last + 1)
+        if not self._table.grants:
+            self._table = RowTable(lambda last: last + 1)
 
 
 class LosesReleases(MemoryBackend):

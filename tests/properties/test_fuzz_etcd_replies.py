@@ -11,13 +11,13 @@ from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work
 from hypothesis import example, given
 
-from fencing_sdk._etcd.answers import read_answer
-from fencing_sdk._http.bodies import UnreadableAnswerError
-from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
-from fencing_sdk._values.claim import TOKEN_LIMIT, Grant
+from fencing_sdk._etcd.messages import read_answer
+from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, UnreadableAnswerError
+from fencing_sdk._values.claim import Grant
+from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys
-from fencing_sdk.backends.etcd.shared_leases import HeldKey, SharedLease
+from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease
 from fencing_sdk.errors import BackendError
 
 OWN = b64encode(EtcdKeys("fencing/").own(CLAIM)).decode()
@@ -205,7 +205,7 @@ def test_a_lease_ends_by_nothing_but_a_deletion_of_its_key_that_is_understood(fi
         async def no_reasons(_claims: object) -> list[str | None]:
             return [None]
 
-        backend._losses._revocations.reasons = no_reasons
+        backend._losses._operating.reasons = no_reasons
         try:
             backend._losses._on_answer(fields)
             events = fields.get("events") or []

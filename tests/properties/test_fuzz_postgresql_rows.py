@@ -10,7 +10,7 @@ from contract_checks import CLAIM, ask_everything
 from fuzzing import checked
 from hypothesis import example, given
 
-from fencing_sdk._values.claim import TOKEN_LIMIT
+from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.postgresql.errors import CLASSES, CODES, ConnectionAbandonedError, translated
 from fencing_sdk.errors import BackendError

@@ -12,10 +12,11 @@ from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work, long_ones, pieces
 from hypothesis import example, given
 
-from fencing_sdk._values.claim import TOKEN_LIMIT, Grant, holder_of
+from fencing_sdk._values.claim import Grant, holder_of
+from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
-from fencing_sdk.backends.zookeeper.connection.node_ends import NodeEnds
+from fencing_sdk.backends.zookeeper.connection.driver import NodeEnds
 from fencing_sdk.backends.zookeeper.errors import CLASSES
 from fencing_sdk.backends.zookeeper.nodes import in_line, mark_of, read_holder, read_token, rewritten
 

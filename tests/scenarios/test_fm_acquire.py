@@ -319,8 +319,8 @@ async def test_mode_13_a_long_line_is_served_in_order_though_a_third_of_it_leave
 
 async def test_mode_13_the_head_of_the_line_that_is_cancelled_at_its_turn_passes_it_on(monkeypatch):
     """13: woken and cancelled in the same turn of the loop; the next one does not wait for a poll."""
-    monkeypatch.setattr("fencing_sdk.backends._shared.lock_table.LINE_POLL", 60.0)
-    monkeypatch.setattr("fencing_sdk.backends._shared.lock_table.LINE_TTL", 240.0)
+    monkeypatch.setattr("fencing_sdk.backends._shared.rules.LINE_POLL", 60.0)
+    monkeypatch.setattr("fencing_sdk.backends._shared.rules.LINE_TTL", 240.0)
     monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
     store = LedgerBackend()
     async with LockClient(store) as locks:
@@ -344,8 +344,8 @@ async def test_mode_13_the_head_of_the_line_that_is_cancelled_at_its_turn_passes
 
 async def test_mode_13_a_waiter_that_died_in_line_holds_up_nobody_for_long(monkeypatch):
     """13: an entry without a process behind it ends by itself."""
-    monkeypatch.setattr("fencing_sdk.backends._shared.lock_table.LINE_POLL", 0.1)
-    monkeypatch.setattr("fencing_sdk.backends._shared.lock_table.LINE_TTL", 0.3)
+    monkeypatch.setattr("fencing_sdk.backends._shared.rules.LINE_POLL", 0.1)
+    monkeypatch.setattr("fencing_sdk.backends._shared.rules.LINE_TTL", 0.3)
     store = LedgerBackend()
     async with LockClient(store) as locks:
         lock = locks.lock("seats/42", ttl=20)

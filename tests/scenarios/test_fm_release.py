@@ -96,7 +96,7 @@ async def test_mode_06_a_failing_release_is_no_error_at_all_for_a_clean_body():
 @pytest.fixture
 def patient_releases(monkeypatch):
     """Let a release that is a little late be waited for, also on a machine that stands still for seconds."""
-    monkeypatch.setattr("fencing_sdk._engine.releases._LIMIT", 15.0)
+    monkeypatch.setattr("fencing_sdk._engine.releases.RELEASE_LIMIT", 15.0)
 
 
 @pytest.mark.usefixtures("patient_releases")

@@ -13,10 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from child_processes import guarded
 
 pytest_plugins = ["redis_fixtures"]
 
-WORKER = Path(__file__).parent / "workers" / "job_worker.py"
+WORKER = Path(__file__).parents[1] / "support" / "workers" / "job_worker.py"
 INTERVAL, AT_LEAST, TTL, SKEW = 1.0, 0.6, 1.5, 0.2
 SECONDS = 120.0
 PATIENCE = 60.0
@@ -34,9 +35,8 @@ class Processes:
     def start(self):
         skew = self.chance.uniform(-SKEW, SKEW)
         numbers = [str(number) for number in (skew, INTERVAL, AT_LEAST, TTL)]
-        return subprocess.Popen(
-            [sys.executable, str(WORKER), self.url, str(self.log), *numbers], stderr=subprocess.PIPE
-        )
+        command = guarded([sys.executable, str(WORKER), self.url, str(self.log), *numbers])
+        return subprocess.Popen(command, stderr=subprocess.PIPE)
 
     def lines(self):
         text = self.log.read_text() if self.log.exists() else ""

@@ -23,9 +23,10 @@ from redis_server import RedisServer
 from zookeeper_server import fresh_root
 
 from fencing_sdk import Lease, LockClient, LossReason, connect
-from fencing_sdk._engine import engine, releases, store_calls
+from fencing_sdk._engine import engine, releases
 from fencing_sdk.backends import etcd
-from fencing_sdk.backends.zookeeper import clean_up
+from fencing_sdk.backends._shared import waiters
+from fencing_sdk.backends.zookeeper import ends
 
 pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
@@ -121,10 +122,10 @@ on_servers = pytest.mark.parametrize("road", _named(SERVERS), indirect=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up nothing that a slow machine would still do: the limits of a closing are for a store that is gone."""
     monkeypatch.setattr(engine, "_CALL_LIMIT", 20.0)
-    monkeypatch.setattr(releases, "_LIMIT", 15.0)
-    monkeypatch.setattr(store_calls, "_LEAVING", 15.0)
-    monkeypatch.setattr(etcd, "_LEAVING", 15.0)
-    monkeypatch.setattr(clean_up, "_LAST_DELETIONS", 15.0)
+    monkeypatch.setattr(releases, "RELEASE_LIMIT", 15.0)
+    monkeypatch.setattr(waiters, "LEAVING", 15.0)
+    monkeypatch.setattr(etcd, "LEAVING", 15.0)
+    monkeypatch.setattr(ends, "_LAST_DELETIONS", 15.0)
 
 
 @pytest.fixture(params=_named(STORES))

@@ -19,7 +19,7 @@ RUNNING = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sle
 @pytest.fixture(autouse=True)
 def one_cancellation_at_first(monkeypatch):
     """A second one would break the driver's request to the server, which a busy machine may take seconds for."""
-    monkeypatch.setattr("fencing_sdk._engine.cancellation._LONGEST_PAUSE", 5.0)
+    monkeypatch.setattr("fencing_sdk._engine.lease_scope._LONGEST_PAUSE", 5.0)
 
 
 @pytest.mark.parametrize("ttl", [20.0, 60.0])

@@ -26,7 +26,7 @@ from fencing_sdk import (
     current_lease,
     current_token,
 )
-from fencing_sdk._current_lease import held_here
+from fencing_sdk._lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
 
@@ -325,7 +325,7 @@ def test_faults_of_the_store_leave_no_noise_about_tasks_that_nobody_looked_at():
     script = """
 from fencing_sdk._engine import releases
 
-releases._LIMIT = 0.5
+releases.RELEASE_LIMIT = 0.5
 
 async def main():
     for operation in ("acquire", "renew", "release", "inspect"):

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from child_processes import guarded
 from event_log import CLOCK
 from patience import until
 
@@ -29,7 +30,7 @@ from fencing_sdk.guards.memory import MemoryGuard
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system cannot stop a process")
 
-WORKER = Path(__file__).parent / "workers" / "pause_worker.py"
+WORKER = Path(__file__).parents[1] / "support" / "workers" / "pause_worker.py"
 FILE = "locks.db"
 NAME = "seats/42"
 TTL = 0.6
@@ -161,9 +162,8 @@ async def start(url: str, sink: Sink):
 
         async def start(shape: str, *, tasks: int = 20, ttl: float = TTL) -> Worker:
             arguments = (url, str(sink.path), NAME, str(ttl), str(tasks), shape)
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, str(WORKER), *arguments, stdout=asyncio.subprocess.PIPE
-            )
+            command = guarded([sys.executable, str(WORKER), *arguments])
+            process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
             worker = Worker(process)
             stack.push_async_callback(worker.end)
             return worker

@@ -48,13 +48,13 @@ from fencing_sdk import (
 )
 from fencing_sdk._lease import state_of
 from fencing_sdk._values.claim import Claim
-from fencing_sdk._values.holder_facts import metadata_of
-from fencing_sdk._values.jitter import JITTER
-from fencing_sdk._values.token_wire import parse_token
+from fencing_sdk._values.clock import JITTER
+from fencing_sdk._values.reports import metadata_of
+from fencing_sdk._values.token import parse_token
 from fencing_sdk.backends import take_options
+from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends._shared.waiters import new_ticket
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.backends.sqlite.wakeup_socket import WakeupAddress
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 
@@ -444,7 +444,7 @@ def test_nothing_random_is_drawn_ahead(monkeypatch):
     Claim("a", 1.0)
     monkeypatch.setattr(os, "urandom", lambda size: b"\7" * size)
     monkeypatch.setattr(random, "_urandom", lambda size: b"\7" * size)
-    drawn = [[Claim("a", 1.0).owner, new_ticket(), WakeupAddress("").ticket, JITTER.random()] for _ in range(2)]
+    drawn = [[Claim("a", 1.0).owner, new_ticket(), WaiterAddress("").ticket, JITTER.random()] for _ in range(2)]
     assert drawn[0] == drawn[1]
 
 

@@ -11,7 +11,7 @@ import pytest
 from patience import until
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, RenewalLate
-from fencing_sdk._engine.stall_watch import StallWatch
+from fencing_sdk._engine.timers import StallWatch
 from fencing_sdk._lease import state_of
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -22,14 +23,44 @@ _spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
 """Linux ends a child when the *thread* that made it ends, so all children are made by one that stays."""
 
 
+def children(pid: int) -> list[int]:
+    """The processes that *pid* has started. A server process leads a session of its own, so a group has only one."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except (OSError, IndexError):
+            continue  # it ended while we looked
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def state(pid: int) -> str:
+    """R, S, D, T (stopped), Z, ...; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def guarded(command: Sequence[str]) -> list[str]:
+    """Return *command* so that Linux kills its process, even a stopped one, when the thread that starts it ends."""
+    return [*(["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []), *command]
+
+
 def spawn(command: Sequence[str], *, folder: Path, log: Path) -> subprocess.Popen[bytes]:
     """Start *command* in *folder* with its output in *log*, in a group of its own: Ctrl-C is for the tests alone."""
-    guarded = [*(["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []), *command]
 
     def start() -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
             return subprocess.Popen(
-                guarded, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                guarded(command),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
 
     process = _spawner.submit(start).result()
@@ -47,7 +78,11 @@ def end(process: subprocess.Popen[bytes], *, politely: bool = True) -> None:
         except subprocess.TimeoutExpired:
             politely = False
     if process.poll() is None and not politely:
+        left = children(process.pid)
         process.kill()
+        for child in left:  # one that is stopped must wake to see that its parent has gone, as those of PostgreSQL do
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGCONT)
     process.wait()
     _running.discard(process)
 

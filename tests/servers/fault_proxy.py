@@ -39,17 +39,15 @@ class FaultProxy:
         self._links: set[Link] = set()
         self._forgotten: list[Link] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._server: asyncio.Server | None = None
-        self._accepting = False
-        self._refusing = True
+        self._listener: socket.socket | None = None
+        self._cuts = 0
         self._losses: list[_Loss] = []
         self._awaited: list[tuple[bytes, asyncio.Future[None]]] = []
         self._calm()
 
     async def __aenter__(self) -> Self:
         self.port = free_port()
-        self._refusing = False
-        await self._listen()
+        self._listen()
         return self
 
     async def __aexit__(
@@ -127,24 +125,24 @@ class FaultProxy:
 
     def cut(self) -> None:
         """Reset all connections, and lose what was under way."""
+        self._cuts += 1
         for link in list(self._links):
             link.cut()
 
     def refuse(self) -> None:
         """Take no new connections: connecting fails at once. Those that are open go on."""
-        self._refusing = True
-        if self._server is not None:
-            self._server.close()
-        self._server = None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
 
     def heal(self) -> None:
         """End every fault, planned ones too, and deliver what was held back."""
         self._calm()
         self._losses.clear()
         self._drain()
-        if self._refusing and not self._accepting:
-            self._do(self._listen())
-        self._refusing = False
+        if self._listener is None:
+            self._listen()
 
     # The inside
 
@@ -166,17 +164,28 @@ class FaultProxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _listen(self) -> Coroutine[Any, Any, None]:
-        """Listen at once, and accept as soon as the loop turns."""
-        self._accepting = True
-        return self._accept(socket.create_server((HOST, self.port), backlog=200))
+    def _listen(self) -> None:
+        """
+        Listen at once, and accept as soon as the loop turns.
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: self._new_link().client_end, sock=listener)
-        self._accepting = False
-        if self._refusing:
-            self.refuse()
+        Not by a server of asyncio: one that is closed between the acceptance of a connection and its first turn of the
+        loop leaves it open, and no one reads from it.
+        """
+        self._listener = socket.create_server((HOST, self.port), backlog=200)
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept, self._listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            while True:
+                self._do(self._take(listener.accept()[0], self._cuts))
+
+    async def _take(self, accepted: socket.socket, cuts: int) -> None:
+        """Serve a connection; reset it if all were reset in the meantime."""
+        link = self._new_link()
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: link.client_end, accepted)
+        if cuts != self._cuts:
+            link.cut()
 
     def _new_link(self) -> Link:
         """Take a connection; another protocol has links of another kind."""
@@ -268,7 +277,6 @@ class Link:
         self.down = _Way(lambda: proxy._hold_replies, self._reply)
         self.client_end = _End(self._client_made, self._from_client, self._client_lost)
         self._server_end = _End(self._server_made, self._from_server, self._server_lost)
-        proxy._links.add(self)
 
     def cut(self) -> None:
         self._drop()
@@ -282,6 +290,7 @@ class Link:
 
     def _client_made(self, transport: asyncio.Transport) -> None:
         self.client = self.down.target = transport
+        self._proxy._links.add(self)
         self._proxy.accepted += 1
         self._proxy._do(self._connect())
 

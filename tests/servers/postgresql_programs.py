@@ -72,24 +72,3 @@ def template() -> Path:
     options += ["--wal-segsize", "1"]  # a third less to copy
     run([program("initdb"), "--pgdata", str(folder / "data"), *options], folder=folder)
     return folder / "data"
-
-
-def children(pid: int) -> list[int]:
-    """The processes that *pid* has started. A server process leads a session of its own, so a group has only one."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-        except (OSError, IndexError):
-            continue  # it ended while we looked
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
-
-
-def state(pid: int) -> str:
-    """R, S, D, T (stopped), Z, ...; empty when there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (OSError, IndexError):
-        return ""

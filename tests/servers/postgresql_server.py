@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 import asyncpg
 import psycopg
-from child_processes import STOP_PATIENCE, end, spawn
+from child_processes import STOP_PATIENCE, children, end, spawn, state
 from local_ports import HOST, free_port
 from patience import wait_until
-from postgresql_programs import USER, as_user, children, give, new_folder, program, state, template
+from postgresql_programs import USER, as_user, give, new_folder, program, template
 from redis_server import ServerError
 from throwaway_certificates import Certificates
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
-from fencing_sdk.abc import LossNotice, Turn
-from fencing_sdk.backends._shared.loss_notices import LossNotices
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk.abc import LossNotice, Tell
+from fencing_sdk.backends._shared.losses import LossNotices
+from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
 from fencing_sdk.errors import BackendUnavailableError, LossReason
 from fencing_sdk.testing._network import Link, Operation
-from tests.simulation.service import NAME, Service, Tell
+from tests.simulation.service import NAME, Service
+from tests.simulation.service import Tell as Record
 
 T = TypeVar("T")
 
@@ -21,7 +23,7 @@ T = TypeVar("T")
 class Call:
     """One request on its way, and how often it was executed."""
 
-    def __init__(self, tell: Tell, actor: str, number: int, operation: str) -> None:
+    def __init__(self, tell: Record, actor: str, number: int, operation: str) -> None:
         self._tell = tell
         self._actor = actor
         self._operation = operation
@@ -49,7 +51,7 @@ class Call:
 class SimulatedBackend:
     """Waiters of this one poll: it has no line."""
 
-    def __init__(self, link: Link, service: Service, tell: Tell, actor: str, numbers: Iterator[int]) -> None:
+    def __init__(self, link: Link, service: Service, tell: Record, actor: str, numbers: Iterator[int]) -> None:
         self.link = link
         self.service = service
         self._tell = tell
@@ -65,7 +67,7 @@ class SimulatedBackend:
         call.answered(0, "granted" if granted else "held", answer.token if isinstance(answer, Grant) else None)
         return answer
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
         call = self._call("renew", claims)
         answers = await self._ask(call, "renew", claims, lambda: [self.service.renew(claim) for claim in claims])
@@ -73,7 +75,7 @@ class SimulatedBackend:
             call.answered(place, "renewed" if answer is Renewal.RENEWED else "refused")
         return answers
 
-    async def release(self, claim: Claim) -> Renewal | None:
+    async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
         call = self._call("release", (claim,))
         answer = await self._ask(call, "release", (claim,), lambda: self.service.release(claim))
@@ -117,12 +119,16 @@ class SimulatedBackend:
 class QueueingBackend(SimulatedBackend):
     """One with a line, whose head is woken by a message that may get lost."""
 
-    def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`."""
-        return self._stand(claim)
+    def __init__(self, link: Link, service: Service, tell: Record, actor: str, numbers: Iterator[int]) -> None:
+        super().__init__(link, service, tell, actor, numbers)
+        self._places = KeptPlaces()
+
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:
+        """See `fencing_sdk.abc.SupportsLine.stand`."""
+        return self._places.stand(self._in_line, claim, tell)
 
     @asynccontextmanager
-    async def _stand(self, claim: Claim) -> AsyncIterator[Turn]:
+    async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:
         place = _Place()
 
         def waker(what: str) -> None:
@@ -153,7 +159,7 @@ class _Place:
         self._heard.set()
 
     async def wait(self) -> None:
-        """See `fencing_sdk.abc.Turn.wait`."""
+        """See `Turn.wait`."""
         await self._heard.wait()
         self._heard.clear()
         if self._broken:

@@ -16,10 +16,10 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk._engine.lease_scope import LeaseScope
-from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.posted_requests import Flight, Posts
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._engine.terms import Terms
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values import claim, timing
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
 from fencing_sdk._values.timing import Timing

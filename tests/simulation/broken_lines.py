@@ -11,8 +11,7 @@ from typing import Any
 
 from fencing_sdk._engine.acquisition import Acquisition
 from fencing_sdk._values.claim import Grant
-from fencing_sdk.backends._shared import lock_table
-from tests.simulation import service
+from fencing_sdk.backends._shared import rules
 from tests.simulation.control import Change, Control
 from tests.simulation.handing import HandingBackend
 from tests.simulation.script import Fault, Script
@@ -91,7 +90,7 @@ def _told_before_it_is_granted() -> Iterable[Change]:
     """PUBLISH before SET, and the server is slow in between."""
 
     def hand(self, sign):
-        token = self.table._next_token(self.table._last_token)
+        token = self.table.next_token(self.table.last_token)
         sign.hand(sign.claim, sign.number, Grant(token))
         del self.signs[sign.claim.name, sign.claim.owner]
         self.table.leave(sign.claim)
@@ -165,8 +164,7 @@ def _handed_to_the_dead() -> Iterable[Change]:
                 sign.hand(sign.claim, sign.number, None)
                 break
 
-    yield lock_table, "LINE_TTL", 1e9
-    yield service, "LINE_TTL", 1e9
+    yield rules, "LINE_TTL", 1e9
     yield Service, "hand_on", hand_on
 
 

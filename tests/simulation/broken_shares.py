@@ -10,15 +10,19 @@ from dataclasses import replace
 from typing import Any
 
 from fencing_sdk._engine import acquisition
-from fencing_sdk._engine.lease_state import LeaseState
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.claim import Claim
-from fencing_sdk.backends._shared import share_table
-from fencing_sdk.backends._shared.share_table import ShareTable
+from fencing_sdk.backends._shared import rules
+from fencing_sdk.backends._shared.row_table import RowTable
 from tests.simulation.control import Change, Control
 from tests.simulation.script import Script, Visit, write_share_script
 from tests.simulation.stage import Resource
 
-_grant_share = ShareTable._grant_share
+_grant = rules.grant
+
+
+def _row_of(rows: Any, claim: Claim) -> Any:
+    return next(row for row in rows.grants() if row.owner == claim.owner)
 
 
 def _together(mode: str) -> Any:
@@ -50,38 +54,39 @@ def _one_permit_too_many() -> Iterable[Change]:
     def fits(mode, held):
         return {other.word for other in held} == {mode.word}
 
-    def grant(self, claim, now):
-        shares = self._shares.get(claim.name, {})
-        if claim.mode.word == "permit" and len(shares) >= claim.mode.of:
-            claim = replace(claim, mode=replace(claim.mode, of=len(shares) + 1))
-        return _grant_share(self, claim, now)
+    def grant(rows, claim):
+        held = rows.grants()
+        if claim.mode.word == "permit" and len(held) >= claim.mode.of:
+            claim = replace(claim, mode=replace(claim.mode, of=len(held) + 1))
+        return _grant(rows, claim)
 
-    yield share_table, "fits", fits
-    yield ShareTable, "_grant_share", grant
+    yield rules, "fits", fits
+    yield rules, "grant", grant
     yield acquisition, "mistake_in", lambda _grant, _mode: None
 
 
 def _one_number_for_two() -> Iterable[Change]:
-    def grant(self, claim, now):
-        answer = _grant_share(self, claim, now)
+    def grant(rows, claim):
+        answer = _grant(rows, claim)
         if claim.mode.word != "permit":
             return answer
-        self._shares[claim.name][claim.owner].permit = 0
+        _row_of(rows, claim).permit = 0
         return replace(answer, permit=0)
 
-    yield ShareTable, "_grant_share", grant
+    yield rules, "grant", grant
 
 
 def _a_token_for_each_reader() -> Iterable[Change]:
-    def grant(self, claim, now):
-        answer = _grant_share(self, claim, now)
+    def grant(rows, claim):
+        answer = _grant(rows, claim)
         if claim.mode.word != "reader":
             return answer
-        share = self._shares[claim.name][claim.owner]
-        share.token = self._draw_token()
-        return replace(answer, token=share.token)
+        row = _row_of(rows, claim)
+        row.token = rows.next_token()
+        rows.add(row)
+        return replace(answer, token=row.token)
 
-    yield ShareTable, "_grant_share", grant
+    yield rules, "grant", grant
 
 
 def _readers_told_apart() -> Iterable[Change]:
@@ -95,26 +100,26 @@ def _one_fence_for_the_pool() -> Iterable[Change]:
 
 def _readers_beside_a_writer() -> Iterable[Change]:
     def acquire(self, claim, now):
-        if claim.mode.word == "reader" and claim.name in self._rows and claim.name not in self._shares:
-            del self._rows[claim.name]
+        if claim.mode.word == "reader" and any(not row.mode.shared for row in self.grants.get(claim.name, {}).values()):
+            del self.grants[claim.name]
         return _acquire(self, claim, now)
 
-    _acquire = ShareTable.acquire
-    yield ShareTable, "acquire", acquire
+    _acquire = RowTable.acquire
+    yield RowTable, "acquire", acquire
 
 
 def _the_phase_outlives_a_writer() -> Iterable[Change]:
     phases: dict[tuple[Any, str], int] = {}
 
-    def grant(self, claim, now):
-        answer = _grant_share(self, claim, now)
+    def grant(rows, claim):
+        answer = _grant(rows, claim)
         if claim.mode.word != "reader":
             return answer
-        token = phases.setdefault((self, claim.name), answer.token)
-        self._shares[claim.name][claim.owner].token = token
+        token = phases.setdefault((rows.table, claim.name), answer.token)
+        _row_of(rows, claim).token = token
         return replace(answer, token=token)
 
-    yield ShareTable, "_grant_share", grant
+    yield rules, "grant", grant
 
 
 def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Control:

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from fencing_sdk._values.claim import Grant, Held, Renewal
-from fencing_sdk.backends._shared import lock_table
-from fencing_sdk.backends._shared.lock_table import LockTable
-from fencing_sdk.backends._shared.share_table import ShareTable
+from fencing_sdk.backends._shared import rules
+from fencing_sdk.backends._shared.row_table import RowTable, TableRows
 from fencing_sdk.errors import StaleTokenError
 from tests.simulation.backend import SimulatedBackend
 from tests.simulation.control import Change, Control
@@ -21,10 +20,10 @@ from tests.simulation.script import Fault, Script
 from tests.simulation.service import NAME, Service
 from tests.simulation.stage import Resource
 
-_grant = LockTable._grant
-_renew = LockTable.renew
-_acquire = LockTable.acquire
-_revoke = ShareTable.revoke
+_grant = rules.grant
+_renew = RowTable.renew
+_acquire = RowTable.acquire
+_revoke = RowTable.revoke
 _ask_acquire = SimulatedBackend.acquire
 
 
@@ -86,12 +85,11 @@ def _in_line(script: Script) -> Script:
 
 def _two_at_a_time() -> Iterable[Change]:
     def acquire(self, claim, now):
-        row = self._rows.get(claim.name)
-        if row is not None and row.owner != claim.owner:
-            del self._rows[claim.name]
+        if claim.owner not in self.grants.get(claim.name, {}):
+            self.grants.pop(claim.name, None)
         return _acquire(self, claim, now)
 
-    yield LockTable, "acquire", acquire
+    yield RowTable, "acquire", acquire
 
 
 def _renewal_creates() -> Iterable[Change]:
@@ -102,7 +100,7 @@ def _renewal_creates() -> Iterable[Change]:
             return Renewal.RENEWED
         return answer
 
-    yield LockTable, "renew", renew
+    yield RowTable, "renew", renew
 
 
 def _fast_clock() -> Iterable[Change]:
@@ -184,15 +182,16 @@ def _drawn_before_the_grant() -> Iterable[Change]:
             drawn[claim.owner] = await self.link.ask(NAME, "inspect", "draw", lambda _: next(counter))
         return await _ask_acquire(self, claim)
 
-    def grant(self, claim, now):
-        source, self._next_token = self._next_token, lambda _last: drawn[claim.owner]
+    def grant(rows, claim):
+        table = rows.table
+        source, table.next_token = table.next_token, lambda _last: drawn[claim.owner]
         try:
-            return _grant(self, claim, now)
+            return _grant(rows, claim)
         finally:
-            self._next_token = source
+            table.next_token = source
 
     yield SimulatedBackend, "acquire", acquire
-    yield LockTable, "_grant", grant
+    yield rules, "grant", grant
 
 
 def _drawn_after_the_grant() -> Iterable[Change]:
@@ -240,21 +239,20 @@ def _granted_again() -> Iterable[Change]:
     """A store that does not look at the owner: a repeated request gets a grant and a token of its own."""
 
     def acquire(self, claim, now):
-        row = self._rows.get(claim.name)
-        if row is not None and row.owner == claim.owner:
-            return _grant(self, claim, now)
+        if claim.owner in self.grants.get(claim.name, {}):
+            return _grant(TableRows(self, claim.name, now), claim)
         return _acquire(self, claim, now)
 
-    yield LockTable, "acquire", acquire
+    yield RowTable, "acquire", acquire
 
 
 def _foreign_release_accepted() -> Iterable[Change]:
-    yield LockTable, "release", lambda self, claim, _now: self._rows.pop(claim.name, None) and None
+    yield RowTable, "release", lambda self, claim, _now: self.grants.pop(claim.name, None) and None
 
 
 def _revoked_whatever_the_token() -> Iterable[Change]:
     """An operator takes away what is held now, and not what was seen."""
-    yield ShareTable, "revoke", lambda self, name, now, _token=None: _revoke(self, name, now)
+    yield RowTable, "revoke", lambda self, name, now, _token=None: _revoke(self, name, now)
 
 
 def _revoked_late(script: Script) -> Script:
@@ -269,22 +267,22 @@ def _revoked_late(script: Script) -> Script:
 
 def _renewal_forgets() -> Iterable[Change]:
     """A store that answers a renewal, and does not prolong anything."""
-    yield LockTable, "renew", _answer_only
+    yield RowTable, "renew", _answer_only
 
 
-def _answer_only(table: LockTable, claim: Any, now: float) -> Renewal:
-    row = table._living(claim.name, now)
-    return Renewal.RENEWED if row is not None and row.owner == claim.owner else Renewal.REFUSED
+def _answer_only(table: RowTable, claim: Any, now: float) -> Renewal:
+    owners = [row.owner for row in TableRows(table, claim.name, now).grants()]
+    return Renewal.RENEWED if claim.owner in owners else Renewal.REFUSED
 
 
 def _orphaned_place() -> Iterable[Change]:
-    yield lock_table, "LINE_TTL", 1e9
+    yield rules, "LINE_TTL", 1e9
     yield Service, "leave", lambda _self, _claim: None
 
 
 def _never_free() -> Iterable[Change]:
     """A release is acknowledged and forgotten; so is the expiry of what was released."""
-    yield LockTable, "release", lambda _self, _claim, _now: None
+    yield RowTable, "release", lambda _self, _claim, _now: None
 
 
 def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Control:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextvars import Context
 
 from fencing_sdk._values.claim import Claim, Grant, Held
-from fencing_sdk.abc import Tell
+from fencing_sdk.abc import PlaceInLine, Tell
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing._network import Link
-from tests.simulation.backend import SimulatedBackend
+from tests.simulation.backend import Call, SimulatedBackend
 from tests.simulation.service import NAME, Service, Sign
 from tests.simulation.service import Tell as Record
 
@@ -19,15 +19,30 @@ _EVERY = 1.0
 _ANSWER_LIMIT = 0.9
 
 
-class Waiter:
+class Waiter(PlaceInLine):
     """A waiter in the line, as far as its client knows."""
+
+    hands_over = True
 
     def __init__(self, backend: HandingBackend, claim: Claim, tell: Tell) -> None:
         self._backend = backend
         self.claim = claim
         self.tell = tell
-        self.joined = self.served = False
-        self.call = backend._call("acquire", (claim,))  # to stand in the line is one call, answered by the grant
+        self.joined = False
+        self.served = -1
+        """The token of the last hand-over."""
+        self.call: Call | None = None
+        self.ask()
+
+    def ask(self) -> None:
+        """Record that the claim stands in the line: one call, which a hand-over answers."""
+        self.call = self._backend._call("acquire", (self.claim,))
+
+    def answered(self, outcome: str, token: int | None = None) -> None:
+        """Record what became of standing in the line, once."""
+        if self.call is not None:
+            self.call.answered(0, outcome, token)
+        self.call = None
 
     def nap(self, _advice: float) -> float | None:
         """See `fencing_sdk.abc.PlaceInLine.nap`."""
@@ -36,6 +51,16 @@ class Waiter:
     def leave(self) -> None:
         """See `fencing_sdk.abc.PlaceInLine.leave`."""
         self._backend.waiters.pop(self.claim.owner, None)
+
+
+class NoPlace(PlaceInLine):
+    """That of a waiter that cannot be handed the lock: it polls."""
+
+    def nap(self, _advice: float) -> None:
+        """See `fencing_sdk.abc.PlaceInLine.nap`."""
+
+    def leave(self) -> None:
+        """See `fencing_sdk.abc.PlaceInLine.leave`."""
 
 
 class HandingBackend(SimulatedBackend):
@@ -51,8 +76,10 @@ class HandingBackend(SimulatedBackend):
         self._due = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
-    def stand(self, claim: Claim, tell: Tell) -> Waiter:
-        """See `fencing_sdk.abc.SupportsDirectGrant.stand`."""
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> Waiter | NoPlace:
+        """See `fencing_sdk.abc.SupportsLine.stand`."""
+        if not hand_over:
+            return NoPlace()
         waiter = self.waiters[claim.owner] = Waiter(self, claim, tell)
         self._due.set()
         if self._keeper is None or self._keeper.done():
@@ -61,9 +88,15 @@ class HandingBackend(SimulatedBackend):
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
+        waiter = self.waiters.get(claim.owner)
+        stands_again = waiter is not None and waiter.served >= 0
+        if waiter is not None and stands_again:
+            waiter.ask()  # a hand-over that came too late leaves it in the line, and may be followed by another
         answer = await super().acquire(claim)
-        if isinstance(answer, Grant) and claim.owner in self.waiters:
+        if waiter is not None and isinstance(answer, Grant):
             self._served[claim.owner] = answer.token
+            if stands_again:
+                waiter.answered("held")
         return answer
 
     async def aclose(self) -> None:
@@ -114,9 +147,9 @@ class HandingBackend(SimulatedBackend):
             waiter.tell()
         else:
             self._served[claim.owner] = grant.token
-            if not waiter.served:
-                waiter.served = True
-                waiter.call.answered(0, "granted", grant.token)
+            if grant.token > waiter.served:
+                waiter.served = grant.token
+                waiter.answered("granted", grant.token)
             waiter.tell(grant, self.age(number))
 
     def is_newer(self, grant: Grant, token: int) -> bool:

@@ -1,19 +1,13 @@
 """
 Permits, readers and writers on a store with a line of keys, where each client decides by what it sees: etcd, ZooKeeper.
 
-A client puts a key of its own in the line, and looks. Its token is its place: the revision that created the key. When
-its turn has come it may have to take a second step, which the store makes only while the client's key lives:
+A client puts a key of its own in the line, and looks. Its token is its place: the revision that created the key. The
+rules of the package, `node_line`, decide whether its turn has come, and which key it watches. When its turn has come it
+may have to take a second step, which the store makes only while the client's key lives: a reader puts the phase, with
+its place, if there is none; a permit writes a number into its key; and each but a reader deletes the phase.
 
-    reader   only readers are ahead          puts the phase, with its place, if there is none; that is the token
-    lock,    it is the first                 deletes the phase, if there is one
-    writer
-    permit   fewer than `permits` are ahead, writes a number into its key that none of those has, and deletes the phase
-             and each has a number
-
-The phase key belongs to no lease. A lease that ends takes away the client's key, and its number with it. A waiter
-watches keys, and looks again when one of them has changed: a reader the last writer ahead, a writer the key before its
-own, a permit the last key ahead that has no number, and every key ahead if all have one. So a permit that is given back
-wakes one waiter. A watch misses nothing that has changed since the look.
+The phase key belongs to no lease. A lease that ends takes away the client's key, and its number with it. A waiter looks
+again when a key that it watches has changed. A watch misses nothing that has changed since the look.
 """
 
 from __future__ import annotations
@@ -22,6 +16,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from share_model import Mishaps, broken_rule
+
+from fencing_sdk.abc import LOCK, READER, WRITER, Mode, Permit
+from fencing_sdk.backends._shared.node_line import Permits, rival_of
+from fencing_sdk.backends._shared.rules import free_permit
 
 NO_NUMBER = -1
 
@@ -43,7 +41,16 @@ class LineKey(NamedTuple):
     who: int
     turn: int
     created: int
+    kind: str
     number: int = NO_NUMBER
+
+    @property
+    def shared(self) -> str:
+        return {"R": "reader", "P": "permit"}.get(self.kind, "")
+
+    @property
+    def permit(self) -> int | None:
+        return None if self.number == NO_NUMBER else self.number
 
 
 class LineState(NamedTuple):
@@ -129,27 +136,25 @@ class LineModel:
     def _lives(state: LineState, who: int) -> bool:
         return any(key[:2] == (who, state.clients[who].turn) for key in state.line)
 
+    def _mode(self, who: int) -> Mode:
+        return {"R": READER, "W": WRITER, "L": LOCK}.get(self.kinds[who]) or Permit(self.permits)
+
     def _may(self, who: int, ahead: list[LineKey]) -> bool:
-        kind, kinds = self.kinds[who], {self.kinds[key.who] for key in ahead}
-        if kind in "WL":
-            return not ahead
-        if kind == "R":
-            return kinds <= {"R"}
-        waits = any(key.number == NO_NUMBER for key in ahead) and self.broken != "a number beside a waiter"
-        return kinds <= {"P"} and not waits and len(ahead) < self.permits
+        if self.broken == "a number beside a waiter" and self.kinds[who] == "P":
+            return len(ahead) < self.permits
+        return rival_of(self._mode(who), ahead) is None
 
     def _to_watch(self, who: int, ahead: list[LineKey]) -> tuple[tuple[int, int], ...]:
-        kind, last = self.kinds[who], ahead[-1:]
-        if kind == "R" and self.broken != "a reader watches the key before it":
-            last = [key for key in ahead if self.kinds[key.who] != "R"][-1:]
-        elif kind == "P" and self.broken != "a permit watches the key before it":
-            last = [key for key in ahead if key.number == NO_NUMBER][-1:] or ahead
-        return tuple((key.created, key.number) for key in last)
+        rival = rival_of(self._mode(who), ahead)
+        if self.broken in {"a reader watches the key before it", "a permit watches the key before it"}:
+            rival = ahead[-1]
+        watched = ahead if isinstance(rival, Permits) else [rival]
+        return tuple((key.created, key.number) for key in watched if key is not None)
 
     # What clients do.
 
     def _joining(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
-        key = LineKey(who, client.turn, state.revision + 1)
+        key = LineKey(who, client.turn, state.revision + 1, self.kinds[who])
         yield "joins", state._replace(revision=key.created, line=(*state.line, key)).become(who, at="looking")
 
     def _looking(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
@@ -164,9 +169,8 @@ class LineModel:
             place = next(key.created for key in state.line if key[:2] == (who, client.turn))
             yield "has its place as token", self._held_with(state, who, place)
         else:
-            taken = {key.number for key in ahead}
-            free = next(number for number in range(len(ahead) + 1) if number not in taken)
-            yield "sees its turn", state.become(who, at="drawing", permit=free if self.kinds[who] == "P" else 0)
+            free = free_permit(self._mode(who), {key.permit for key in ahead})
+            yield "sees its turn", state.become(who, at="drawing", permit=free or 0)
 
     def _waiting(self, state: LineState, who: int, client: LineClient) -> Iterator[LineStep]:
         if not self._lives(state, who) or self._sees_a_change(state, client):
@@ -184,7 +188,7 @@ class LineModel:
             yield "finds its key gone", state.become(who, at="ending")
             return
         new, kind = state.revision + 1, self.kinds[who]
-        own = next((key for key in state.line if key[:2] == (who, client.turn)), LineKey(who, client.turn, new))
+        own = next((key for key in state.line if key[:2] == (who, client.turn)), LineKey(who, client.turn, new, kind))
         if kind == "R":
             begun = new if self.broken == "a phase is drawn" else own.created
             after = state._replace(revision=new, phase=state.phase or begun)

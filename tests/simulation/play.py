@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.testing._timeline import never
+from fencing_sdk.testing._loop import never
 from fencing_sdk.testing.history import Report, check
 from tests.simulation.mishaps import Mishaps
 from tests.simulation.script import Script, Visit

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal
-from fencing_sdk.backends._shared.lock_table import LINE_TTL, TokenSource
-from fencing_sdk.backends._shared.share_table import ShareTable
+from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk.backends._shared.row_table import RowTable, TableRows
+from fencing_sdk.backends._shared.rules import TokenSource, living
 from fencing_sdk.errors import BackendUnavailableError
+from fencing_sdk.testing._loop import Timeline
 from fencing_sdk.testing._network import NoAnswer
 from fencing_sdk.testing._process import ProcessClock
-from fencing_sdk.testing._timeline import Timeline
 
 NAME = "locks"
 _EPOCH = 1_700_000_000_000_000
@@ -73,9 +73,9 @@ class Service:
         self.notices: dict[str, Callable[[Claim], None]] = {}
         self._held: dict[str, Claim] = {}
 
-    def new_table(self) -> ShareTable:
+    def new_table(self) -> RowTable:
         """A table without grants and without a last token."""
-        return ShareTable(self.token_source())
+        return RowTable(self.token_source())
 
     def token_source(self) -> TokenSource:
         """How tokens grow, as in the backends."""
@@ -118,7 +118,7 @@ class Service:
             self.hand_on(claim.name)
         return answer
 
-    def renew(self, claim: Claim) -> Renewal:
+    def renew(self, claim: Claim) -> Renewal | Revoked:
         """Restart the ttl of a grant that still lives."""
         self.reached()
         renewal = self.table.renew(claim, self.now())
@@ -127,7 +127,7 @@ class Service:
             self.told("extended", claim, -1 if holder is None else holder.token)
         return renewal
 
-    def release(self, claim: Claim) -> Renewal | None:
+    def release(self, claim: Claim) -> Renewal | Revoked | None:
         """Give the lock back, if *claim* has it; answer as `Backend.release`."""
         self.reached()
         before = self.granted_to(claim) or self.holder(claim.name)
@@ -198,9 +198,8 @@ class Service:
     def line(self, name: str) -> list[str]:
         """The owners that wait and have given a sign of life, in the order of their arrival."""
         now = self.now()
-        self.table.head(name, now)  # forgets those at the head that have not
-        line = dict(self.table._lines.get(name, ()))
-        return [owner for owner, waiter in line.items() if waiter.seen + LINE_TTL > now]
+        self.table.next_in_line(name, now)  # forgets those at the head that have not
+        return [waiter.owner for waiter in living(TableRows(self.table, name, now))]
 
     def hand(self, sign: Sign) -> None:
         """Grant, then tell: the other way round, a waiter could use a lock that it does not have yet."""

@@ -67,6 +67,12 @@ def test_in_these_histories_terms_end_by_drains_and_waiters_leave():
     assert told["not_acquired draining"] >= 10
 
 
+@pytest.mark.parametrize("seed", [20_569, 35_386])
+def test_what_a_long_campaign_took_for_a_fault_is_explained(seed: int):
+    """A waiter was handed the lock twice; a release was carried out twice, and the second one was answered first."""
+    assert not play(write_script(seed)).report.violations
+
+
 def test_the_outcome_is_the_same_in_any_number_of_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tests.simulation.campaign._PART", 7)
     alone, together = run_campaign(300, 40, 1), run_campaign(300, 40, 3)

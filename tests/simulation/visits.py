@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from fencing_sdk._arguments import LockOptions
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
-from fencing_sdk._values.claim import Token
+from fencing_sdk._values.token import Token
 from fencing_sdk.errors import DrainingError, FencingError, LeaseLostError, StaleTokenError
 from tests.simulation.script import PERMITS, Visit
 from tests.simulation.stage import Actor, Resource, Stage

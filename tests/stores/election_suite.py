@@ -6,38 +6,24 @@ import asyncio
 import contextlib
 import json
 import signal
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import anyio
 from patience import until
 from stays import eventually
 from store_bench import StoreBench, WaitersBench
+from worker_processes import LIMIT as PATIENCE
+from worker_processes import WORKERS, WorkerProcess, worker_processes
 
 from fencing_sdk import Election, ElectionStanding, LockClient, connect
 
-STANDING = Path(__file__).parent.parent / "scenarios" / "workers" / "standing.py"
 TTL = 4.0
 LONG_TTL = 600.0
 """Longer than any of these tests: nothing in it waits for the end of a ttl."""
-PATIENCE = 40.0
 
 
-class Candidate:
+class Candidate(WorkerProcess):
     """A process that stands."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    async def says(self, word: str) -> list[str]:
-        """Wait for the next line, which begins with *word*, and return its other words."""
-        assert self.process.stdout is not None
-        with anyio.fail_after(PATIENCE):
-            said = (await self.process.stdout.readline()).decode().split()
-        assert said, "the process has ended"
-        assert said[0] == word
-        return said[1:]
 
     async def moment(self, word: str) -> tuple[float, int]:
         """Wait for the line *word*, and return its moment and its token."""
@@ -47,15 +33,8 @@ class Candidate:
 
 @contextlib.asynccontextmanager
 async def candidate(url: str, *, ttl: float = TTL, cleanup: float = 0.0) -> AsyncIterator[Candidate]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(STANDING), url, "scheduler", str(ttl), str(cleanup), stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        yield Candidate(process)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    async with worker_processes(Candidate) as start:
+        yield await start(WORKERS / "standing.py", url, "scheduler", ttl, cleanup)
 
 
 class ElectionSuite:

@@ -17,7 +17,7 @@ from stays import Stay, eventually, opened, staying
 from store_bench import WaitersBench
 
 from fencing_sdk import LockClient, LossReason, connect
-from fencing_sdk.backends._shared import revocation_watcher
+from fencing_sdk.backends._shared import losses
 
 FAR = {"ttl": 3600.0, "heartbeat_interval": 900.0}
 """A lease whose next heartbeat is minutes away: what is noticed was pushed."""
@@ -25,8 +25,8 @@ FAR = {"ttl": 3600.0, "heartbeat_interval": 900.0}
 
 def shorten_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hold is long, and the store is asked again, after a moment that costs the tests less."""
-    monkeypatch.setattr(revocation_watcher, "_MOMENT", 0.05)
-    monkeypatch.setattr(revocation_watcher, "_LAST_PAUSE", 0.2)
+    monkeypatch.setattr(losses, "_MOMENT", 0.05)
+    monkeypatch.setattr(losses, "_LAST_PAUSE", 0.2)
 
 
 def watcher(locks: LockClient) -> Any:
@@ -120,7 +120,7 @@ class RevocationNoticesSuite(ABC):
             await kept.end()
 
     async def test_a_short_hold_does_not_listen(self, bench, monkeypatch):
-        monkeypatch.setattr(revocation_watcher, "_MOMENT", 600.0)
+        monkeypatch.setattr(losses, "_MOMENT", 600.0)
         async with opened(self.url(bench)) as (locks, _):
             for _ in range(20):
                 async with locks.lock("a"):
@@ -138,7 +138,7 @@ class RevocationNoticesSuite(ABC):
     async def test_a_client_that_holds_nothing_for_a_while_listens_no_more_until_it_holds_again(
         self, bench, monkeypatch
     ):
-        monkeypatch.setattr(revocation_watcher, "_IDLE", 0.05)
+        monkeypatch.setattr(losses, "_IDLE", 0.05)
         async with opened(self.url(bench)) as (locks, _), connect(self.url(bench)) as operator:
             for _ in range(2):
                 async with staying(locks.lock("a", **FAR)) as stay:

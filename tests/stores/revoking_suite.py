@@ -20,7 +20,7 @@ from campaigns import amount
 from stays import PATIENCE
 from store_bench import WaitersBench
 
-from fencing_sdk._values.claim import Claim, Grant, Renewal
+from fencing_sdk.abc import Claim, Grant, Renewal
 from fencing_sdk.backends import from_url
 
 Revoke = Callable[[Any, str, int], Awaitable[bool]]

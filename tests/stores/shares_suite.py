@@ -17,8 +17,9 @@ import pytest
 from stays import PATIENCE
 from store_bench import WaitersBench, nothing_left
 
-from fencing_sdk.abc import READER, WRITER, Claim, Grant, Held, Mode, Permit, Renewal, Turn
+from fencing_sdk.abc import READER, WRITER, Claim, Grant, Held, Mode, Permit, Renewal
 from fencing_sdk.backends import from_url
+from fencing_sdk.testing.promises.under_test import StandingClaim, in_line
 
 MODES = [Permit(of=2), READER, WRITER]
 NAME = "a"
@@ -35,7 +36,7 @@ async def granted(backend: Any, claim: Claim) -> Grant:
     return outcome
 
 
-async def served(backend: Any, claim: Claim, turn: Turn, tries: Counter[str] | None = None) -> Grant:
+async def served(backend: Any, claim: Claim, turn: StandingClaim, tries: Counter[str] | None = None) -> Grant:
     """Wait for the turn by wake-ups alone."""
     async with asyncio.timeout(PATIENCE):
         while True:
@@ -89,7 +90,7 @@ class SharesSuite:
     async def test_a_waiter_whose_grant_was_not_answered_has_it(self, mode: Mode, backend: Any, rival: Any):
         holder, claim = claim_of(WRITER if mode.shared else READER), claim_of(mode)
         await granted(rival, holder)
-        async with backend.queue(claim) as turn:
+        async with in_line(backend, claim) as turn:
             assert isinstance(await backend.acquire(claim), Held)
             await rival.release(holder)
             async with asyncio.timeout(PATIENCE):
@@ -111,18 +112,35 @@ class SharesSuite:
         """Also with another ttl, which some stores keep in another place."""
         before, claim = claim_of(WRITER), claim_of(mode)
         await granted(backend, before)
-        async with backend.queue(claim) as turn:
+        async with in_line(backend, claim) as turn:
             await backend.release(before)
             grant = await served(backend, claim, turn)
         longer = Claim(claim.name, 90.0, claim.owner, mode=mode)
         assert list(await backend.renew([longer])) == [Renewal.RENEWED]
         assert list(await rival.renew([longer])) == [Renewal.RENEWED]
-        again = await granted(rival, longer)
-        assert (again.token, again.permit) == (grant.token, grant.permit)
+        for other in (rival, backend):
+            again = await granted(other, longer)
+            assert (again.token, again.permit) == (grant.token, grant.permit)
         await rival.release(longer)
         assert list(await backend.holders(NAME)) == []
 
     # Waiters
+
+    @pytest.mark.parametrize("mode", [Permit(of=2), READER], ids=lambda mode: mode.word)
+    async def test_a_share_that_has_not_asked_again_is_shown_as_a_waiter(self, mode: Mode, backend: Any, rival: Any):
+        """Although its turn has come."""
+        writer, claim = claim_of(WRITER), claim_of(mode)
+        await granted(rival, writer)
+        async with in_line(backend, claim) as turn:
+            await rival.release(writer)
+            async with asyncio.timeout(PATIENCE):
+                await turn.wait()
+            assert list(await rival.holders(NAME)) == []
+            assert list((await rival.list_held(NAME, None, 10)).holders) == []
+            assert [one.holder for one in await rival.list_waiters(NAME)] == [claim.holder]
+            await served(backend, claim, turn)
+        assert [one.holder for one in await rival.holders(NAME)] == [claim.holder]
+        await backend.release(claim)
 
     async def test_readers_that_try_at_the_same_moment_pass_no_writer(self, backend: Any, rival: Any):
         before, writer = claim_of(WRITER), claim_of(WRITER)
@@ -131,7 +149,7 @@ class SharesSuite:
         async with AsyncExitStack() as line:
             turns = {}
             for claim in (*early, writer, *late):
-                turns[claim] = await line.enter_async_context(backend.queue(claim))
+                turns[claim] = await line.enter_async_context(in_line(backend, claim))
             for outcome in await asyncio.gather(*map(backend.acquire, (*early, *late, writer))):
                 assert isinstance(outcome, Held)
             await rival.release(before)
@@ -156,7 +174,7 @@ class SharesSuite:
         permit, readers = claim_of(Permit(of=2)), [claim_of(READER) for _ in range(3)]
         await granted(rival, permit)
         async with AsyncExitStack() as line:
-            turns = [await line.enter_async_context(backend.queue(claim)) for claim in readers]
+            turns = [await line.enter_async_context(in_line(backend, claim)) for claim in readers]
             for outcome in await asyncio.gather(*map(backend.acquire, readers)):
                 assert isinstance(outcome, Held)
             await rival.release(permit)
@@ -172,7 +190,7 @@ class SharesSuite:
 
         async def read(claim: Claim) -> Grant:
             try:
-                async with backend.queue(claim) as turn:
+                async with in_line(backend, claim) as turn:
                     joined.release()
                     await let_in.wait()
                     return await served(backend, claim, turn)
@@ -218,7 +236,7 @@ class SharesSuite:
         async with AsyncExitStack() as line:
             tasks = []
             for claim in claims:
-                turn = await line.enter_async_context(backend.queue(claim))
+                turn = await line.enter_async_context(in_line(backend, claim))
                 tasks.append(asyncio.create_task(served(backend, claim, turn, tries)))
             await self._all_have_asked(claims, tries)
             asked = tries.copy()

@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 
 import pytest
 from campaigns import amount
-from child_processes import WARNINGS
+from child_processes import WARNINGS, guarded
 from event_log import CLOCK
 from patience import wait_until
 from refused_urls import refuse_every_url
@@ -38,12 +38,12 @@ from fencing_sdk import (
     NoLeaseError,
     Ran,
 )
-from fencing_sdk._values.holder_facts import HolderFacts, read_facts
+from fencing_sdk._values.reports import HolderFacts, read_facts
 from fencing_sdk.abc import SupportsListing
 from fencing_sdk.backends import from_url
 from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token
 
-WORKER = Path(__file__).parents[1] / "scenarios" / "workers" / "sync_worker.py"
+WORKER = Path(__file__).parents[1] / "support" / "workers" / "sync_worker.py"
 STANDSTILL = 2.0
 """Seconds for one look at a lock from which on a store may have dropped a waiter: it tries each second of three."""
 LIMIT = 100.0
@@ -282,7 +282,7 @@ class SyncProcessesSuite:
         workers: list[subprocess.Popen[str]] = []
 
         def start(kind: str, *arguments: object) -> subprocess.Popen[str]:
-            command = [sys.executable, *WARNINGS, str(WORKER), bench.url, kind, *map(str, arguments)]
+            command = guarded([sys.executable, *WARNINGS, str(WORKER), bench.url, kind, *map(str, arguments)])
             pipe = subprocess.PIPE
             workers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, process_group=0))
             return workers[-1]

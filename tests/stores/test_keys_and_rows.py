@@ -23,9 +23,9 @@ from redis_sentinels import Sentinels
 from redis_server import RedisServer
 from zookeeper_server import ZooKeeperServer
 
-from fencing_sdk._values.claim import READER, WRITER, Claim, Grant, Permit
-from fencing_sdk.abc import SupportsLossNotice, SupportsRevoking, SupportsShares
+from fencing_sdk.abc import READER, WRITER, Claim, Grant, Permit, SupportsLossNotice, SupportsRevoking, SupportsShares
 from fencing_sdk.backends import from_url
+from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
@@ -71,7 +71,7 @@ async def in_use(url: str) -> AsyncIterator[Any]:
             assert isinstance(await backend.acquire(Claim("e", 60.0, mode=WRITER)), Grant)
             waiters += [Claim("b", 60.0, mode=WRITER), Claim("c", 60.0, mode=Permit(2))]
         for waiter in waiters:
-            await lines.enter_async_context(backend.queue(waiter))  # type: ignore[attr-defined]
+            await lines.enter_async_context(in_line(backend, waiter))  # type: ignore[attr-defined]
         if isinstance(backend, SupportsLossNotice):
             backend.on_loss(print)
             assert isinstance(await backend.acquire(Claim("f", 60.0)), Grant)

@@ -1,11 +1,11 @@
 """Every store that tells of revocations on request does it as `RevocationNoticesSuite` says."""
 
 from on_stores import OnPostgresql, OnSqlite
-from revocation_notices_suite import RevocationNoticesSuite, watcher
+from revocation_notices_suite import RevocationNoticesSuite
 
-from fencing_sdk.backends._shared.revocation_watcher import name_digest
-from fencing_sdk.backends.postgresql.losses import revocation_channel
-from fencing_sdk.backends.sqlite.wakeup_socket import send_datagram
+from fencing_sdk.backends._shared.losses import name_digest
+from fencing_sdk.backends.postgresql.operating import revocation_channel
+from fencing_sdk.backends.sqlite.waiter_signs import send_datagram
 
 pytest_plugins = ["postgresql_fixtures"]
 
@@ -40,7 +40,7 @@ class TestSqlite(OnSqlite, RevocationNoticesSuite):
 
     async def forge(self, bench, locks, name):
         for payload in ("", "x" * 7999, name_digest(name)):
-            assert send_datagram(watcher(locks)._socket.name, payload)
+            assert send_datagram(locks._backend._store._hearing.name, payload)
 
     async def leave_earlier_reason(self, bench, name):
         bench.ask(

@@ -2,24 +2,31 @@
 A promise to tasks and threads alike is one scenario, written as ``async def``.
 
 Tasks run it in an event loop. A thread runs it without one: each call waits where it stands, so nothing is suspended.
+The functions that a decorator takes, and what runs `beside` the scenario, are ``async def`` in both worlds, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import inspect
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
+from stays import PATIENCE
 
 import fencing_sdk
 import fencing_sdk.sync
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.memory import MemoryBackend
 
-_DESCRIBE = {"draining_on", "election", "job", "lock", "locked", "multilock", "rwlock", "semaphore", "status"}
+_DESCRIBE = {"draining_on", "election", "lock", "multilock", "rwlock", "semaphore", "status"}
+_DECORATE = {"elected", "job", "locked"}
 _AT_ONCE = {"check", "headers", "resign"}
 """What needs no ``await`` in either world."""
 
@@ -32,36 +39,106 @@ class Waiting:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.thing, name)
-        return self._call(found) if inspect.ismethod(found) else _shown(found)
+        return self._call(found) if inspect.ismethod(found) else shown(found)
 
     def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        described = isinstance(self.thing, fencing_sdk.sync.SyncLockClient) and method.__name__ in _DESCRIBE
-        if described or method.__name__ in _AT_ONCE:
-            return lambda *args, **kwargs: _shown(method(*args, **kwargs))
+        of_client = isinstance(self.thing, fencing_sdk.sync.SyncLockClient)
+        if of_client and method.__name__ in _DECORATE:
+            return lambda *args, **kwargs: _decorating(method(*args, **kwargs))
+        if (of_client and method.__name__ in _DESCRIBE) or method.__name__ in _AT_ONCE:
+            return lambda *args, **kwargs: shown(method(*args, **kwargs))
 
         async def waited(*args: Any, **kwargs: Any) -> Any:
-            return _shown(method(*args, **kwargs))
+            return shown(method(*args, **kwargs))
 
         return waited
 
     async def __aenter__(self) -> Any:
-        return _shown(self.thing.__enter__())
+        return shown(self.thing.__enter__())
 
     async def __aexit__(self, *error: object) -> Any:
         return self.thing.__exit__(*error)
 
     async def __aiter__(self) -> Any:
         for term in self.thing:
-            yield _shown(term)
+            yield shown(term)
 
 
-def _shown(thing: Any) -> Any:
+def _decorating(decorate: Callable[..., Any]) -> Callable[..., Any]:
+    def of(function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+        @functools.wraps(function)
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            return at_once(function(*args, **kwargs))
+
+        decorated = decorate(plain)
+
+        @functools.wraps(decorated)
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            return decorated(*args, **kwargs)
+
+        return called
+
+    return of
+
+
+def shown(thing: Any) -> Any:
+    """The thing with the words of that for tasks, in either world."""
     return Waiting(thing) if type(thing).__module__.startswith("fencing_sdk.sync") else thing
 
 
 def bare(thing: Any) -> Any:
     """The thing itself, in either world."""
     return thing.thing if isinstance(thing, Waiting) else thing
+
+
+def at_once(running: Coroutine[Any, Any, Any]) -> Any:
+    """Run what waits where it stands."""
+    try:
+        running.send(None)
+    except StopIteration as end:
+        return end.value
+    running.close()
+    raise AssertionError("a thread waits where it stands")
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def beside(run: Callable[[], Coroutine[Any, Any, Any]]) -> Callable[[], Awaitable[Any]]:
+    """Run beside the scenario: another task, or another thread. Return what waits for its value."""
+    if _has_loop():
+        task = asyncio.get_running_loop().create_task(run(), context=contextvars.Context())
+        return lambda: asyncio.wait_for(task, PATIENCE)
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(lambda: at_once(run()))
+    pool.shutdown(wait=False)
+
+    async def ended() -> Any:
+        return future.result(PATIENCE)
+
+    return ended
+
+
+async def in_the_loop(locks: Any, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Make a call that belongs to the event loop of the client."""
+    return await (locks.run(call) if isinstance(locks, Waiting) else call())
+
+
+async def comes(ask: Callable[[], Awaitable[Any]]) -> Any:
+    """Ask again and again until the answer is true; return it."""
+    limit = time.monotonic() + PATIENCE
+    while not (answer := await ask()):
+        assert time.monotonic() < limit, f"not within {PATIENCE} s"
+        if _has_loop():
+            await asyncio.sleep(0.002)
+        else:
+            time.sleep(0.002)  # noqa: ASYNC251  (a thread waits where it stands)
+    return answer
 
 
 _MEMORY = partial(MemoryBackend, tokens="counter")
@@ -86,13 +163,7 @@ def in_both_worlds(
 
     def with_threads() -> None:
         with fencing_sdk.sync.connect(on(), **options) as locks:
-            running = scenario(Waiting(locks))
-            try:
-                running.send(None)
-            except StopIteration:
-                return
-            running.close()
-            raise AssertionError("a thread waits where it stands")
+            at_once(scenario(Waiting(locks)))
 
     def test(world: str) -> None:
         if world == "tasks":

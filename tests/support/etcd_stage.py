@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from child_processes import guarded
 from etcd_server import EtcdCluster
 from event_log import CLOCK, Log
 from patience import until
@@ -22,7 +23,7 @@ from fencing_sdk.abc import Backend, Claim, Grant
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError
 
-WORKER = Path(__file__).parents[1] / "scenarios" / "workers" / "etcd_waiters.py"
+WORKER = Path(__file__).parents[1] / "stores" / "etcd" / "etcd_waiters.py"
 
 SHORT_IN_LINE = {"ttl": 6.0, "safety_buffer": 2.4, "heartbeat_interval": 0.4}
 """`SHORT` for a lease that is to be lost after another claim has joined the line: it is valid for 3.5 s, not 1.6 s."""
@@ -138,9 +139,8 @@ class Waiters:
 @asynccontextmanager
 async def waiters(url: str, name: str, *, ttl: float, count: int = 1) -> AsyncIterator[Waiters]:
     """A process in which so many wait for a lock."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(WORKER), url, name, str(ttl), str(count), stdout=asyncio.subprocess.PIPE
-    )
+    command = guarded([sys.executable, str(WORKER), url, name, str(ttl), str(count)])
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     running = Waiters(process)
     try:
         yield running

@@ -42,13 +42,13 @@ class LedgerBackend(MemoryBackend):
         self.entries.append(Entry("acquire", claim.holder, at, answer.token if granted else -1, granted))
         return answer
 
-    def stand(self, claim: Claim, tell: Tell) -> PlaceInLine:
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> PlaceInLine:
         def handed(grant: Grant | None = None, age: float = 0.0) -> None:
             if grant is not None:
                 self.entries.append(Entry("acquire", claim.holder, CLOCK.now(), grant.token))
             tell(grant, age)
 
-        return super().stand(claim, handed)
+        return super().stand(claim, handed, hand_over=hand_over)
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         at = CLOCK.now()

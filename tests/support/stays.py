@@ -19,7 +19,7 @@ from fencing_sdk._values.clock import wall_micros
 T = TypeVar("T")
 
 PACKAGE = Path(fencing_sdk.__file__).parent
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which something that should happen soon has not happened."""
 
 SHORT = {"ttl": 4.0, "safety_buffer": 2.4, "heartbeat_interval": 0.4}

@@ -1,11 +1,17 @@
-"""Every rule of the checker has a recording that it accepts and a similar one that it rejects."""
+"""Histories: what is gathered of them, with shares, and the verdicts on them."""
+
+from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from recordings import Change, about, add, both, change, drop, find, good, line
+from recordings import Change, about, add, both, change, drop, find, good, held_once, line, without_store
 
-from fencing_sdk.testing.history import PROMISES, Verdict, check
+from fencing_sdk import ConfigurationError
+from fencing_sdk.testing.history import PROMISES, Report, Verdict, check
+
+# Every rule of the checker has a recording that it accepts and a similar one that it rejects.
+
 
 A, B = {"actor": "A"}, {"actor": "B"}
 LOST = line(8.9, "lost", "B", name="a", token=2, reason="expired")
@@ -93,6 +99,7 @@ ACCEPTED: dict[str, Change] = {
         change("ended", {"token": 1}, why="forgotten"), change("read", A, t=4.5)),
     "a token read after the store's clock was stepped": both(
         change("read", A, t=4.5), add(line(2.0, "trouble", "store", what="stepped"))),
+    "a refusal that names no resource": add(line(3.0, "stale_rejected", "A")),
     "a lock that a job leaves taken": both(
         lambda ls: drop(ls, "ended", token=2), change("released", B, kept_for=60.0)),
     "a renewal that leaves a lock taken, and arrives after its end": both(
@@ -136,6 +143,9 @@ ACCEPTED: dict[str, Change] = {
         add(LOST, *[line(at, "trouble", "store", what="lost", who="B") for at in (3.2, 5.9, 8.5)])),
     "a grant that was told late": add(
         line(12.0, "granted", "store", name="a", token=0, holder="h9", since=0.5, until=0.9)),
+    "lost by a release that the network carried out twice": both(
+        add(line(9.01, "lost", "B", name="a", token=2, reason="refused"), line(9.01, "repeated", "B", call="h2.3")),
+        change("left", B, error="LeaseLostError")),
     "lost by max_hold": both(
         add(LOST), change("acquired", B, max_hold=2.9), change("left", B, error="LeaseLostError")),
     "the body's error left with a note": both(
@@ -198,3 +208,185 @@ def test_violations_are_told_in_the_order_of_time():
     moments = [violation.at for violation in check(lines).violations]
     assert len(moments) >= 3
     assert moments == sorted(moments)
+
+
+# The checker and shares: what permits, readers and writers may do together, and what it finds when they do more.
+
+
+def held(actor: str, holder: str, token: int, since: float, until: float, **fields: Any) -> list[dict[str, Any]]:
+    """A lease from its acquisition to its release."""
+    about = {"name": "a", "holder": holder, "token": token}
+    return [
+        line(since - 0.1, "acquiring", actor, name="a", holder=holder),
+        line(since, "acquired", actor, **about, ttl=10.0, waited=0.1, deadline=until + 1, **fields),
+        line(since + 0.1, "read", actor, **about),
+        line(until, "body_ended", actor, **about, how="clean"),
+        line(until, "released", actor, **about, held_for=until - since, confirmed=True),
+    ]
+
+
+def reader(actor: str, token: int, since: float, until: float) -> list[dict[str, Any]]:
+    return held(actor, f"h-{actor}", token, since, until, mode="reader")
+
+
+def writer(actor: str, token: int, since: float, until: float) -> list[dict[str, Any]]:
+    return held(actor, f"h-{actor}", token, since, until, mode="writer")
+
+
+def permit(actor: str, token: int, number: int, since: float, until: float, of: int = 2) -> list[dict[str, Any]]:
+    return held(actor, f"h-{actor}", token, since, until, mode="permit", permit=number, permits=of)
+
+
+def refused(actor: str, token: int, at: float, resource: str = "a", holder: str = "readers") -> dict[str, Any]:
+    return line(at, "write_refused", actor, resource=resource, token=token, holder=holder, fence=token + 1)
+
+
+FINE = {
+    "readers that hold together share a token": [*reader("A", 1, 1, 9), *reader("B", 1, 2, 5), *writer("C", 2, 10, 11)],
+    "two readers of one process": [*reader("A", 1, 1, 9), *held("A", "h2", 1, 2, 5, mode="reader")],
+    "permits that are held together": [*permit("A", 1, 0, 1, 9), *permit("B", 2, 1, 2, 8), *permit("C", 3, 1, 8.5, 9)],
+    "a zombie reader is refused": [*reader("A", 1, 1, 4), *writer("B", 2, 5, 9), refused("A", 1, 7)],
+    "a fence is raised for every reader": [
+        *reader("A", 1, 1, 9),
+        *reader("B", 1, 2, 5),
+        line(1.05, "fence_raised", "A", name="a", holder="h-A", token=1, resource="a"),
+        line(2.05, "fence_raised", "B", name="a", holder="h-B", token=1, resource="a"),
+        line(3, "write_accepted", "A", resource="a", token=1, holder="readers"),
+    ],
+}
+BROKEN = {
+    "a writer beside a reader": ("P1", "overrun", [*reader("A", 1, 1, 9), *writer("B", 2, 5, 7)]),
+    "a permit number with two holders": ("P1", "overrun", [*permit("A", 1, 0, 1, 9), *permit("B", 2, 0, 5, 7)]),
+    "a permit beyond the last": ("P1", "too_many_permits", [*permit("A", 1, 2, 1, 9)]),
+    "a writer with the token of readers": ("P4", "shared_token", [*reader("A", 1, 1, 4), *writer("B", 1, 5, 9)]),
+    "readers with a token from before a writer": ("P4", "token_fell", [*writer("A", 5, 1, 4), *reader("B", 3, 5, 9)]),
+    "two permits with one token": ("P4", "shared_token", [*permit("A", 1, 0, 1, 9), *permit("B", 1, 1, 2, 8)]),
+    "a reader that holds is refused": ("P3", "holder_refused", [*reader("A", 1, 1, 9), refused("A", 1, 5)]),
+    "a permit that is held is refused": (
+        "P3",
+        "holder_refused",
+        [*permit("A", 1, 0, 1, 9), *permit("B", 2, 1, 2, 8), refused("A", 1, 5, "a/0", "h-A")],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FINE)
+def test_what_shares_may_do_together_is_no_violation(what: str):
+    assert not check(FINE[what]).violations
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_they_may_not_is_found(what: str):
+    promise, rule, lines = BROKEN[what]
+    report = check(lines)
+    assert rule in report.rules
+    assert report.of(promise) is Verdict.VIOLATED
+
+
+def test_grants_of_the_store_are_judged_by_their_modes():
+    def granted(at: float, holder: str, token: int, **how: Any) -> dict[str, Any]:
+        return line(at, "granted", "store", name="a", token=token, holder=holder, until=at + 5, **how)
+
+    readers = [granted(1, "h1", 1, mode="reader"), granted(2, "h2", 1, mode="reader")]
+    assert not check(readers).violations
+    assert check([*readers, granted(3, "h3", 2, mode="writer")]).rules == {"two_grants"}
+    permits = [granted(1, "h1", 1, mode="permit", permit=0), granted(2, "h2", 2, mode="permit", permit=1)]
+    assert not check(permits).violations
+    assert check([*permits, granted(3, "h3", 3, mode="permit", permit=1)]).rules == {"two_grants"}
+    assert check([*permits, granted(3, "h3", 2, mode="permit", permit=2)]).rules == {"store_token_fell"}
+
+
+# What a recording shows: plain ones by the next holder, several runs one by one, and too little never passes.
+
+
+# Without a store that can be looked into, the next holder is the measure.
+
+
+def test_a_plain_recording_is_judged_by_the_next_holder():
+    report = check(without_store(good()))
+    assert report.rules == set()
+    assert report.of("P1") is Verdict.OK
+    assert report.of("P4") is Verdict.OK
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("read", "stale_read"), ("renewed", "overrun"), ("body_ended", "overrun")])
+def test_going_on_after_the_next_holder_came_is_found_in_a_plain_recording(kind: str, rule: str):
+    lines = without_store(good())
+    find(lines, kind, actor="A")["t"] = 6.5
+    assert rule in check(lines).rules
+
+
+def test_a_frozen_holder_is_not_accused_of_work_in_a_plain_recording():
+    lines = without_store(good())
+    find(lines, "body_ended", actor="A")["t"] = 6.5
+    lines += [line(3.5, "frozen", "A"), line(6.4, "resumed", "A")]
+    assert check(lines).rules == set()
+
+
+# Too little is never a pass.
+
+
+def test_a_recording_that_shows_everything_passes():
+    assert check(good()).verdict(least=3) is Verdict.OK
+
+
+def test_too_few_acquisitions_are_unknown():
+    assert check(good()).verdict(least=4) is Verdict.UNKNOWN
+
+
+def test_an_empty_recording_is_unknown():
+    report = check([])
+    assert report.verdict(least=0, require=()) is Verdict.UNKNOWN
+    assert {report.of(promise) for promise in PROMISES} == {Verdict.UNKNOWN}
+
+
+def test_a_lock_that_was_never_handed_on_is_unknown():
+    lines = [line(0.0, "run", "test", declared=True), *held_once("A", "h1", 1.0)]
+    assert check(lines).verdict(least=1, require=()) is Verdict.UNKNOWN
+
+
+def test_a_promise_that_was_not_put_to_the_test_is_unknown():
+    lines = [one for one in good() if one["kind"] not in {"write_accepted", "write_refused"}]
+    report = check(lines)
+    assert report.of("P3") is Verdict.UNKNOWN
+    assert report.verdict(least=1) is Verdict.UNKNOWN
+    assert report.verdict(least=1, require=("P1", "P4")) is Verdict.OK
+
+
+def test_reports_of_many_runs_add_up():
+    whole = Report()
+    for _ in range(2):
+        whole.add(check(good()))
+    assert whole.observed["acquisitions"] == 6
+    whole.add(check([*held_once("A", "h1", 1.0)[:-2], line(9.0, "end", "test", held=["a"])]))
+    assert whole.verdict(least=1) is Verdict.VIOLATED
+
+
+def test_runs_in_one_recording_are_judged_apart():
+    second = [{**one, "t": one["t"] + 100.0} for one in good()]
+    for one in second:
+        if "until" in one:
+            one["until"] += 100.0
+        if "deadline" in one:
+            one["deadline"] += 100.0
+        if "sent" in one:
+            one["sent"] += 100.0
+    report = check(good() + second)  # the tokens begin again with the second run
+    assert report.rules == set()
+    assert report.observed["runs"] == 2
+
+
+@pytest.mark.parametrize(
+    "incomplete",
+    [
+        line(1.0, "acquired", name="a", token="x", ttl=1.0, deadline=2.0),
+        line(1.0, "acquired", name="a", token=1, ttl=1.0),
+        line(1.0, "granted", name="a", holder="h1", token=1),
+        line(1.0, "write_accepted", resource="r"),
+        line(1.0, "healed"),
+        line(1.0, "end"),
+    ],
+)
+def test_an_incomplete_event_is_an_error_that_names_its_kind(incomplete: dict[str, Any]):
+    with pytest.raises(ConfigurationError, match=incomplete["kind"]):
+        check([incomplete])

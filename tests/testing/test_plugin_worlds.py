@@ -16,7 +16,7 @@ from fencing_sdk import (
 from fencing_sdk._engine import acquisition
 from fencing_sdk._lease import state_of
 from fencing_sdk._values.claim import Grant
-from fencing_sdk.backends._shared import lock_table as _table
+from fencing_sdk.backends._shared import rules as _table
 from fencing_sdk.testing import World
 
 pytest_plugins = ["fencing_sdk.testing.plugin"]

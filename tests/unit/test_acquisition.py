@@ -23,13 +23,14 @@ from fencing_sdk import (
     UsageError,
 )
 from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
-from fencing_sdk._engine.opening import BackendOpening
+from fencing_sdk._engine.lifetime import BackendOpening
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import LOCK, READER, Claim, Grant, Held, Permit, Tell, Turn
+from fencing_sdk.abc import LOCK, READER, Claim, Grant, Held, Permit, PlaceInLine, Tell
+from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces
 
 TTL, VALID = 10.0, 7.9
 UNAVAILABLE = BackendUnavailableError("Store", "acquire")
@@ -74,9 +75,15 @@ class StoreWithLine(ScriptedStore):
         self.turn = asyncio.Event()
         self.faults: list[Exception] = []
         self.joins = 0
+        self.leaving = 0.0
+        self.places = KeptPlaces()
+
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:
+        assert hand_over
+        return self.places.stand(self.in_line, claim, tell)
 
     @contextlib.asynccontextmanager
-    async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
+    async def in_line(self, claim: Claim) -> AsyncIterator[StoreWithLine]:
         self.joins += 1
         await asyncio.sleep(0.01)
         if self.faults:
@@ -85,6 +92,7 @@ class StoreWithLine(ScriptedStore):
         try:
             yield self
         finally:
+            await asyncio.sleep(self.leaving)
             self.standing.remove(claim.owner)
 
     async def wait(self) -> None:
@@ -517,10 +525,50 @@ async def test_a_waiter_does_not_hold_up_the_closing_of_its_client(kind):
         assert now() < 1.1
 
 
+@in_virtual_time
+async def test_the_closing_of_a_client_waits_until_its_places_in_line_are_left():
+    async with desk(StoreWithLine(Held(3600.0)), backoff=every(60)) as d:
+        acquiring = asyncio.create_task(d.run())
+        await asyncio.sleep(1)
+        d.store.leaving = 1.5
+        await d.store_calls.aclose(5.0)
+        assert d.store.standing == []
+        with pytest.raises(UsageError, match="closed"):
+            await acquiring
+        assert now() == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(("limit", "ends"), [(1.0, 1.0), (5.0, 2.0)])
+@in_virtual_time
+async def test_the_closing_of_a_client_waits_for_a_bounded_time_until_its_places_in_line_are_left(limit, ends):
+    async with desk(StoreWithLine(Held(3600.0)), backoff=every(60)) as d:
+        acquiring = asyncio.create_task(d.run())
+        await asyncio.sleep(1)
+        d.store.leaving = 3600.0
+        began = now()
+        await d.store_calls.aclose(limit)
+        assert now() - began == pytest.approx(ends, abs=0.1)
+        with pytest.raises(UsageError, match="closed"):
+            await acquiring
+
+
+@in_virtual_time
+async def test_a_chosen_back_off_counts_where_the_store_wakes_no_waiter():
+    """In any other line its pauses are those of a try that could not reach the store."""
+    async with desk(StoreThatPolls(Held(5.0)), wait=12.0, backoff=every(3)) as d:
+        with pytest.raises(AcquireTimeoutError):
+            await d.run()
+        assert d.store.times == [0.0, 3.0, 6.0, 9.0, 12.0]
+    async with desk(StoreThatPolls(Held(5.0)), wait=2.0) as d:
+        with pytest.raises(AcquireTimeoutError):
+            await d.run()
+        assert len(d.store.times) == 5  # as the line has it
+
+
 # A line that hands the lock over.
 
 
-class StoreThatHandsOver(ScriptedStore):
+class StoreThatHandsOver(ScriptedStore, PlaceInLine):
     """Tells its one waiter what the test wants it to be told."""
 
     def __init__(self, *script) -> None:
@@ -528,9 +576,9 @@ class StoreThatHandsOver(ScriptedStore):
         self.tell: Tell | None = None
         self.left = 0
 
-    def stand(self, claim: Claim, tell: Tell) -> StoreThatHandsOver:
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> StoreThatHandsOver:
         assert claim.owner == self.owners[-1]
-        self.tell = tell
+        self.tell, self.hands_over = tell, hand_over
         return self
 
     def nap(self, _advice: float) -> float:
@@ -538,6 +586,15 @@ class StoreThatHandsOver(ScriptedStore):
 
     def leave(self) -> None:
         self.left += 1
+
+
+class StoreThatPolls(StoreThatHandsOver):
+    """Wakes no waiter."""
+
+    polls = True
+
+    def nap(self, _advice: float) -> float:
+        return 0.5
 
 
 @in_virtual_time
@@ -628,8 +685,22 @@ async def test_a_waiter_is_woken_by_the_closing_of_its_client():
 async def test_a_waiter_whose_fences_are_raised_with_the_grant_asks_for_it():
     async with desk(StoreThatHandsOver(Held(5.0), Grant(34))) as d:
         d.terms = d.terms._replace(fences=[(None, "resource")])
-        await d.run()
-        assert d.store.tell is None
+        acquiring = asyncio.ensure_future(d.run())
+        await asyncio.sleep(1)
+        assert not d.store.hands_over
+        d.store.tell()
+        assert (await acquiring).sent_at == 1001.0
+
+
+@in_virtual_time
+async def test_a_waiter_that_is_woken_only_and_gives_up_sends_no_release():
+    """It was handed nothing, for certain; and the place leaves the line."""
+    async with desk(StoreThatHandsOver(Held(5.0)), wait=12.0) as d:
+        d.terms = d.terms._replace(mode=READER)
+        with pytest.raises(AcquireTimeoutError):
+            await d.run()
+        await settle()
+        assert (d.store.released, d.store.left) == ([], 1)
 
 
 class OneByOne(ScriptedStore):

@@ -22,12 +22,12 @@ from virtual_time import in_virtual_time
 
 from fencing_sdk import ConfigurationError, LockClient, connect, sync
 from fencing_sdk._values.clock import LoopClock
-from fencing_sdk._values.holder_facts import metadata_of
+from fencing_sdk._values.reports import metadata_of
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import BUILTIN, from_url
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS as LIBPQ_OPTIONS
-from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
+from fencing_sdk.backends.redis.options import DRIVER_OPTIONS
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations import aiohttp, asgi, fastapi, wsgi
 
@@ -290,7 +290,7 @@ OPTIONS["kahuna+https"] = {
     "ca": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()],
     "ssl_context": ["", 5, True, b"", [], "a\nb", Loud()],
     "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
-    "connections": [None, "", 0, -1, 1.5, True, "two", b"1", [], 10**6, Loud()],
+    "connections": [None, "", 0, -1, 1.5, True, "two", "1" * 5000, b"1", [], 10**6, HUGE, Loud()],
 }
 OPTIONS["etcd+https"] = {
     "prefix": [None, "", 5, True, b"fencing", [], "a\nb", "\0", "a b", "\u00e8", "x" * 257, Loud()],
@@ -301,7 +301,7 @@ OPTIONS["etcd+https"] = {
     "key": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()],
     "ssl_context": ["", 5, True, b"", [], "a\nb", Loud()],
     "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
-    "connections": [None, "", 0, -1, 1.5, True, "two", b"1", [], 10**6, Loud()],
+    "connections": [None, "", 0, -1, 1.5, True, "two", "1" * 5000, b"1", [], 10**6, HUGE, Loud()],
 }
 OPTIONS["zk"] = {
     "acl": ["", 5, True, b"creator", [], "CREATOR", "creator", [1], "a\nb", Loud()],

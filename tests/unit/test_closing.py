@@ -1,17 +1,27 @@
-"""A client that is closed: once and to the end, and not before the bodies under its locks have ended (P1)."""
+"""Closing: what ends, in which order, within what time, and in which loop."""
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import os
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 
 import anyio
 import pytest
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, Lost, UsageError
+from fencing_sdk._values import forks
 from fencing_sdk._values.clock import LoopClock
+from fencing_sdk._values.loop_owner import ForkDetector, LoopOwner
 from fencing_sdk.backends.memory import MemoryBackend
+
+# A client that is closed: once and to the end, and not before the bodies under its locks have ended (P1).
+
 
 TTL = 10.0
 PATIENCE = 5.0
@@ -427,3 +437,63 @@ async def test_a_client_of_a_loop_that_is_gone_can_be_closed_and_opened_again(cl
         assert lease.held
     for task in kept[1:]:
         task._log_destroy_pending = False
+
+
+# What one loop of one process has opened, neither another loop nor a forked child may use.
+
+
+@pytest.fixture
+def fork(monkeypatch: pytest.MonkeyPatch):
+    """What a fork changes in the child."""
+    return lambda: monkeypatch.setattr(forks, "here", partial(int, forks.here() + 1))
+
+
+async def test_the_loop_that_made_an_object_owns_it():
+    owner = LoopOwner()
+    assert owner.is_current
+    assert owner.in_this_process
+    assert owner.loop is asyncio.get_running_loop()
+
+
+def test_the_next_loop_does_not_own_it():
+    async def make() -> LoopOwner:
+        return LoopOwner()
+
+    async def look(owner: LoopOwner) -> tuple[bool, bool]:
+        return owner.is_current, owner.in_this_process
+
+    assert asyncio.run(look(asyncio.run(make()))) == (False, True)
+
+
+async def test_a_forked_child_does_not_own_it(fork):
+    owner = LoopOwner()
+    fork()
+    assert not owner.is_current
+    assert not owner.in_this_process
+
+
+async def test_a_child_may_ask_without_a_loop_whether_it_may_close_what_it_inherited(fork):
+    owner = LoopOwner()
+    fork()
+    assert await asyncio.to_thread(lambda: owner.in_this_process) is False
+
+
+@pytest.mark.parametrize("mark", [forks._wiped_by_fork, forks._ByProcessId])
+def test_a_child_that_was_forked_in_c_has_a_number_of_its_own(mark, monkeypatch: pytest.MonkeyPatch):
+    """Such a fork runs no hook of Python."""
+    calls = []
+    monkeypatch.setattr(forks, "_mark", mark())
+    monkeypatch.setattr(forks, "_calls", [lambda: calls.append(1)])
+    forks._mark[0] = parent = forks._number
+    child = ctypes.PyDLL(None).fork()
+    if child == 0:
+        os._exit(0 if forks.here() == forks.here() == parent + 1 and calls == [1] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (forks.here(), calls) == (parent, [])
+
+
+def test_a_fork_is_told_once(fork):
+    detector = ForkDetector()
+    assert not detector.forked()
+    fork()
+    assert [detector.forked(), detector.forked()] == [True, False]

@@ -2,7 +2,7 @@
 A signal begins the drain, a second one ends it, and what handled the signal before is left as it was.
 
 The signal is one that does nothing by default, so that a handler which is missing fails a test and not the tests.
-`tests/stores/election_suite.py` and `examples/drain_on_deploy.py` send the real ones to real processes.
+`tests/stores/test_elections.py` and `examples/drain_on_deploy.py` send the real ones to real processes.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import threading
 import anyio
 import pytest
 
-from fencing_sdk import ConfigurationError, DrainingError, LeaseLostError, LockClient, LossReason, UsageError
+from fencing_sdk import DrainingError, LeaseLostError, LockClient, LossReason, UsageError
 from fencing_sdk.backends.memory import MemoryBackend
 
 SIGNAL = signal.SIGWINCH
@@ -37,21 +37,6 @@ async def drained(locks: LockClient) -> None:
     with anyio.fail_after(10):
         while not locks.draining:  # noqa: ASYNC110  (no event tells it)
             await asyncio.sleep(0.001)
-
-
-async def test_a_worker_loop_ends_in_order(locks):
-    worked = 0
-    async with locks.draining_on(SIGNAL, within=25):
-        while True:
-            async with locks.lock("a") as lease:
-                worked += 1
-                if worked == 3:
-                    send()
-                    await drained(locks)
-                await asyncio.sleep(0)
-                lease.check()
-    assert worked == 3
-    assert locks.draining
 
 
 async def test_workers_of_a_task_group_end_in_order(locks):
@@ -288,15 +273,6 @@ async def test_a_handler_of_the_event_loop_goes_on_being_called(locks):
         loop.remove_signal_handler(SIGNAL)
 
 
-async def test_a_signal_that_is_named_twice_is_handled_once(locks):
-    before = signal.getsignal(SIGNAL)
-    async with locks.draining_on(SIGNAL, int(SIGNAL), within=25):
-        send()
-        await drained(locks)
-        assert signal.getsignal(SIGNAL) != before, "a second one may follow"
-    assert signal.getsignal(SIGNAL) == before
-
-
 async def test_what_is_ignored_stays_ignored(locks):
     before = signal.signal(SIGNAL, signal.SIG_IGN)
     try:
@@ -370,14 +346,3 @@ async def test_a_block_is_entered_once_and_needs_an_open_client(locks):
         await block.__aenter__()
     with pytest.raises(UsageError, match="not open"):
         await LockClient(MemoryBackend()).draining_on(SIGNAL, within=25).__aenter__()
-
-
-@pytest.mark.parametrize("signals", [(), ("SIGTERM",), (signal.SIGKILL,), (signal.SIGSTOP,), (0,), (9999,), (None,)])
-async def test_signals_that_no_process_handles_are_refused(locks, signals):
-    with pytest.raises(ConfigurationError, match="signal"):
-        locks.draining_on(*signals, within=25)
-
-
-async def test_a_bound_that_is_no_time_is_refused(locks):
-    with pytest.raises(ConfigurationError, match="within"):
-        locks.draining_on(SIGNAL, within=-1)

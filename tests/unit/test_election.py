@@ -24,7 +24,7 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
-from fencing_sdk._current_lease import held_here
+from fencing_sdk._lease import held_here
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
@@ -205,45 +205,6 @@ async def test_a_closed_client_leaves_the_loop():
 
 
 @in_virtual_time
-async def test_an_error_of_the_body_leaves_as_it_is():
-    async with TwoProcesses() as two:
-        with pytest.raises(ZeroDivisionError) as left:
-            async for term in two.election():
-                async with term:
-                    raise ZeroDivisionError
-        assert not getattr(left.value, "__notes__", [])
-        assert tidy()
-        assert await two.store.inspect("scheduler") is None
-
-
-@in_virtual_time
-async def test_the_loss_of_another_lock_is_an_error_of_the_body():
-    async with TwoProcesses() as two:
-        with pytest.raises(LeaseLostError) as left:
-            async for term in two.election():
-                async with term, two.ours.lock("other"):
-                    two.store.take_away("other")
-                    await asyncio.sleep(1)
-        assert left.value.name == "other"
-        assert tidy()
-
-
-@in_virtual_time
-async def test_a_token_that_the_body_reads_too_late_is_no_error_of_the_body():
-    async with TwoProcesses() as two:
-        terms = 0
-        async for term in two.election():
-            async with term as lease:
-                terms += 1
-                if terms == 1:
-                    two.store.take_away("scheduler")
-                    lease.check()
-            if terms == 2:
-                break
-        assert terms == 2
-
-
-@in_virtual_time
 async def test_tasks_of_the_body_that_read_the_token_too_late_are_no_error_either():
     async with TwoProcesses() as two:
         for others, swallowed in (([], True), ([ValueError()], False)):
@@ -254,19 +215,6 @@ async def test_tasks_of_the_body_that_read_the_token_too_late_are_no_error_eithe
                         raise ExceptionGroup("of a task group", [late, late, *others])
                     break
             assert swallowed or len(left.value.exceptions) == 3, "all of it leaves"
-
-
-@in_virtual_time
-async def test_break_and_return_leave_nothing_behind():
-    async with TwoProcesses() as two:
-        election = two.election()
-        async for term in election:
-            async with term:
-                break
-        assert await two.store.inspect("scheduler") is None
-        assert (election.standing, election.leading) == (ElectionStanding.IDLE, False)
-        await asyncio.sleep(1)
-        assert tidy()
 
 
 @pytest.mark.parametrize("moment", ["candidate", "leader"])
@@ -319,15 +267,6 @@ async def test_an_outer_cancellation_wins_over_the_end_of_the_term():
 
 
 # A term that is not entered
-
-
-@in_virtual_time
-async def test_a_term_that_is_never_entered_is_an_error_and_given_back():
-    async with TwoProcesses() as two:
-        with pytest.raises(UsageError, match=r"before its loop went on.*first line of the loop"):
-            async for _ in two.election():
-                pass
-        assert await two.store.inspect("scheduler") is None
 
 
 async def _leave_by_break(election) -> None:
@@ -392,18 +331,6 @@ async def test_a_term_whose_loop_is_kept_is_given_back_after_a_ttl(caplog):
             await term.__aenter__()
         with pytest.raises(UsageError, match="not entered within one ttl"):
             await anext(loop)
-
-
-@in_virtual_time
-async def test_a_term_is_entered_once():
-    async with TwoProcesses() as two:
-        async for term in two.election():
-            async with term:
-                pass
-            with pytest.raises(UsageError, match="once"):
-                async with term:
-                    pass
-            break
 
 
 @in_virtual_time
@@ -706,19 +633,6 @@ async def test_an_election_needs_an_open_client():
 
 
 # The decorator
-
-
-@in_virtual_time
-async def test_a_decorated_function_runs_as_the_leader_and_returns():
-    async with TwoProcesses() as two:
-
-        @two.ours.elected("tenants/{tenant}", ttl=TTL)
-        async def count(tenant: str, up_to: int) -> int:
-            assert await two.store.inspect(f"tenants/{tenant}") is not None
-            return up_to
-
-        assert await count("acme", up_to=3) == 3
-        assert await two.store.inspect("tenants/acme") is None
 
 
 @in_virtual_time

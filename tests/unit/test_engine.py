@@ -31,12 +31,14 @@ from fencing_sdk import (
     UsageError,
 )
 from fencing_sdk._engine.engine import Engine
+from fencing_sdk._engine.heartbeat import HeartbeatLog
+from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._lease import state_of
-from fencing_sdk._values.clock import LoopClock
+from fencing_sdk._values.clock import BootClock, LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Claim, Grant
+from fencing_sdk.abc import Claim, Grant, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
 
@@ -184,8 +186,8 @@ async def test_a_notice_of_the_store_ends_the_lease_at_once():
 @in_virtual_time
 async def test_notices_stop_with_the_engine():
     async with house() as h:
-        assert h.store.table._loss_notices
-    assert not h.store.table._loss_notices
+        assert h.store.table._loss_notices.wanted
+    assert not h.store.table._loss_notices.wanted
 
 
 @in_virtual_time
@@ -449,11 +451,18 @@ async def test_a_lost_lease_says_what_became_of_its_last_renewal(caplog):
             lease.check()
         await settle()
         told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        error = "BackendRefusedError: Store: renew failed: NOPERM"
         assert told == [
-            "a renewal of 1 leases is tried again until they end: BackendRefusedError: Store: renew failed: NOPERM",
+            f"the store did not renew a lease; the client tries again: {error}",
             f"lease on 'a' (token {state_of(lease).number:d}) is over: its deadline passed: {reason}",
         ]
         await lease.release()
+
+
+def test_the_log_counts_the_leases_that_were_not_renewed(caplog):
+    log = HeartbeatLog(BootClock(), LeaseReport(Observers(()), BootClock()), watch_stalls=False)
+    log.renewed([*[Renewal.RENEWED] * 9, Renewal.UNKNOWN], "it is slow")
+    assert caplog.messages == ["the store did not renew a lease; the client tries again: it is slow"]
 
 
 @in_virtual_time

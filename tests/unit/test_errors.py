@@ -1,17 +1,26 @@
-"""The errors: the documented tree, plain values that survive any journey, one sentence on one line."""
+"""The errors, the futures that carry them, and the door of the testing package."""
 
+from __future__ import annotations
+
+import ast
+import asyncio
 import copy
+import gc
 import inspect
 import json
 import pickle
 import re
 import string
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fencing_sdk import errors
+from fencing_sdk import errors, testing
+from fencing_sdk._values.tasks import cancel_and_wait, retrieve
 from fencing_sdk.errors import (
     AcquireCancelledError,
     AcquireError,
@@ -32,6 +41,9 @@ from fencing_sdk.errors import (
     UsageError,
     shown,
 )
+
+# The errors: the documented tree, plain values that survive any journey, one sentence on one line.
+
 
 EXAMPLES = [
     ConfigurationError("ttl must be at least 0.05 s, got 0"),
@@ -157,9 +169,9 @@ def test_what_a_reader_of_the_message_learns():
         "lease on 'seats/42' (token 34) is over: its deadline passed",
         "lease on 'seats/42' (token 34) is over: the store says the grant is not ours any more",
         "lease on 'seats/42' (token 34) is over: another holder has the lock now",
-        "lease on 'seats/42' (token 34) is over: an operator took it away, or its record was deleted from the store",
+        "lease on 'seats/42' (token 34) is over: an operator took it away, or the store lost its record",
         "lease on 'seats/42' (token 34) is over: the process was paused past the lease's deadline",
-        "lease on 'seats/42' (token 34) is over: it was given back, its client was closed, or this process is a fork",
+        "lease on 'seats/42' (token 34) is over: its client was closed",
         "lease on 'seats/42' (token 34) is over: its client was drained, and the body had not ended within the bound",
         "lease on 'seats/42' (token 34) is over: its deadline passed: max_hold=5 is over",
         "token 33 for 'seats/42' refused: the resource has seen 34; the lock has gone to a later holder",
@@ -288,3 +300,137 @@ def test_a_short_text_is_shown_whole(text):
 
 def test_a_cut_text_says_that_it_was_cut():
     assert shown("x" * 100) == f"'{'x' * 79}...'"
+
+
+# What no other task awaits is neither reported by asyncio nor left running.
+
+
+@pytest.fixture
+async def reported():
+    """What the loop reports while the test runs."""
+    contexts: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context["message"]))
+    yield contexts
+    asyncio.get_running_loop().set_exception_handler(None)
+
+
+async def fail() -> None:
+    raise ValueError
+
+
+async def test_an_outcome_that_was_retrieved_is_not_reported(reported: list[str]):
+    task = asyncio.ensure_future(fail())
+    task.add_done_callback(retrieve)
+    await asyncio.wait((task,))
+    del task
+    gc.collect()
+    assert not reported
+
+
+async def test_without_it_the_loop_reports_the_error(reported: list[str]):
+    task = asyncio.ensure_future(fail())
+    await asyncio.wait((task,))
+    del task
+    gc.collect()
+    assert reported == ["Task exception was never retrieved"]
+
+
+async def test_a_cancelled_future_has_no_outcome_to_retrieve():
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    retrieve(future)
+
+
+async def test_a_task_is_cancelled_and_has_ended_afterwards():
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    await asyncio.sleep(0)
+    await cancel_and_wait(task)
+    assert task.cancelled()
+
+
+async def test_an_error_of_the_cancelled_task_is_dropped(reported: list[str]):
+    async def fail_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError
+
+    task = asyncio.ensure_future(fail_when_cancelled())
+    await asyncio.sleep(0)
+    await cancel_and_wait(task)
+    del task
+    gc.collect()
+    assert not reported
+
+
+async def test_a_task_that_ignores_its_cancellation_is_waited_for_no_longer_than_the_limit():
+    leave = asyncio.Event()
+
+    async def ignore_cancellation() -> None:
+        while not leave.is_set():
+            try:
+                await leave.wait()
+            except asyncio.CancelledError:
+                continue
+
+    task = asyncio.ensure_future(ignore_cancellation())
+    await asyncio.sleep(0)
+    await cancel_and_wait(task, limit=0.01)
+    assert not task.done()
+    leave.set()
+    await task
+
+
+# `fencing_sdk.testing` costs nothing until a name is asked for, and says what is missing.
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", testing.__all__)
+def test_every_name_of_the_door_is_there(name: str):
+    assert getattr(testing, name).__name__ == name
+    assert name in dir(testing)
+
+
+def test_type_checkers_see_the_same_names():
+    source = Path(testing.__file__).read_text()
+    (block,) = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    seen = {alias.name for node in ast.walk(block) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == set(testing.__all__) == set(testing._HOMES)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'Nonsense'"):
+        _ = testing.Nonsense
+
+
+def test_opening_the_door_loads_neither_pytest_nor_a_suite():
+    loaded = python("import sys, fencing_sdk.testing; print(*sys.modules)").split()
+    assert "pytest" not in loaded
+    assert not [name for name in loaded if name.startswith("fencing_sdk.testing.")]
+
+
+@pytest.mark.parametrize("suite", ["BackendSuite", "GuardSuite"])
+def test_without_pytest_a_suite_names_the_extra_to_install(suite: str):
+    code = f"""
+import sys
+sys.modules["pytest"] = None
+from fencing_sdk import ConfigurationError
+try:
+    from fencing_sdk.testing import {suite}
+except ConfigurationError as error:
+    print(error)
+"""
+    assert (
+        python(code).strip()
+        == f"{suite} needs pytest; run: pip install 'fencing-sdk[testing]', or '.[testing]' in a checkout"
+    )
+
+
+@pytest.mark.parametrize("name", ["FaultyBackend", "World"])
+def test_without_pytest_the_rest_still_works(name: str):
+    python(f"import sys; sys.modules['pytest'] = None; from fencing_sdk.testing import {name}")

@@ -10,8 +10,17 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from fencing_sdk import connect
-from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
-from fencing_sdk.abc import SupportsFounding, SupportsListing, SupportsRevoking, SupportsSchema, SupportsShares
+from fencing_sdk.abc import (
+    Claim,
+    Grant,
+    Held,
+    Renewal,
+    SupportsFounding,
+    SupportsListing,
+    SupportsRevoking,
+    SupportsSchema,
+    SupportsShares,
+)
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
 from fencing_sdk.testing import FaultyBackend

@@ -24,8 +24,8 @@ from fencing_sdk import (
 )
 from fencing_sdk._engine.heartbeat import BATCH, Heartbeat
 from fencing_sdk._engine.lease_group import LeaseGroup
-from fencing_sdk._engine.lease_state import LeaseState
 from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing

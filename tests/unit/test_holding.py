@@ -1,12 +1,38 @@
-"""``@holding``: a function that is called without its lock is refused before its body begins."""
+"""Which lease a task holds: the current one, those of its parents, what is shown of a holder, and a wait for itself."""
+
+from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import inspect
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextvars import Context
 
 import pytest
+from virtual_time import in_virtual_time, settle
 
-from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, NoLeaseError, current_token, holding
+from fencing_sdk import (
+    ConfigurationError,
+    LeaseLostError,
+    LockClient,
+    NoLeaseError,
+    UsageError,
+    current_lease,
+    current_token,
+    holding,
+)
+from fencing_sdk._lease import held_here, pop, push
+from fencing_sdk._values import reports
+from fencing_sdk._values.clock import LoopClock
+from fencing_sdk._values.reports import facts_about_command, metadata_of, read_facts, say_ended, say_kept
+from fencing_sdk.abc import Holder, Waiting
 from fencing_sdk.backends.memory import MemoryBackend
+
+# ``@holding``: a function that is called without its lock is refused before its body begins.
 
 
 @pytest.fixture
@@ -140,3 +166,323 @@ def test_a_placeholder_names_a_parameter():
         holding("accounts/{account_number}")(lambda account_id: None)
     with pytest.raises(ConfigurationError):
         holding("")
+
+
+# The lease of the code that runs now.
+
+
+async def test_without_a_lock_there_is_no_lease_and_the_error_says_where_there_would_be_one():
+    for ask in (current_lease, current_token):
+        with pytest.raises(NoLeaseError, match="no lease in this context; call from inside 'async with lock'"):
+            ask()
+        with pytest.raises(NoLeaseError, match="no lease on 'seats/42' in this context"):
+            ask("seats/42")
+
+
+async def test_having_no_lease_is_a_failed_lookup_and_a_misuse():
+    with pytest.raises(LookupError):
+        current_lease()
+    with pytest.raises(UsageError):
+        current_lease()
+
+
+async def test_the_lease_and_its_token_are_current_inside_and_gone_outside(stage):
+    async with stage.lock() as lease:
+        assert current_lease() is lease
+        assert current_token() == lease.token
+        assert current_token().holder == lease.holder
+    assert held_here() == ()
+
+
+async def test_the_innermost_lease_is_current_and_each_is_found_by_its_name(stage):
+    async with stage.lock("outer") as outer:
+        async with stage.lock("inner") as inner:
+            assert held_here() == (outer, inner)
+            assert current_lease() is inner
+            assert current_lease("outer") is outer
+            assert current_token("inner") == inner.token
+            with pytest.raises(NoLeaseError, match="'other'"):
+                current_lease("other")
+        assert current_lease() is outer
+
+
+async def test_a_lease_is_found_by_the_users_name_and_not_by_the_stores(stage):
+    stage.client._namespace = "shop"
+    async with stage.lock("seats") as lease:
+        assert current_lease("seats") is lease
+        with pytest.raises(NoLeaseError):
+            current_lease("shop:seats")
+
+
+async def test_a_lease_that_is_over_stays_current_so_that_its_token_is_refused_and_not_missing(stage):
+    async with stage.lock() as lease:
+        await lease.release()
+        assert current_lease() is lease
+        with pytest.raises(LeaseLostError):
+            current_token()
+
+
+async def test_a_plain_handle_is_not_current(stage):
+    lease = await stage.lock().acquire()
+    with pytest.raises(NoLeaseError):
+        current_lease()
+    await lease.release()
+
+
+async def test_what_a_copied_context_was_entered_under_is_seen_there_only(stage):
+    before = contextvars.copy_context()
+    async with stage.lock() as lease:
+        inside = contextvars.copy_context()
+        assert before.run(held_here) == ()
+    assert held_here() == ()
+    assert inside.run(held_here) == (lease,)
+
+
+async def test_undoing_in_another_context_does_nothing(stage):
+    lease = await stage.lock().acquire()
+    push(lease)
+    contextvars.Context().run(pop, lease)
+    assert current_lease() is lease
+    pop(lease)
+    assert held_here() == ()
+    await lease.release()
+
+
+async def test_a_child_that_enters_a_lock_does_not_change_its_parents_context(stage):
+    async def child():
+        async with stage.lock("inner"):
+            assert [lease.name for lease in held_here()] == ["outer", "inner"]
+
+    async with stage.lock("outer") as outer:
+        await asyncio.create_task(child())
+        assert held_here() == (outer,)
+
+
+# What others read of a holder: from any text, which a client of another version or a stranger may have written.
+
+
+FACTS = '{"host": "web-1", "pid": 812, "program": "backup.sh", "start": "2026-03-01T03:00:00+00:00"}'
+
+
+def holder(metadata, remaining=10.0, held_for=None):
+    return Holder("a", 1, "9f8a01c2", remaining, metadata, held_for=held_for)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "worker 3", "null", "[]", "7", '"host"', "{}", '{"host": "web-1"}', "[" * 1000, "\x1b[2J"),
+        *("when its run has ended", "when its run has ended, kept until soon (ttl 1 s)"),
+        *(
+            "when its run has ended, kept until 2026-03-01 (ttl . s)",
+            "when its run has ended, kept until \x1b[2J (ttl 1 s)",
+        ),
+    ],
+)
+def test_metadata_that_no_client_wrote_are_shown_as_they_are(text):
+    assert read_facts(holder(text, 1e9)) == (None, "", None, text)
+
+
+def test_the_facts_are_a_sentence_whose_words_cannot_move_a_cursor():
+    assert read_facts(holder(FACTS)).summary == "backup.sh (pid 812) on web-1 since 2026-03-01T03:00:00+00:00"
+    assert read_facts(Waiting("9f8a01c2", metadata=FACTS)).who == read_facts(holder(FACTS)).who
+    assert "T" in read_facts(holder(FACTS, held_for=5.0)).who.partition(" since ")[2]
+    odd = json.dumps({"host": "\x1b[2J" * 90, "pid": ["\n"], "program": None, "start": "\r"})
+    assert read_facts(holder(odd)).who.isprintable()
+    assert len(read_facts(holder(odd)).who) < 300
+
+
+@pytest.mark.parametrize(
+    ("ttl", "remaining", "sure"),
+    [(15, 15.0, False), (15, 25.0, False), (15, 25.1, True), (400, 490, False), (1, 12, True)],
+)
+def test_nothing_runs_for_sure_only_if_more_time_is_left_than_any_renewal_gives(ttl, remaining, sure):
+    """Stores round up, and their clocks differ from ours."""
+    facts = read_facts(holder(say_kept("worker 3", 3600, ttl), remaining))
+    assert (facts.kept_until is not None, facts.state.endswith(", nothing runs")) == (sure, sure)
+    assert facts.text == "worker 3"
+
+
+def test_a_run_that_has_ended_for_sure_says_so_whatever_time_is_left():
+    for metadata in (say_kept("worker 3", 20, 15), say_kept("", 20, 15)):
+        facts = read_facts(holder(say_ended(metadata), 5.0))
+        assert facts.state == f"kept until {facts.kept_until}, nothing runs"
+    assert [say_ended(text) for text in (None, "", "when it rains")] == [None, "", "when it rains"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "program"),
+    [
+        (["/srv/app/worker.py", "--password=secret"], "worker.py"),
+        (["/srv/app/reports/__main__.py"], "reports"),
+        (["-c"], "-c"),
+        ([""], "python"),
+        ([], "python"),
+        (None, "python"),
+        (["/srv/" + "\U0001f600\udcff\x1b" * 90], "?" * 64),
+        (["/srv/täglich"], "täglich"),
+    ],
+)
+def test_a_program_is_named_without_its_folder_and_its_arguments(monkeypatch, argv, program):
+    monkeypatch.setattr(sys, "argv", argv)
+    reports._facts_about.cache_clear()
+    try:
+        text = metadata_of()
+    finally:
+        reports._facts_about.cache_clear()
+    assert json.loads(text) == {"host": os.uname().nodename, "pid": os.getpid(), "program": program}
+    assert text.isascii(), "so that a database in any encoding keeps it"
+    assert "secret" not in text
+
+
+def test_the_longest_names_stay_readable_behind_a_note(monkeypatch):
+    longest = "é" * 5000
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", longest, "", "", "")))
+    kept = say_kept(facts_about_command(longest), 86_400, 0.123456789012)
+    assert len(kept) < reports.METADATA_LIMIT
+    assert read_facts(holder(kept)).who
+
+
+# A task that waits for a lock under which it was started is named after one ttl, and nothing else is.
+
+
+TTL = 10.0
+WARNING = (
+    "task 'helper' has waited 10 s for lock 'a', which task 'parent' holds and under which it was started; "
+    "if that task waits for it, neither goes on: locks are not reentrant"
+)
+
+
+@contextlib.asynccontextmanager
+async def opened() -> AsyncIterator[LockClient]:
+    asyncio.current_task().set_name("parent")
+    async with LockClient(MemoryBackend(clock=LoopClock()), clock=LoopClock(), watch_stalls=False) as locks:
+        yield locks
+
+
+async def hold(locks: LockClient, name: str = "a", **options) -> None:
+    async with locks.lock(name, ttl=TTL, **options):
+        pass
+
+
+def helper(locks: LockClient, **options) -> asyncio.Task[None]:
+    return asyncio.create_task(hold(locks, **options), name="helper")
+
+
+@in_virtual_time
+async def test_a_task_that_waits_for_the_lock_of_its_parent_is_named_once_after_one_ttl(caplog):
+    async with opened() as locks:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10 * TTL), locks.lock("a", ttl=TTL):
+                task = helper(locks)
+                await asyncio.sleep(TTL - 0.01)
+                assert not caplog.messages
+                await asyncio.sleep(0.02)
+                assert caplog.messages == [WARNING]
+                await asyncio.gather(task)
+    assert caplog.messages == [WARNING]
+
+
+@in_virtual_time
+async def test_every_wait_is_named_and_so_is_a_grandchild(caplog):
+    async with opened() as locks:
+        async with locks.lock("a", ttl=TTL), locks.lock("b", ttl=TTL):
+            tasks = [helper(locks), helper(locks, name="b")]
+
+            async def between() -> None:
+                await helper(locks)
+
+            tasks.append(asyncio.create_task(between()))
+            await asyncio.sleep(2 * TTL)
+        await asyncio.gather(*tasks)
+    assert sorted(caplog.messages) == [WARNING, WARNING, WARNING.replace("'a'", "'b'")]
+
+
+@in_virtual_time
+async def test_a_plain_handle_is_waited_for_with_the_same_warning(caplog):
+    async def take(locks: LockClient) -> None:
+        await (await locks.lock("a", ttl=TTL).acquire()).release()
+
+    async with opened() as locks:
+        async with locks.lock("a", ttl=TTL):
+            task = asyncio.create_task(take(locks), name="helper")
+            await asyncio.sleep(2 * TTL)
+        await task
+    assert caplog.messages == [WARNING]
+
+
+@in_virtual_time
+async def test_a_child_that_gets_its_turn_or_gives_up_in_time_is_not_named(caplog):
+    async with opened() as locks:
+        async with locks.lock("a", ttl=TTL):
+            task = helper(locks)
+            impatient = helper(locks, wait=TTL / 2)
+            await asyncio.sleep(0.9 * TTL)
+            assert isinstance(impatient.exception(), TimeoutError)
+        await task
+        await asyncio.sleep(TTL)
+    assert not caplog.messages
+
+
+@in_virtual_time
+async def test_a_wait_for_another_lock_or_the_lock_of_another_client_is_not_named(caplog):
+    async with opened() as locks, opened() as others:
+        handles = [await locks.lock("b", ttl=TTL).acquire(), await others.lock("a", ttl=TTL).acquire()]
+        async with locks.lock("a", ttl=TTL):
+            tasks = [helper(locks, name="b"), helper(others, name="a")]
+            await asyncio.sleep(2 * TTL)
+            assert not any(task.done() for task in tasks)
+        for handle in handles:
+            await handle.release()
+        await asyncio.gather(*tasks)
+    assert not caplog.messages
+
+
+@in_virtual_time
+async def test_a_wait_that_outlasts_the_parent_is_not_named(caplog):
+    async def hold_for_long(locks: LockClient) -> None:
+        async with locks.lock("a", ttl=TTL):
+            await asyncio.sleep(3 * TTL)
+
+    async with opened() as locks:
+        async with locks.lock("a", ttl=TTL):
+            first = asyncio.create_task(hold_for_long(locks), context=Context())
+            await settle()
+            second = helper(locks)
+            await asyncio.sleep(TTL / 2)
+        await asyncio.sleep(TTL)
+        assert not second.done()
+        await asyncio.gather(first, second)
+    assert not caplog.messages
+
+
+@in_virtual_time
+async def test_a_task_that_holds_the_lock_itself_is_refused_at_once(caplog):
+    async with opened() as locks, locks.lock("a", ttl=TTL):
+        with pytest.raises(UsageError, match="this task holds lock 'a' already; locks are not reentrant"):
+            await hold(locks)
+        assert await locks.lock("a").try_acquire() is None
+    assert not caplog.messages
+
+
+@in_virtual_time
+async def test_names_of_tasks_cannot_forge_the_log(caplog):
+    async with opened() as locks:
+        async with locks.lock("a\u2028", ttl=TTL):
+            task = asyncio.create_task(hold(locks, "a\u2028"), name="helper\nCRITICAL forged")
+            await asyncio.sleep(2 * TTL)
+        await task
+    (message,) = caplog.messages
+    assert message.isprintable()
+
+
+@in_virtual_time
+async def test_no_timer_is_left_behind(caplog):
+    async with opened() as locks:
+        async with locks.lock("a", ttl=TTL):
+            task = helper(locks)
+            await settle()
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.sleep(2 * TTL)
+    assert not caplog.messages

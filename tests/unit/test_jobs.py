@@ -13,6 +13,7 @@ import pytest
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
+    BackendRefusedError,
     BackendUnavailableError,
     ConfigurationError,
     JobEnded,
@@ -177,19 +178,6 @@ async def test_every_call_is_told_with_the_numbers_of_its_lease():
     assert (ran.name, ran.outcome, ran.token, ran.held_for) == ("nightly", JobOutcome.RAN, 1, OVER(2))
     assert ran.holder == clients.told(Released)[0].holder
     assert (skipped.outcome, skipped.token, skipped.holder) == (JobOutcome.SKIPPED, None, None)
-
-
-@in_virtual_time
-async def test_each_name_that_the_arguments_make_is_a_job_of_its_own():
-    clients = Clients()
-    async with clients.client() as locks:
-
-        @locks.job("report/{tenant}", at_least_for=60)
-        async def report(tenant):
-            return current_lease().name
-
-        assert [(await report(tenant)).value for tenant in ("a", "b")] == ["report/a", "report/b"]
-        assert await report("a") == Skipped("report/a", OVER(60, abs=1))
 
 
 # Errors.
@@ -633,14 +621,19 @@ class Overtaking(MemoryBackend):
         await super().renew(claims)
 
 
+class OvertakingWithoutTransfers(Overtaking):
+    transfer = None
+
+
 @pytest.mark.parametrize("delay", [0.5, 2.9, 8.0])
-def test_a_renewal_that_arrives_after_the_parking_does_not_shorten_it(delay):
+@pytest.mark.parametrize("store", [Overtaking, OvertakingWithoutTransfers])
+def test_a_renewal_that_arrives_after_the_parking_does_not_shorten_it(store, delay):
     """It would set the ttl of the lease again, and free the lock after 15 s."""
 
     @in_virtual_time
     async def play():
         clients = Clients()
-        clients.store = clients.memory = Overtaking(clients.clock, delay)
+        clients.store = clients.memory = store(clients.clock, delay)
         async with clients.client() as locks:
             await nightly(locks, 3.2)()  # the heartbeat's first renewal leaves at 3.0
             await asyncio.sleep(15)
@@ -650,9 +643,61 @@ def test_a_renewal_that_arrives_after_the_parking_does_not_shorten_it(delay):
 
 
 @in_virtual_time
+async def test_a_renewal_that_arrives_long_after_the_process_has_ended_does_not_free_the_lock():
+    """A transfer has made its owner a stranger, so no client has to be there."""
+    clients = Clients()
+    clients.store = clients.memory = Overtaking(clients.clock, 20.0)
+    async with clients.client() as locks:
+        await nightly(locks, 3.2)()
+    assert now() < 9
+    await asyncio.sleep(20)
+    assert await clients.freed() >= 59
+
+
+@in_virtual_time
+async def test_a_transfer_whose_answers_are_lost_until_the_time_is_over_is_no_loss():
+    """The grant has passed to the heir, and the former owner's release is refused."""
+    clients = Clients()
+    async with clients.client() as locks:
+        clients.store.lose_reply("renew")
+        outcome = await nightly(locks, 1.0, at_least_for=2.0)()
+    assert isinstance(outcome, Ran)
+    assert now() < 4
+    assert await clients.memory.inspect("nightly") is None
+
+
+class RefusesTransfers(MemoryBackend):
+    async def transfer(self, of, to):
+        raise BackendRefusedError("MemoryBackend", "transfer", "no permission to call the function")
+
+
+@in_virtual_time
+async def test_a_store_that_refuses_to_pass_a_grant_on_keeps_it_by_a_renewal():
+    clients = Clients()
+    clients.store = clients.memory = RefusesTransfers(clock=clients.clock)
+    async with clients.client() as locks:
+        assert isinstance(await nightly(locks)(), Ran)
+    assert OVER(now(), abs=0.1) == 1
+    assert await clients.freed() >= 60
+
+
+@in_virtual_time
+async def test_a_release_that_was_not_answered_before_the_time_was_over_is_not_confirmed():
+    clients = Clients()
+    async with clients.client() as locks:
+        asyncio.get_running_loop().call_later(0.9, clients.store.fail, "renew")
+        asyncio.get_running_loop().call_later(0.9, clients.store.fail, "release")
+        await nightly(locks, 1.0, at_least_for=2.0)()
+        assert now() >= 4, "a release holds its caller up for two seconds"
+        clients.store.heal()
+    (released,) = clients.told(Released)
+    assert (released.confirmed, released.kept_for) == (False, 0)
+
+
+@in_virtual_time
 async def test_a_client_that_is_closed_meanwhile_sets_the_ttl_once_more():
     clients = Clients()
-    clients.store = clients.memory = Overtaking(clients.clock, 0.41)
+    clients.store = clients.memory = OvertakingWithoutTransfers(clients.clock, 0.41)
     async with clients.client() as locks:
         await nightly(locks, 3.2)()
         await asyncio.sleep(0.2)

@@ -12,11 +12,9 @@ from fencing_sdk import (
     InvalidNameError,
     LeaseLostError,
     LockClient,
-    LockHeldError,
     LossReason,
     NoLeaseError,
     UsageError,
-    current_lease,
     holding,
 )
 from fencing_sdk._values.clock import LoopClock
@@ -44,19 +42,6 @@ async def locks(store):
 
 async def free(locks, *names):
     return [await locks.inspect(name) for name in names] == [None] * len(names)
-
-
-@pytest.mark.every_loop
-async def test_all_are_held_inside_and_free_afterwards(locks):
-    async with locks.multilock(*reversed(NAMES)) as held:
-        assert tuple(held) == NAMES
-        assert list(held.tokens) == list(NAMES)
-        for name in NAMES:
-            assert (await locks.inspect(name)).token == held.tokens[name] == held[name].token
-            assert current_lease(name) is held[name]
-    assert await free(locks, *NAMES)
-    with pytest.raises(NoLeaseError):
-        current_lease()
 
 
 async def test_functions_that_need_one_of_the_locks_can_be_called(locks):
@@ -112,15 +97,6 @@ async def test_names_are_acquired_in_the_order_of_the_store(store):
     async with LockClient(Noting(), namespace="shop") as locks, locks.multilock(*names):
         assert asked == sorted(asked, key=str.encode)
         assert len(asked) == len(names)
-
-
-async def test_one_that_is_held_by_another_frees_the_ones_before_it(locks):
-    async with locks.lock("accounts/2"):
-        with pytest.raises(LockHeldError) as refusal:
-            async with locks.multilock(*NAMES, wait=0):
-                pytest.fail("the body must not run")
-        assert refusal.value.name == "accounts/2"
-        assert await free(locks, "accounts/1", "accounts/3")
 
 
 @in_virtual_time
@@ -194,16 +170,6 @@ async def test_losing_one_while_another_is_waited_for_ends_the_wait(locks, store
         assert await free(locks, "accounts/1", "accounts/3")
 
 
-async def test_errors_of_the_body_leave_as_they_are(locks):
-    mine = ValueError("mine")
-    with pytest.raises(ValueError) as left:
-        async with locks.multilock(*NAMES):
-            raise mine
-    assert left.value is mine
-    assert left.value.__context__ is None
-    assert await free(locks, *NAMES)
-
-
 async def test_an_error_of_the_body_is_told_of_the_loss(locks, store):
     with pytest.raises(ValueError) as left:
         async with locks.multilock(*NAMES):
@@ -245,14 +211,6 @@ async def test_every_lock_raises_the_fence_of_its_own_name(locks):
     async with locks.multilock(*NAMES, fences=[ledger]) as held:
         assert {name: await ledger.highest(name) for name in NAMES} == held.tokens
         assert len(set(held.tokens.values())) > 1
-
-
-async def test_a_lock_that_this_task_holds_cannot_be_one_of_them(locks):
-    async with locks.lock("accounts/2"):
-        with pytest.raises(UsageError, match="accounts/2"):
-            async with locks.multilock(*NAMES):
-                pytest.fail("the body must not run")
-    assert await free(locks, *NAMES)
 
 
 async def test_left_by_another_task_all_are_given_back_and_the_error_says_so(locks):

@@ -1,16 +1,35 @@
-"""Names are untrusted: what could break a line, a header, a key or a path is refused or escaped once."""
+"""What a lock is called: names, templates for decorators, and claims."""
 
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime as dt
+import functools
+import json
+import pickle
+import re
+import sqlite3
 import unicodedata
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from pathlib import PurePosixPath
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fencing_sdk._values.names import NAME_LIMIT, check_name, check_namespace, in_namespace, safe_segment
+from fencing_sdk import Token
+from fencing_sdk._name_template import NameTemplate
+from fencing_sdk._values.claim import NAME_LIMIT, check_name, check_namespace, holder_of, in_namespace, safe_segment
+from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Holder, Permit, Renewal
 from fencing_sdk.errors import ConfigurationError, InvalidNameError
+
+# Names are untrusted: what could break a line, a header, a key or a path is refused or escaped once.
+
 
 pure = settings(deadline=None, max_examples=100)
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=40)
@@ -163,3 +182,301 @@ def test_a_segment_is_plain_and_stays_in_its_directory(name):
 def test_paths_do_not_escape(name):
     assert len(PurePosixPath(safe_segment(name)).parts) == 1
     assert not safe_segment(name).startswith(".")
+
+
+# A lock's name from the arguments of a call: mistakes show when the function is decorated.
+
+
+async def report(report_id, day=None, *rest, kind="pdf", **more):
+    """A function to decorate."""
+
+
+def fill(template, *args, function=report, **kwargs):
+    return NameTemplate(template, function).fill(args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("report", "report"),
+        ("report/{report_id}", "report/7"),
+        ("{kind}/{report_id}", "pdf/7"),
+        ("{report_id:05d}", "00007"),
+        ("{day:%F}", "2024-02-29"),
+        ("{day.year}", "2024"),
+        ("{kind[0]}", "p"),
+        ("{kind!r}", "'pdf'"),
+        ("{rest}", "()"),
+        ("{more}", "{}"),
+        ("{{{report_id}}}", "{7}"),
+        ("{{}}", "{}"),
+        ("{kind:>{report_id}}", "    pdf"),
+    ],
+)
+def test_placeholders_take_the_calls_arguments_and_the_defaults(template, expected):
+    assert fill(template, 7, dt.date(2024, 2, 29)) == expected
+
+
+def test_positional_and_keyword_arguments_make_one_name():
+    template = NameTemplate("{report_id}/{kind}", report)
+    assert template.fill((7,), {"kind": "csv"}) == template.fill((), {"kind": "csv", "report_id": 7}) == "7/csv"
+
+
+def test_a_method_fills_in_its_self():
+    class Service:
+        tenant = "acme"
+
+        async def build(self, report_id):
+            """Decorated in a class body, where there is no instance yet."""
+
+    assert fill("{self.tenant}/{report_id}", Service(), 7, function=Service.build) == "acme/7"
+
+
+def test_catch_all_parameters_are_parameters():
+    assert fill("{rest[0]}/{more[size]}", 7, None, "first", size=3) == "first/3"
+
+
+def test_a_partial_has_the_parameters_that_are_left():
+    assert fill("{day}", 8, function=functools.partial(report, 7)) == "8"
+    with pytest.raises(ConfigurationError, match=r"placeholder 'report_id'"):
+        NameTemplate("{report_id}", functools.partial(report, 7))
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{}", "placeholder without a name"),
+        ("a/{}/{}", "placeholder without a name"),
+        ("{0}", "placeholder without a name"),
+        ("{:>5}", "placeholder without a name"),
+        ("{reprot_id}", "placeholder 'reprot_id', which report does not take"),
+        ("{reprot.id}", "placeholder 'reprot'"),
+        ("{reprot[0]}", "placeholder 'reprot'"),
+        ("{ report_id }", "placeholder ' report_id '"),
+        ("{report-id}", "placeholder 'report-id'"),
+        ("{size}", "placeholder 'size'"),  # would be inside **more
+        ("{report_id:{width}}", "placeholder 'width'"),
+        ("}", "not a template"),
+        ("{", "not a template"),
+        ("a}b", "not a template"),
+        ("{report_id", "not a template"),
+        ("report_id}", "not a template"),
+        ("{report_id[}", "not a template"),
+        ("{report_id[0]x}", "not a template"),
+        ("{report_id.}", "not a template"),
+        ("{report_id!}", "not a template"),
+        ("{report_id!z}", "not a template"),
+        ("{report_id!r:%F}", "not a template"),
+        ("{kind:{kind:{kind}}}", "not a template"),
+    ],
+)
+def test_a_mistake_shows_when_the_function_is_decorated(template, complaint):
+    with pytest.raises(ConfigurationError) as caught:
+        NameTemplate(template, report)
+    assert complaint in str(caught.value)
+    assert str(caught.value).startswith("name ")
+    assert str(caught.value).endswith("write {{ }} for braces")
+
+
+def test_the_complaint_lists_what_could_be_meant():
+    with pytest.raises(ConfigurationError, match=r"its parameters are: report_id, day, rest, kind, more;"):
+        NameTemplate("{nobody}", report)
+
+
+@pytest.mark.parametrize("template", [None, 5, b"{report_id}", "", "a\nb", "a" * 513, report])
+def test_a_template_is_a_name(template):
+    with pytest.raises(ConfigurationError, match=r"^name "):
+        NameTemplate(template, report)
+
+
+@pytest.mark.parametrize(
+    ("template", "argument"),
+    [
+        ("{report_id.tenant}", 7),
+        ("{report_id[0]}", ()),
+        ("{report_id[0]}", 7),
+        ("{report_id[a]}", {}),
+        ("{report_id:d}", "seven"),
+        ("{report_id:%F}", None),
+    ],
+)
+def test_an_argument_that_does_not_fit_its_placeholder_is_named_with_its_cause(template, argument):
+    with pytest.raises(ConfigurationError, match=r"^name .* cannot be filled in from this call: ") as caught:
+        fill(template, argument)
+    assert caught.value.__cause__ is not None
+
+
+def test_a_call_that_does_not_fit_the_signature_fails_as_it_would_without_the_lock():
+    with pytest.raises(TypeError, match=r"^report\(\) missing 1 required positional argument: 'report_id'$"):
+        fill("{report_id}")
+
+
+def test_an_error_of_the_arguments_own_text_is_not_ours_to_hide():
+    class Broken:
+        def __format__(self, spec: str) -> str:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fill("{report_id}", Broken())
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text(max_size=20))
+def test_braces_in_an_argument_are_text(text):
+    """Filled in once: an argument never becomes a template."""
+    assert fill("r/{report_id}", text) == f"r/{text}"
+    assert fill("r/{report_id}", "{kind}{more.__class__}") == "r/{kind}{more.__class__}"
+
+
+def test_trying_a_template_out_looks_at_no_argument():
+    looked_at = []
+    probe = type("Probe", (), {"__getattr__": lambda self, name: looked_at.append(name)})()
+
+    async def with_default(order=probe):
+        """A default that would notice."""
+
+    NameTemplate("{order.id}", with_default)
+    assert looked_at == []
+    assert NameTemplate("{order.id}", with_default).fill((SimpleNamespace(id=3),), {}) == "3"
+
+
+# What travels to a store and back: tokens that are ints, claims that hide their owner.
+
+
+values = st.integers(0, TOKEN_LIMIT - 1)
+
+
+@settings(deadline=None)
+@given(values, values)
+def test_a_token_behaves_as_the_int_it_is(one, other):
+    token = Token(one, "9f8a01c2")
+    assert token == one
+    assert hash(token) == hash(one)
+    assert (token < other, token > other, token == other) == (one < other, one > other, one == other)
+    assert {one: "found"}[token] == "found"
+    assert (str(token), repr(token), f"{token}", f"{token:d}") == (str(one),) * 4
+    assert token + 1 == one + 1
+    assert bool(token) == bool(one)
+    assert isinstance(token, int)
+
+
+def test_arithmetic_makes_a_plain_int_without_a_holder():
+    token = Token(34, "9f8a01c2")
+    for number in (token + 1, token - 0, max(token + 0, 1), int(token)):
+        assert type(number) is int
+
+
+def test_equality_looks_at_the_number_alone():
+    assert Token(34, "aaaa") == Token(34, "bbbb") == Token(34) == 34
+    assert len({Token(34, "aaaa"), Token(34, "bbbb"), 34}) == 1
+
+
+@pytest.mark.parametrize("holder", [None, "9f8a01c2"])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_token_keeps_its_holder_when_pickled(holder, protocol):
+    back = pickle.loads(pickle.dumps(Token(34, holder), protocol))
+    assert type(back) is Token
+    assert (int(back), back.holder) == (34, holder)
+
+
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+def test_a_token_keeps_its_holder_when_copied(twin):
+    back = twin(Token(34, "9f8a01c2"))
+    assert (type(back), int(back), back.holder) == (Token, 34, "9f8a01c2")
+
+
+def test_a_token_is_a_number_in_json_and_in_sql():
+    token = Token(TOKEN_LIMIT - 1, "9f8a01c2")
+    assert json.dumps({"token": token}) == '{"token": 9007199254740991}'
+    with sqlite3.connect(":memory:") as connection:
+        (row,) = connection.execute("SELECT ?, typeof(?)", (token, token))
+    connection.close()
+    assert row == (TOKEN_LIMIT - 1, "integer")
+
+
+def test_the_largest_token_is_exact_as_a_double():
+    assert int(float(TOKEN_LIMIT - 1)) == TOKEN_LIMIT - 1
+    assert float(TOKEN_LIMIT) == float(TOKEN_LIMIT + 1)  # why it stops there
+
+
+def test_a_token_knows_no_holder_unless_it_was_told():
+    assert Token(34).holder is None
+    assert Token(Token(34, "9f8a01c2")).holder is None
+
+
+@pytest.mark.parametrize("value", ["34", " 34", "\u0663", b"34", 3.7, None, [34]], ids=ascii)
+def test_a_token_is_made_from_an_int_alone(value):
+    """int() would read the first four and cut the fifth to 3."""
+    with pytest.raises(TypeError):
+        Token(value)
+
+
+def test_the_holder_is_a_short_digest_that_does_not_tell_the_owner():
+    owner = "0123456789abcdef" * 2
+    assert holder_of(owner) == "3eb1bd43"  # the same in every version: it is stored beside fences
+    assert holder_of(owner) not in owner
+    assert holder_of(owner) == holder_of(owner) != holder_of(owner[::-1])
+    assert Claim("a", 1.0, owner).holder == holder_of(owner)
+
+
+def test_every_claim_has_an_owner_of_its_own_of_128_bits():
+    owners = {Claim("a", 15.0).owner for _ in range(1000)}
+    assert len(owners) == 1000
+    assert all(re.fullmatch("[0-9a-f]{32}", owner) for owner in owners)
+    for place in range(32):
+        assert len({owner[place] for owner in owners}) == 16, "a digit that is not random"
+
+
+def test_a_claim_does_not_show_its_owner():
+    claim = Claim("seats/42", 15.0, metadata="worker-1")
+    for text in (repr(claim), str(claim), f"{claim}", f"{[claim]}", repr({"claim": claim})):
+        assert claim.owner not in text
+        assert "seats/42" in text
+
+
+def test_retries_use_one_claim_and_another_ttl_keeps_the_owner():
+    claim = Claim("seats/42", 15.0)
+    assert dataclasses.replace(claim, ttl=5.0).owner == claim.owner
+    assert claim != Claim("seats/42", 15.0)
+    assert claim == pickle.loads(pickle.dumps(claim))
+
+
+@pytest.mark.parametrize("value", [Claim("a", 1.0), Grant(34), Held(), Holder("a", 34, "9f8a01c2", 1.0)], ids=repr)
+def test_values_cannot_be_changed(value):
+    for field in dataclasses.fields(value):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, field.name, "other")
+    assert not hasattr(value, "__dict__")
+
+
+def test_a_store_may_add_to_what_a_grant_tells():
+    @dataclass(frozen=True, slots=True)
+    class Dated(Grant):
+        revision: int = 0
+
+    assert Dated(5, revision=7) == Dated(5, None, True, None, 7)
+
+
+def test_a_grant_restarts_the_ttl_unless_the_store_says_otherwise():
+    assert Grant(0) == Grant(0, ttl=None, restarted=True)
+
+
+def test_the_outcomes_of_a_renewal():
+    assert [outcome.name for outcome in Renewal] == ["RENEWED", "REFUSED", "TAKEN_OVER", "UNKNOWN"]
+    assert all(pickle.loads(pickle.dumps(outcome)) is outcome for outcome in Renewal)
+
+
+def test_a_claim_wants_the_name_for_itself_unless_it_says_otherwise():
+    assert Claim("a", 1.0).mode is LOCK
+    assert [mode.shared for mode in (LOCK, WRITER, READER, Permit(of=4))] == [False, False, True, True]
+    assert Permit(of=4) == Permit(of=4) != Permit(of=5)
+    assert Permit(of=4).word == "permit"
+
+
+def test_readers_that_hold_together_are_one_holder_to_a_guard():
+    one, other = (Claim("a", 1.0, mode=READER) for _ in range(2))
+    assert one.token_holder(7) == other.token_holder(7)
+    assert one.holder != other.holder
+    assert one.token_holder(7) != one.token_holder(8)
+    assert one.token_holder(7) != Claim("b", 1.0, mode=READER).token_holder(7)
+    assert Claim("a", 1.0, one.owner).token_holder(7) == one.holder

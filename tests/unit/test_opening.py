@@ -1,9 +1,14 @@
-"""A client whose store is away when it is opened: the wait for a lock is a wait for the store, too."""
+"""How a client opens its store, and how waiters keep their places."""
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import math
 import threading
+import weakref
+from contextvars import ContextVar, copy_context
 from datetime import timedelta
 
 import pytest
@@ -27,7 +32,12 @@ from fencing_sdk import (
     connect,
 )
 from fencing_sdk._values.clock import LoopClock
+from fencing_sdk._values.loop_owner import LoopOwner
+from fencing_sdk.abc import Claim
+from fencing_sdk.backends._shared.waiters import KeptPlaces, Waiter
 from fencing_sdk.backends.memory import MemoryBackend
+
+# A client whose store is away when it is opened: the wait for a lock is a wait for the store, too.
 
 
 class Away(MemoryBackend):
@@ -335,16 +345,11 @@ async def test_an_election(locks):
 
 @in_both_worlds(on=AwayTwice, open_wait=PATIENCE)
 async def test_a_job_asks_once_for_its_lock_and_opens_the_client_as_patiently_as_the_client_is(locks):
-    job = locks.job("a", at_least_for=0.01)
-    if isinstance(locks, LockClient):
+    @locks.job("a", at_least_for=0.01)
+    async def work():
+        return 34
 
-        @job
-        async def work():
-            return 34
-
-        assert (await work()).value == 34
-    else:
-        assert job(lambda: 34)().value == 34
+    assert (await work()).value == 34
 
 
 def test_a_job_of_a_client_without_patience_asks_once_and_does_not_run():
@@ -435,3 +440,195 @@ def test_a_with_that_asks_nothing_leaves_the_store_to_the_first_lock():
         assert store.opened == []
         with locks.lock("a", wait=PATIENCE) as lease:
             assert lease.held
+
+
+# Places in a line that tasks keep, on virtual time: for stores that join by a request of their own.
+
+
+UNAVAILABLE = BackendUnavailableError("Store", "queue")
+WHO: ContextVar[str] = ContextVar("who", default="no caller")
+HELD: ContextVar[object] = ContextVar("held")
+
+
+class Store:
+    """A line that is joined within 10 ms."""
+
+    def __init__(self) -> None:
+        self.places = KeptPlaces()
+        self.faults: list[Exception] = []
+        self.waiters: list[Waiter] = []
+        self.joins = self.joining = self.most_joining = 0
+        self.leaving = 0.0
+        self.callers: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def in_line(self, claim):
+        self.joins += 1
+        self.joining += 1
+        self.most_joining = max(self.most_joining, self.joining)
+        self.callers.append(WHO.get())
+        try:
+            await asyncio.sleep(0.01)
+        finally:
+            self.joining -= 1
+        if self.faults:
+            raise self.faults.pop(0)
+        waiter = Waiter(claim)
+        self.waiters.append(waiter)
+        try:
+            yield waiter
+        finally:
+            await asyncio.sleep(self.leaving)
+            self.waiters.remove(waiter)
+
+    def stand(self):
+        told = []
+        return self.places.stand(self.in_line, Claim("a", 10.0), lambda *_: told.append(round(now(), 3))), told
+
+
+@in_virtual_time
+async def test_a_place_is_joined_in_the_background_and_left_in_the_background():
+    store = Store()
+    place, told = store.stand()
+    assert place.nap(1.0) is None
+    await asyncio.sleep(0.02)
+    assert (place.nap(1.0), told) == (1.0, [0.01]), "it has joined: a release in between is not missed"
+    store.waiters[0].wake()
+    await settle()
+    assert told == [0.01, 0.02]
+    store.leaving = 1.0
+    leaving = place.leave()
+    assert store.waiters
+    await asyncio.wait((leaving,))
+    assert (store.waiters, round(now(), 3), told) == ([], 1.02, [0.01, 0.02])
+    assert place.leave() is None
+
+
+@in_virtual_time
+async def test_a_place_that_was_left_while_it_joined_is_not_in_the_line():
+    store = Store()
+    for _ in range(3):
+        place, told = store.stand()
+        await asyncio.sleep(0.005)
+        place.leave()
+        await asyncio.sleep(1.0)
+        assert (store.waiters, told, store.joining) == ([], [], 0)
+
+
+@in_virtual_time
+async def test_a_place_that_was_left_before_its_task_ran_joins_nothing():
+    store = Store()
+    store.stand()[0].leave()
+    await asyncio.sleep(1.0)
+    assert store.joins == 0
+
+
+@in_virtual_time
+async def test_leaving_is_cancelled_once_and_again_after_two_seconds():
+    """A second cancellation would interrupt it, and the store would keep the place of a waiter that is gone."""
+    store = Store()
+    for takes, left in ((1.9, True), (3600.0, False)):
+        place, _ = store.stand()
+        await asyncio.sleep(0.02)
+        store.leaving = takes
+        began = now()
+        leaving = place.leave()
+        await asyncio.sleep(0.5)
+        assert place.leave() is leaving
+        await asyncio.wait((leaving,))
+        assert now() - began == pytest.approx(min(takes, 2.0))
+        assert bool(store.waiters) is not left
+
+
+@in_virtual_time
+async def test_a_place_that_is_lost_is_taken_again_and_the_waiter_polls_meanwhile():
+    store = Store()
+    place, told = store.stand()
+    await asyncio.sleep(1.0)
+    store.faults = [UNAVAILABLE]
+    store.waiters[0].fail(UNAVAILABLE)
+    await asyncio.sleep(0.1)
+    assert place.nap(1.0) is None
+    await asyncio.sleep(2.5)
+    assert (store.joins, len(store.waiters), place.nap(1.0)) == (3, 1, 1.0)
+    assert len(told) == 2, "as it joined, and as it joined again"
+    await asyncio.wait((place.leave(),))
+
+
+@pytest.mark.parametrize("error", [BackendRefusedError("Store", "queue"), ZeroDivisionError()], ids=repr)
+@in_virtual_time
+async def test_a_line_that_refuses_leaves_polling(error):
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    store = Store()
+    store.faults = [error]
+    place, told = store.stand()
+    await asyncio.sleep(60.0)
+    assert (store.joins, told, place.nap(1.0), place.leave(), reported) == (1, [0.01], None, None, [])
+
+
+@in_virtual_time
+async def test_no_more_than_32_waiters_join_at_once_and_the_others_do_not_poll_meanwhile():
+    store = Store()
+    places = [store.stand()[0] for _ in range(100)]
+    await asyncio.sleep(0.005)
+    assert store.joining == store.most_joining == 32
+    assert [place.nap(1.0) for place in places] == [None] * 32 + [1.0] * 68
+    await asyncio.sleep(0.05)
+    assert (len(store.waiters), store.most_joining) == (100, 32)
+    await asyncio.wait([place.leave() for place in places])
+    assert store.waiters == []
+
+
+@in_virtual_time
+async def test_a_place_keeps_nothing_of_its_callers_context():
+    store = Store()
+    context = copy_context()
+    context.run(WHO.set, "a caller")
+    place, _ = context.run(store.stand)
+    await asyncio.sleep(0.02)
+    assert store.callers == ["no caller"]
+    await asyncio.wait((place.leave(),))
+
+
+@in_virtual_time
+async def test_the_end_of_a_place_keeps_nothing_of_its_callers_context():
+    class Thing:
+        pass
+
+    store, thing, contexts = Store(), Thing(), [copy_context()]
+    kept = weakref.ref(thing)
+    contexts[0].run(HELD.set, thing)
+    place, _ = contexts[0].run(store.stand)
+    contexts.clear()
+    del thing
+    await asyncio.sleep(0.02)
+    gc.collect()
+    assert kept() is None
+    await asyncio.wait((place.leave(),))
+
+
+@in_virtual_time
+async def test_a_place_whose_task_a_loop_that_ends_has_cancelled_is_left_in_peace():
+    store = Store()
+    place, _ = store.stand()
+    await asyncio.sleep(0.02)
+    store.leaving = 1.0
+    (keeping,) = (task for task in asyncio.all_tasks() if task is not asyncio.current_task())
+    keeping.cancel()
+    await settle()
+    await asyncio.wait((place.leave(),))
+    assert store.waiters == []
+
+
+@in_virtual_time
+async def test_a_forked_child_and_the_next_loop_wait_for_no_turn_of_those_before(monkeypatch):
+    """These will never end."""
+    store = Store()
+    places = [store.stand()[0] for _ in range(40)]
+    await settle()
+    monkeypatch.setattr(LoopOwner, "is_current", False)
+    places.append(store.stand()[0])
+    await asyncio.sleep(0.005)
+    assert store.joining == 32 + 1
+    await asyncio.wait([place.leave() for place in places])

@@ -15,7 +15,7 @@ import pytest
 
 from fencing_sdk import Acquiring, LossReason, Lost, connect
 from fencing_sdk._recording import Recorder
-from fencing_sdk._values.claim import Claim
+from fencing_sdk.abc import Claim
 from fencing_sdk.errors import ConfigurationError
 
 ODD_NAMES = ["a\u2028b", "\u00e8", "🔒" * 100, 'quote " and \\ back', "</script>", "a" * 512, "\u202e", "{}", "'"]

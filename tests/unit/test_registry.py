@@ -1,5 +1,8 @@
-"""From a URL to a backend: plug-ins are found, drivers are named, and no URL is ever repeated."""
+"""From a URL to a backend: schemes, options, lists of hosts, and secrets that no error repeats."""
 
+from __future__ import annotations
+
+import inspect
 import sys
 import traceback
 from pathlib import Path
@@ -7,11 +10,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refused_urls import refuse_every_url
 
 from fencing_sdk import backends, connect
+from fencing_sdk._values.url import HostAddress, joined, read_postgresql_url, split_url
 from fencing_sdk.backends import BUILTIN, Builtin, from_url, take_options
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.guards.etcd import EtcdGuard
+from fencing_sdk.guards.kahuna import KahunaGuard
+from fencing_sdk.guards.redis import RedisGuard
+from fencing_sdk.guards.sql import SqlGuard
+
+# From a URL to a backend: plug-ins are found, drivers are named, and no URL is ever repeated.
+
 
 SECRET = "hunter2"
 
@@ -218,7 +230,9 @@ def test_every_built_in_backend_can_be_loaded(tmp_path):
     ids=lambda url: ascii(url)[:30],
 )
 def test_what_is_no_url_is_refused_without_repeating_it(url):
-    with pytest.raises(ConfigurationError, match=r"^url must look like 'sqlite:///locks.db' or 'memory://'") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"^url must look like 'redis://host:6379' or 'sqlite:///locks.db'"
+    ) as caught:
         from_url(url)
     assert SECRET not in everything_said(caught.value)
 
@@ -304,7 +318,7 @@ def test_the_options_of_the_caller_are_not_changed():
 def test_an_unknown_option_of_the_call_is_named_with_the_known_ones():
     with pytest.raises(ConfigurationError, match=r"^unknown option 'tokns' of this backend; known are tokens, region$"):
         take_options("x://h", {"tokns": "counter"}, ("tokens", "region"))
-    with pytest.raises(ConfigurationError, match=r"^unknown option 'ttl' of this backend; known are none$"):
+    with pytest.raises(ConfigurationError, match=r"^unknown option 'ttl' .* a lock: .*; known are none$"):
         take_options("x://h", {"ttl": 5}, ())
 
 
@@ -333,3 +347,154 @@ def test_looking_up_a_built_in_backend_reads_no_metadata(monkeypatch):
 
     monkeypatch.setattr(backends, "_plugins", never)
     assert from_url("memory://")
+
+
+# Where the servers of a URL are: one reading for all stores, the guards and the command line, on every Python.
+
+
+PATHS = {"redis+sentinel": "/service", "rediss+sentinel": "/service", "zk": "/shop", "zookeeper": "/shop"}
+LISTS = sorted({*BUILTIN} - {"memory", "sqlite", "unix", "redis+unix", "redis", "rediss", "valkey", "valkeys"})
+"""The schemes that take a list of hosts."""
+WITHOUT_LOGIN = {"kahuna", "kahuna+https"}
+
+
+def url_of(scheme: str, hosts: str) -> str:
+    return f"{scheme}://{hosts}{PATHS.get(scheme, '')}"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "addresses"),
+    [
+        ("h", [("h", None)]),
+        ("H.example:1,h2:65535", [("h.example", 1), ("h2", 65535)]),
+        ("h1,[::1]:2,[FE80::1]", [("h1", None), ("::1", 2), ("fe80::1", None)]),
+        ("[::ffff:127.0.0.1]:3", [("::ffff:127.0.0.1", 3)]),
+        ("[fe80::1%25eth0]:4,[fe80::2%en0]", [("fe80::1%eth0", 4), ("fe80::2%en0", None)]),
+        ("a%2Db,127.0.0.1:5,b%C3%BCcher.example", [("a-b", None), ("127.0.0.1", 5), ("b\u00fccher.example", None)]),
+        ("u:p@h1:1,h2", [("h1", 1), ("h2", None)]),
+        ("u%40x:p%40%2F%3A%2C@[::1],h2", [("::1", None), ("h2", None)]),
+        (":p,w@h", [("h", None)]),
+    ],
+)
+def test_hosts_are_read_with_their_ports(hosts: str, addresses: list[HostAddress]):
+    parts = split_url(f"x://{hosts}/path?a=b")
+    assert list(parts.addresses()) == addresses
+    assert (parts.scheme, parts.path, parts.query) == ("x", "/path", "a=b")
+
+
+def test_user_and_password_are_decoded_and_in_no_repr():
+    parts = split_url("x://u%40x:p%40%2F%3A%2C:%C3%BC@h")
+    assert (parts.user, parts.password) == ("u@x", "p@/:,:\u00fc")
+    assert "p@/" not in repr(parts)
+    for url, login in (
+        ("x://h", (None, None)),
+        ("x://@h", ("", None)),
+        ("x://u@h", ("u", None)),
+        ("x://:@h", ("", "")),
+    ):
+        assert (split_url(url).user, split_url(url).password) == login
+
+
+@pytest.mark.parametrize("scheme", LISTS)
+@pytest.mark.parametrize(
+    "hosts", ["h1,[::1]:2,h3", "[::1]:1,[::2]:2,[::3]:3", "h1:1,h2:2,[fe80::1%25eth0]:3", "127.0.0.1,h2,b%2Dc"]
+)
+def test_a_list_with_ipv6_is_read_where_urlsplit_refuses_everything(scheme: str, hosts: str, monkeypatch):
+    refuse_every_url(monkeypatch)
+    assert from_url(url_of(scheme, hosts))
+    if scheme not in WITHOUT_LOGIN:
+        assert from_url(url_of(scheme, f"user:p%40ss@{hosts}"))
+
+
+@pytest.mark.parametrize("scheme", sorted({*BUILTIN} - {*LISTS}))
+def test_other_urls_are_read_there_too(scheme: str, monkeypatch, tmp_path):
+    refuse_every_url(monkeypatch)
+    place = {"memory": "", "sqlite": f"{tmp_path}/a.db", "unix": "/run/s", "redis+unix": "/run/s"}.get(
+        scheme, "[::1]:1"
+    )
+    assert from_url(f"{scheme}://{place}")
+
+
+@pytest.mark.parametrize(
+    ("guard", "url"),
+    [
+        (EtcdGuard, "etcd://u:p@h1,[::1]:2"),
+        (KahunaGuard, "kahuna://h1,[::1]:2"),
+        (SqlGuard, "postgresql://u:p@h1,[::1]:2/app"),
+        (SqlGuard, "sqlite:///app.db"),
+        (RedisGuard, "redis://u:p@[::1]:2/1?socket_timeout=2"),
+        (RedisGuard, "rediss+cluster://u:p@h1,[::1]:2"),
+        (RedisGuard, "unix:///run/s?db=1"),
+    ],
+)
+async def test_guards_read_their_urls_there_too(guard, url: str, monkeypatch):
+    refuse_every_url(monkeypatch)
+    made = guard(url)
+    if inspect.iscoroutinefunction(getattr(made, "aclose", None)):
+        await made.aclose()
+
+
+def test_the_driver_of_postgresql_is_given_parts():
+    url = read_postgresql_url("postgresql://u%40x:p%2Fw@h1:1,[::1]:2,h3/shop%2F1?sslmode=require&options=-c%20a%3Db")
+    assert url.arguments() == {
+        "user": "u@x",
+        "password": "p/w",
+        "database": "shop/1",
+        "host": ["h1", "::1", "h3"],
+        "port": [1, 2, 5432],
+    }
+    assert url.options_dsn == "postgresql://?sslmode=require&options=-c%20a%3Db"
+    assert [(one.place, one.arguments()["host"]) for one in url.each_host()] == [
+        ("h1:1", ["h1"]),
+        ("[::1]:2", ["::1"]),
+        ("h3:5432", ["h3"]),
+    ]
+    assert read_postgresql_url("postgresql://").arguments() == {}
+
+
+@pytest.mark.parametrize("scheme", LISTS)
+@pytest.mark.parametrize(
+    ("hosts", "part"),
+    [
+        ("h1,,h3", "host 2 of url is empty"),
+        ("h1,h2,", "host 3 of url is empty"),
+        ("h1,:1,h3", "host 2 of url is empty"),
+        ("h1, h2,h3", "host 2 of url has a space"),
+        ("h1,h2 ,h3", "host 2 of url has a space"),
+        ("h1,h%202,h3", "host 2 of url has a space"),
+        ("h1,h2:0,h3", "host 2 of url has a port that is no number from 1 to 65535"),
+        ("h1,h2:65536,h3", "host 2 of url has a port"),
+        ("h1,h2:,h3", "host 2 of url has a port"),
+        (f"h1,h2:{SECRET},h3", "host 2 of url has a port"),
+        ("h1,h2:\u0661,h3", "host 2 of url has a port"),
+        ("h1,::1,h3", "host 2 of url has an IPv6 address without brackets"),
+        ("h1,[::1,h3", "host 2 of url has brackets around what is no IPv6 address"),
+        ("h1,[::1]x:1,h3", "host 2 of url has brackets"),
+        (f"h1,[{SECRET}],h3", "host 2 of url has brackets"),
+        ("h1,[127.0.0.1],h3", "host 2 of url has brackets"),
+        ("h1,[::1%25],h3", "host 2 of url has brackets"),
+        (f"h1,h2]{SECRET},h3", "host 2 of url has a character that is part of no host"),
+        ("h1,h%2C2,h3", "host 2 of url has a character that is part of no host"),
+        ("h1,h%FF,h3", "host 2 of url has bytes that are not UTF-8"),
+        ("h1,h%00,h3", "host 2 of url has a space or a control character"),
+        (f"u:{SECRET}@x@h1,h2,h3", "url has two '@'"),
+        (f"u:{SECRET}@h1,u:{SECRET}@h2,h3", "url has two '@'"),
+        (f"h1:1,u:{SECRET}@h2,h3", "url has a host before the user"),
+        (f"u:1/{SECRET}@h1,h2,h3", "url has a '/' before an '@'; in user and password write %2F"),
+        (f"u:{SECRET}%FF@h1,h2,h3", "url has bytes in its password that are not UTF-8"),
+        (f"u%FF:{SECRET}@h1,h2,h3", "url has bytes in its user that are not UTF-8"),
+        (f"u:{SECRET}%0A@h1,h2,h3", "url has a control character in its password"),
+        (f"u:{SECRET}#@h1,h2,h3", "url has a '#'"),
+    ],
+)
+def test_an_error_names_the_part_and_repeats_nothing(scheme: str, hosts: str, part: str):
+    with pytest.raises(ConfigurationError) as refused:
+        from_url(url_of(scheme, hosts))
+    assert str(refused.value).startswith(part)
+    assert SECRET not in everything_said(refused.value)
+
+
+@pytest.mark.parametrize("host", ["h", "::1", "fe80::1%eth0", "127.0.0.1"])
+@pytest.mark.parametrize("port", [None, 1])
+def test_what_is_written_is_read_again(host: str, port: int | None):
+    assert split_url(f"x://{joined(host, port)}").addresses() == ((host, port),)

@@ -15,11 +15,9 @@ from fencing_sdk import (
     LockClient,
     LockHeldError,
     LossReason,
-    PermitLease,
     StaleTokenError,
     UnsupportedError,
     UsageError,
-    current_lease,
 )
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.kahuna import KahunaBackend
@@ -55,27 +53,6 @@ def in_virtual_locks(visit, **options):
 
 
 # A semaphore
-
-
-@pytest.mark.every_loop
-async def test_each_holder_has_a_permit_and_a_resource_of_its_own(locks):
-    gpus = locks.semaphore("gpu-pool", permits=3)
-    async with gpus as one:
-        two = await gpus.acquire(wait=1)
-        assert isinstance(one, PermitLease)
-        assert [(lease.permit, lease.resource) for lease in (one, two)] == [(0, "gpu-pool/0"), (1, "gpu-pool/1")]
-        assert two.token > one.token
-        assert current_lease("gpu-pool") is one
-        assert not await gpus.locked()
-        three = await gpus.try_acquire()
-        assert three.permit == 2
-        assert await gpus.locked()
-        assert await gpus.try_acquire() is None
-        assert [holder.permit for holder in await gpus.holders()] == [0, 1, 2]
-        await two.release()
-        await three.release()
-    assert list(await gpus.holders()) == []
-    assert await locks.inspect("gpu-pool") is None
 
 
 def test_no_more_hold_than_there_are_permits_and_all_get_one():
@@ -158,12 +135,6 @@ async def test_a_lock_and_a_semaphore_of_one_name_are_told_apart_in_the_error(lo
     async with locks.semaphore("gpu-pool", permits=2):
         with pytest.raises(UsageError, match=r"holds 'gpu-pool' as a permit already and would wait .* as a lock"):
             await locks.lock("gpu-pool").acquire()
-
-
-async def test_a_read_write_lock_that_is_entered_itself_says_what_to_enter(locks):
-    with pytest.raises(UsageError, match=r"enter 'catalog' as a reader or as the writer: async with rwlock\.reader"):
-        async with locks.rwlock("catalog"):
-            pass
 
 
 async def test_a_permit_that_is_taken_away_ends_the_work(locks, store):

@@ -312,61 +312,26 @@ async def test_closing_does_not_wait_longer_than_its_limit():
 
 
 @in_virtual_time
-async def test_closing_does_not_wait_for_those_who_stand_in_line():
+async def test_closing_cancels_at_once_what_has_no_end_of_its_own():
     async with office() as (store_calls, _):
-        standing = store_calls.stand(hang())
+        endless = store_calls.start_until_closing(hang())
         await settle()
         await store_calls.aclose(5.0)
-        assert standing.cancelled()
+        assert endless.cancelled()
         assert now() < 0.01
 
 
-def standing_until_cancelled(left: list[float], *, takes: float):
-    """Stand in line; leaving takes a while, and a second cancellation would interrupt it."""
-
-    async def stand() -> None:
-        try:
-            await hang()
-        finally:
-            await asyncio.sleep(takes)
-            left.append(now())
-
-    return stand()
-
-
+@pytest.mark.parametrize(("takes", "left_at"), [(1.5, 1.5), (3600.0, 5.0)])
 @in_virtual_time
-async def test_closing_lets_those_who_stand_in_line_leave_it():
+async def test_closing_waits_for_those_who_leave_their_lines_up_to_its_limit(takes, left_at):
     async with office() as (store_calls, _):
-        left = []
-        store_calls.stand(standing_until_cancelled(left, takes=1.5))
-        await settle()
+        leaving = asyncio.create_task(asyncio.sleep(takes))
+        store_calls.outlast(leaving)
+        store_calls.outlast(leaving)
         await store_calls.aclose(5.0)
-        assert left == [1.5]
-
-
-@in_virtual_time
-async def test_closing_does_not_interrupt_those_who_are_leaving_the_line():
-    async with office() as (store_calls, _):
-        left = []
-        standing = store_calls.stand(standing_until_cancelled(left, takes=1.5))
-        await settle()
-        store_calls.leave(standing)
-        store_calls.leave(standing)
-        await asyncio.sleep(1.0)
-        await store_calls.aclose(5.0)
-        assert left == [1.5]
-
-
-@in_virtual_time
-async def test_closing_does_not_wait_longer_for_leaving_than_for_a_release():
-    async with office() as (store_calls, _):
-        left = []
-        standing = store_calls.stand(standing_until_cancelled(left, takes=3600.0))
-        await settle()
-        await store_calls.aclose(5.0)
-        assert standing.done()
-        assert not left
-        assert now() == pytest.approx(2.0, abs=2 * GRACE)
+        assert leaving.done()
+        assert leaving.cancelled() == (takes > 5)
+        assert now() == pytest.approx(left_at, abs=2 * GRACE)
 
 
 @in_virtual_time
@@ -401,6 +366,7 @@ async def test_closing_wakes_who_dozes():
         await store_calls.aclose(1.0)
         assert store_calls.closing
         await dozing
+        assert store_calls.new_wakeup().is_set(), "who comes to wait now is woken, too"
         assert now() < 0.01
 
 
@@ -419,9 +385,9 @@ async def test_a_finished_errand_is_not_kept():
 @in_virtual_time
 async def test_an_errand_that_has_no_end_of_its_own_is_not_kept_when_it_ends():
     async with office() as (store_calls, _):
-        store_calls.stand(answers_now())
+        store_calls.start_until_closing(answers_now())
         await settle()
-        assert not store_calls._standing
+        assert not store_calls._until_closing
 
 
 @in_virtual_time

@@ -23,15 +23,15 @@ from fencing_sdk import (
     LossReason,
     Lost,
     NoLeaseError,
-    StaleTokenError,
     UsageError,
 )
-from fencing_sdk._current_lease import held_here
+from fencing_sdk._lease import held_here
+from fencing_sdk._lock import Lock
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.guards.memory import MemoryGuard
-from fencing_sdk.sync import SyncLockClient, _loop_thread, connect, current_lease, current_token, holding
-from fencing_sdk.sync._loop_thread import LoopThread, enter
-from fencing_sdk.sync._opening import Opening
+from fencing_sdk.recipes.election import Candidacy
+from fencing_sdk.sync import SyncLockClient, _loop_thread, connect, current_lease, current_token
+from fencing_sdk.sync import _lock as sync_locks
+from fencing_sdk.sync._loop_thread import LoopThread, Opening, enter
 from fencing_sdk.sync._thread_call import ThreadBody, this_thread
 
 
@@ -84,39 +84,6 @@ def test_the_loop_of_the_background_thread_is_the_one_that_is_installed(request,
 # A block
 
 
-def test_a_block_holds_the_lock_and_its_lease_is_current(locks):
-    with locks.lock("a", ttl=10) as lease:
-        assert (lease.name, lease.token, lease.held, lease.ttl) == ("a", 1, True, 10)
-        assert current_lease() is fencing_sdk.current_lease() is lease
-        assert current_token() == fencing_sdk.current_token("a") == 1
-        assert lease.headers()["Fencing-Token"].startswith("1;holder=")
-        with locks.lock("b") as inner:
-            assert current_lease() is inner
-            assert current_lease("a") is lease
-        assert not free(locks)
-    assert free(locks)
-    assert not lease.held
-    with pytest.raises(NoLeaseError):
-        current_lease()
-
-
-def test_the_error_of_a_body_leaves_as_it_is(locks):
-    error = ValueError("mine")
-    with pytest.raises(ValueError) as raised, locks.lock("a"):
-        raise error
-    assert raised.value is error
-    assert not hasattr(error, "__notes__")
-    assert free(locks)
-
-
-def test_the_error_of_a_body_has_a_note_when_the_lease_was_lost_too(locks, store):
-    with pytest.raises(ValueError) as raised, locks.lock("a") as lease:
-        revoke(locks, store)
-        assert lease.wait_lost(PATIENCE) is LossReason.REVOKED
-        raise ValueError("mine")
-    assert "was lost too: revoked" in raised.value.__notes__[0]
-
-
 def test_a_lease_that_was_lost_leaves_the_block_as_an_error(locks, store):
     with pytest.raises(LeaseLostError) as raised, locks.lock("a") as lease:
         revoke(locks, store)
@@ -124,31 +91,6 @@ def test_a_lease_that_was_lost_leaves_the_block_as_an_error(locks, store):
         assert lease.wait_lost(0) is lease.wait_lost(5) is LossReason.REVOKED
     assert raised.value.reason is LossReason.REVOKED
     assert pickle.loads(pickle.dumps(raised.value)).args == raised.value.args
-
-
-def test_one_lock_object_is_entered_by_many_threads(locks):
-    lock, rest = locks.lock("a", ttl=30), threading.Barrier(8)
-
-    def work(_):
-        rest.wait(PATIENCE)
-        with lock as lease:
-            assert current_lease() is lease
-            return int(lease.token)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sorted(pool.map(work, range(8))) == list(range(1, 9))
-
-
-def test_a_lock_is_not_reentrant(locks):
-    lock = locks.lock("a")
-    with lock:
-        for again in (lock, locks.lock("a", wait=5)):
-            with pytest.raises(UsageError, match="this thread holds lock 'a' already"), again:
-                pass
-            with pytest.raises(UsageError):
-                again.acquire()
-        assert lock.try_acquire() is None
-    assert free(locks)
 
 
 def test_coroutines_of_one_thread_that_wait_for_each_other_are_refused(locks):
@@ -189,24 +131,12 @@ def test_a_block_that_another_thread_leaves_is_an_error_and_frees_the_lock(locks
     assert free(locks)
     with pytest.raises(UsageError):
         lock.__exit__(None, None, None)
-    fencing_sdk._current_lease.pop(current_lease())
+    fencing_sdk._lease.pop(current_lease())
 
 
 def test_a_thread_does_not_see_the_lease_of_the_one_that_started_it(locks):
     with locks.lock("a"), ThreadPoolExecutor(1) as pool, pytest.raises(NoLeaseError):
         pool.submit(current_token).result()
-
-
-def test_a_refusal_of_a_guard_is_told_to_the_observers(locks, events):
-    with pytest.raises(StaleTokenError), locks.lock("a"):
-        raise StaleTokenError("a", 1, 2)
-    assert [event.kind for event in events if event.kind == "stale_rejected"]
-
-
-def test_fences_are_raised_with_the_lock(locks):
-    guard = MemoryGuard()
-    with locks.lock("a", fences=[guard]) as lease:
-        assert locks.run(guard.highest, "a") == lease.token
 
 
 # A handle
@@ -243,16 +173,6 @@ def test_a_handle_that_is_dropped_warns_and_is_given_back(locks):
 # The other recipes
 
 
-def test_a_decorated_function_holds_the_lock_of_its_arguments(locks):
-    @locks.locked("report/{number}", ttl=30)
-    def build(number: int) -> str:
-        """Build it."""
-        return current_lease().name
-
-    assert build(7) == "report/7"
-    assert build.__doc__ == "Build it."
-
-
 def test_what_cannot_be_decorated_is_told_at_once(locks):
     async def task(): ...
 
@@ -268,17 +188,6 @@ def test_what_cannot_be_decorated_is_told_at_once(locks):
         locks.locked("a", ttl=-1)
 
 
-def test_a_function_that_needs_a_lock_says_so(locks):
-    @holding("a")
-    def write():
-        return current_token()
-
-    with locks.lock("a"):
-        assert write() == 1
-    with pytest.raises(NoLeaseError):
-        write()
-
-
 def test_a_job_runs_once_in_the_thread_that_calls_it(locks):
     @locks.job("report/{number}", at_least_for=60)
     def build(number: int) -> tuple[int, str]:
@@ -290,19 +199,6 @@ def test_a_job_runs_once_in_the_thread_that_calls_it(locks):
     assert isinstance(build(8), fencing_sdk.Ran)
     with pytest.raises(NoLeaseError):
         current_lease()
-
-
-@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
-def test_the_error_of_a_job_leaves_as_it_is(locks, error):
-    @locks.job("a", at_least_for=0.01)
-    def fail():
-        raise error
-
-    with pytest.raises(type(error)) as raised:
-        fail()
-    assert raised.value is error
-    with locks.lock("a", wait=PATIENCE):
-        pass
 
 
 def in_a_block(locks, body):
@@ -362,23 +258,6 @@ def test_the_note_of_a_loss_stays_with_an_error_that_a_coroutine_has_carried(loc
     with pytest.raises(StopIteration) as raised:
         work()
     assert "lost" in raised.value.__notes__[0]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [ValueError("mine"), SystemExit(143), KeyboardInterrupt(), GeneratorExit(), StopIteration()],
-    ids=repr,
-)
-def test_a_job_that_fails_or_ends_the_process_may_keep_its_lock(locks, error):
-    @locks.job("a", at_least_for=60, at_least_on="any")
-    def fail(with_error):
-        if with_error is not None:
-            raise with_error
-
-    with pytest.raises(type(error)) as raised:
-        fail(error)
-    assert raised.value is error
-    assert isinstance(fail(None), fencing_sdk.Skipped)
 
 
 def test_a_job_that_has_lost_its_lease_goes_on_and_raises_at_its_end(locks, store):
@@ -480,67 +359,64 @@ def test_closing_and_the_body_of_a_job_that_uses_the_client_do_not_wait_for_each
     assert free(locks)
 
 
-def test_several_locks_are_held_together_or_not_at_all(locks, store):
-    with locks.multilock("b", "a", ttl=30) as held:
-        assert held.tokens == {"a": current_token("a"), "b": current_token("b")}
-        held.check()
-        assert list(held) == ["a", "b"]
-    assert free(locks, "a")
-    with locks.lock("b").acquire(), pytest.raises(fencing_sdk.AcquireTimeoutError), locks.multilock("a", "b", wait=0.1):
-        pass
-    assert free(locks, "a")
-    with pytest.raises(LeaseLostError) as raised, locks.multilock("a", "b") as held:
-        revoke(locks, store, "b")
-        held["b"].wait_lost(PATIENCE)
-    assert raised.value.name == "b"
-    assert free(locks, "a")
-    block = locks.multilock("a")
-    with block, pytest.raises(UsageError), block:
-        pass
-    with pytest.raises(NoLeaseError):
-        current_lease()
+# An election
 
 
-def test_permits_and_readers_are_held_together(locks):
-    pool = locks.semaphore("pool", permits=2)
-    with pool as one, pool.acquire(wait=1) as two:
-        assert (one.permit, two.permit, pool.permits) == (0, 1, 2)
-        assert pool.try_acquire() is None
-        assert pool.locked()
-        assert [holder.permit for holder in pool.holders()] == [0, 1]
-    catalog = locks.rwlock("catalog")
-    with catalog.reader as one, ThreadPoolExecutor(1) as other:
-        with pytest.raises(UsageError, match="wait for itself as a writer"), catalog.writer:
-            pass
-        two = other.submit(catalog.reader.acquire).result()
-        assert two.token == one.token
-        assert len(catalog.holders()) == 2
-        two.release()
+def test_a_term_is_over_when_the_lead_is_lost_or_resigned_and_when_the_client_drains(locks, store):
+    election = locks.election("a", ttl=PATIENCE)
+    ends = [lambda: revoke(locks, store), election.resign, lambda: locks.drain(within=PATIENCE)]
+    for term, end in zip(election, ends, strict=False):
+        with term as lease:
+            assert not term.over
+            end()
+            wait_until(lambda term=term: term.over, within=PATIENCE)
+            assert lease.held or end is ends[0], "nothing takes the lock from a body that goes on"
+    assert locks.draining
+    assert free(locks)
 
 
-def test_a_client_that_drains_begins_nothing_new(locks):
-    lease = locks.lock("a").acquire()
-    with ThreadPoolExecutor(1) as pool:
-        drained = pool.submit(locks.drain, within=PATIENCE)
-        while not locks.draining:
-            time.sleep(0.001)
-        with pytest.raises(fencing_sdk.DrainingError), locks.lock("b"):
-            pass
-        lease.release()
-        assert drained.result() is True
+def test_a_candidate_whose_client_closes_is_told_and_leaves_the_line(tmp_path):
+    url = f"sqlite:///{tmp_path}/locks.db"
+    with connect(url) as locks, connect(url) as other, other.lock("a"), ThreadPoolExecutor(1) as pool:
+        candidate = pool.submit(lambda: next(iter(locks.election("a"))))
+        wait_until(lambda: len(other.waiters("a")) == 1, within=PATIENCE)
+        locks.close()
+        assert isinstance(candidate.exception(PATIENCE), UsageError)
+        wait_until(lambda: not other.waiters("a"), within=PATIENCE)
 
 
-def test_an_operator_sees_and_takes_away_what_threads_hold(locks):
-    with pytest.raises(LeaseLostError) as raised, locks.lock("a") as lease, ThreadPoolExecutor(1) as pool:
-        waiter = pool.submit(locks.lock("a").acquire)
-        while not locks.waiters("a"):
-            time.sleep(0.001)
-        (holder,) = locks.held("a*")
-        assert holder.token == lease.token
-        assert locks.revoke("a", token=holder.token, reason="maintenance")
-        assert lease.wait_lost(PATIENCE) is LossReason.REVOKED
-        waiter.result(PATIENCE).release()
-    assert "maintenance" in str(raised.value)
+def test_what_an_election_of_threads_cannot_do_is_refused_at_once(locks):
+    with pytest.raises(ConfigurationError, match=r"takes no drain: .*term\.over"):
+        locks.election("a", drain=3)
+    with pytest.raises(ConfigurationError, match="takes no wait"):
+        locks.election("a", wait=3)
+    with pytest.raises(ConfigurationError, match="plain functions"):
+
+        @locks.elected("a")
+        async def plan() -> None: ...
+
+
+def test_a_lead_that_was_won_when_its_candidate_was_interrupted_is_given_back(locks, monkeypatch):
+    """The thread is interrupted in its sleep at the very moment at which the loop has the lease."""
+    stand, won = Candidacy.stand, []
+
+    async def slowly(candidacy, *, resigned):
+        won.append(await stand(candidacy, resigned=resigned))
+        await asyncio.sleep(0.1)  # a signal that comes right before a thread sleeps does not wake it
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(PATIENCE)
+        return won[0]
+
+    monkeypatch.setattr(Candidacy, "stand", slowly)
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(locks.election("a")))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(won) == 1
+    assert locks.inspect("a") is None
 
 
 # Loss
@@ -651,24 +527,34 @@ def test_an_interrupted_wait_leaves_the_line(error, locks, store):
         pass
 
 
-def test_a_lock_that_was_granted_when_its_caller_was_interrupted_is_given_back(locks):
+@pytest.mark.parametrize(
+    ("owner", "call", "take"),
+    [
+        (Lock, "acquire", lambda locks: locks.lock("a", ttl=30).acquire()),
+        (Lock, "acquire", lambda locks: locks.lock("a", ttl=30).__enter__()),
+        (Lock, "try_acquire", lambda locks: locks.lock("a", ttl=30).try_acquire()),
+        (sync_locks, "acquire_all", lambda locks: locks.multilock("a", "b", ttl=30).__enter__()),
+        (Candidacy, "stand", lambda locks: next(iter(locks.election("a", ttl=30)))),
+    ],
+    ids=["handle", "block", "try", "multilock", "election"],
+)
+def test_what_was_granted_when_its_caller_was_interrupted_is_given_back(locks, monkeypatch, owner, call, take):
     """The thread is interrupted in its sleep at the very moment at which the loop has the lease."""
-    lock = locks.lock("a", ttl=30)
-    acquire, granted = lock._lock.acquire, []
+    acquire, granted = getattr(owner, call), []
 
-    async def slowly(**options):
-        granted.append(await acquire(**options))
+    async def slowly(*arguments, **options):
+        granted.append(await acquire(*arguments, **options))
         await asyncio.sleep(0.1)  # a signal that comes right before a thread sleeps does not wake it
         signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(PATIENCE)
         return granted[0]
 
-    bridge = locks._bridge()
+    monkeypatch.setattr(owner, call, slowly)
     with pytest.raises(KeyboardInterrupt), handled_by(signal.default_int_handler):
-        bridge.call(slowly, undo=lambda lease: lease.release())
+        take(locks)
     assert len(granted) == 1
-    assert free(locks)
+    assert (locks.inspect("a"), locks.inspect("b")) == (None, None)
 
 
 @pytest.mark.parametrize("ran", [True, False])
@@ -859,7 +745,7 @@ def test_what_is_held_keeps_its_client(store, kind):
     assert (lease.wait_lost(0.1), lease.held) == (None, True)
     lease.release()
     while held_here():
-        fencing_sdk._current_lease.pop(held_here()[-1])
+        fencing_sdk._lease.pop(held_here()[-1])
     this_thread().inside.clear()
     del lease
     gc.collect()
@@ -1125,7 +1011,7 @@ def test_an_observer_that_would_wait_for_its_own_thread_is_told_so(store, caplog
 
 
 def test_a_thousand_threads_are_served_in_the_order_of_their_arrival(locks, events, monkeypatch):
-    monkeypatch.setattr("fencing_sdk.backends._shared.lock_table.LINE_TTL", 60.0)  # seconds, for one that is held up
+    monkeypatch.setattr("fencing_sdk.backends._shared.rules.LINE_TTL", 60.0)  # seconds, for one that is held up
     order, lock = [], locks.lock("a", ttl=60)
     holder = lock.acquire()
 
@@ -1168,3 +1054,19 @@ def test_the_current_lease_of_a_task_is_seen_by_the_thread_that_it_asks():
             assert await asyncio.to_thread(current_token) == lease.token
 
     asyncio.run(main())
+
+
+def test_a_generator_that_is_closed_in_a_term_that_was_lost_leads_no_more():
+    with connect("memory://") as locks:
+
+        def leads():
+            for term in locks.election("a"):
+                with term as lease:
+                    yield lease
+
+        leading = leads()
+        lease = next(leading)
+        assert locks.revoke("a", token=lease.token, reason="maintenance")
+        assert lease.wait_lost(PATIENCE) is LossReason.REVOKED
+        leading.close()
+        assert locks.inspect("a") is None

@@ -32,19 +32,6 @@ def send():
     os.kill(os.getpid(), SIGNAL)
 
 
-def test_a_worker_loop_ends_in_order(locks):
-    worked = 0
-    with locks.draining_on(SIGNAL, within=PATIENCE):
-        while True:
-            with locks.lock("a") as lease:
-                worked += 1
-                if worked == 3:
-                    send()
-                    wait_until(lambda: locks.draining, within=PATIENCE)
-                lease.check()
-    assert worked == 3
-
-
 def test_a_wait_is_broken_and_the_block_ends_after_the_bodies_of_other_threads(locks):
     ended, held = [], threading.Event()
 
@@ -82,16 +69,6 @@ def test_a_block_of_two_clients_drains_both_and_leaves_the_handlers_as_they_were
     assert signal.getsignal(SIGNAL) == before
 
 
-def test_a_lock_around_the_block_is_no_body_in_it(locks):
-    with locks.lock("only one") as lease:
-        with locks.draining_on(SIGNAL, within=PATIENCE):
-            while True:
-                with locks.lock("a"):
-                    send()
-                    wait_until(lambda: locks.draining, within=PATIENCE)
-        lease.check()
-
-
 def test_a_signal_that_does_not_wake_the_main_thread_is_heeded_all_the_same(locks):
     """It comes right before the thread sleeps, which no test can hit, or to another thread."""
 
@@ -108,57 +85,11 @@ def test_a_signal_that_does_not_wake_the_main_thread_is_heeded_all_the_same(lock
     assert lease.lost_reason is LossReason.DRAINED
 
 
-def test_the_second_signal_ends_the_leases_and_the_third_does_what_it_did_before(locks):
-    before = signal.getsignal(SIGNAL)
-    with locks.draining_on(SIGNAL, within=PATIENCE):
-        with pytest.raises(LeaseLostError) as loss, locks.lock("a") as lease:
-            send()
-            wait_until(lambda: locks.draining, within=PATIENCE)
-            assert lease.held
-            assert signal.getsignal(SIGNAL) != before
-            send()
-            assert lease.wait_lost(PATIENCE) is LossReason.DRAINED
-            assert signal.getsignal(SIGNAL) == before
-    assert loss.value.reason is LossReason.DRAINED
-
-
 def test_two_signals_at_the_end_of_the_block_leave_it_in_order(locks):
     with locks.draining_on(SIGNAL, within=PATIENCE):
         send()
         send()
     assert locks.draining
-
-
-def test_a_handler_that_the_program_has_set_is_called_too(locks):
-    before = signal.getsignal(SIGNAL)
-    told = []
-    signal.signal(SIGNAL, lambda number, _: told.append(number))
-    try:
-        with locks.draining_on(SIGNAL, within=PATIENCE):
-            send()
-            wait_until(lambda: locks.draining, within=PATIENCE)
-        assert told == [SIGNAL]
-    finally:
-        signal.signal(SIGNAL, before)
-
-
-def test_a_signal_that_is_named_twice_is_handled_once(locks):
-    before = signal.getsignal(SIGNAL)
-    with locks.draining_on(SIGNAL, SIGNAL, within=PATIENCE):
-        send()
-        wait_until(lambda: locks.draining, within=PATIENCE)
-        assert signal.getsignal(SIGNAL) != before, "a second one may follow"
-    assert signal.getsignal(SIGNAL) == before
-
-
-def test_errors_leave_the_block_and_without_a_signal_so_does_that_of_another_drain(locks):
-    with pytest.raises(ValueError, match="mine"), locks.draining_on(SIGNAL, within=PATIENCE):
-        send()
-        raise ValueError("mine")
-    locks.close()
-    with pytest.raises(DrainingError), locks.draining_on(SIGNAL, within=PATIENCE):
-        locks.drain(within=0)
-        locks.lock("a").acquire()
 
 
 def test_a_client_that_was_closed_in_the_block_is_not_drained(locks):
@@ -230,16 +161,6 @@ def test_ctrl_c_ends_a_closing_that_drains():
     assert time.monotonic() - began < PATIENCE
     assert lease.lost_reason is LossReason.CLOSED
     assert not locks.status().open
-
-
-def test_the_end_of_the_block_does_not_wait_for_a_lock_of_its_own_thread(locks):
-    """Waited for, it would be taken away when the bound is over."""
-    with locks.lock("a") as lease, locks.multilock("b", "c") as held:
-        with locks.draining_on(SIGNAL, within=2 * PATIENCE):
-            send()
-            wait_until(lambda: locks.draining, within=PATIENCE)
-        lease.check()
-        held.check()
 
 
 def test_closing_does_not_wait_for_a_lock_of_its_own_thread():

@@ -10,11 +10,11 @@ import pytest
 from patience import wait_until
 
 from fencing_sdk import LeaseLostError, LossReason, UsageError
-from fencing_sdk._current_lease import held_here
+from fencing_sdk._lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.sync import SyncLease, SyncLockClient, connect
-from fencing_sdk.sync._interrupt import Interrupt, _Signals
 from fencing_sdk.sync._lease import LossCallback
+from fencing_sdk.sync._signals import Interrupt, _Signals
 
 
 @pytest.fixture

@@ -1,39 +1,55 @@
-"""What is promised to tasks and to threads: each scenario runs in both worlds."""
+"""
+What is promised to tasks and to threads: each scenario runs in both worlds.
+
+The last tests compare the two fronts: what one of them has, the other has too, and a scenario here asks for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import copy
+import inspect
 import json
 import os
 import pickle
 import re
+import signal
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 import pytest
-from both_worlds import bare, in_both_worlds
+from both_worlds import bare, beside, comes, in_both_worlds, in_the_loop, shown
 from stays import PATIENCE
 
 import fencing_sdk.sync
 from fencing_sdk import (
+    AcquireTimeoutError,
     ConfigurationError,
     DrainingError,
+    ElectionStanding,
     LeaseLostError,
+    LockHeldError,
     LossReason,
+    NoLeaseError,
     Ran,
     Skipped,
+    StaleTokenError,
     UsageError,
-    current_lease,
+    current_token,
+    holding,
 )
 from fencing_sdk._arguments import check_metadata
-from fencing_sdk._values.holder_facts import METADATA_LIMIT, read_facts, say_kept
+from fencing_sdk._values.reports import METADATA_LIMIT, read_facts, say_kept
 from fencing_sdk.backends import from_url
 from fencing_sdk.guards.etcd import EtcdGuard
 from fencing_sdk.guards.kahuna import KahunaGuard
+from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.redis import RedisGuard
 from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.integrations.messages import current_metadata
+from fencing_sdk.sync import current_lease
 
 
 @in_both_worlds
@@ -119,35 +135,17 @@ async def test_what_waits_for_a_lock_of_its_own_block_is_refused(locks):
         assert await locks.lock("a").try_acquire() is None
 
 
-def test_the_body_of_a_job_that_waits_for_its_own_lock_is_refused_in_both_worlds():
-    with fencing_sdk.sync.connect("memory://") as locks:
+@in_both_worlds
+async def test_the_body_of_a_job_that_waits_for_its_own_lock_is_refused(locks):
+    @locks.job("a", at_least_for=0.01)
+    async def work():
+        for block in (locks.lock("a"), locks.multilock("a", "b")):
+            with pytest.raises(UsageError, match=r"this (task|thread) holds lock 'a' already"):
+                await enter(block)
+        return "refused"
 
-        @locks.job("a", at_least_for=0.01)
-        def work():
-            with pytest.raises(UsageError, match="this thread holds lock 'a' already"), locks.lock("a"):
-                pass
-            with pytest.raises(UsageError, match="this thread holds lock 'a' already"), locks.multilock("a", "b"):
-                pass
-            return "refused"
-
-        assert work().value == "refused"
-        with locks.lock("a", wait=PATIENCE):
-            pass
-
-    async def with_tasks():
-        async with fencing_sdk.connect("memory://") as locks:
-
-            @locks.job("a", at_least_for=0.01)
-            async def work():
-                with pytest.raises(UsageError, match="this task holds lock 'a' already"):
-                    await enter(locks.lock("a"))
-                with pytest.raises(UsageError, match="this task holds lock 'a' already"):
-                    await enter(locks.multilock("a", "b"))
-                return "refused"
-
-            assert (await work()).value == "refused"
-
-    asyncio.run(with_tasks())
+    assert (await work()).value == "refused"
+    await enter(locks.lock("a", wait=PATIENCE))
 
 
 @in_both_worlds
@@ -187,42 +185,20 @@ async def test_what_a_body_acquires_while_its_client_drains_is_a_part_of_what_ru
     await handle.release()
 
 
-async def outcomes_of_two_runs(first, **options):
-    """Whether the second of two runs of a job found the lock free, after the *first* body: by tasks and by threads."""
-    free = []
-    async with fencing_sdk.connect("memory://") as locks:
+@in_both_worlds
+async def test_a_run_of_a_job_that_fails_gives_its_lock_back_at_once_unless_it_is_kept_on_any_end(locks):
+    errors = (None, ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+    for number, error in enumerate(errors):
+        for on in ("success", "any"):
 
-        async def work(body):
-            body()
+            @locks.job(f"{number}/{on}", at_least_for=60, at_least_on=on)
+            async def work(error):
+                if error is not None:
+                    raise error
 
-        run = locks.job("a", at_least_for=60, **options)(work)
-        with contextlib.suppress(BaseException):
-            await run(first)
-        free.append(isinstance(await run(lambda: None), Ran))
-
-    def with_threads():
-        with fencing_sdk.sync.connect("memory://") as locks:
-            run = locks.job("a", at_least_for=60, **options)(lambda body: body())
-            with contextlib.suppress(BaseException):
-                run(first)
-            free.append(isinstance(run(lambda: None), Ran))
-
-    await asyncio.to_thread(with_threads)
-    return free
-
-
-@pytest.mark.parametrize(
-    "error",
-    [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError],
-    ids=lambda kind: kind.__name__,
-)
-async def test_a_run_of_a_job_that_fails_gives_its_lock_back_at_once_unless_it_is_kept_on_any_end(error):
-    def fail():
-        raise error
-
-    assert await outcomes_of_two_runs(fail) == [True, True]
-    assert await outcomes_of_two_runs(fail, at_least_on="any") == [False, False]
-    assert await outcomes_of_two_runs(lambda: None) == [False, False]
+            with contextlib.nullcontext() if error is None else pytest.raises(error):
+                assert isinstance(await work(error), Ran)
+            assert isinstance(await work(None), Skipped if error is None or on == "any" else Ran), (error, on)
 
 
 @in_both_worlds
@@ -231,21 +207,14 @@ async def test_the_end_on_which_a_job_keeps_its_lock_is_checked_at_decoration(lo
         locks.job("a", at_least_for=60, at_least_on="never")
 
 
-def test_the_lock_of_a_job_stays_taken_although_its_body_releases_it_in_both_worlds():
-    async def releases():
-        await current_lease().release()
+@in_both_worlds
+async def test_the_lock_of_a_job_stays_taken_although_its_body_releases_it(locks):
+    @locks.job("a", at_least_for=60)
+    async def work():
+        await in_the_loop(locks, current_lease().release)
 
-    async def tasks():
-        async with fencing_sdk.connect("memory://") as locks:
-            job = locks.job("a", at_least_for=60)(releases)
-            await job()
-            assert isinstance(await job(), Skipped)
-
-    asyncio.run(tasks())
-    with fencing_sdk.sync.connect("memory://") as locks:
-        job = locks.job("a", at_least_for=60)(lambda: locks.run(releases))
-        job()
-        assert isinstance(job(), Skipped)
+    assert isinstance(await work(), Ran)
+    assert isinstance(await work(), Skipped)
 
 
 @in_both_worlds
@@ -268,29 +237,22 @@ async def test_what_max_hold_ends_is_free_although_a_plain_handle_is_kept(locks)
             lease.check()
 
 
-def test_others_see_until_when_the_lock_of_a_job_is_kept_and_that_nothing_runs_in_both_worlds():
-    seen = {"tasks": [], "threads": []}
+@in_both_worlds
+async def test_others_see_until_when_the_lock_of_a_job_is_kept_and_that_nothing_runs(locks):
+    seen = []
 
-    async def with_tasks():
-        async with fencing_sdk.connect("memory://") as locks:
+    @locks.job("a", at_least_for=20, metadata="worker 3")
+    async def work():
+        seen.append(await locks.inspect("a"))
 
-            async def work():
-                seen["tasks"].append(await locks.inspect("a"))
-
-            await locks.job("a", at_least_for=60, metadata="worker 3")(work)()
-            seen["tasks"].append(await locks.inspect("a"))
-
-    asyncio.run(with_tasks())
-    with fencing_sdk.sync.connect("memory://") as locks:
-        locks.job("a", at_least_for=60, metadata="worker 3")(lambda: seen["threads"].append(locks.inspect("a")))()
-        seen["threads"].append(locks.inspect("a"))
-    for running, parked in seen.values():
-        assert running.metadata == parked.metadata
-        note = re.fullmatch(r"when its run has ended, kept until (\S+) \(ttl 15 s\); worker 3", parked.metadata)
-        until = datetime.fromisoformat(note[1])
-        assert read_facts(running) == (None, f"when its run has ended, kept until {note[1]}", None, "worker 3")
-        assert read_facts(parked) == (note[1], f"kept until {note[1]}, nothing runs", None, "worker 3")
-        assert timedelta(0) < until - datetime.now(UTC) <= timedelta(seconds=60)
+    await work()
+    (running,), parked = seen, await locks.inspect("a")
+    assert running.metadata == f"when {parked.metadata}"
+    note = re.fullmatch(r"its run has ended, kept until (\S+) \(ttl 15 s\); worker 3", parked.metadata)
+    until = datetime.fromisoformat(note[1])
+    assert read_facts(running) == (None, f"when its run has ended, kept until {note[1]}", None, "worker 3")
+    assert read_facts(parked) == (note[1], f"kept until {note[1]}, nothing runs", None, "worker 3")
+    assert timedelta(0) < until - datetime.now(UTC) <= timedelta(seconds=20)
 
 
 def test_the_note_of_a_parked_lock_leaves_the_metadata_as_long_as_a_store_can_keep():
@@ -311,25 +273,624 @@ async def test_others_see_the_host_the_process_and_the_program_unless_other_meta
 
 
 @pytest.mark.parametrize(("of_client", "stored"), [("pod 7", "pod 7"), ("", None)])
-async def test_a_client_may_have_metadata_of_its_own_or_none_for_all_its_locks(of_client, stored):
-    found = {}
+@pytest.mark.parametrize("world", ["tasks", "threads"])
+def test_a_client_may_have_metadata_of_its_own_or_none_for_all_its_locks(world, of_client, stored):
+    async def scenario(locks):
+        @locks.job("job", at_least_for=60)
+        async def work():
+            return (await locks.inspect("job")).metadata
 
-    async def look():
-        found["job"] = (await tasks.inspect("job")).metadata
+        async with locks.lock("a"), locks.lock("b", metadata="worker 3"):
+            assert [(await locks.inspect(name)).metadata for name in "ab"] == [stored, "worker 3"]
+        kept = rf"when its run has ended, kept until \S+ \(ttl 15 s\)(; {stored})?"
+        assert re.fullmatch(kept, (await work()).value)
 
-    async with fencing_sdk.connect("memory://", metadata=of_client) as tasks:
-        await tasks.job("job", at_least_for=60)(look)()
-        async with tasks.lock("a"), tasks.lock("b", metadata="worker 3"):
-            found["tasks"] = [(await tasks.inspect(name)).metadata for name in "ab"]
-
-    def with_threads():
-        with fencing_sdk.sync.connect("memory://", metadata=of_client) as threads, threads.lock("a"):
-            found["threads"] = threads.inspect("a").metadata
-
-    await asyncio.to_thread(with_threads)
-    assert found["tasks"] == [stored, "worker 3"]
-    assert found["threads"] == stored
-    assert re.fullmatch(rf"when its run has ended, kept until \S+ \(ttl 15 s\)(; {stored})?", found["job"])
+    in_both_worlds(scenario, metadata=of_client)(world)
     for connect in (fencing_sdk.connect, fencing_sdk.sync.connect):
         with pytest.raises(ConfigurationError, match=r"^metadata must be a str of at most 1024"):
             connect("memory://", metadata="x" * 1025)
+
+
+# A block, a handle, and what is lost
+
+
+def free(locks, name="a"):
+    async def ask():
+        return await locks.inspect(name) is None
+
+    return ask
+
+
+async def lose(locks, name="a"):
+    """An operator takes the lock away; tasks are cancelled, and threads go on."""
+    holder = await locks.inspect(name)
+    assert await locks.revoke(name, token=holder.token, reason="maintenance")
+    await shown(current_lease(name)).wait_lost()
+
+
+@in_both_worlds
+async def test_a_block_holds_the_lock_and_its_lease_is_current(locks):
+    async with locks.lock("a", ttl=10, metadata="mine") as lease:
+        assert (lease.name, lease.resource, lease.token, lease.held, lease.ttl) == ("a", "a", 1, True, 10)
+        assert (lease.lost_reason, lease.metadata, lease.token.holder) == (None, "mine", lease.holder)
+        assert 0 < lease.remaining <= 10
+        assert bare(lease) is current_lease() is fencing_sdk.current_lease("a")
+        assert current_token() == fencing_sdk.sync.current_token("a") == 1
+        assert lease.headers()["Fencing-Token"].startswith("1;holder=")
+        async with locks.lock("b") as inner:
+            assert current_lease() is bare(inner)
+            assert current_lease("a") is bare(lease)
+        assert await locks.lock("a").locked()
+        assert lease.owner not in repr(bare(lease))
+    assert not await locks.lock("a").locked()
+    assert not lease.held
+    with pytest.raises(NoLeaseError):
+        current_lease()
+
+
+SHARES = {
+    "permit": lambda locks: locks.semaphore("pool", permits=2),
+    "reader": lambda locks: locks.rwlock("pool").reader,
+}
+"""What is passed over unless it is asked for by its name."""
+
+
+def check_that_shares_are_passed_over(share, lock=None):
+    """What the code sees under *share*, and perhaps under *lock*."""
+    assert (current_token("pool"), current_token("pool").holder) == (share.token, share.token.holder)
+    assert dict(current_metadata("pool")) == {"fencing-token": share.headers()["Fencing-Token"]}
+    if lock is not None:
+        assert current_lease() is bare(lock)
+        assert current_token() == lock.token
+        assert dict(current_metadata()) == {"fencing-token": lock.headers()["Fencing-Token"]}
+        return
+    for ask in (current_lease, current_token, current_metadata):
+        with pytest.raises(NoLeaseError, match=r"by its name, such as current_token\('pool'\)") as none:
+            ask()
+        assert (none.value.name, none.value.shared) == (None, "pool")
+
+
+@in_both_worlds
+async def test_permits_and_readers_are_current_on_request_only(locks):
+    for share in (describe(locks) for describe in SHARES.values()):
+        for lock in (locks.lock("seats"), locks.rwlock("seats").writer):
+            async with share as lease:
+                check_that_shares_are_passed_over(lease)
+            async with share as lease, lock as held:
+                check_that_shares_are_passed_over(lease, held)
+            async with lock as held, share as lease:
+                check_that_shares_are_passed_over(lease, held)
+
+
+@in_both_worlds
+async def test_a_lock_that_is_lost_leaves_its_block_as_an_error_or_as_a_note_of_that_of_the_body(locks):
+    with pytest.raises(LeaseLostError, match="maintenance") as lost:
+        async with locks.lock("a"):
+            await lose(locks)
+    assert lost.value.reason is LossReason.REVOKED
+    assert pickle.loads(pickle.dumps(lost.value)).args == lost.value.args
+    with pytest.raises(ValueError, match="mine") as left:
+        async with locks.lock("a"):
+            try:
+                await lose(locks)
+            finally:
+                raise ValueError("mine")
+    assert "was lost too: revoked" in left.value.__notes__[0]
+
+
+async def in_a_term(locks, body):
+    async for term in locks.election("a"):
+        async with term:
+            await body()
+
+
+async def in_a_block(block, body):
+    async with block:
+        await body()
+
+
+BODIES = {
+    "block": lambda locks, body: in_a_block(locks.lock("a"), body),
+    "multilock": lambda locks, body: in_a_block(locks.multilock("a", "b"), body),
+    "permit": lambda locks, body: in_a_block(locks.semaphore("a", permits=2), body),
+    "reader": lambda locks, body: in_a_block(locks.rwlock("a").reader, body),
+    "writer": lambda locks, body: in_a_block(locks.rwlock("a").writer, body),
+    "term": in_a_term,
+    "locked": lambda locks, body: locks.locked("a")(body)(),
+    "job": lambda locks, body: locks.job("a", at_least_for=60)(body)(),
+    "elected": lambda locks, body: locks.elected("a")(body)(),
+}
+
+
+@in_both_worlds
+async def test_the_error_of_a_body_leaves_as_it_is_and_its_locks_are_free(locks):
+    for name, run in BODIES.items():
+        mine = ValueError("mine")
+
+        async def fail(mine=mine):
+            assert current_lease("a").held
+            raise mine
+
+        with pytest.raises(ValueError) as left:
+            await run(locks, fail)
+        assert left.value is mine, name
+        assert not hasattr(mine, "__notes__"), name
+        assert await free(locks)(), name
+
+
+@in_both_worlds
+async def test_a_handle_belongs_to_no_code_and_gives_its_lock_back_once(locks):
+    lock = locks.lock("a", wait=30)
+    lease = await lock.acquire()
+    with pytest.raises(NoLeaseError):
+        current_lease()
+    await lease.renew()
+    lease.check()
+    assert await lock.try_acquire() is None
+    with pytest.raises(LockHeldError):
+        await lock.acquire(wait=0)
+    with pytest.raises(AcquireTimeoutError):
+        await lock.acquire(wait=0.01)
+    await lease.release()
+    await lease.release()
+    for ask in (lease.renew, lease.__aenter__):
+        with pytest.raises(LeaseLostError):
+            await ask()
+    assert await lease.wait_lost() is None
+    async with await lock.acquire() as again:
+        assert again.held
+    assert await free(locks)()
+
+
+TOLD = []
+
+
+@in_both_worlds(observers=[TOLD.append])
+async def test_a_fence_is_raised_with_the_lock_and_a_refusal_of_a_guard_leaves_the_body(locks):
+    TOLD.clear()
+    guard = MemoryGuard()
+    async with locks.lock("a", fences=[guard]) as lease:
+        assert guard.write("a", lease.token, lambda: "written") == "written"
+    with pytest.raises(StaleTokenError):
+        async with locks.lock("a", fences=[(guard, "b")]) as lease:
+            guard.admit("b", lease.token + 1)
+            guard.write("b", lease.token, lambda: pytest.fail("a stale write"))
+    assert [event.resource for event in TOLD if event.kind == "stale_rejected"] == ["b"]
+    async with locks.multilock("c", "d", fences=[guard]) as held:
+        guard.write_all(held.tokens, lambda: None)
+
+
+# What is made of locks
+
+
+@in_both_worlds
+async def test_a_decorated_function_holds_the_lock_of_its_arguments_and_stays_what_it_was(locks):
+    @holding("report/{number}")
+    def page(number):
+        return current_token(f"report/{number}")
+
+    @locks.locked("report/{number}", ttl=30)
+    async def build(number: int) -> tuple[str, int]:
+        """Build it."""
+        return current_lease().name, page(number)
+
+    assert await build(7) == ("report/7", 1)
+    assert await build(number=7) == ("report/7", 2)
+    assert build.__doc__ == "Build it."
+    with pytest.raises(NoLeaseError):
+        page(7)
+    for decorate in (locks.locked, locks.elected, partial(locks.job, at_least_for=1)):
+        with pytest.raises(ConfigurationError, match="placeholder"):
+            decorate("{other}")(build)
+        with pytest.raises(ConfigurationError):
+            decorate("a", ttl=-1)
+
+
+@in_both_worlds
+async def test_a_job_runs_once_for_each_name_that_its_arguments_make(locks):
+    @locks.job("report/{number}", at_least_for=60)
+    async def build(number):
+        return current_lease().name
+
+    ran = await build(7)
+    assert (ran.value, ran.token, ran["outcome"]) == ("report/7", 1, "ran")
+    skipped = await build(7)
+    assert (skipped.name, skipped["outcome"]) == ("report/7", "skipped")
+    assert isinstance(await build(8), Ran)
+
+
+@in_both_worlds
+async def test_several_locks_are_held_together_or_not_at_all(locks):
+    several = locks.multilock("b", "a", ttl=30)
+    assert several.names == ("a", "b")
+    for _ in range(2):
+        async with several as held:
+            assert held.tokens == {"a": current_token("a"), "b": current_token("b")}
+            held.check()
+            assert list(bare(held)) == ["a", "b"]
+            assert bare(held)["b"].name == "b"
+        assert await free(locks)()
+    async with locks.lock("b"):
+        with pytest.raises(LockHeldError, match="'b'"):
+            await beside(lambda: enter(locks.multilock("a", "b", wait=0)))()
+        with pytest.raises(AcquireTimeoutError) as over:
+            await beside(lambda: enter(locks.multilock("a", "b", wait=0.05)))()
+    assert over.value.name == "b"
+    assert await free(locks)()
+    with pytest.raises(LeaseLostError) as lost:
+        async with several:
+            await lose(locks, "b")
+    assert lost.value.name == "b"
+    assert await free(locks)()
+
+
+@in_both_worlds
+async def test_one_description_serves_many(locks):
+    inside = []
+    descriptions = (
+        locks.lock("a"),
+        locks.multilock("a", "b"),
+        locks.rwlock("a").writer,
+        locks.semaphore("a", permits=1),
+    )
+    for block in descriptions:
+
+        async def work(block=block):
+            async with block:
+                assert inside == []
+                inside.append(1)
+                assert await locks.lock("a").locked()
+                inside.clear()
+
+        for ended in [beside(work) for _ in range(4)]:
+            await ended()
+
+
+@in_both_worlds
+async def test_permits_and_readers_are_held_together(locks):
+    pool = locks.semaphore("pool", permits=2)
+    assert (pool.name, pool.permits) == ("pool", 2)
+    async with pool as one:
+        two = await pool.acquire(wait=1)
+        assert [(lease.permit, lease.resource) for lease in (one, two)] == [(0, "pool/0"), (1, "pool/1")]
+        assert await pool.try_acquire() is None
+        assert await pool.locked()
+        assert [holder.permit for holder in await pool.holders()] == [0, 1]
+        await two.release()
+        assert not await pool.locked()
+    catalog = locks.rwlock("catalog")
+    async with catalog.reader as one:
+        two = await beside(catalog.reader.acquire)()
+        assert two.token == one.token
+        assert len(await catalog.holders()) == 2
+        assert await catalog.writer.try_acquire() is None
+        await two.release()
+    async with catalog.writer as writer:
+        assert writer.token > two.token if two.held else True
+        assert (catalog.name, catalog.reader.name, await catalog.reader.try_acquire()) == ("catalog", "catalog", None)
+
+
+@in_both_worlds
+async def test_an_operator_sees_who_holds_and_who_waits_and_takes_a_lock_away(locks):
+    with pytest.raises(LeaseLostError, match="maintenance"):
+        async with locks.lock("a") as lease:
+            waiting = beside(locks.lock("a").acquire)
+            (waiter,) = await comes(lambda: locks.waiters("a"))
+            assert json.loads(waiter.metadata).keys() == {"host", "pid", "program"}
+            held = locks.held("a*")
+            (holder,) = [one async for one in held] if hasattr(held, "__aiter__") else await held
+            assert holder.token == lease.token
+            assert [one.token for one in await locks.holders("a")] == [lease.token]
+            assert not await locks.revoke("a", token=lease.token + 1, reason="another one")
+            await lose(locks)
+    await (await waiting()).release()
+
+
+# Elections
+
+
+@in_both_worlds
+async def test_a_leader_leads_term_after_term_and_gives_the_lock_back_when_it_leaves(locks):
+    election, tokens = locks.election("a"), []
+    assert (election.name, election.leading, election.standing) == ("a", False, ElectionStanding.IDLE)
+    async for term in election:
+        async with term as lease:
+            assert bare(term.lease) is bare(lease)
+            assert (election.leading, election.standing) == (True, ElectionStanding.LEADING)
+            assert (await election.leader()).token == current_token() == lease.token
+            assert locks.status().leads == ("a",)
+            tokens.append(lease.token)
+        if len(tokens) == 3:
+            break
+    assert tokens == [1, 2, 3]
+    assert (election.leading, election.standing) == (False, ElectionStanding.IDLE)
+    assert await election.leader() is None
+
+
+@in_both_worlds
+async def test_a_lead_that_is_lost_ends_the_term_and_the_loop_stands_again(locks):
+    tokens = []
+    async for term in locks.election("a"):
+        async with term as lease:
+            tokens.append(lease.token)
+            if len(tokens) == 3:
+                break
+            await lose(locks)
+            if len(tokens) == 1:
+                lease.check()
+                pytest.fail("the body goes on without the lead")
+    assert tokens == [1, 2, 3]
+    assert await free(locks)()
+
+
+@in_both_worlds
+async def test_a_loss_of_another_lock_is_an_error_of_the_body_of_a_term(locks):
+    with pytest.raises(LeaseLostError) as left:
+        async for term in locks.election("a"):
+            async with term, locks.lock("b"):
+                await lose(locks, "b")
+    assert left.value.name == "b"
+    assert await free(locks)()
+
+
+@in_both_worlds
+async def test_a_leader_that_resigns_is_followed_by_another(locks):
+    mine, led = locks.election("a"), []
+
+    async def stand(election, name):
+        async for term in election:
+            async with term as lease:
+                led.append((name, lease.token))
+                if name == "one":
+                    await comes(lambda: locks.waiters("a"))
+                    assert lease.held
+                    election.resign()
+                    assert election.leading, "the lock is given back when the body has ended"
+                    assert election.standing is ElectionStanding.ENDING
+            return
+
+    one = beside(lambda: stand(mine, "one"))
+    await comes(lambda: locks.holders("a"))
+    two = beside(lambda: stand(locks.election("a"), "two"))
+    await one()
+    await two()
+    assert led == [("one", 1), ("two", 2)]
+
+
+@in_both_worlds
+async def test_a_drain_ends_the_loop_of_a_leader_and_of_a_candidate_in_order(locks):
+    ended = []
+
+    async def stand(name):
+        async for term in locks.election("a"):
+            async with term:
+                ended.append("leads")
+                await comes(partial(drains, locks))
+        ended.append(name)
+
+    async def leads():
+        return ended == ["leads"]
+
+    leader = beside(lambda: stand("leader"))
+    await comes(leads)
+    candidate = beside(lambda: stand("candidate"))
+    await comes(lambda: locks.waiters("a"))
+    assert await locks.drain(within=PATIENCE)
+    await leader()
+    await candidate()
+    assert ended[0] == "leads"
+    assert sorted(ended[1:]) == ["candidate", "leader"]
+
+
+async def drains(locks):
+    return locks.draining
+
+
+@in_both_worlds
+async def test_a_term_is_entered_at_once_and_once(locks):
+    async for term in locks.election("a"):
+        async with term:
+            pass
+        with pytest.raises(UsageError, match="entered once"):
+            await term.__aenter__()
+        break
+    with pytest.raises(UsageError, match=r"before its loop went on.*'(async )?with term as lease:' as the first line"):
+        async for _ in locks.election("a"):
+            pass
+    await comes(free(locks))
+    async for term in locks.election("a"):  # noqa: B007  (used below)
+        break
+    await comes(free(locks))
+    with pytest.raises(UsageError, match="not entered before its loop was left, so its lock was given back"):
+        await term.__aenter__()
+
+
+@in_both_worlds
+async def test_an_elected_function_runs_as_the_leader_and_again_after_a_loss(locks):
+    runs = []
+
+    @locks.elected("{name}")
+    async def plan(name: str) -> int:
+        """Make a plan."""
+        runs.append(current_token())
+        if len(runs) == 1:
+            await lose(locks)
+        return current_token()
+
+    assert plan.__doc__ == "Make a plan."
+    assert await plan("a") == 2
+    assert runs == [1, 2]
+    assert await locks.drain(within=0)
+    assert await plan("a") is None
+
+
+@in_both_worlds
+async def test_a_candidate_waits_without_a_limit(locks):
+    for describe in (locks.election, locks.elected):
+        with pytest.raises(ConfigurationError, match="takes no wait"):
+            describe("a", wait=3)
+
+
+# Drains
+
+
+SIGNAL = signal.SIGWINCH
+"""One that does nothing by default."""
+
+
+@contextlib.contextmanager
+def handlers_left_as_they_were():
+    before = signal.getsignal(SIGNAL)
+    yield
+    assert signal.getsignal(SIGNAL) == before
+
+
+@in_both_worlds
+async def test_a_client_that_drains_begins_nothing_new_and_waits_for_what_runs(locks):
+    lease = await locks.lock("a").acquire()
+    drained = beside(lambda: locks.drain(within=PATIENCE))
+    await comes(partial(drains, locks))
+    assert (locks.status().open, locks.status().draining, locks.status().leases) == (True, True, 1)
+    for acquire in (
+        locks.lock("b").acquire,
+        locks.multilock("b", "c").__aenter__,
+        locks.semaphore("b", permits=1).acquire,
+    ):
+        with pytest.raises(DrainingError):
+            await acquire()
+    await lease.release()
+    assert await drained()
+
+
+@in_both_worlds
+async def test_a_worker_loop_ends_in_order_by_a_signal_however_often_it_is_named(locks):
+    worked = 0
+    with handlers_left_as_they_were():
+        async with locks.draining_on(SIGNAL, int(SIGNAL), within=PATIENCE):
+            while True:
+                async with locks.lock("a") as lease:
+                    worked += 1
+                    if worked == 3:
+                        signal.raise_signal(SIGNAL)
+                        await comes(partial(drains, locks))
+                    lease.check()
+    assert worked == 3
+
+
+@in_both_worlds
+async def test_a_second_signal_ends_the_leases_and_the_third_does_what_it_did_before(locks):
+    received = []
+    before = signal.signal(SIGNAL, lambda number, _: received.append(number))
+    try:
+        with pytest.raises(LeaseLostError) as lost:
+            async with locks.draining_on(SIGNAL, within=PATIENCE), locks.lock("a") as lease:
+                signal.raise_signal(SIGNAL)
+                await comes(partial(drains, locks))
+                assert lease.held
+                signal.raise_signal(SIGNAL)
+                await lease.wait_lost()
+                lease.check()
+        signal.raise_signal(SIGNAL)
+    finally:
+        signal.signal(SIGNAL, before)
+    assert lost.value.reason is LossReason.DRAINED
+    assert received == [SIGNAL] * 3, "the handler of a program is called too"
+
+
+@in_both_worlds
+async def test_errors_of_the_block_leave_and_without_a_signal_so_does_a_refusal(locks):
+    with handlers_left_as_they_were():
+        async with locks.draining_on(SIGNAL, within=PATIENCE):
+            pass
+        assert not locks.draining
+        with pytest.raises(DrainingError):
+            async with locks.draining_on(SIGNAL, within=PATIENCE):
+                raise DrainingError("a", 0.0)
+        with pytest.raises(ValueError, match="mine"):
+            async with locks.draining_on(SIGNAL, within=PATIENCE):
+                signal.raise_signal(SIGNAL)
+                await comes(partial(drains, locks))
+                raise ValueError("mine")
+
+
+@in_both_worlds
+async def test_what_cannot_drain_is_refused(locks):
+    for signals in ((), ("SIGTERM",), (signal.SIGKILL,), (signal.SIGSTOP,), (0,), (9999,), (None,)):
+        with pytest.raises(ConfigurationError, match="signal"):
+            locks.draining_on(*signals, within=25)
+    with pytest.raises(ConfigurationError, match="within"):
+        locks.draining_on(SIGNAL, within=-1)
+    block = locks.draining_on(SIGNAL, within=25)
+    async with block:
+        pass
+    with pytest.raises(UsageError, match="once"):
+        await block.__aenter__()
+
+
+@in_both_worlds
+async def test_a_lock_around_the_block_of_a_drain_is_no_body_in_it(locks):
+    async with locks.lock("only one") as lease, locks.multilock("b", "c") as held:
+        async with locks.draining_on(SIGNAL, within=2 * PATIENCE):
+            while True:
+                async with locks.lock("a"):
+                    signal.raise_signal(SIGNAL)
+                    await comes(partial(drains, locks))
+        lease.check()
+        held.check()
+
+
+# The two fronts
+
+
+class Fronts:
+    """A class for tasks and the one for threads, and what one of them has alone."""
+
+    def __init__(self, tasks, *, only_tasks=(), only_threads=()):
+        self.tasks = tasks
+        self.threads = getattr(fencing_sdk.sync, f"Sync{tasks.__name__}")
+        self.only_tasks = set(only_tasks)
+        self.only_threads = set(only_threads)
+
+
+FRONTS = [
+    # `aclose` and `close` are one promise, and to run a coroutine and to diagnose are asked where a loop runs.
+    Fronts(fencing_sdk.LockClient, only_tasks={"aclose", "diagnose"}, only_threads={"close", "run"}),
+    Fronts(fencing_sdk.Lock),
+    Fronts(fencing_sdk.Semaphore),
+    Fronts(fencing_sdk.ReadWriteLock),
+    # Tasks are cancelled by a loss, and by the end of a term. Threads ask, or are called.
+    Fronts(fencing_sdk.Lease, only_threads={"on_lost"}),
+    Fronts(fencing_sdk.PermitLease, only_threads={"on_lost"}),
+    Fronts(fencing_sdk.MultiLock),
+    Fronts(fencing_sdk.HeldLocks),
+    Fronts(fencing_sdk.Election),
+    Fronts(fencing_sdk.ElectionTerm, only_threads={"over"}),
+]
+WAITS_OF_THREADS = {"cancel", "interrupt", "timeout"}
+"""Arguments of threads alone: a task is cancelled from outside."""
+
+
+def members(front):
+    return {name for name in dir(front) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("fronts", FRONTS, ids=lambda fronts: fronts.tasks.__name__)
+def test_what_one_front_has_the_other_has_too(fronts):
+    for_tasks, for_threads = members(fronts.tasks), members(fronts.threads)
+    assert for_tasks - for_threads == fronts.only_tasks
+    assert for_threads - for_tasks == fronts.only_threads
+    for name in for_tasks & for_threads:
+        of_tasks, of_threads = getattr(fronts.tasks, name), getattr(fronts.threads, name)
+        assert callable(of_tasks) == callable(of_threads), name
+        if callable(of_tasks) and "options" not in inspect.signature(of_threads).parameters:
+            parameters = [inspect.signature(of).parameters for of in (of_tasks, of_threads)]
+            assert parameters[0].keys() == parameters[1].keys() - WAITS_OF_THREADS, name
+
+
+ASKED = set(re.findall(r"\.([a-z_]+)", Path(__file__).read_text(encoding="utf-8")))
+"""The attributes that the scenarios of this file ask for."""
+
+
+@pytest.mark.parametrize("fronts", FRONTS, ids=lambda fronts: fronts.tasks.__name__)
+def test_a_scenario_asks_for_everything_that_both_fronts_have(fronts):
+    assert members(fronts.tasks) & members(fronts.threads) - {"get", "items", "keys", "values"} <= ASKED

@@ -1,14 +1,27 @@
-"""The arithmetic of a lease: every accepted mix is safe, and every refused one says what to change."""
+"""When things happen: the clock, the settings that leave no time, and the schedule of the heartbeat."""
 
+from __future__ import annotations
+
+import asyncio
 import math
+import random
 import re
+import subprocess
+import sys
+import time
 from datetime import timedelta
 from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from fencing_sdk._engine.lease_group import Schedule
+from fencing_sdk._values import clock as clock_module
+from fencing_sdk._values.clock import BootClock, LoopClock, boot_identity, wall_micros, wall_seconds, wall_ticks
 from fencing_sdk._values.timing import (
     DEFAULT_DRIFT,
     MAX_DRIFT,
@@ -23,6 +36,9 @@ from fencing_sdk._values.timing import (
     seconds,
 )
 from fencing_sdk.errors import ConfigurationError
+
+# The arithmetic of a lease: every accepted mix is safe, and every refused one says what to change.
+
 
 pure = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.filter_too_much])
 
@@ -261,3 +277,231 @@ def test_a_program_that_computes_every_ttl_does_not_fill_its_memory_with_them():
     for number in range(1000):
         Timing.build(ttl=10 + number / 1000)
     assert _built.cache_info().currsize < 1000
+
+
+# The clocks: one that goes on during a suspend where there is one, and one that follows the loop.
+
+
+has_boottime = hasattr(time, "CLOCK_BOOTTIME")
+
+
+@pytest.mark.skipif(not has_boottime, reason="this system has no boot clock")
+def test_deadlines_are_read_from_a_clock_that_goes_on_during_a_suspend():
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= BootClock().now() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@pytest.mark.skipif(not has_boottime, reason="this system has one monotonic clock only")
+def test_the_clock_follows_boottime_and_not_monotonic(monkeypatch):
+    """They differ by the time that the machine was suspended; here they are driven apart."""
+    monkeypatch.setattr(time, "monotonic", lambda: -1.0)
+    assert BootClock().now() > 0
+
+
+@pytest.mark.parametrize(
+    ("system", "chosen"),
+    [
+        pytest.param({"CLOCK_BOOTTIME": 7, "CLOCK_MONOTONIC": 1}, 7, id="linux"),
+        pytest.param({"CLOCK_MONOTONIC": 6, "CLOCK_UPTIME_RAW": 8}, 6, id="macos"),
+        pytest.param({}, None, id="windows"),
+    ],
+)
+def test_every_system_is_asked_for_the_clock_that_goes_on_during_a_suspend(system, chosen):
+    assert clock_module._boot_clock_id(SimpleNamespace(**system)) == chosen
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_MONOTONIC"), reason="this system has time.monotonic alone")
+def test_without_boottime_the_systems_monotonic_clock_is_asked_and_not_pythons(monkeypatch):
+    """On macOS the one goes on during a suspend and the other does not; here they are driven apart."""
+    monkeypatch.setattr(time, "monotonic", lambda: -1.0)
+    before = time.clock_gettime(time.CLOCK_MONOTONIC)
+    assert before <= clock_module._reader(time.CLOCK_MONOTONIC)() <= time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def test_where_a_system_has_no_other_clock_it_is_pythons_monotonic():
+    before = time.monotonic()
+    assert before <= clock_module._reader(None)() <= time.monotonic()
+
+
+def test_the_clock_never_goes_back_and_has_no_wall_time():
+    clock = BootClock()
+    readings = [clock.now() for _ in range(1000)]
+    assert readings == sorted(readings)
+    assert readings[0] < wall_seconds() / 2
+
+
+async def test_the_loop_clock_is_the_time_of_the_running_loop():
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    assert before <= LoopClock().now() <= loop.time()
+    loop.time = lambda: 1234.5
+    assert LoopClock().now() == 1234.5
+
+
+def test_the_loop_clock_needs_a_loop():
+    with pytest.raises(RuntimeError):
+        LoopClock().now()
+
+
+def test_wall_time_is_the_same_moment_in_both_units():
+    before = time.time_ns() // 1000
+    micros = wall_micros()
+    assert before <= micros <= time.time_ns() // 1000
+    assert abs(wall_seconds() - micros / 1e6) < 60
+    assert isinstance(micros, int)
+
+
+def test_a_token_from_the_wall_clock_is_an_integer_of_structured_headers_for_two_hundred_years():
+    """RFC 9651, 3.3.1: at most 15 digits."""
+    assert wall_ticks() + 200 * 365 * 86_400 * 10**5 <= 999_999_999_999_999
+    assert abs(wall_ticks() * 10 - wall_micros()) < 60e6
+
+
+def test_the_boot_identity_is_stable_in_a_process_and_shared_by_the_processes_of_a_machine():
+    mine = boot_identity()
+    assert mine == boot_identity()
+    assert mine.isprintable()
+    command = "from fencing_sdk._values.clock import boot_identity; print(boot_identity())"
+    child = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == mine
+
+
+@pytest.mark.skipif(not Path("/proc/sys/kernel/random/boot_id").exists(), reason="Linux tells its boot by this file")
+def test_the_boot_identity_names_the_boot_and_the_time_namespace():
+    boot, _, namespace = boot_identity().partition("/")
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert namespace.startswith("time:[")
+
+
+def test_a_system_without_a_boot_identity_says_so(monkeypatch):
+    nowhere = Path("/nonexistent")
+    monkeypatch.setattr("pathlib.Path", lambda _: nowhere)
+    assert boot_identity() == "unknown"
+
+
+# A heap of moments against the plainest model there is: a dict that is sorted when asked.
+
+
+keys = st.integers(0, 40).map("owner-{}".format)
+moments = st.floats(0, 100).map(lambda moment: round(moment, 1))
+
+
+class ScheduleAgainstADict(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule: Schedule[str] = Schedule()
+        self.model: dict[str, tuple[float, int]] = {}
+        self.order = 0
+
+    @rule(key=keys, when=moments)
+    def put(self, key: str, when: float) -> None:
+        self.order += 1
+        self.schedule.put(key, when)
+        self.model[key] = (when, self.order)
+
+    @rule(key=keys, moments=st.lists(moments, min_size=50, max_size=150))
+    def move_often(self, key: str, moments: list[float]) -> None:
+        for when in moments:
+            self.put(key, when)
+
+    @rule(key=keys)
+    def drop(self, key: str) -> None:
+        self.schedule.drop(key)
+        self.model.pop(key, None)
+
+    @rule(now=moments)
+    def take_what_is_due(self, now: float) -> None:
+        in_order = sorted(self.model.items(), key=lambda item: item[1])
+        expected = [(key, when) for key, (when, _) in in_order if when <= now]
+        assert self.schedule.due(now) == expected
+        for key, _ in expected:
+            del self.model[key]
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        assert len(self.schedule) == len(self.model)
+        assert all(key in self.schedule for key in self.model)
+        assert self.schedule.next() == min((when for when, _ in self.model.values()), default=None)
+
+
+TestScheduleAgainstADict = ScheduleAgainstADict.TestCase
+TestScheduleAgainstADict.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+
+
+def heap_size(schedule: Schedule[int]) -> int:
+    return len(schedule._heap)
+
+
+def test_moving_beats_for_ever_keeps_the_heap_within_twice_the_living():
+    schedule: Schedule[int] = Schedule()
+    for beat in range(20_000):
+        schedule.put(beat % 100, float(beat))
+        assert heap_size(schedule) <= 64 + 2 * len(schedule)
+
+
+def test_leases_that_come_and_go_leave_no_heap_behind():
+    schedule: Schedule[int] = Schedule()
+    schedule.put(-1, 0.0)  # the earliest is alive, so that no dead entry surfaces
+    for key in range(10_000):
+        schedule.put(key, 1000.0 + key)
+    for key in range(10_000):
+        schedule.drop(key)
+        assert heap_size(schedule) <= 64 + 2 * len(schedule)
+    assert schedule.next() == 0.0
+
+
+def test_sweeping_keeps_moments_and_their_order():
+    schedule: Schedule[int] = Schedule()
+    order = list(range(300))
+    random.Random(1).shuffle(order)
+    for key in order:
+        schedule.put(key, float(key % 7))
+    for _ in range(3):
+        for key in order:
+            schedule.put(key, float(key % 7))
+    expected = sorted(order, key=lambda key: (key % 7, order.index(key)))
+    assert [key for key, _ in schedule.due(10.0)] == expected
+
+
+def test_what_is_due_comes_out_and_the_rest_stays():
+    schedule: Schedule[str] = Schedule()
+    schedule.put("c", 1.6)
+    schedule.put("b", 1.4)
+    schedule.put("a", 1.0)
+    assert schedule.due(0.9) == []
+    assert schedule.due(1.4) == [("a", 1.0), ("b", 1.4)]
+    assert schedule.next() == 1.6
+
+
+def test_moving_a_key_later_and_earlier_counts_the_last_time():
+    schedule: Schedule[str] = Schedule()
+    schedule.put("a", 1.0)
+    schedule.put("a", 3.0)
+    assert schedule.due(2.0) == []
+    schedule.put("a", 0.5)
+    assert schedule.due(2.0) == [("a", 0.5)]
+    assert schedule.due(9.0) == []
+    assert schedule.next() is None
+
+
+def test_a_key_that_is_put_back_at_its_old_moment_comes_out_once():
+    schedule: Schedule[str] = Schedule()
+    schedule.put("a", 1.0)
+    schedule.drop("a")
+    schedule.put("a", 1.0)
+    assert schedule.due(1.0) == [("a", 1.0)]
+
+
+def test_keys_need_no_order_among_themselves():
+    schedule: Schedule[object] = Schedule()
+    keys = [object(), (1, "a"), "text"]
+    for key in keys:
+        schedule.put(key, 1.0)
+    assert [key for key, _ in schedule.due(1.0)] == keys
+
+
+def test_dropping_what_was_never_known_does_nothing():
+    schedule: Schedule[str] = Schedule()
+    schedule.drop("nobody")
+    assert len(schedule) == 0
+    assert schedule.due(1.0) == []

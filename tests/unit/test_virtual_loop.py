@@ -9,9 +9,8 @@ import time
 import pytest
 
 from fencing_sdk import UsageError
-from fencing_sdk.testing._loop import VirtualLoop
+from fencing_sdk.testing._loop import Timeline, VirtualLoop
 from fencing_sdk.testing._process import TURN, Process
-from fencing_sdk.testing._timeline import Timeline
 
 
 class Driver:

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fencing_sdk import Token
-from fencing_sdk._values.claim import TOKEN_LIMIT, holder_of
-from fencing_sdk._values.token_wire import (
+from fencing_sdk._values.claim import holder_of
+from fencing_sdk._values.token import (
     ACCEPTED_HEADERS,
     HEADER,
     TEXT_LIMIT,
+    TOKEN_LIMIT,
     check_token,
     format_token,
     parse_one_token,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeGuard
 
-from fencing_sdk._values.unawaited import cancel_and_wait
+from fencing_sdk._values.tasks import cancel_and_wait
 
 __all__ = ["BackgroundTask", "BackgroundTasks"]
 
@@ -66,7 +66,7 @@ class BackgroundTasks:
             work.close()
             raise
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._tasks.discard, context=Context())
         return task
 
     def forget(self) -> None:

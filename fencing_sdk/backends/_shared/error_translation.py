@@ -3,7 +3,7 @@ From the errors of a driver to the two errors of the contract, around every call
 
 `BackendRefusedError` is for what another try will not change *and* what surely granted nothing, because the
 engine then stops without a release. Every other error, known or not, is a `BackendUnavailableError`: the
-outcome of the call is unknown until the store is asked again. A store's `errors` module decides it by class and
+outcome of the call is unknown until the store is asked again. A store's table decides it by class and
 by code. The text of a driver's error may hold a URL or a statement, so it is never repeated.
 """
 

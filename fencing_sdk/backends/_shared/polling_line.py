@@ -19,10 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._values.clock import JITTER, BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
-from fencing_sdk.abc import Tell
+from fencing_sdk.abc import PlaceInLine, Tell
 
 __all__ = ["Pace", "PlaceToPoll", "PollingLine"]
 
@@ -60,10 +59,10 @@ class Pace:
         return _LONGEST if pause >= _LONGEST else max(_SHORTEST, pause / (1 + passed_over))
 
 
-class PlaceToPoll:
-    """A waiter in the line: the `fencing_sdk.abc.PlaceInLine` that `SupportsPolling.line_up` returns."""
+class PlaceToPoll(PlaceInLine):
+    """A waiter in the line."""
 
-    __slots__ = ("_line", "claim", "joined_at", "tell", "woken")
+    polls = True
 
     def __init__(self, line: PollingLine, claim: Claim, tell: Tell, joined_at: int) -> None:
         self._line = line
@@ -114,16 +113,20 @@ class PollingLine:
         self._names: OrderedDict[str, _Name] = OrderedDict()
         self._owner: LoopOwner | None = None
 
-    def line_up(self, claim: Claim, tell: Tell) -> PlaceToPoll:
+    def stand(self, claim: Claim, tell: Tell) -> PlaceToPoll:
         """Join the line for ``claim.name``."""
-        if self._owner is None or not self._owner.is_current:  # waiters of a loop that has ended wait no more
-            self._owner = LoopOwner()
-            for known in self._names.values():
-                known.waiting.clear()
+        self._forget_former_loop()
         name = self._name(claim.name)
         place = PlaceToPoll(self, claim, tell, name.pace.token)
         name.waiting.append(place)
         return place
+
+    def _forget_former_loop(self) -> None:
+        """Waiters of a loop that has ended, or of the parent process, wait no more, and refuse no claim."""
+        if self._owner is None or not self._owner.is_current:
+            self._owner = LoopOwner()
+            for known in self._names.values():
+                known.waiting.clear()
 
     def remove(self, place: PlaceToPoll) -> None:
         """Let *place* leave; the next one becomes the head."""
@@ -140,6 +143,7 @@ class PollingLine:
 
         They are infinite for a waiter that is not the head of its line.
         """
+        self._forget_former_loop()
         name = self._names.get(claim.name)
         if name is None or not name.waiting:
             return None
@@ -181,6 +185,7 @@ class PollingLine:
 
     def ended(self, claim: Claim) -> None:
         """*claim* was given back or lost: its lock may be free."""
+        self._forget_former_loop()
         name = self._names.get(claim.name)
         if name is None or (name.holding is not None and name.holding.owner != claim.owner):
             return

@@ -8,19 +8,14 @@ Tokens: the revision of etcd that created the holder's key. Clock: that of etcd'
 first come, first served; a watch on the key before its own wakes each of them.
 
     __init__.py         the backend: what the answers mean for a claim
-    shares.py           permits, readers and writers
+    line.py             the line of a name: joining it, looking at it, the step by which a claim is granted
     renewals.py         many renewals in a few requests
     waiters.py          what wakes a waiter
     losses.py           notices of grants that end while their holder works
-    watch_answers.py    what an answer of a watch says
-    listing.py          lists what is held, and who waits
-    revoking.py         takes grants away, and tells their holders why
-    shared_leases.py    leases of etcd that many locks share
-    pending_deletes.py  keys that are to be deleted
-    requests.py         what etcd is asked, and how answers are read
+    operating.py        what operators ask: who holds, who waits, and that a grant ends
+    leases.py           leases of etcd that many locks share, and keys that are to be deleted
+    requests.py         what etcd is asked about leases and keys
     keys.py             the keys of a lock
-    diagnosis.py        what the members tell of themselves, and what of that breaks a promise
-    errors.py           which error leaves the backend
 
 The gateway itself, which the guard uses too, is `fencing_sdk._etcd`.
 """
@@ -34,40 +29,32 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 
-from fencing_sdk._etcd.json_codec import Json, compared
-from fencing_sdk._etcd.options import make_gateway, read_url
-from fencing_sdk._http.bodies import UnreadableAnswerError
-from fencing_sdk._http.options import read_numbers
+from fencing_sdk._etcd.gateway import make_gateway, read_url
+from fencing_sdk._etcd.messages import Json, compared
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
-from fencing_sdk._values.findings import Finding
-from fencing_sdk._values.scopes import move_on_after
-from fencing_sdk._values.unawaited import retrieve
-from fencing_sdk._values.uncopied import Uncopied
-from fencing_sdk.abc import LossNotice, Turn
+from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.options import option_names
+from fencing_sdk._values.tasks import move_on_after, retrieve
+from fencing_sdk.abc import LossNotice, Tell
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._shared.revocation_reasons import with_reasons
-from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
-from fencing_sdk.backends._shared.waiters import FirstAsks
-from fencing_sdk.backends.etcd.diagnosis import diagnose_etcd
-from fencing_sdk.backends.etcd.errors import BACKEND
-from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, KeyFacts, check_prefix, holder_of_key, is_share
-from fencing_sdk.backends.etcd.listing import EtcdListing
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation
+from fencing_sdk.backends._shared.losses import with_reasons
+from fencing_sdk.backends._shared.node_line import refusal
+from fencing_sdk.backends._shared.waiters import LEAVING, FirstAsks, KeptPlace, KeptPlaces, Turn, UnansweredRequests
+from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, check_prefix
+from fencing_sdk.backends.etcd.leases import SharedLease, SharedLeases
+from fencing_sdk.backends.etcd.line import EtcdLine, Standing
 from fencing_sdk.backends.etcd.losses import EtcdLossWatcher
+from fencing_sdk.backends.etcd.operating import EtcdOperating
 from fencing_sdk.backends.etcd.renewals import EtcdRenewals
-from fencing_sdk.backends.etcd.requests import EtcdRequests, Standing
-from fencing_sdk.backends.etcd.revoking import EtcdRevocations
-from fencing_sdk.backends.etcd.shared_leases import SharedLease, SharedLeases
-from fencing_sdk.backends.etcd.shares import LEAST_REMAINING, EtcdShares
+from fencing_sdk.backends.etcd.requests import BACKEND, EtcdRequests, unreadable
 from fencing_sdk.backends.etcd.waiters import EtcdWaiter, EtcdWaiters
-from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
+from fencing_sdk.errors import BackendError, BackendUnavailableError
 
 __all__ = ["EtcdBackend", "from_url"]
 
-OPTIONS = ("prefix", "user", "password", "ca", "cert", "key", "ssl_context", "connect_timeout", "connections")
-_LEAVING = 2.0
-"""Seconds that leaving the line may take. A key that is left then is deleted with a later keep-alive."""
-_JOINING = 2.0
-"""Seconds for which a waiter that leaves the line waits for the answer to its joining, before that."""
+_JOINING = LEAVING / 2
+"""Seconds for which a waiter that leaves the line waits for the answer to its joining, before it is cancelled again."""
 _LEAVE_TRIES = 2
 """One over the connection that is open, and one over the next, if that was broken."""
 _POLL_PART = 1 / 4
@@ -133,14 +120,14 @@ class EtcdBackend(Uncopied):
             connections=connections,
         )
         self._requests = EtcdRequests(self._gateway, self._keys)
-        self._shares = EtcdShares(self._requests)
+        self._line = EtcdLine(self._requests)
+        self._operating = EtcdOperating(self._requests)
         self._leases = SharedLeases(self._requests)
-        self._waiters = EtcdWaiters(self._gateway, self._requests, self._shares, self._leases.owns)
+        self._waiters = EtcdWaiters(self._gateway, self._keys, self._line, self._leases.owns)
         self._leases.on_deleted = self._waiters.deleted
+        self._places = KeptPlaces()
         self._first_asks = FirstAsks()
-        self._revocations = EtcdRevocations(self._requests, self._shares)
-        self._losses = EtcdLossWatcher(self._gateway, self._leases, self._revocations, self._waiters.deleted)
-        self._listing = EtcdListing(self._requests, self._shares)
+        self._losses = EtcdLossWatcher(self._gateway, self._leases, self._operating, self._waiters.deleted)
         self._unanswered = UnansweredRequests()
 
     async def open(self) -> None:
@@ -200,24 +187,27 @@ class EtcdBackend(Uncopied):
         """
         if waiter is None:
             return await self._leases.with_lease(
-                "acquire", claim, started, lambda lease: self._line_of(claim).take(claim, lease.number)
+                "acquire", claim, started, lambda lease: self._line.take(claim, lease.number)
             )
-        standing, lease = await self._leases.with_lease(  # this also keeps the place alive
-            "acquire", claim, started, lambda lease: self._line_of(claim).turn(claim, lease.number)
-        )
+        standing, lease = await self._turn(claim, started)
         if standing.own is None and self._waiters.find(claim) is waiter:
-            standing, lease = await self._join_line("acquire", claim, started)
+            joined, _ = await self._join_line("acquire", claim, started)
+            standing, lease = await self._turn(claim, started)
+            standing = standing._replace(earlier_unknown=joined.earlier_unknown)
         if standing.own is not None:
             waiter.move(standing.own.created)
         return standing, lease
 
-    async def _join_line(self, operation: str, claim: Claim, started: float) -> tuple[Standing, SharedLease]:
+    async def _turn(self, claim: Claim, started: float) -> tuple[Standing, SharedLease]:
+        """Look whether the turn of a waiter has come. This also keeps its place alive."""
         return await self._leases.with_lease(
-            operation, claim, started, lambda lease: self._line_of(claim).join_line(operation, claim, lease.number)
+            "acquire", claim, started, lambda lease: self._line.turn(claim, lease.number)
         )
 
-    def _line_of(self, claim: Claim) -> EtcdRequests | EtcdShares:
-        return self._shares if claim.mode.shared else self._requests
+    async def _join_line(self, operation: str, claim: Claim, started: float) -> tuple[Standing, SharedLease]:
+        return await self._leases.with_lease(
+            operation, claim, started, lambda lease: self._line.join(operation, claim, lease.number)
+        )
 
     async def _granted(self, claim: Claim, waiter: EtcdWaiter | None, standing: Standing, started: float) -> Grant:
         key = self._keys.own(claim)
@@ -231,29 +221,33 @@ class EtcdBackend(Uncopied):
         if waiter is not None:
             waiter.served = True
         self._losses.granted(key, claim)
-        permit = None if claim.mode is LOCK else KeyFacts.read(standing.own).permit
+        with ErrorTranslation(unreadable, "acquire"):
+            permit = standing.own.permit
         return Grant(standing.phase or standing.own.created, ttl=float(lease.ttl), permit=permit)
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
         started = self._leases.now()
         self._leases.give_up_overdue(started, {self._keys.own(claim) for claim in claims})
-        renewals = EtcdRenewals(self._requests, self._leases, claims, started)
+        renewals = EtcdRenewals(self._requests, self._line, self._leases, claims, started)
         await renewals.run()
         if renewals.failures and not renewals.outcomes:
             raise renewals.failures[0]
         outcomes = [renewals.outcomes.get(self._keys.own(claim), Renewal.UNKNOWN) for claim in claims]
-        return await with_reasons(claims, outcomes, self._revocations.reasons)
+        for claim, outcome in zip(claims, outcomes, strict=True):
+            if outcome is Renewal.RENEWED and self._leases.find(key := self._keys.own(claim)) is not None:
+                self._losses.granted(key, claim)
+        return await with_reasons(claims, outcomes, self._operating.reasons)
 
     async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
         if not await self._delete("release", claim):
             return None
-        refusal = Renewal.REFUSED
+        others = False
         with suppress(BackendError):  # the loss is known, and an error would have the release repeated, which hides it
-            (standing,) = await self._requests.standings("release", [claim])
-            refusal = Renewal.REFUSED if standing.first is None or standing.holds else Renewal.TAKEN_OVER
-        return (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
+            (standing,) = await self._line.standings("release", [claim])
+            others = standing.others
+        return (await with_reasons([claim], [refusal(claim.mode, others=others)], self._operating.reasons))[0]
 
     async def _delete(self, operation: str, claim: Claim) -> bool:
         """
@@ -271,32 +265,23 @@ class EtcdBackend(Uncopied):
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        first = await self._requests.first("inspect", name)
-        if first is not None and is_share(first):
-            return next(iter(await self.holders(name)), None)
-        remaining = None if first is None else await self._requests.remaining("inspect", first.lease)
-        if first is None or remaining is None:
-            return None
-        try:
-            return holder_of_key(name, first, max(LEAST_REMAINING, remaining))
-        except UnreadableAnswerError as error:
-            raise BackendRefusedError(BACKEND, "inspect", str(error)) from error
+        return await self._operating.inspect(name)
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `fencing_sdk.abc.SupportsShares.holders`."""
-        return await self._shares.holders(name)
+        return await self._operating.holders(name)
 
     async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """See `fencing_sdk.abc.SupportsListing.list_held`."""
-        return await self._listing.page(prefix, cursor, limit)
+        return await self._operating.page(prefix, cursor, limit)
 
     async def list_waiters(self, name: str) -> Sequence[Waiting]:
         """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
-        return await self._listing.waiters(name)
+        return await self._operating.waiters(name)
 
     async def revoke(self, name: str, token: int, reason: str) -> bool:
         """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
-        return await self._revocations.revoke(name, token, reason)
+        return await self._operating.revoke(name, token, reason)
 
     def comparison(self, name: str, owner: str, token: int) -> Json:
         """
@@ -311,9 +296,12 @@ class EtcdBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (etcd only wakes)
+        """See `fencing_sdk.abc.SupportsLine.stand`."""
+        return self._places.stand(self._in_line, claim, tell)
+
     @asynccontextmanager
-    async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`."""
+    async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:
         joining = asyncio.get_running_loop().create_task(self._join(claim), context=Context())
         joining.add_done_callback(retrieve, context=Context())
         try:
@@ -340,18 +328,23 @@ class EtcdBackend(Uncopied):
         """
         Leave the line, unless the lock was granted.
 
-        A try may have been granted before the claim had a waiter, so the held keys are asked, too. No error is
-        raised: it would replace the cancellation that ends the wait.
+        A try may have been granted before the claim had a waiter, or since a deletion has failed, so the held keys are
+        asked, too. No error is raised: it would replace the cancellation that ends the wait.
         """
-        waiter = await self._joined(joining)
+        try:
+            waiter = await self._joined(joining)
+        except BaseException:  # cancelled again, and the request may still put the key
+            if self._leases.find(key := self._keys.own(claim)) is None:
+                self._leases.pending_deletes.add(key, self._leases.now(), may_return=True)
+            raise
         if waiter is not None:
             await self._waiters.remove(waiter)
             if waiter.served:
                 return
-        if self._leases.find(self._keys.own(claim)) is not None:
-            return
-        with move_on_after(_LEAVING, shield=True):
+        with move_on_after(LEAVING, shield=True):  # a key that is left then is deleted with a later keep-alive
             for _ in range(_LEAVE_TRIES):
+                if self._leases.find(self._keys.own(claim)) is not None:
+                    return
                 with suppress(BackendError):
                     await self._delete("queue", claim)
                     return
@@ -363,19 +356,14 @@ class EtcdBackend(Uncopied):
         A wait that is cancelled leaves its request under way until the answer: etcd may carry out a request whose
         connection was closed after the deletion, and the key would stay in the line as long as its lease.
         """
-        if not joining.done():
-            with move_on_after(_JOINING, shield=True):
-                await asyncio.wait((joining,))
+        try:
+            if not joining.done():
+                with move_on_after(_JOINING, shield=True):
+                    await asyncio.wait((joining,))
+        finally:
             joining.cancel()  # unless it was answered
         failed = not joining.done() or joining.cancelled() or joining.exception()
         return None if failed else joining.result()
-
-    async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
-        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
-        return await diagnose_etcd(self._gateway)
-
-    async def server_time(self) -> None:
-        """Return None: etcd tells no time."""
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
@@ -394,19 +382,16 @@ class EtcdBackend(Uncopied):
         now = self._leases.now()
         for claim in self._waiters.pop_orphans():
             self._leases.pending_deletes.add(self._keys.own(claim), now, may_return=True)
-        with move_on_after(_LEAVING), suppress(BackendError):
+        with move_on_after(LEAVING), suppress(BackendError):
             await self._leases.delete_pending("queue", self._leases.pending_deletes.never_confirmed())
 
 
 def from_url(url: str, **options: object) -> EtcdBackend:
     """
-    Make a backend for ``etcd://[user:password@]host:2379,host:2379`` or ``etcd+https://``.
-
-    Options: ``prefix``, ``user``, ``password``, ``ca``, ``cert``, ``key``, ``ssl_context``,
-    ``connect_timeout``, ``connections``.
+    Make a backend for ``etcd://[user:password@]host:2379,host:2379`` or ``etcd+https://``; see `EtcdBackend`.
 
     Raises:
         ConfigurationError: the URL names no member, or an option is unknown or cannot work.
     """
-    endpoints, chosen = read_url(url, read_numbers(take_options(url, options, OPTIONS)))
+    endpoints, chosen = read_url(url, take_options(url, options, option_names(EtcdBackend, besides={"tls"})))
     return EtcdBackend(endpoints, **chosen)

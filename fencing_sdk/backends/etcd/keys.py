@@ -7,9 +7,9 @@ What etcd keeps for a lock: one key for each claim that holds the lock or waits 
     fencing/catalog                         ->  the phase of its readers
     fencing/gpu-pool/permit-9f8a01c2...     ->  {"metadata": null, "of": 4, "permit": 2}
 
-The key ends with a digest of the owner id, so that the id itself never leaves the process. The claim whose key
-was created first holds the lock. The others wait in the order in which their keys were created. `shares` tells what
-several hold together. The revision that created a key is the token of its holder, except of readers, who share one.
+The key ends with a digest of the owner id, so that the id itself never leaves the process. The keys of a lock are its
+line, in the order in which they were created: `fencing_sdk.backends._shared.node_line` says who of it holds. The
+revision that created a key is the token of its holder, except of readers, who share one.
 
 An operator who takes a grant away leaves a note for its holder, which ends with the ttl that it had:
 
@@ -21,23 +21,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from fencing_sdk._etcd.json_codec import Entry
-from fencing_sdk._http.bodies import UnreadableAnswerError
-from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, WRITER, Claim, Holder, Mode, Permit
-from fencing_sdk._values.names import safe_segment
+from fencing_sdk._etcd.messages import Entry
+from fencing_sdk._http.outcomes import UnreadableAnswerError
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Holder, Mode, Permit, safe_segment
+from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.errors import ConfigurationError, shown
 
 __all__ = [
     "DEFAULT_PREFIX",
     "EtcdKeys",
-    "KeyFacts",
+    "LineKey",
     "check_prefix",
-    "holder_of_key",
-    "is_share",
     "phase_token",
     "phase_value",
     "value_of",
@@ -147,18 +146,23 @@ def value_of(claim: Claim, *, permit: int | None = None) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def phase_value(reader: Entry) -> bytes:
+def phase_value(reader: LineKey) -> bytes:
     """The value of the phase that a *reader* begins which is there: a later revision may be above those in the line."""
     return str(reader.created).encode()
 
 
-def phase_token(phase: Entry) -> int:
+def phase_token(found: Sequence[Entry]) -> int:
     """
-    The token of readers: the revision that created the key of the one that began the phase, perhaps in that same step.
+    The token of readers, of the phase that was *found*; 0: there is none.
+
+    It is the revision that created the key of the reader that began the phase, perhaps in that same step.
 
     Raises:
         UnreadableAnswerError: another program wrote the phase.
     """
+    if not found:
+        return 0
+    phase = found[0]
     if not phase.value:
         return phase.created
     if phase.value.isdigit() and 0 < (token := int(phase.value[:20])) < phase.created:
@@ -167,41 +171,63 @@ def phase_token(phase: Entry) -> int:
     raise UnreadableAnswerError(msg)
 
 
-class KeyFacts(NamedTuple):
-    """What a key in the line says about its claim."""
+class LineKey(Entry):
+    """The key of a holder or a waiter: see `fencing_sdk.backends._shared.node_line.Node`."""
 
-    mode: Mode
-    metadata: str | None
-    waits: bool
-    """Whether it is a permit that was not granted yet."""
-    permit: int | None
+    __slots__ = ()
 
-    @classmethod
-    def read(cls, entry: Entry) -> KeyFacts:
+    @property
+    def shared(self) -> str:
+        """``reader`` or ``permit``; nothing for a lock and a writer."""
+        last = self.key.rpartition(b"/")[2]
+        return READER.word if last.startswith(_READER) else "permit" if last.startswith(_PERMIT) else ""
+
+    @property
+    def permit(self) -> int | None:
         """
-        Read a key.
+        The number of a permit that was granted.
 
         Raises:
-            UnreadableAnswerError: another program wrote it.
+            UnreadableAnswerError: another program wrote the key.
         """
-        last = entry.key.rpartition(b"/")[2]
+        return self._facts.permit if self.shared == "permit" else None
+
+    @property
+    def _facts(self) -> _KeyFacts:
         try:
-            return cls._of(json.loads(entry.value), last)
+            return _KeyFacts.of(self.shared, json.loads(self.value))
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             msg = "a key of the lock has a value that no lock has; another program writes below the prefix"
             raise UnreadableAnswerError(msg) from None
 
+    def holder(self, name: str, remaining: float, *, phase: int = 0, waiters: int | None = None) -> Holder:
+        """
+        Describe the holder of *name* whose key this is; *phase* is the token of readers.
+
+        Raises:
+            UnreadableAnswerError: another program wrote the key.
+        """
+        mode, metadata, permit = self._facts
+        digest = self.key.rpartition(b"/")[2].rpartition(b"-")[2].decode(errors="replace")
+        token = phase if mode == READER else self.created
+        return Holder(name, token, digest[:8], remaining, metadata, mode, permit, waiters=waiters)
+
+
+class _KeyFacts(NamedTuple):
+    """What a key in the line says about its claim."""
+
+    mode: Mode
+    metadata: str | None
+    permit: int | None
+
     @classmethod
-    def _of(cls, fields: dict[str, object], last: bytes) -> KeyFacts:
-        facts = cls(LOCK, _text(fields.get("metadata")), waits=False, permit=None)
-        if last.startswith(_READER):
-            return facts._replace(mode=READER)
-        if last.startswith(_PERMIT):
+    def of(cls, shared: str, fields: dict[str, object]) -> _KeyFacts:
+        metadata = _text(fields.get("metadata"))
+        if shared == "permit":
             permit = _number(fields["permit"]) if "permit" in fields else None
-            return facts._replace(mode=Permit(_number(fields["of"])), waits=permit is None, permit=permit)
-        if fields.get("mode") == WRITER.word:
-            return facts._replace(mode=WRITER)
-        return facts
+            return cls(Permit(_number(fields["of"])), metadata, permit)
+        alone = WRITER if fields.get("mode") == WRITER.word else LOCK
+        return cls(READER if shared else alone, metadata, None)
 
 
 def _text(value: object) -> str | None:
@@ -214,24 +240,3 @@ def _number(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_LIMIT:
         return value
     raise TypeError
-
-
-def is_share(entry: Entry) -> bool:
-    """Whether *entry* is not the key of a lock, or is not readable."""
-    try:
-        return KeyFacts.read(entry).mode != LOCK
-    except UnreadableAnswerError:
-        return False
-
-
-def holder_of_key(name: str, entry: Entry, remaining: float, *, phase: int = 0) -> Holder:
-    """
-    The holder of *name*, whose key is *entry*; *phase* is the token of readers.
-
-    Raises:
-        UnreadableAnswerError: another program wrote the key.
-    """
-    facts = KeyFacts.read(entry)
-    digest = entry.key.rpartition(b"/")[2].rpartition(b"-")[2].decode(errors="replace")
-    token = phase if facts.mode == READER else entry.created
-    return Holder(name, token, digest[:8], remaining, facts.metadata, facts.mode, facts.permit)

@@ -19,20 +19,16 @@ from contextvars import Context
 import anyio
 
 from fencing_sdk._etcd.gateway import WATCH, Gateway
-from fencing_sdk._etcd.json_codec import Json, encoded
-from fencing_sdk._etcd.streams import StreamRequests
+from fencing_sdk._etcd.messages import Json, encoded
+from fencing_sdk._etcd.streams import StreamRequests, read_watch_answer
 from fencing_sdk._values.claim import Claim
-from fencing_sdk._values.jitter import JITTER
-from fencing_sdk._values.scopes import move_on_after
-from fencing_sdk._values.unawaited import cancel_and_wait
-from fencing_sdk.abc import LossNotice
+from fencing_sdk._values.clock import JITTER
+from fencing_sdk._values.tasks import cancel_and_wait, move_on_after
 from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
-from fencing_sdk.backends._shared.loss_notices import LossNotices
-from fencing_sdk.backends._shared.revocation_reasons import reason_for
-from fencing_sdk.backends._shared.wakeup import WakeUp
-from fencing_sdk.backends.etcd.revoking import EtcdRevocations
-from fencing_sdk.backends.etcd.shared_leases import SharedLeases
-from fencing_sdk.backends.etcd.watch_answers import read_watch_answer
+from fencing_sdk.backends._shared.losses import LossNotices, reason_for
+from fencing_sdk.backends._shared.waiters import WakeUp
+from fencing_sdk.backends.etcd.leases import SharedLeases
+from fencing_sdk.backends.etcd.operating import EtcdOperating
 from fencing_sdk.errors import BackendError, LossReason
 
 __all__ = ["EtcdLossWatcher"]
@@ -45,22 +41,22 @@ _FIRST_PAUSE = 0.1
 _LAST_PAUSE = 5.0
 
 
-class EtcdLossWatcher:
+class EtcdLossWatcher(LossNotices):
     """Watches the grants of one backend while a client wants notices."""
 
     def __init__(
         self,
         gateway: Gateway,
         leases: SharedLeases,
-        revocations: EtcdRevocations,
+        operating: EtcdOperating,
         on_deleted: Callable[[bytes, bool], object],
     ) -> None:
+        super().__init__()
         self._on_deleted = on_deleted
         """Waiters behind a key of this client watch it not by themselves: see `fencing_sdk.backends.etcd.waiters`."""
         self._gateway = gateway
-        self._revocations = revocations
+        self._operating = operating
         self._leases = leases
-        self._notices = LossNotices()
         self._held: dict[bytes, Claim] = {}
         self._new: dict[bytes, None] = {}
         self._lasting: set[bytes] = set()
@@ -73,17 +69,13 @@ class EtcdLossWatcher:
         self._task = BackgroundTask()
         self._telling = BackgroundTasks()
 
-    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
-        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
-        return self._notices.on_loss(notice)
-
     def granted(self, key: bytes, claim: Claim) -> None:
-        """Watch a grant, if a client wants notices."""
-        if not self._notices or key in self._held:
+        """Watch a grant, or one that was renewed, if a client wants notices."""
+        if not self.wanted or (key in self._held and self._task.running):
             return
         self._held[key] = claim
         self._new[key] = None
-        if not self._task.running:
+        if not self._task.running:  # this is the first grant, or the first renewal after the backend was closed
             self._changed = WakeUp()
             self._reset_stream()
             self._task.start(self._keep_watching)
@@ -197,7 +189,7 @@ class EtcdLossWatcher:
 
     async def _tell(self, claim: Claim) -> None:
         """Tell the clients, after a look for the operator's reason."""
-        self._notices.tell(claim, LossReason.REVOKED, await reason_for(claim, self._revocations.reasons))
+        self.tell(claim, LossReason.REVOKED, await reason_for(claim, self._operating.reasons))
 
     async def aclose(self) -> None:
         """Stop watching."""

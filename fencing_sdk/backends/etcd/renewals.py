@@ -23,8 +23,10 @@ from collections.abc import Awaitable, Iterable, Sequence
 from typing import TypeVar
 
 from fencing_sdk._values.claim import Claim, Renewal
-from fencing_sdk.backends.etcd.requests import BATCH, EtcdRequests, Standing
-from fencing_sdk.backends.etcd.shared_leases import HeldKey, SharedLease, SharedLeases
+from fencing_sdk.backends._shared.node_line import refusal
+from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease, SharedLeases
+from fencing_sdk.backends.etcd.line import EtcdLine, Standing
+from fencing_sdk.backends.etcd.requests import BATCH, EtcdRequests
 from fencing_sdk.errors import BackendError
 
 __all__ = ["EtcdRenewals"]
@@ -35,8 +37,16 @@ T = TypeVar("T")
 class EtcdRenewals:
     """One call that renews many claims."""
 
-    def __init__(self, requests: EtcdRequests, leases: SharedLeases, claims: Sequence[Claim], started: float) -> None:
+    def __init__(
+        self,
+        requests: EtcdRequests,
+        line: EtcdLine,
+        leases: SharedLeases,
+        claims: Sequence[Claim],
+        started: float,
+    ) -> None:
         self._requests = requests
+        self._line = line
         self._leases = leases
         self._started = started
         self._claims = {requests.keys.own(claim): claim for claim in claims}
@@ -106,15 +116,13 @@ class EtcdRenewals:
 
     async def _look_up(self, keys: Sequence[bytes]) -> None:
         claims = [self._claims[key] for key in keys]
-        standings = await self._requests.standings("renew", claims)
+        standings = await self._line.standings("renew", claims)
         works = []
         for key, claim, standing in zip(keys, claims, standings, strict=True):
             if self._is_granted_key(key, standing):
                 works.append(self._hold(key, claim, standing))
-            elif standing.first is None or standing.holds:
-                self.outcomes[key] = Renewal.REFUSED
             else:
-                self.outcomes[key] = Renewal.TAKEN_OVER
+                self.outcomes[key] = refusal(claim.mode, others=standing.others)
         await self._gather(works)
 
     def _is_granted_key(self, key: bytes, standing: Standing) -> bool:

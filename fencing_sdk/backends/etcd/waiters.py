@@ -4,15 +4,13 @@ What wakes a waiter.
 A waiter's place in the line is its key, and the line is the order in which keys were created. Each waiter has a
 task that does this in a loop:
 
-1. Read which key was created just before the waiter's own.
+1. Read the keys that were created before the waiter's own: `fencing_sdk.backends._shared.node_line` says for which one
+   it waits.
 2. If there is none, wake the waiter: its next try is granted. Then wait until its own key may be another one.
-3. Else watch that one key until it is deleted. So a release wakes one waiter and not all of them. A key that this
-   client has put, it also deletes, and its loss watcher hears when another client deletes a key that is held: then
-   no watch is needed here, and a crowd in one client needs no connection for each.
-
-Shares differ in step 1. A reader does not wait for readers: it watches the last key before its own that is no reader's.
-A permit watches the last waiter before its own, until that leaves or has its number. If there is none, it is the head
-of the line, and watches all permits: of many that wait, one is woken by a permit that is given back.
+3. Else watch that one key until it is deleted, or, of a permit, has its number; the first waiter for a permit watches
+   all permits. So a release wakes one waiter and not all of them. A key that this client has put, it also deletes,
+   and its loss watcher hears when another client deletes a key that is held: then no watch is needed here, and a
+   crowd in one client needs no connection for each.
 
 The watch starts at the revision at which that key was read, so it misses no deletion, however late the stream
 opens. If etcd has forgotten that revision (compaction), or the stream breaks, the task begins again after a pause.
@@ -27,21 +25,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fencing_sdk._etcd.gateway import WATCH, Gateway
-from fencing_sdk._etcd.json_codec import Entry, Json, encoded
-from fencing_sdk._values.claim import READER, Claim, Permit
-from fencing_sdk._values.jitter import JITTER
+from fencing_sdk._etcd.messages import Json, encoded
+from fencing_sdk._etcd.streams import read_watch_answer
+from fencing_sdk._values.claim import READER, Claim
+from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.loop_owner import LoopOwner
-from fencing_sdk._values.shared_call import SharedCall
-from fencing_sdk._values.turns import Turns
+from fencing_sdk._values.tasks import SharedCall, Turns
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
-from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
-from fencing_sdk.backends._shared.wakeup import WakeUp
-from fencing_sdk.backends.etcd.errors import unreadable
-from fencing_sdk.backends.etcd.keys import KeyFacts
-from fencing_sdk.backends.etcd.requests import EtcdRequests
-from fencing_sdk.backends.etcd.shares import EtcdShares, lowest_free
-from fencing_sdk.backends.etcd.watch_answers import read_watch_answer
+from fencing_sdk.backends._shared.node_line import Permits, rival_of
+from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable, WakeUp
+from fencing_sdk.backends.etcd.keys import EtcdKeys, LineKey
+from fencing_sdk.backends.etcd.line import EtcdLine
+from fencing_sdk.backends.etcd.requests import unreadable
 from fencing_sdk.errors import BackendError
 
 __all__ = ["EtcdWaiter", "EtcdWaiters"]
@@ -73,13 +69,11 @@ class EtcdWaiter(Waiter):
 class EtcdWaiters:
     """The waiters of one backend object."""
 
-    def __init__(
-        self, gateway: Gateway, requests: EtcdRequests, shares: EtcdShares, owns: Callable[[int], bool]
-    ) -> None:
+    def __init__(self, gateway: Gateway, keys: EtcdKeys, line: EtcdLine, owns: Callable[[int], bool]) -> None:
         self._gateway = gateway
-        self._requests = requests
+        self._keys = keys
+        self._line = line
         self._owns = owns
-        self._shares = shares
         self._watches: dict[str, SharedCall[bool]] = {}
         """By the key that is watched for readers."""
         self._waiters: WaiterTable[EtcdWaiter] = WaiterTable()
@@ -98,10 +92,12 @@ class EtcdWaiters:
     async def joining(self, name: str) -> AsyncIterator[None]:
         """Let the waiters of this client join a line in the order in which they came."""
         turns = self._joining.setdefault(name, Turns(1))
-        async with turns.turn():
-            yield
-        if turns.idle:
-            self._joining.pop(name, None)
+        try:
+            async with turns.turn():
+                yield
+        finally:
+            if turns.idle:
+                self._joining.pop(name, None)
 
     def find(self, claim: Claim) -> EtcdWaiter | None:
         """The waiter of *claim*, if it waits by way of this object."""
@@ -143,7 +139,7 @@ class EtcdWaiters:
         pause = _FIRST_PAUSE
         while True:
             try:
-                if await self._watch_predecessor(waiter):
+                if await self._watch_rival(waiter):
                     pause = _FIRST_PAUSE
                     continue
             except BackendError:  # the waiter also tries by its own timer
@@ -151,46 +147,39 @@ class EtcdWaiters:
             await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
             pause = min(pause * 2, _LAST_PAUSE)
 
-    async def _watch_predecessor(self, waiter: EtcdWaiter) -> bool:
+    async def _watch_rival(self, waiter: EtcdWaiter) -> bool:
         """Steps 1 to 3. False: the stream ended before the key was deleted."""
         waiter.moved.clear()
-        watched = await self._to_watch(waiter)
-        if isinstance(watched, Entry):
-            if not await self._deleted_here(watched.key):
+        claim, (rival, revision) = waiter.claim, await self._rival_of(waiter)
+        if isinstance(rival, LineKey) and not claim.mode.shared and self._owns(rival.lease):
+            if not await self._deleted_here(rival.key):
                 return True
-            watched = None  # the holder of a lock is the first: no other key is before the waiter's own
-        if watched is None:
+            rival = None  # the holder of a lock is the first: no other key is before the waiter's own
+        if rival is None:
             waiter.wake()
             await waiter.moved.wait()
             return True
-        if waiter.claim.mode == READER:
-            return await self._changed_for_all(watched)
-        return await self._changed(watched)
-
-    async def _to_watch(self, waiter: EtcdWaiter) -> Json | Entry | None:
-        """The watch that tells when to look again, or a key of this client; None if it is the waiter's turn."""
-        claim = waiter.claim
-        if isinstance(claim.mode, Permit):
-            return await self._before_permit(waiter, claim.mode)
+        if isinstance(rival, Permits):
+            begin, end = self._keys.permits(claim.name)
+            return await self._changed(_deletion_of(begin, revision) | {"range_end": encoded(end)})
         if claim.mode == READER:
-            rivals, revision = await self._shares.rivals(claim.name)
-            before = next((entry for entry in reversed(rivals) if entry.created < waiter.created), None)
-        else:
-            before, revision = await self._predecessor(waiter)
-            if before is not None and self._owns(before.lease):
-                return before
-        return None if before is None else _deletion_of(before.key, revision)
+            return await self._changed_for_all(_deletion_of(rival.key, revision))
+        if rival.shared and claim.mode.shared:  # it may get its number
+            return await self._changed({"key": encoded(rival.key), "start_revision": str(revision + 1)})
+        return await self._changed(_deletion_of(rival.key, revision))
 
-    async def _predecessor(self, waiter: EtcdWaiter) -> tuple[Entry | None, int]:
-        """The key before the waiter's own, which this client has not deleted while it was looked for."""
+    async def _rival_of(self, waiter: EtcdWaiter) -> tuple[LineKey | Permits | None, int]:
+        """What the waiter waits for, and this client has not deleted while it was looked for; with the revision."""
         while True:
             deleted = self._looks[waiter] = set()
             try:
-                before, revision = await self._requests.predecessor("queue", waiter.claim, waiter.created)
+                ahead, revision = await self._line.ahead(waiter.claim, waiter.created)
             finally:
                 del self._looks[waiter]
-            if before is None or before.key not in deleted:
-                return before, revision
+            with ErrorTranslation(unreadable, "queue"):
+                rival = rival_of(waiter.claim.mode, ahead)
+            if not isinstance(rival, LineKey) or rival.key not in deleted:
+                return rival, revision
 
     async def _deleted_here(self, key: bytes) -> bool:
         """Wait until this client has deleted *key*; return whether that was a lock, given back."""
@@ -203,17 +192,6 @@ class EtcdWaiters:
             followers.discard(follower)
             if not followers and self._followers.get(key) is followers:
                 del self._followers[key]
-
-    async def _before_permit(self, waiter: EtcdWaiter, mode: Permit) -> Json | None:
-        line, revision = await self._requests.before("queue", waiter.claim, waiter.created)
-        with ErrorTranslation(unreadable, "queue"):
-            waiting = next((entry for entry in reversed(line) if KeyFacts.read(entry).permit is None), None)
-            if waiting is not None:
-                return {"key": encoded(waiting.key), "start_revision": str(revision + 1)}
-            if lowest_free(mode, line) is not None:
-                return None
-        begin, end = self._requests.keys.permits(waiter.claim.name)
-        return _deletion_of(begin, revision) | {"range_end": encoded(end)}
 
     async def _changed_for_all(self, watched: Json) -> bool:
         """Watch a key once for all readers that wait for it. A watch that was opened earlier misses no more."""

@@ -7,16 +7,11 @@ Locks in a Kahuna cluster, over its REST interface.
 Tokens: the server's own numbers, from 0. Clock: that of the node that leads the lock's partition.
 Waiters: Kahuna wakes no waiter, so those of one client stand in line, and its head asks (`waiters`).
 
-    __init__.py          the backend: what the answers mean for a claim
-    known_grants.py      until when grants last, to tell a refusal that cannot be right
-    waiters.py           how the waiters of one client share the asking
-    renewals.py          many renewals side by side
-    requests.py          what requests say and answers mean
-    diagnosis.py         what the nodes tell of themselves, and what of that breaks a promise
-    errors.py            which error of the contract a failure becomes
-    cluster_settings.py  which settings of a cluster put exclusion at stake
-    options.py           the options and the endpoints
-    connection/          cluster.py asks node after node
+    __init__.py   the backend: what the answers mean for a claim
+    waiters.py    how the waiters of one client share the asking, and until when its grants last
+    requests.py   what requests say and answers mean, and which errors they become
+    cluster.py    asks node after node
+    options.py    the options, the endpoints, and the settings that put exclusion at stake
 
 One request to one node, which the guard uses too, is `fencing_sdk._kahuna`.
 """
@@ -27,33 +22,27 @@ import asyncio
 import contextlib
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
-from fencing_sdk._http.bodies import UnreadableAnswerError
-from fencing_sdk._http.options import check_connections, read_numbers
-from fencing_sdk._http.outcomes import RequestFailedError
+from fencing_sdk._http.outcomes import RequestFailedError, UnreadableAnswerError
 from fencing_sdk._http.tls import tls_context
-from fencing_sdk._kahuna.node import NodeClient, nodes_of_url
+from fencing_sdk._kahuna import NodeClient, nodes_of_url
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
 from fencing_sdk._values.clock import wall_seconds
-from fencing_sdk._values.findings import Finding
+from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.scopes import move_on_after
-from fencing_sdk._values.timing import seconds
-from fencing_sdk._values.uncopied import Uncopied
+from fencing_sdk._values.options import option_names
+from fencing_sdk._values.tasks import move_on_after
 from fencing_sdk.abc import Tell
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll
-from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
-from fencing_sdk.backends.kahuna.cluster_settings import HEALTH, PLACEMENT, warnings_of
-from fencing_sdk.backends.kahuna.connection.cluster import KahunaCluster
-from fencing_sdk.backends.kahuna.diagnosis import diagnose_nodes
-from fencing_sdk.backends.kahuna.errors import BACKEND, error_of_answer
-from fencing_sdk.backends.kahuna.known_grants import KnownGrants
-from fencing_sdk.backends.kahuna.options import OPTIONS, check_durability, read_nodes
-from fencing_sdk.backends.kahuna.renewals import renew_each
+from fencing_sdk.backends._shared.waiters import UnansweredRequests
+from fencing_sdk.backends.kahuna.cluster import KahunaCluster
+from fencing_sdk.backends.kahuna.options import HEALTH, PLACEMENT, check_durability, read_nodes, warnings_of
 from fencing_sdk.backends.kahuna.requests import (
+    BACKEND,
     GET_INFO,
     TRY_EXTEND,
     TRY_LOCK,
@@ -61,9 +50,10 @@ from fencing_sdk.backends.kahuna.requests import (
     AnswerType,
     KahunaAnswer,
     RequestWriter,
+    error_of_answer,
 )
-from fencing_sdk.backends.kahuna.waiters import KahunaWaiters
-from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
+from fencing_sdk.backends.kahuna.waiters import KahunaWaiters, KnownGrants
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 __all__ = ["KahunaBackend", "from_url"]
 
@@ -127,14 +117,14 @@ class KahunaBackend(Uncopied):
     ) -> None:
         self._durability = check_durability(durability)
         self._writer = RequestWriter(self._durability)
-        self._renewal_width = max(1, check_connections(connections) // 2)  # a heartbeat leaves room for other calls
         self._nodes = NodeClient(
             KahunaAnswer.read,
             body_limit=_BODY_LIMIT,
             tls=tls_context(tls=tls, scheme="kahuna+https", ca=ca, context=ssl_context),
-            connect_timeout=seconds(connect_timeout, "connect_timeout", above=True),
+            connect_timeout=connect_timeout,
             connections=connections,
         )
+        self._renewal_width = max(1, self._nodes.pool.connections // 2)  # a heartbeat leaves room for other calls
         self._endpoints = read_nodes(endpoints, tls=tls)
         self._cluster = KahunaCluster(self._nodes, self._endpoints)
         self._unanswered = UnansweredRequests()
@@ -200,9 +190,9 @@ class KahunaBackend(Uncopied):
             return await self._waiters.refused(claim)
         raise error_of_answer(answer, "acquire")
 
-    def line_up(self, claim: Claim, tell: Tell) -> PlaceToPoll:
-        """See `fencing_sdk.abc.SupportsPolling.line_up`."""
-        return self._waiters.line_up(claim, tell)
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> PlaceToPoll:  # noqa: ARG002  (it hands nothing over)
+        """See `fencing_sdk.abc.SupportsLine.stand`."""
+        return self._waiters.stand(claim, tell)
 
     async def _granted(self, claim: Claim, answer: KahunaAnswer, *, restart: bool) -> Grant:
         """
@@ -279,9 +269,6 @@ class KahunaBackend(Uncopied):
         """See `fencing_sdk.abc.Backend.inspect`."""
         return await self._get_info("inspect", name)
 
-    async def _look(self, claim: Claim) -> Holder | None:
-        return await self._get_info("acquire", claim.name, ttl=claim.ttl)
-
     async def _get_info(self, operation: str, name: str, *, ttl: float = _LOOK) -> Holder | None:
         answer = await self._cluster.ask_widely(operation, GET_INFO, self._writer.of_name(name), name, ttl=ttl)
         if answer.type is AnswerType.LOCK_DOES_NOT_EXIST:
@@ -293,13 +280,6 @@ class KahunaBackend(Uncopied):
         except UnreadableAnswerError as error:
             raise BackendUnavailableError(BACKEND, operation, str(error)) from error
 
-    async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
-        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
-        return await diagnose_nodes(self._endpoints.in_turn(), self._nodes.get, self._durability)
-
-    async def server_time(self) -> None:
-        """Return None: Kahuna tells no time."""
-
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
         await self._nodes.aclose()
@@ -307,13 +287,54 @@ class KahunaBackend(Uncopied):
 
 def from_url(url: str, **options: object) -> KahunaBackend:
     """
-    Make a backend for ``kahuna://host:2070,host:2070`` or ``kahuna+https://host:2071``.
-
-    Options: ``durability``, ``ca``, ``ssl_context``, ``connect_timeout``, ``connections``.
+    Make a backend for ``kahuna://host:2070,host:2070`` or ``kahuna+https://host:2071``; see `KahunaBackend`.
 
     Raises:
         ConfigurationError: the URL names no node, or an option is unknown or cannot work.
     """
-    chosen = read_numbers(take_options(url, options, OPTIONS))
+    chosen: dict[str, Any] = take_options(url, options, option_names(KahunaBackend, besides={"tls"}))
     endpoints, tls = nodes_of_url(url)
-    return KahunaBackend(endpoints, tls=tls, **chosen)  # type: ignore[arg-type]
+    return KahunaBackend(endpoints, tls=tls, **chosen)
+
+
+_WAIT_PART = 1 / 8
+"""Part of a ttl after which renewals that are done wait no longer for the others: more than half an interval."""
+
+
+async def renew_each(
+    claims: Sequence[Claim], renew: Callable[[Claim], Awaitable[Renewal]], *, width: int
+) -> Sequence[Renewal]:
+    """
+    Renew every claim by *renew*, at most *width* at a time. A renewal that fails stops no other.
+
+    Raises:
+        BackendError: no renewal has an outcome; this is the first error.
+    """
+    outcomes: dict[Claim, Renewal] = {}
+    errors: list[BackendError] = []
+    distinct = dict.fromkeys(claims)
+    waiting = iter(distinct)  # shared: each worker takes the next one
+
+    async def work(waiting: Iterator[Claim]) -> None:
+        for claim in waiting:
+            try:
+                outcomes[claim] = await renew(claim)
+            except BackendError as error:
+                errors.append(error)
+
+    loop = asyncio.get_running_loop()
+    workers = [loop.create_task(work(waiting)) for _ in range(min(width, len(distinct)))]
+    try:
+        await asyncio.wait(workers, timeout=_WAIT_PART * min(claim.ttl for claim in distinct))
+        if not outcomes:  # there is no outcome to deliver in time
+            await asyncio.wait(workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        ends = await asyncio.gather(*workers, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
+    if errors and not outcomes:
+        raise errors[0]
+    return [outcomes.get(claim, Renewal.UNKNOWN) for claim in claims]

@@ -3,6 +3,10 @@ The REST contract of Kahuna: what a request says and what an answer means. No I/
 
 For Kahuna an owner is a sequence of bytes, which `get-info` shows. So the owner of a request is one text: the
 owner id of the claim, followed by its metadata.
+
+An answer that is no outcome becomes an error: `BackendRefusedError` is for what another try will not change *and* what
+surely granted nothing. Everything else is a `BackendUnavailableError`: the outcome is unknown until Kahuna is asked
+again.
 """
 
 from __future__ import annotations
@@ -10,14 +14,18 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import IntEnum, unique
 
-from fencing_sdk._http.bodies import UnreadableAnswerError, to_json
-from fencing_sdk._values.claim import TOKEN_LIMIT, Claim, Holder, holder_of
+from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, UnreadableAnswerError, to_json
+from fencing_sdk._values.claim import Claim, Holder, holder_of
+from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 __all__ = [
+    "BACKEND",
     "DURABILITY",
     "GET_INFO",
     "TRY_EXTEND",
@@ -26,6 +34,8 @@ __all__ = [
     "AnswerType",
     "KahunaAnswer",
     "RequestWriter",
+    "error_of_answer",
+    "error_of_failures",
 ]
 
 TRY_LOCK = "/v1/locks/try-lock"
@@ -196,3 +206,26 @@ def _owner_and_metadata(raw: bytes) -> tuple[str, str | None]:
         return raw.hex(), None
     owner, separator, metadata = text.partition("\0")
     return owner, metadata if separator else None
+
+
+BACKEND = "KahunaBackend"
+
+
+def error_of_answer(answer: KahunaAnswer, operation: str) -> BackendError:
+    """Make an error of an answer that is not one of the operation's outcomes."""
+    if answer.type is AnswerType.INVALID_INPUT and not (answer.earlier_unknown or answer.retried):
+        return BackendRefusedError(BACKEND, operation, "InvalidInput; is this a Kahuna older than 1.0.7?")
+    type_name = "".join(part.capitalize() for part in answer.type.name.split("_"))
+    unknown = ", and an earlier request may still be carried out" if answer.earlier_unknown else ""
+    return BackendUnavailableError(BACKEND, operation, f"the answer was {type_name}{unknown}")
+
+
+def error_of_failures(failures: Sequence[RequestFailedError], operation: str) -> BackendError:
+    """Make an error of the failures of all nodes: refused only if every node has rejected the request."""
+    decisive = next((failure for failure in failures if failure.outcome is not RequestOutcome.REJECTED), failures[0])
+    told = decisive.told_of(operation)
+    detail = told if len(failures) == 1 else f"none of {len(failures)} nodes: {told}"
+    kind = BackendRefusedError if decisive.outcome is RequestOutcome.REJECTED else BackendUnavailableError
+    error = kind(BACKEND, operation, detail)
+    error.__cause__ = decisive.__cause__
+    return error

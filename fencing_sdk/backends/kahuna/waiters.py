@@ -7,24 +7,26 @@ Waiters: Kahuna wakes none, so a waiter asks again, and those of one client shar
    the pace of the lock is known; a try that is refused is another request, and tells nothing.
 2. Claims of one client that ask for a lock at the same time send one request: the first one asks, and its refusal,
    or its grant, refuses the others.
+3. Until when the grants of this client last, by this host's clock: a refusal that cannot be right is not believed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder
-from fencing_sdk._values.jitter import JITTER
-from fencing_sdk._values.scopes import move_on_after
+from fencing_sdk._values.clock import JITTER, BootClock
+from fencing_sdk._values.tasks import move_on_after
 from fencing_sdk.abc import Tell
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll, PollingLine
 from fencing_sdk.backends._shared.waiters import FirstAsks
 from fencing_sdk.errors import BackendError
 
-__all__ = ["KahunaWaiters"]
+__all__ = ["KahunaWaiters", "KnownGrants"]
 
 _LOOK_LIMIT = 0.5
 """Seconds that asking for the holder's remaining time may take: the refusal is known already."""
@@ -52,9 +54,9 @@ class KahunaWaiters:
         self._line = PollingLine(left)
         self._first_asks = FirstAsks()
 
-    def line_up(self, claim: Claim, tell: Tell) -> PlaceToPoll:
-        """See `fencing_sdk.abc.SupportsPolling.line_up`."""
-        return self._line.line_up(claim, tell)
+    def stand(self, claim: Claim, tell: Tell) -> PlaceToPoll:
+        """See `PollingLine.stand`."""
+        return self._line.stand(claim, tell)
 
     async def refusal(self, claim: Claim) -> Held | None:
         """Refuse *claim* without a try, if that would fail."""
@@ -95,3 +97,45 @@ class KahunaWaiters:
 def _held(holder: Holder | None) -> Held:
     """A refusal that tells when a waiter should try again: at the end of the holder's grant, if that is known."""
     return Held(None if holder is None else max(_SHORTEST_WAIT, holder.remaining) + JITTER.uniform(0, _SPREAD))
+
+
+class KnownGrants:
+    """
+    The grants that were made or renewed by this object, and not given back.
+
+    The table is bounded: beyond its limit the grant that was renewed longest ago is forgotten, and a refusal of it is
+    believed at once.
+    """
+
+    LIMIT = 100_000
+
+    def __init__(self) -> None:
+        self._clock = BootClock()
+        self._ends: OrderedDict[str, float] = OrderedDict()
+
+    def now(self) -> float:
+        """The moment to remember when a request is sent."""
+        return self._clock.now()
+
+    def keep(self, claim: Claim, sent_at: float) -> None:
+        """A request that was sent at *sent_at* has granted or renewed *claim*."""
+        self._ends[claim.owner] = sent_at + claim.ttl
+        self._ends.move_to_end(claim.owner)
+        if len(self._ends) > self.LIMIT:
+            self._ends.popitem(last=False)
+
+    def forget(self, claim: Claim) -> None:
+        """*claim* was given back or lost."""
+        self._ends.pop(claim.owner, None)
+
+    def lives(self, claim: Claim) -> bool:
+        """Whether *claim* should still hold."""
+        return self.left(claim) > 0
+
+    def ended(self, claim: Claim) -> bool:
+        """Whether *claim* was granted, and its ttl has passed since."""
+        return float("-inf") < self.left(claim) <= 0
+
+    def left(self, claim: Claim) -> float:
+        """Seconds until *claim* ends unless it is renewed; 0 or less if it has ended, or is not known."""
+        return self._ends.get(claim.owner, float("-inf")) - self._clock.now()

@@ -7,22 +7,16 @@ Locks in PostgreSQL, beside the data that they protect.
 Tokens: hybrid by default, kept in the lock's row. Clock: the server's, read while the row is locked. Waiters: first
 come, first served, woken by NOTIFY. One connection for the requests, and one that listens while a request waits.
 
-    __init__.py         the backend, as the client calls it
-    requests.py         the requests to the server, and how its answers are read
-    waiters.py          the waiters of one client, and what wakes them
-    waiting_readers.py  readers that try at the same moment, in one statement
-    losses.py           notices a grant that was taken away
-    operating.py        what operators ask: the listing, and what is taken away
-    fenced_acquire.py   a grant and the fences of the same database, in one transaction
-    sweep.py            deletes rows that are not needed any more
-    schema.sql          the tables, and the functions that decide
-    schema.py           creates them
-    options.py          reads the URL and the options
-    errors.py           translates errors of the driver to those of the contract
-    diagnosis.py        what a server tells of itself, and what of that breaks a promise
-    connection/         opens connections, keeps them, and closes them:
+    __init__.py    the backend, as the client calls it; deletes rows that are not needed any more
+    requests.py    the requests to the server, how its answers are read, and a grant with fences in one transaction
+    waiters.py     the waiters of one client, the connection that wakes them, and readers that try in one statement
+    operating.py   what operators ask: the listing, and what is taken away; its holders hear of it
+    schema.sql     the tables, and the functions that decide
+    schema.py      creates them
+    options.py     reads the URL and the options
+    errors.py      translates errors of the driver to those of the contract
+    connection/    opens connections, keeps them, and closes them:
         request_queue.py  the connection for the requests, and the next one when it breaks
-        listener.py       the connection that listens
         session.py        one open connection
         dial.py           opens a session with the server that takes writes
         driver.py         the part of asyncpg that is used, with types
@@ -30,43 +24,86 @@ come, first served, woken by NOTIFY. One connection for the requests, and one th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fencing_sdk._values.claim import READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
-from fencing_sdk._values.findings import Finding
-from fencing_sdk._values.postgresql_url import LIBPQ_OPTIONS
-from fencing_sdk._values.uncopied import Uncopied
-from fencing_sdk.abc import Guard, LossNotice, TransactionalGuard, Turn
+from fencing_sdk._values.clock import JITTER, BootClock
+from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.options import option_names, read_hybrid, read_seconds, read_switch
+from fencing_sdk._values.url import LIBPQ_OPTIONS
+from fencing_sdk.abc import Guard, LossNotice, Tell, TransactionalGuard
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._shared.revocation_reasons import with_reasons
+from fencing_sdk.backends._shared.background_task import BackgroundTask
+from fencing_sdk.backends._shared.losses import why_not, with_reasons
+from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
 from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
 from fencing_sdk.backends.postgresql.connection.driver import DriverRow
 from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
-from fencing_sdk.backends.postgresql.diagnosis import PostgresqlDiagnosis
 from fencing_sdk.backends.postgresql.errors import translating
-from fencing_sdk.backends.postgresql.fenced_acquire import FencedAcquire
-from fencing_sdk.backends.postgresql.losses import PostgresqlLossWatcher
-from fencing_sdk.backends.postgresql.operating import OperatorCalls
-from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS, read_options, read_url, with_options
+from fencing_sdk.backends.postgresql.operating import OperatorCalls, PostgresqlLossWatcher
+from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS, PostgresqlOptions, read_url, with_options
 from fencing_sdk.backends.postgresql.requests import (
     ROW_PATIENCE_MS,
     Arguments,
+    FencedAcquire,
     PostgresqlRequests,
     read_outcome,
     read_release,
     read_renewals,
+    read_transfer,
     storable_names,
 )
-from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA, schema_sql
-from fencing_sdk.backends.postgresql.sweep import Sweep
-from fencing_sdk.backends.postgresql.waiters import PostgresqlWaiters
-from fencing_sdk.backends.postgresql.waiting_readers import WaitingReaders
+from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA, check_schema, schema_sql
+from fencing_sdk.backends.postgresql.waiters import PostgresqlWaiters, WaitingReaders
 
 __all__ = ["PostgresqlBackend", "from_url", "schema_sql"]
 
-OPTIONS = ("schema", "tokens", "create", "pooled", "retention", "connect_timeout")
+_EVERY = 600.0
+"""Seconds between two sweeps of one client. The server runs at most one a minute for all clients together."""
+
+_CLOCK = BootClock()
+
+
+class Sweep:
+    """
+    Asks the server to delete the rows, some time after a grant.
+
+    They are those of locks that have been free for long. It happens rarely, in the background, and without blocking a
+    call.
+
+    Args:
+        connection: Where to ask.
+
+        statement: The statement.
+
+        retention: Seconds for which a lock must have been free.
+    """
+
+    def __init__(self, connection: PostgresqlConnection, statement: str, retention: float) -> None:
+        self._connection = connection
+        self._statement = statement
+        self._retention = retention
+        self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
+        self._task = BackgroundTask()
+
+    def start_if_due(self) -> None:
+        """Start a sweep if one is due."""
+        if _CLOCK.now() >= self._due:
+            self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
+            self._task.start(self._run)
+
+    async def _run(self) -> None:
+        with contextlib.suppress(Exception):  # a later sweep deletes the same rows
+            await self._connection.ask(self._statement, (self._retention,))
+
+    async def aclose(self) -> None:
+        """Cancel a sweep that is under way."""
+        await self._task.aclose()
+
+
 _BATCH = 1000
 """Leases that one statement renews."""
 
@@ -107,29 +144,27 @@ class PostgresqlBackend(Uncopied):
         create: bool = True,
         pooled: bool = False,
         retention: float = 7 * 86400.0,
-        connect_timeout: float = 5.0,
+        connect_timeout: float = 4.0,
         driver: Mapping[str, object] | None = None,
     ) -> None:
-        self._options = checked = read_options(
-            {
-                "schema": schema,
-                "tokens": tokens,
-                "create": create,
-                "pooled": pooled,
-                "retention": retention,
-                "connect_timeout": connect_timeout,
-            }
+        self._options = checked = PostgresqlOptions(
+            schema=check_schema(schema),
+            hybrid=read_hybrid(tokens),
+            create=read_switch("create", create),
+            pooled=read_switch("pooled", pooled),
+            connect_timeout=read_seconds("connect_timeout", connect_timeout),
         )
         parts = read_url(url)
         self._dialer = PostgresqlDialer(parts.each_host(), checked, driver or {})
         self._requests = PostgresqlRequests(checked.schema, hybrid=checked.hybrid)
         self._connection = PostgresqlConnection(self._dialer)
         self._fenced_connection = PostgresqlConnection(self._dialer)
+        self._places = KeptPlaces()
         self._waiters = PostgresqlWaiters(self._connection, self._dialer, self._requests)
         self._readers = WaitingReaders(self._connection, self._requests, self._waiters)
         self._operators = OperatorCalls(self._connection, self._requests)
         self._losses = PostgresqlLossWatcher(self._connection, self._operators, checked.schema)
-        self._sweep = Sweep(self._connection, self._requests.sweep, checked.retention)
+        self._sweep = Sweep(self._connection, self._requests.sweep, read_seconds("retention", retention))
         # An argument of the driver may lead to another database than the URL says.
         self._database_identity = None if driver else parts.identity()
 
@@ -221,6 +256,14 @@ class PostgresqlBackend(Uncopied):
             refusal = read_release(row, claim)
         return None if refusal is None else (await with_reasons([claim], [refusal], self._operators.reasons))[0]
 
+    async def transfer(self, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
+        """See `fencing_sdk.abc.SupportsTransfer.transfer`."""
+        self._losses.ended(of)
+        with translating("transfer"):
+            arguments = self._requests.transfer_arguments(of, to)
+            outcome = read_transfer(await self._connection.ask(self._requests.transfer, arguments), of)
+        return outcome if isinstance(outcome, Grant) else await why_not(of, to, outcome, self._operators.reasons)
+
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
         return max(await self._operators.holders(name), key=lambda holder: holder.remaining, default=None)
@@ -245,16 +288,6 @@ class PostgresqlBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
-        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
-        return await PostgresqlDiagnosis(self._dialer, self._options).run()
-
-    async def server_time(self) -> float | None:
-        """See `fencing_sdk.abc.SupportsDiagnosis.server_time`."""
-        with translating("diagnose"):
-            row = await self._connection.ask("SELECT extract(epoch FROM clock_timestamp())::float8", ())
-        return None if row is None else float(row[0])
-
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
         await self._losses.aclose()
@@ -272,12 +305,12 @@ class PostgresqlBackend(Uncopied):
         with translating("create_schema"):
             await self._dialer.create_schema()
 
-    def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`."""
-        return self._wait_in_queue(claim)
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (it only wakes)
+        """See `fencing_sdk.abc.SupportsLine.stand`."""
+        return self._places.stand(self._in_line, claim, tell)
 
     @asynccontextmanager
-    async def _wait_in_queue(self, claim: Claim) -> AsyncIterator[Turn]:
+    async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:
         with translating("queue"):
             waiter = await self._waiters.join(claim)
         try:
@@ -293,6 +326,7 @@ def from_url(url: str, **options: object) -> PostgresqlBackend:
     Raises:
         ConfigurationError: the URL or an option cannot be used.
     """
-    chosen: dict[str, Any] = take_options(url, options, (*OPTIONS, *DRIVER_OPTIONS), public=LIBPQ_OPTIONS)
-    ours = {name: chosen.pop(name) for name in OPTIONS if name in chosen}
-    return PostgresqlBackend(with_options(url, chosen, OPTIONS), **ours)
+    ours = option_names(PostgresqlBackend, besides={"driver"})
+    chosen = take_options(url, options, (*ours, *DRIVER_OPTIONS), public=LIBPQ_OPTIONS)
+    own: dict[str, Any] = {name: chosen.pop(name) for name in ours if name in chosen}
+    return PostgresqlBackend(with_options(url, chosen, ours), **own)  # what remains are the driver's

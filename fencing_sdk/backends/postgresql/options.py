@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, urlencode
 
-from fencing_sdk._values.postgresql_url import PostgresqlUrl, read_postgresql_url
-from fencing_sdk.backends._shared.option_values import read_hybrid, read_seconds, read_switch
-from fencing_sdk.backends.postgresql.schema import check_schema
+from fencing_sdk._values.url import PostgresqlUrl, read_postgresql_url
 from fencing_sdk.errors import ConfigurationError
 
 DRIVER_OPTIONS = (
@@ -43,13 +41,12 @@ DRIVER_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class PostgresqlOptions:
-    """The options of the backend, checked."""
+    """The options of the backend that several of its parts need, checked."""
 
     schema: str
     hybrid: bool
     create: bool
     pooled: bool
-    retention: float
     connect_timeout: float
 
 
@@ -81,20 +78,3 @@ def with_options(url: str, options: Mapping[str, object], ours: tuple[str, ...])
     pairs = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in {*ours, *options}]
     query = urlencode([*pairs, *options.items()], quote_via=quote, errors="surrogatepass")
     return f"{rest}?{query}" if query else rest
-
-
-def read_options(options: Mapping[str, object]) -> PostgresqlOptions:
-    """
-    Read the backend's options. Values from a URL are texts.
-
-    Raises:
-        ConfigurationError: a value cannot be read.
-    """
-    return PostgresqlOptions(
-        schema=check_schema(options["schema"]),
-        hybrid=read_hybrid(options["tokens"]),
-        create=read_switch("create", options["create"]),
-        pooled=read_switch("pooled", options["pooled"]),
-        retention=read_seconds("retention", options["retention"]),
-        connect_timeout=read_seconds("connect_timeout", options["connect_timeout"]),
-    )

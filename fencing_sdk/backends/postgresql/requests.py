@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import cast
 
-from fencing_sdk._values.claim import (
-    TOKEN_LIMIT,
-    Claim,
-    Grant,
-    Held,
-    Mode,
-    Permit,
-    Renewal,
-)
-from fencing_sdk.backends.postgresql.connection.driver import DriverRow
+from fencing_sdk._values.claim import Claim, Grant, Held, Mode, Permit, Renewal
+from fencing_sdk._values.token import TOKEN_LIMIT, Token
+from fencing_sdk.abc import Guard, TransactionalGuard
+from fencing_sdk.backends._shared.rules import handed_over
+from fencing_sdk.backends.postgresql.connection.driver import DriverConnection, DriverRow, code_of
+from fencing_sdk.backends.postgresql.connection.request_queue import RequestBody
 from fencing_sdk.backends.postgresql.errors import BACKEND, UnreadableRowError
 from fencing_sdk.backends.postgresql.schema import quoted
-from fencing_sdk.errors import BackendRefusedError
+from fencing_sdk.errors import BackendRefusedError, shown
 
 ROW_PATIENCE_MS = 100
 """Milliseconds that a renewal waits for rows that another transaction keeps locked."""
@@ -55,6 +53,7 @@ class PostgresqlRequests:
         self.list = f"SELECT * FROM {functions}.fencing_list($1, $2, $3)"  # noqa: S608
         self.line = f"SELECT {functions}.fencing_line($1)"
         self.revoke = f"SELECT {functions}.fencing_revoke($1, $2, $3)"
+        self.transfer = f"SELECT * FROM {functions}.fencing_transfer($1, $2, $3, $4, $5, $6, $7)"  # noqa: S608
         self.reasons = f"SELECT {functions}.fencing_reasons($1, $2)"
 
     def acquisition(self, claim: Claim, channel: str | None, ticket: str | None) -> tuple[str, Arguments]:
@@ -64,13 +63,22 @@ class PostgresqlRequests:
         Raises:
             BackendRefusedError: a text or number of the claim cannot be stored.
         """
-        if not (storable(claim.name) and (claim.metadata is None or storable(claim.metadata))):
-            raise BackendRefusedError(BACKEND, "acquire", "a name or metadata has a NUL or a lone surrogate; escape it")
+        _check_storable(claim)
         mode, permits = mode_arguments(claim.mode)
         asked = (claim.name, claim.owner, _micros(claim), claim.metadata, self._hybrid, mode)
         if channel is None and not claim.mode.shared:
             return self.acquire, asked
         return self.decide, (*asked, permits, channel, ticket)
+
+    def transfer_arguments(self, of: Claim, to: Claim) -> Arguments:
+        """
+        Return the arguments of `transfer`.
+
+        Raises:
+            BackendRefusedError: a text or number of *to* cannot be stored.
+        """
+        _check_storable(to)
+        return of.name, of.owner, to.owner, _micros(to), to.metadata, self._hybrid, handed_over(to)
 
     def readers_arguments(self, name: str, claims: Sequence[Claim]) -> Arguments:
         """Return the arguments of `acquire_readers`, for claims of which each has a place in the line."""
@@ -113,6 +121,11 @@ def storable(text: str) -> bool:
     return "\0" not in text
 
 
+def _check_storable(claim: Claim) -> None:
+    if not (storable(claim.name) and (claim.metadata is None or storable(claim.metadata))):
+        raise BackendRefusedError(BACKEND, "acquire", "a name or metadata has a NUL or a lone surrogate; escape it")
+
+
 def _micros(claim: Claim) -> int:
     """Round up, because the server may keep a grant for longer than the ttl, but never for less."""
     if not claim.ttl * 1e6 < _MOST_MICROS:
@@ -135,6 +148,24 @@ def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Held:
         return Grant(token_in(token), permit=permit)
     msg = "not the number of a permit"
     raise UnreadableRowError(msg)
+
+
+def read_transfer(row: DriverRow | None, of: Claim) -> Grant | Renewal:
+    """
+    Read the answer to `PostgresqlRequests.transfer`.
+
+    Raises:
+        UnreadableRowError: the row is no such answer, so which owner holds is unknown.
+    """
+    token, permit, refusal = columns(row, 3)
+    if refusal is None:
+        grant = read_outcome((token, None, permit), None)
+        assert isinstance(grant, Grant)
+        return grant
+    if (renewal := _renewal(str(refusal), of)) is Renewal.UNKNOWN:
+        msg = "not an answer to a transfer"
+        raise UnreadableRowError(msg)
+    return renewal
 
 
 def read_readers(row: DriverRow | None, count: int, poll: float) -> list[Grant | Held | None]:
@@ -209,3 +240,65 @@ def seconds_in(value: object) -> float:
         return value
     msg = "not a number of seconds"
     raise UnreadableRowError(msg)
+
+
+FENCE_PATIENCE = 1.0
+"""Seconds to wait for a transaction that holds a fence. Then other acquisitions have their turn before the next try."""
+
+_MISSING = {"3F000", "42501", "42703", "42804", "42P01"}
+"""SQLSTATEs of a statement about a schema, table or column that is missing, has another type, or is not permitted."""
+_NOTE = "fencing_sdk: "
+"""How a guard's own note on a driver's error begins. The message of the server is never repeated."""
+
+
+class FencedAcquire:
+    """
+    One try to acquire a lock and raise fences.
+
+    The fences are in the same database. One transaction acquires and raises, so the server does both or neither. It
+    runs on another connection than the renewals: a transaction that writes under a fence locks it until it ends, and
+    only acquisitions with fences may have to wait for that.
+
+    Args:
+        claim: What it acquires.
+
+        fences: Each guard, and the resource whose fence it raises.
+    """
+
+    def __init__(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> None:
+        self._claim = claim
+        self._fences = [(cast("TransactionalGuard", guard), resource) for guard, resource in fences]
+
+    def request(self, statement: str, arguments: Arguments) -> RequestBody:
+        """Return the request: a *statement* that acquires, with its *arguments*, and the fences."""
+        return lambda session: session.transact(partial(self._acquire_and_raise, statement, arguments))
+
+    async def _acquire_and_raise(
+        self, statement: str, arguments: Arguments, connection: DriverConnection
+    ) -> DriverRow | None:
+        row = await connection.fetchrow(statement, *arguments)
+        if row is not None and row[0] is not None:
+            token = Token(row[0], self._claim.holder)
+            for guard, resource in self._fences:
+                await _raise_fence(connection, guard, resource, token)
+        return row
+
+
+async def _raise_fence(connection: DriverConnection, guard: TransactionalGuard, resource: str, token: Token) -> None:
+    """
+    Raise one fence. If a schema or table is missing now, it is the guard's, not that of the locks.
+
+    Raises:
+        BackendRefusedError: the guard lacks its table, its schema or a permission.
+        Exception: any other error of the driver or the guard.
+    """
+    try:
+        await guard.raise_in(connection, resource, token, wait=FENCE_PATIENCE)
+    except Exception as error:
+        code = code_of(error)
+        if code not in _MISSING:
+            raise
+        notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
+        why = "; ".join(notes) or "its table, its schema or a permission is missing"
+        detail = f"the guard cannot raise the fence of {shown(resource)}: {why} ({code})"
+        raise BackendRefusedError(BACKEND, "acquire", detail) from error

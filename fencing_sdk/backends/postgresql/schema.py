@@ -66,7 +66,7 @@ def objects_sql(schema: str) -> str:
 
 def newest_function(schema: str) -> str:
     """Return a function that no earlier version has, for ``to_regprocedure``. One transaction creates all of them."""
-    return f"{quoted(schema)}.fencing_readers(text, text[], text[], text[], boolean)"
+    return f"{quoted(schema)}.fencing_transfer(text, text, text, bigint, text, boolean, text)"
 
 
 async def create(connection: DriverConnection, schema: str) -> None:

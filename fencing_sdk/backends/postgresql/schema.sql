@@ -90,11 +90,11 @@ BEGIN
     PERFORM set_config('synchronous_commit', CASE p_before WHEN 'remote_apply' THEN p_before ELSE 'on' END, true);
 END $fencing$;
 
--- The token that follows p_last. It costs no call: the planner puts its expression where it is called.
+-- The token that follows p_last. A hybrid one counts ten microseconds, so that it has 15 digits until 2286. It costs no call: the planner puts its expression where it is called.
 CREATE OR REPLACE FUNCTION :"schema".fencing_token(p_last bigint, p_hybrid boolean, p_now timestamptz) RETURNS bigint
 LANGUAGE sql STABLE AS $fencing$
     SELECT greatest(p_last OPERATOR(pg_catalog.+) 1, CASE WHEN p_hybrid THEN
-        (extract(epoch FROM p_now) OPERATOR(pg_catalog.*) 1000000)::bigint END)
+        floor(extract(epoch FROM p_now) OPERATOR(pg_catalog.*) 100000)::bigint END)
 $fencing$;
 
 -- Whether a waiter whose last sign of life was at p_seen has its place. It loses the place after three seconds, and if
@@ -557,6 +557,9 @@ BEGIN
         SELECT name, number FROM fencing_waiter
          WHERE seen <= v_now - interval '1 minute' FOR UPDATE SKIP LOCKED
     );
+    DELETE FROM fencing_revoked WHERE (name, owner) IN (
+        SELECT name, owner FROM fencing_revoked WHERE until <= v_now LIMIT 10000 FOR UPDATE SKIP LOCKED
+    );
     RETURN v_gone;
 END $fencing$;
 
@@ -659,9 +662,6 @@ BEGIN
     SELECT l.owner, l.token, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
     v_now := clock_timestamp();
     IF v_row.owner IS NULL OR v_row.expires_at <= v_now THEN RETURN false; END IF;
-    DELETE FROM fencing_revoked WHERE (name, owner) IN (
-        SELECT name, owner FROM fencing_revoked WHERE until <= v_now FOR UPDATE SKIP LOCKED
-    );
     IF v_row.owner <> '' THEN
         IF v_row.token <> p_token THEN RETURN false; END IF;
         UPDATE fencing_lock l SET owner = NULL, mode = NULL, metadata = NULL, expires_at = v_now WHERE l.name = p_name;
@@ -685,6 +685,57 @@ BEGIN
         encode(sha256(convert_to(p_name, 'UTF8')), 'hex')
     );
     RETURN true;
+END $fencing$;
+
+-- Pass the grant of one owner to another, in its mode and with its number, under a token of its own; readers keep theirs.
+-- A call that is repeated finds p_to as the owner. If p_of does not hold, refusal is what a renewal returns.
+CREATE OR REPLACE FUNCTION :"schema".fencing_transfer(
+    p_name text, p_of text, p_to text, p_micros bigint, p_metadata text, p_hybrid boolean, p_reason text,
+    OUT granted bigint, OUT permit integer, OUT refusal text
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
+DECLARE
+    v_row record;
+    v_sharer text;
+    v_mode text;
+    v_now timestamptz;
+    v_expires_at timestamptz;
+BEGIN
+    PERFORM fencing_check();
+    PERFORM fencing_durable(current_setting('synchronous_commit'));
+    SELECT l.owner, l.token, l.expires_at INTO v_row FROM fencing_lock l WHERE l.name = p_name FOR UPDATE;
+    v_now := clock_timestamp();
+    v_expires_at := v_now + p_micros * interval '1 microsecond';
+    IF v_row.owner = p_to AND v_row.expires_at > v_now THEN
+        UPDATE fencing_lock l SET expires_at = v_expires_at WHERE l.name = p_name;
+        granted := v_row.token;
+        RETURN;
+    END IF;
+    IF v_row.owner = '' THEN
+        SELECT s.owner, s.token, s.permit, s.mode INTO v_sharer, granted, permit, v_mode FROM fencing_share s
+         WHERE s.name = p_name AND s.owner IN (p_of, p_to) AND s.expires_at > v_now ORDER BY s.owner <> p_to LIMIT 1;
+    END IF;
+    IF v_sharer IS NOT NULL THEN
+        IF v_sharer = p_of AND v_mode = 'permit' THEN
+            granted := fencing_token(v_row.token, p_hybrid, v_now);
+        END IF;
+        UPDATE fencing_share s SET owner = p_to, token = granted, expires_at = v_expires_at, metadata = p_metadata
+         WHERE s.name = p_name AND s.owner = v_sharer;
+        UPDATE fencing_lock l SET token = greatest(l.token, granted) WHERE l.name = p_name;
+        PERFORM fencing_settle(p_name);
+        IF v_sharer = p_to THEN RETURN; END IF;
+    ELSIF v_row.owner = p_of AND v_row.expires_at > v_now THEN
+        granted := fencing_token(v_row.token, p_hybrid, v_now);
+        UPDATE fencing_lock l SET owner = p_to, token = granted, expires_at = v_expires_at, metadata = p_metadata
+         WHERE l.name = p_name;
+    ELSE
+        refusal := fencing_refusal(v_row.owner, v_row.expires_at, v_now);
+        RETURN;
+    END IF;
+    INSERT INTO fencing_revoked (name, owner, until, reason)
+        VALUES (p_name, p_of, v_row.expires_at + interval '1 minute', p_reason)
+        ON CONFLICT (name, owner) DO UPDATE SET until = EXCLUDED.until, reason = EXCLUDED.reason;
 END $fencing$;
 
 -- What an operator wrote about grants that a renewal found gone: one text or NULL for each claim, in order.

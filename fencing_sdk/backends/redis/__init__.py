@@ -10,89 +10,69 @@ Tokens: hybrid by default, so they keep growing when the server loses its memory
 Waiters: first come, first served, woken by a message. The backend has one connection to each server.
 
     __init__.py       the backend, as the client calls it
-    requests.py       the requests to the server
+    requests.py       the requests to the server, and the keys of a lock
     answers.py        how its answers are read
     waiters.py        the waiters of one client, and what wakes them
-    lock_waiter.py    one of them
     channels.py       the messages that reach them
-    share_waiters.py  the waiters for permits, readers and writers
     losses.py         notices grants that end behind their holder's back
-    share_losses.py   notices the same of shares
-    listing.py        lists what is held, and who waits
-    revoking.py       takes grants away, and tells their holders why
+    operating.py      lists what is held and who waits, and takes grants away
     scripts.py        the Lua scripts beside it, each one atomic step at the server
-    keys.py           the keys of a lock
-    options.py        reads the URL
+    options.py        reads the URL, and the options of redis-py in it
     errors.py         translates errors of the driver to those of the contract
-    diagnosis.py      what servers, Sentinels and clusters tell of themselves
-    server_facts.py   the same for one server
-    server_checks.py  which of its settings break a promise
     connection/       finds the servers, and keeps one connection to each:
         router.py           which server runs a script
         node.py             one server: its connection, and the next one when it breaks
         pipe.py             the protocol of a connection that all requests share
-        dial.py             opens a connection
-        cluster.py          the map of a cluster: which master has which slot
-        sentinel.py         the master of a service, by its Sentinels
+        dial.py             opens a connection; asks several servers, and takes the first answer
+        topology.py         where the masters are: the map of a cluster, and what Sentinels say
         client_settings.py  reads the settings of a client of redis-py or valkey-py
-        driver_options.py   reads the options of redis-py in a URL
-        first_success.py    asks several servers, and takes the first answer
-        unreachable.py      the error for a server that cannot be reached
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
-from fencing_sdk._values.findings import Finding
-from fencing_sdk._values.unawaited import retrieve
-from fencing_sdk._values.uncopied import Uncopied
-from fencing_sdk.abc import LossNotice, Posted, Sent, Tell, Turn
+from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.options import option_names
+from fencing_sdk._values.tasks import retrieve
+from fencing_sdk.abc import LossNotice, Posted, Sent, Tell
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._shared.lock_table import LINE_POLL
-from fencing_sdk.backends._shared.loss_notices import LossNotices
-from fencing_sdk.backends._shared.revocation_reasons import with_reasons
+from fencing_sdk.backends._shared.losses import why_not, with_reasons
 from fencing_sdk.backends.redis.answers import (
     NO_HOLDER,
+    read_acquired,
     read_holder,
     read_holders,
-    read_refusal,
     read_release,
     read_renewals,
-    read_share,
-    read_share_refusal,
-    read_token,
+    read_transfer,
 )
-from fencing_sdk.backends.redis.channels import ListeningWaiter
-from fencing_sdk.backends.redis.connection.cluster import SlotMap
 from fencing_sdk.backends.redis.connection.dial import RedisDialer
-from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
 from fencing_sdk.backends.redis.connection.node import CallOutcome, RedisNode, UnconfirmedError, outcome_of
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import ClusterRouter, RedisRouter, SingleMasterRouter
-from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis, read_time
+from fencing_sdk.backends.redis.connection.topology import SlotMap
 from fencing_sdk.backends.redis.errors import translating
-from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
-from fencing_sdk.backends.redis.listing import RedisListing
-from fencing_sdk.backends.redis.lock_waiter import RedisWaiter
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.backends.redis.options import RedisTopology, topology_from_client, topology_from_url
+from fencing_sdk.backends.redis.operating import RedisListing, RedisRevocations
+from fencing_sdk.backends.redis.options import DRIVER_OPTIONS, RedisTopology, topology_from_client, topology_from_url
 from fencing_sdk.backends.redis.posted_requests import RedisPosts
-from fencing_sdk.backends.redis.requests import DEFAULT_RETENTION, RedisRequests
-from fencing_sdk.backends.redis.revoking import RedisRevocations
+from fencing_sdk.backends.redis.requests import (
+    DEFAULT_PREFIX,
+    DEFAULT_RETENTION,
+    RedisKeys,
+    RedisRequests,
+    check_prefix,
+)
 from fencing_sdk.backends.redis.scripts import PRELOADED, ScriptCall
-from fencing_sdk.backends.redis.share_losses import ShareLossWatcher
-from fencing_sdk.backends.redis.share_waiters import ShareWaiters
-from fencing_sdk.backends.redis.waiters import RedisWaiters
-from fencing_sdk.errors import BackendError
+from fencing_sdk.backends.redis.waiters import RedisWaiter, RedisWaiters
+from fencing_sdk.errors import BackendError, BackendRefusedError
 
 __all__ = ["RedisBackend", "from_url"]
 
-OPTIONS = ("prefix", "tokens", "fair", "min_replicas", "retention")
 _BATCH = 200
 """Leases that one run of a script renews or looks at: it keeps the server busy for less than a millisecond."""
 
@@ -142,13 +122,10 @@ class RedisBackend(Uncopied):
         )
         self._router = self._make_router(topology)
         self._batch = 1 if sharded else _BATCH  # on a cluster each lock has a slot of its own
-        notices = LossNotices()
-        self._losses = RedisLossWatcher(self.renew, notices)
-        self._share_losses = ShareLossWatcher(self._check_shares, notices)
+        self._losses = RedisLossWatcher(self._look)
         self._listing = RedisListing(keys, self._requests, self._router, batch=self._batch)
         self._revocations = RedisRevocations(self._requests, self._router)
         self._waiters = RedisWaiters(self._router, self._requests, keys, self._losses, sharded=sharded)
-        self._share_waiters = ShareWaiters(self._router, self._requests, keys, sharded=sharded)
         posts = RedisPosts(keys, self._requests, self._router, self._losses, self._revocations.reasons)
         self._posts = None if self._requests.replicas else posts
 
@@ -167,15 +144,11 @@ class RedisBackend(Uncopied):
         for script in PRELOADED:  # if the server does not permit it, the first use loads the script
             pipe.call("SCRIPT", "LOAD", script.text).add_done_callback(retrieve)
         self._losses.on_connect(pipe)
-        self._share_losses.on_connect()
         self._waiters.on_connect(node, pipe)
-        self._share_waiters.on_connect(node, pipe)
 
     def _on_push(self, message: list[Reply]) -> None:
         self._losses.on_push(message)
-        self._share_losses.on_push(message)
         self._waiters.on_push(message)
-        self._share_waiters.on_push(message)
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
@@ -185,24 +158,11 @@ class RedisBackend(Uncopied):
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
         call = self._requests.acquire(claim)
-        waiter = None if claim.mode == LOCK else self._share_waiters.find(claim)
         with translating("acquire"):
-            reply = await self._run_acquire(call, claim)
-            if claim.mode.shared:
-                share = read_share(reply)
-                if share is None:
-                    return await self._held(reply, waiter)
-                self._share_losses.granted(call.keys[0], claim)
-                if waiter is not None:
-                    waiter.served = True
-                return share
-            if not isinstance(reply, bytes):
-                return Held(read_refusal(reply)) if claim.mode == LOCK else await self._held(reply, waiter)
-            token = read_token(reply)
-        self._losses.granted(call.keys[0], claim, token)
-        if waiter is not None:
-            waiter.served = True
-        return Grant(token)
+            answer = read_acquired(await self._run_acquire(call, claim))
+        if isinstance(answer, Grant):
+            self._losses.granted(call.keys[0], claim, answer.token)
+        return answer
 
     def post_acquire(self, claim: Claim, answer: Callable[[Grant | Held | Posted | BackendError], None]) -> Sent | None:
         """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
@@ -219,87 +179,86 @@ class RedisBackend(Uncopied):
         try:
             return await self._router.run(call)
         except UnconfirmedError as error:
-            if not isinstance(error.reply, bytes) and (not claim.mode.shared or read_share(error.reply) is None):
+            if isinstance(read_acquired(error.reply), Held):
                 return error.reply
             await self._run_release(self._requests.release(claim), claim)
             raise
 
-    async def _held(self, reply: Reply, waiter: ListeningWaiter | None) -> Held:
-        """Read a refusal. A waiter joins again if the server has dropped it, or can send it no messages any more."""
-        left, in_line = read_share_refusal(reply)
-        if waiter is None:
-            return Held(left)
-        if not (in_line and self._share_waiters.may_stay(waiter)):
-            await self._share_waiters.rejoin(waiter)
-        return Held(LINE_POLL if left is None else min(left, LINE_POLL))
-
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
-        return await with_reasons(claims, await self._renew(claims), self._revocations.reasons)
+        with translating("renew"):
+            renewals = await self._renew(claims)
+        return await with_reasons(claims, renewals, self._revocations.reasons)
 
-    async def _check_shares(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
-        """Ask whether shares are still held, as `renew` tells it, without renewing them."""
+    async def _renew(self, claims: Sequence[Claim]) -> list[Renewal]:
+        """Renew shares and the others, by a script each. Raise only if no call has an answer."""
+        shares = [claim for claim in claims if claim.mode is not LOCK and claim.mode.shared]
+        alone = [claim for claim in claims if not claim.mode.shared] if shares else claims
+        batches = [*_batches(alone, self._batch), *_batches(shares, self._batch)]
+        calls = [self._requests.renew(batch) for batch in batches]
+        for call, batch in zip(calls, batches, strict=True):
+            if not batch[0].mode.shared:
+                self._losses.renewing(call.keys, batch)
+        outcomes = await self._router.run_all(calls)
+        if shares:
+            outcomes = [await self._renewed_alone(*each) for each in zip(outcomes, batches, strict=True)]
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        if failures and len(failures) == len(outcomes):
+            raise failures[0]
+        answers = zip(batches, outcomes, strict=True)
+        renewals = [renewal for batch, outcome in answers for renewal in read_renewals(outcome, len(batch))]
+        if not shares:
+            return renewals
+        of_alone, of_shares = iter(renewals[: len(alone)]), iter(renewals[len(alone) :])
+        return [next(of_shares if claim.mode.shared else of_alone) for claim in claims]
+
+    async def _look(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
+        """Ask whether *claims* are still held, all of them shares or none. Only what is no share is renewed by that."""
+        if not claims[0].mode.shared:
+            return await self.renew(claims)
         of_name = [list(some) for _, some in groupby(claims, key=lambda claim: claim.name)]
-        batches = [some[start : start + _BATCH] for some in of_name for start in range(0, len(some), _BATCH)]
+        batches = [batch for some in of_name for batch in _batches(some, _BATCH)]
         outcomes = await self._router.run_all([self._requests.check_shares(batch) for batch in batches])
         answers = zip(batches, outcomes, strict=True)
         renewals = [renewal for batch, outcome in answers for renewal in read_renewals(outcome, len(batch))]
         return await with_reasons(claims, renewals, self._revocations.reasons)
 
-    async def _renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
-        shared = [claim for claim in claims if claim.mode is not LOCK and claim.mode.shared]
-        if shared and len(shared) < len(claims):
-            return await self._renew_apart(claims, shared)
-        batches = [claims[start : start + self._batch] for start in range(0, len(claims), self._batch)]
-        calls = [self._requests.renew(batch) for batch in batches]
-        if not shared:
-            for call, batch in zip(calls, batches, strict=True):
-                self._losses.renewing(call.keys, batch)
-        outcomes = await self._router.run_all(calls)
-        if shared:
-            outcomes = [await self._renewed_alone(*each) for each in zip(outcomes, batches, strict=True)]
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-        if failures and len(failures) == len(outcomes):
-            with translating("renew"):
-                raise failures[0]
-        answers = zip(batches, outcomes, strict=True)
-        return [renewal for batch, outcome in answers for renewal in read_renewals(outcome, len(batch))]
-
     async def _renewed_alone(self, outcome: CallOutcome, claims: Sequence[Claim]) -> CallOutcome:
         """Renew a share with fewer keys where its slot is moving, and the server has not all of them."""
-        for call in self._requests.renew_share_alone(claims[0]) if len(claims) == 1 else ():
+        alone = len(claims) == 1 and claims[0].mode.shared
+        for call in self._requests.renew_share_alone(claims[0]) if alone else ():
             if not (isinstance(outcome, ReplyError) and outcome.code == "TRYAGAIN"):
                 break
             outcome = await outcome_of(self._router.run(call))
         return outcome
 
-    async def _renew_apart(self, claims: Sequence[Claim], shared: Sequence[Claim]) -> Sequence[Renewal]:
-        """Renew the shares and the others: two scripts do it. Raise only if neither has an answer."""
-        alone = [claim for claim in claims if not claim.mode.shared]
-        outcomes: list[Iterator[Renewal]] = []
-        failures: list[BackendError] = []
-        for part in (shared, alone):
-            try:
-                outcomes.append(iter(await self._renew(part)))
-            except BackendError as error:
-                failures.append(error)
-                outcomes.append(iter([Renewal.UNKNOWN] * len(part)))
-        if len(failures) == len(outcomes):
-            raise failures[0]
-        return [next(outcomes[0] if claim.mode.shared else outcomes[1]) for claim in claims]
-
     async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
-        key, call = self._requests.lease(claim.name), self._requests.release(claim)
-        if not claim.mode.shared:
-            self._losses.ended(key, claim)
-        elif self._share_losses.ended(key, claim):
+        key = self._requests.lease(claim.name)
+        call = self._requests.release(claim, waits=not self._losses.holds(key, claim))
+        if self._losses.ended(key, claim) and claim.mode.shared:
             call = call._replace(follow=(key,))  # the release ends the tracking of the lease, so it is read again
         with translating("release"):
             refusal = read_release(await self._run_release(call, claim))
         if refusal is None or self._losses.may_be_released(claim):
             return None
         return (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
+
+    async def transfer(self, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
+        """See `fencing_sdk.abc.SupportsTransfer.transfer`."""
+        self._losses.ended(self._requests.lease(of.name), of)
+        with translating("transfer"):
+            outcome = read_transfer(await self._run_transfer(self._requests.transfer(of, to)))
+        return outcome if isinstance(outcome, Grant) else await why_not(of, to, outcome, self._revocations.reasons)
+
+    async def _run_transfer(self, call: ScriptCall) -> Reply:
+        try:
+            return await self._router.run(call)
+        except ReplyError as error:
+            if error.code != "TRYAGAIN":
+                raise
+            detail = "the slot is moving, and its keys are on two servers"
+            raise BackendRefusedError(type(self).__name__, "transfer", detail) from error
 
     async def _run_release(self, call: ScriptCall, claim: Claim) -> Reply:
         try:
@@ -323,17 +282,6 @@ class RedisBackend(Uncopied):
         with translating("inspect"):
             return read_holders(name, await self._router.run(self._requests.holders(name)))
 
-    async def diagnose(self, ttl: float) -> Sequence[Finding]:
-        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
-        checks = RedisDiagnosis(hybrid=self._requests.hybrid, min_replicas=self._requests.replicas, ttl=ttl)
-        return await checks.of(self._servers)
-
-    async def server_time(self) -> float | None:
-        """See `fencing_sdk.abc.SupportsDiagnosis.server_time`."""
-        with translating("diagnose"):
-            pipe = await (await self._router.node(self._requests.lease("?"))).pipe()
-            return read_time(await outcome_of(pipe.call("TIME")))
-
     async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """See `fencing_sdk.abc.SupportsListing.list_held`."""
         with translating("list"):
@@ -349,14 +297,12 @@ class RedisBackend(Uncopied):
         with translating("revoke"):
             revoked = await self._revocations.revoke(name, token, reason)
         self._losses.changed(self._requests.lease(name))
-        self._share_losses.changed(self._requests.lease(name))
         return revoked
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
         await self._waiters.aclose()
         await self._losses.aclose()
-        await self._share_losses.aclose()
         if self._posts is not None:
             await self._posts.aclose()
         await self._router.aclose()
@@ -365,31 +311,13 @@ class RedisBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: Tell) -> RedisWaiter:
-        """See `fencing_sdk.abc.SupportsDirectGrant.stand`."""
-        return self._waiters.stand(claim, tell)
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> RedisWaiter:
+        """See `fencing_sdk.abc.SupportsLine.stand`."""
+        return self._waiters.stand(claim, tell, hand_over=hand_over)
 
-    @asynccontextmanager
-    async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
-        """
-        See `fencing_sdk.abc.SupportsQueue.queue`.
 
-        For plain locks this is the line without direct grants, which the engine does not use: the diagnosis and the
-        suites do.
-        """
-        if claim.mode == LOCK:
-            waiter = await self._waiters.join(claim)
-            try:
-                yield waiter
-            finally:
-                await self._waiters.leave(waiter)
-            return
-        with translating("queue"):
-            share_waiter = await self._share_waiters.join(claim)
-        try:
-            yield share_waiter
-        finally:
-            await self._share_waiters.leave(share_waiter)
+def _batches(claims: Sequence[Claim], most: int) -> list[Sequence[Claim]]:
+    return [claims[start : start + most] for start in range(0, len(claims), most)]
 
 
 def from_url(url: str, **options: object) -> RedisBackend:
@@ -401,6 +329,7 @@ def from_url(url: str, **options: object) -> RedisBackend:
     Raises:
         ConfigurationError: the URL or an option cannot be used.
     """
-    chosen = take_options(url, options, (*OPTIONS, *DRIVER_OPTIONS))
-    own: dict[str, Any] = {name: chosen.pop(name) for name in OPTIONS if name in chosen}
+    ours = option_names(RedisBackend)
+    chosen = take_options(url, options, (*ours, *DRIVER_OPTIONS))
+    own: dict[str, Any] = {name: chosen.pop(name) for name in ours if name in chosen}
     return RedisBackend(topology_from_url(url, chosen), **own)  # what remains are the driver's

@@ -6,11 +6,12 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, WRITER, Grant, Holder, Permit, Renewal, holder_of
-from fencing_sdk.backends._shared.lock_table import age_of
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Grant, Held, Holder, Permit, Renewal, holder_of
+from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk.backends._shared.rules import age_of
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Reply, ReplyError
-from fencing_sdk.backends.redis.keys import WRITES
+from fencing_sdk.backends.redis.requests import WRITES
 
 NO_HOLDER = holder_of("")
 """The digest of the owner that the lease of a shared name has."""
@@ -45,15 +46,34 @@ def read_release(reply: Reply) -> Renewal | None:
     return _REFUSED_RELEASES.get(reply) if isinstance(reply, int) else None
 
 
-def read_refusal(reply: Reply) -> float | None:
-    """Read a refusal: seconds until another try makes sense (None: the lease has no ttl)."""
-    return _seconds(reply)
+def read_acquired(reply: Reply) -> Grant | Held:
+    """
+    Read the answer to an acquisition.
+
+    Raises:
+        ValueError, TypeError: it is none; it is unknown whether the name was granted.
+    """
+    match reply:
+        case bytes():
+            return Grant(read_token(reply))
+        case [bytes() as token, int() as permit]:
+            return Grant(read_token(token), permit=None if permit < 0 else permit)
+    return Held(_seconds(reply))
 
 
-def read_share_refusal(reply: Reply) -> tuple[float | None, bool]:
-    """Read the refusal of a share: seconds until it may be free, and whether the caller is in the line."""
-    left, in_line = reply if isinstance(reply, list) else (-1, 0)
-    return _seconds(left), bool(in_line)
+def read_transfer(reply: Reply) -> Grant | Renewal:
+    """
+    Read the answer to a transfer: the grant of the heir, or why the former owner has none.
+
+    Raises:
+        ValueError, TypeError: it is none; it is unknown which of them holds.
+    """
+    if isinstance(reply, int) and (refusal := _REFUSED_RELEASES.get(reply)) is not None:
+        return refusal
+    if isinstance(answer := read_acquired(reply), Grant):
+        return answer
+    msg = "not an answer to a transfer"
+    raise ValueError(msg)
 
 
 class LineAnswer(NamedTuple):
@@ -61,10 +81,10 @@ class LineAnswer(NamedTuple):
 
     left: float | None
     """Seconds until the lease of the holder ends. None: it has no ttl, or the lock is free."""
-    number: int
-    """The position, from 1, of the waiter that has the lock now or may ask for it. 0: none of them."""
+    numbers: frozenset[int]
+    """The positions, from 1, of the waiters that may ask; or of the one that has the lock now."""
     token: int | None
-    """The token of that waiter. None: it may ask."""
+    """The token of the waiter that has the lock now."""
 
 
 def read_line(answer: Reply) -> LineAnswer:
@@ -80,8 +100,8 @@ def read_line(answer: Reply) -> LineAnswer:
     if not isinstance(answer, list):
         msg = "not an answer to a sign of life"
         raise TypeError(msg)
-    left, number, token = answer
-    return LineAnswer(_seconds(left), int(number), read_token(token) if token else None)
+    left, token, *numbers = answer
+    return LineAnswer(_seconds(left), frozenset(map(int, numbers)), read_token(token) if token else None)
 
 
 def _seconds(left: Reply) -> float | None:
@@ -113,22 +133,6 @@ def read_holder(name: str, reply: Reply) -> Holder | None:
     except ValueError:
         msg = "WRONGTYPE this is no lease"  # the server's code for a key that is no string
         raise ReplyError(msg) from None
-
-
-def read_share(reply: Reply) -> Grant | None:
-    """
-    Read the answer for a share; None for a refusal.
-
-    Raises:
-        ValueError, TypeError: the reply is neither; it is unknown whether a share was granted.
-    """
-    if not isinstance(reply, list) or len(reply) != 2 or not isinstance(reply[0], bytes):  # noqa: PLR2004
-        return None
-    permit = reply[1]
-    if not isinstance(permit, int):
-        msg = "not the number of a permit"
-        raise TypeError(msg)
-    return Grant(read_token(reply[0]), permit=None if permit < 0 else permit)
 
 
 def read_holders(name: str, reply: Reply) -> list[Holder]:

@@ -15,12 +15,12 @@ from typing import Generic, TypeVar
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.loop_owner import ForkDetector
-from fencing_sdk._values.unawaited import retrieve
+from fencing_sdk._values.tasks import retrieve
 from fencing_sdk.backends._shared.waiters import Waiter
 from fencing_sdk.backends.redis.connection.node import RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import RedisRouter
-from fencing_sdk.backends.redis.keys import RedisKeys
+from fencing_sdk.backends.redis.requests import RedisKeys
 
 __all__ = ["ChannelId", "ListeningWaiter", "WakeChannels"]
 

@@ -17,10 +17,9 @@ from redis.asyncio.sentinel import MasterNotFoundError
 
 from fencing_sdk._http.tls import distrust
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict
-from fencing_sdk.backends.redis.connection.dial import BACKEND, ReplicaError
+from fencing_sdk.backends.redis.connection.dial import BACKEND, ReplicaError, UnreachableError
 from fencing_sdk.backends.redis.connection.node import UnconfirmedError
 from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError, named_command
-from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 _RULES = "see the rules on the backend's page"
@@ -63,7 +62,10 @@ CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
     (driver.ClusterDownError, CODES["CLUSTERDOWN"]),
     (driver.MaxConnectionsError, (BackendUnavailableError, "the server has no connection left; see its maxclients")),
     (MasterNotFoundError, (BackendUnavailableError, "no Sentinel knows a master that is up; is the service right?")),
-    (driver.ResponseError, (BackendRefusedError, "the server refuses the login; does the database exist?")),
+    (
+        driver.ResponseError,
+        (BackendRefusedError, "the server refuses the first commands of a connection; does the database exist?"),
+    ),
     (driver.ConnectionError, (BackendUnavailableError, "no connection to the server")),
     (OSError, (BackendUnavailableError, "no connection to the server")),
 )

@@ -3,85 +3,88 @@ Notices a grant that ends behind its holder's back.
 
 1. The server follows every lease that this connection has read or renewed (client tracking), and sends a
    message when another client changes it: an operator deletes it, FLUSHALL, a later grant after an expiry.
-2. The message says "changed", not "lost". So the lease is renewed at once: a refusal is the loss.
-3. Changes between two connections are told to no client. So all leases are renewed when a connection opens.
-4. A lock that a job leaves taken is renewed with another ttl. The watcher forgets it, because a renewal with the former
-   ttl would end it at the wrong time.
+2. The message says "changed", not "lost", so the watcher looks. It renews what is held alone: a refusal is the loss.
+   The lease of a shared name also changes with every share that comes, goes or is renewed. So shares are looked at once
+   a second at most, by a script that writes nothing, since a write would send a message to all who hold others.
+3. The server reports no change that happens between two connections. So the watcher looks at all grants when a
+   connection opens.
+4. A grant that is renewed with another ttl is not watched any longer, because a look, which renews it with the former
+   ttl, would end it at the wrong time.
 
 If the server does not permit tracking, the next heartbeat notices the loss.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
-from fencing_sdk._values.unawaited import retrieve
-from fencing_sdk.abc import LossNotice
+from fencing_sdk._values.tasks import retrieve
 from fencing_sdk.backends._shared.background_task import BackgroundTask
-from fencing_sdk.backends._shared.loss_notices import LossNotices
+from fencing_sdk.backends._shared.losses import LossNotices
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, pack
 from fencing_sdk.errors import LossReason
 
-Renew = Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal | Revoked]]]
+__all__ = ["RedisLossWatcher"]
 
+Look = Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal | Revoked]]]
+
+_LOOK_EVERY = 1.0
+"""Seconds between two looks at shares."""
 _REMEMBERED = 1000
 """Grants that were given back, and whose late answers are known."""
+_REASONS = {Renewal.REFUSED: LossReason.REVOKED, Renewal.TAKEN_OVER: LossReason.TAKEN_OVER}
 
-LOSS_REASONS = {Renewal.REFUSED: LossReason.REVOKED, Renewal.TAKEN_OVER: LossReason.TAKEN_OVER}
 
-
-class RedisLossWatcher:
+class RedisLossWatcher(LossNotices):
     """
     The grants of one backend, each until it ends.
 
     Args:
-        renew: Renews claims, as `fencing_sdk.abc.Backend.renew` does.
-
-        notices: Who is told, if others tell them too.
+        look: Answers for claims what a renewal answers, and lets client tracking follow their leases again. It may
+            renew what is held alone, and changes no share.
     """
 
-    def __init__(self, renew: Renew, notices: LossNotices | None = None) -> None:
-        self._renew = renew
-        self._held: dict[str, Claim] = {}  # by the key of the lease
-        self._changed: dict[str, None] = {}  # keys that are to be checked
-        self._tokens: dict[str, int] = {}  # of the same grants
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._held: dict[str, dict[str, tuple[Claim, int]]] = {}  # by the key of the lease, and by owner: the token
         self._given_back: dict[str, int] = {}  # by owner: the tokens of the last grants that their holders ended
         self._left: dict[str, None] = {}  # owners for which a waiter that left has sent a release
-        self._former: dict[str, tuple[str, Claim]] = {}  # by owner: grants whose key has gone to another owner here
-        self._notices = LossNotices() if notices is None else notices
-        self._check = BackgroundTask()
-
-    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
-        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
-        return self._notices.on_loss(notice)
+        self._to_look_at: dict[str, tuple[str, Claim]] = {}  # by owner: what is held alone, and may have ended
+        self._task = BackgroundTask()
+        self._shares_to_look_at: dict[str, tuple[str, Claim]] = {}
+        self._share_task = BackgroundTask()
 
     def granted(self, key: str, claim: Claim, token: int) -> None:
         """
-        Watch a new grant. An earlier one of this backend object that was not released has ended: check that too.
+        Watch a new grant. An earlier one beside which it does not fit has ended: look at that too.
 
-        The answer to an acquisition may come after its grant was handed over otherwise and given back. It must not take
-        the place of the grant that followed, whose waiter would release it when it leaves the line.
+        The answer to an acquisition may come after its grant was handed over otherwise and given back. It is not
+        watched, since its end would never be noted.
         """
         if self._given_back.get(claim.owner) == token:
             return
-        former = self._held.get(key)
-        self._held[key], self._tokens[key] = claim, token
-        if former is not None and former.owner != claim.owner:
-            self._former[former.owner] = key, former
-            self._check.start(self._check_changed)
+        held = self._held.get(key)
+        if held is None:
+            self._held[key] = {claim.owner: (claim, token)}
+            return
+        formers = [former for former, _ in held.values() if former.owner != claim.owner]
+        held[claim.owner] = claim, token
+        beside = claim.mode.shared and claim.mode.word
+        self._look_soon([(key, former) for former in formers if former.mode.word != beside])
 
     def renewing(self, keys: Iterable[str], claims: Iterable[Claim]) -> None:
         """Stop watching the grants among *claims* that get another ttl. Called before their renewal is sent."""
         for key, claim in zip(keys, claims, strict=True):
             held = self._held.get(key)
-            if held is not None and held.ttl != claim.ttl and held.owner == claim.owner:
-                del self._held[key], self._tokens[key]
+            if held is not None and claim.owner in held and held[claim.owner][0].ttl != claim.ttl:
+                self._forget(key, claim)
 
     def holds(self, key: str, claim: Claim) -> bool:
         """Whether *claim* was granted, and has not ended."""
-        held = self._held.get(key)
-        return held is not None and held.owner == claim.owner
+        return claim.owner in self._held.get(key, ())
 
     def leaving(self, claim: Claim) -> None:
         """A waiter that has left sends a release of *claim*, which may overtake that of the holder."""
@@ -98,79 +101,91 @@ class RedisLossWatcher:
         if pipe is not None:
             pipe.post(pack(("EXISTS", key)), _drop)
 
-    def ended(self, key: str, claim: Claim) -> None:
-        """Stop watching a grant that its holder ends."""
-        held = self._held.get(key)
-        if held is not None and held.owner == claim.owner:
-            del self._held[key]
-            self._given_back[claim.owner] = self._tokens.pop(key)
+    def ended(self, key: str, claim: Claim) -> bool:
+        """Stop watching a grant that its holder ends; return whether this client holds others of the name."""
+        if (token := self._forget(key, claim)) is not None:
+            self._given_back[claim.owner] = token
             if len(self._given_back) > _REMEMBERED:
                 del self._given_back[next(iter(self._given_back))]
-        elif self._former:
-            self._former.pop(claim.owner, None)
+        return key in self._held
+
+    def _forget(self, key: str, claim: Claim) -> int | None:
+        """Stop watching a grant; return its token, or None if it was not watched."""
+        held = self._held.get(key)
+        if held is None or (watched := held.pop(claim.owner, None)) is None:
+            return None
+        if not held:
+            del self._held[key]
+        return watched[1]
 
     def on_connect(self, pipe: Pipe) -> None:
-        """Ask the server to report what other clients change of what tracked calls read, and check every lease."""
+        """Ask the server to report what other clients change of what tracked calls read, and look at every grant."""
         pipe.call("CLIENT", "TRACKING", "ON", "OPTOUT", "NOLOOP").add_done_callback(retrieve)
-        self._check_soon(self._held)
+        self._look_soon(self._of_keys(self._held))
 
     def on_push(self, message: list[Reply]) -> None:
-        """Check the leases that a message reports as changed; all of them after FLUSHALL."""
-        if message[0] != b"invalidate":
-            return
-        keys = message[1]
-        self._check_soon(self._held if keys is None else changed_keys(keys))
+        """Look at the leases that a message reports as changed; at all of them after FLUSHALL."""
+        if message[0] == b"invalidate":
+            keys = message[1]
+            self._look_soon(self._of_keys(self._held if keys is None else _decoded(keys)))
 
     def changed(self, key: str) -> None:
-        """Check a lease that this connection has changed itself: the server does not report that."""
-        self._check_soon([key])
+        """Look at a lease that this connection has changed itself: the server does not report that."""
+        self._look_soon(self._of_keys([key]))
 
-    def _check_soon(self, keys: Iterable[str]) -> None:
-        changed = [key for key in keys if key in self._held]
-        self._changed.update(dict.fromkeys(changed))
-        if changed:
-            self._check.start(self._check_changed)
+    def _of_keys(self, keys: Iterable[str]) -> list[tuple[str, Claim]]:
+        return [(key, claim) for key in keys if key in self._held for claim, _ in self._held[key].values()]
 
-    async def _check_changed(self) -> None:
+    def _look_soon(self, grants: Iterable[tuple[str, Claim]]) -> None:
+        for key, claim in grants:
+            to_look_at = self._shares_to_look_at if claim.mode.shared else self._to_look_at
+            to_look_at[claim.owner] = key, claim
+        if self._to_look_at:
+            self._task.start(self._look_at_single)
+        if self._shares_to_look_at:
+            self._share_task.start(self._look_at_shares)
+
+    async def _look_at_single(self) -> None:
+        while self._to_look_at:
+            await self._look_at(self._to_look_at)
+
+    async def _look_at_shares(self) -> None:
+        while self._shares_to_look_at:
+            await self._look_at(self._shares_to_look_at)
+            await asyncio.sleep(_LOOK_EVERY)
+
+    async def _look_at(self, grants: dict[str, tuple[str, Claim]]) -> None:
+        looked = [(key, claim) for key, claim in grants.values() if self.holds(key, claim)]
+        grants.clear()
+        if not looked:
+            return
         try:
-            while self._changed or self._former:
-                former = list(self._former)
-                held = [(key, self._held[key]) for key in self._changed if key in self._held]
-                held += self._former.values()
-                self._changed.clear()
-                renewals = await self._renew([claim for _, claim in held])
-                for (key, claim), renewal in zip(held, renewals, strict=True):
-                    if isinstance(renewal, Revoked):
-                        self._lost(key, claim, LossReason.REVOKED, renewal.reason)
-                    elif renewal in LOSS_REASONS:
-                        self._lost(key, claim, LOSS_REASONS[renewal])
-                for owner in former:
-                    self._former.pop(owner, None)
+            renewals = await self._look([claim for _, claim in looked])
         except Exception:  # noqa: BLE001  (a failed request proves no loss; the heartbeat asks again)
-            self._changed.clear()
-            self._former.clear()
+            return
+        for (key, claim), renewal in zip(looked, renewals, strict=True):
+            if isinstance(renewal, Revoked):
+                self._lost(key, claim, LossReason.REVOKED, renewal.reason)
+            elif renewal in _REASONS:
+                self._lost(key, claim, _REASONS[renewal])
 
     def _lost(self, key: str, claim: Claim, reason: LossReason, detail: str = "") -> None:
-        held = self._held.get(key)
-        if held is not None and held.owner == claim.owner:
-            del self._held[key], self._tokens[key]
-        elif self._former.pop(claim.owner, None) is None:
-            return  # the holder has released it meanwhile
-        self._notices.tell(claim, reason, detail)
+        if self._forget(key, claim) is not None:  # else its holder has released it meanwhile
+            self.tell(claim, reason, detail)
 
     async def aclose(self) -> None:
-        """End the check that is under way, and watch no lease any more: a message may come while connections close."""
+        """End the looks that are under way, and watch no lease again: a message may come while connections close."""
         self._held.clear()
-        self._tokens.clear()
-        self._changed.clear()
-        self._former.clear()
-        await self._check.aclose()
+        self._to_look_at.clear()
+        self._shares_to_look_at.clear()
+        await self._task.aclose()
+        await self._share_task.aclose()
 
 
 def _drop(reply: Reply) -> None:
     """Neither the value nor an error matters. Not a future: it would take a turn of the loop."""
 
 
-def changed_keys(keys: object) -> list[str]:
+def _decoded(keys: object) -> list[str]:
     """Decode the keys of a message. Keys of other programs may have any bytes."""
     return [key.decode(errors="replace") for key in keys if isinstance(key, bytes)] if isinstance(keys, list) else []

@@ -5,25 +5,27 @@ Reads a URL or a client: which servers the backend connects to, and how. Opens n
     unix://[[user]:password@]/path/to/socket[?db=1]       also redis+unix://
     redis+sentinel://[[user]:password@]host[:port],.../service[/db]
     redis+cluster://[[user]:password@]host[:port],...
+    redis+quorum://[[user]:password@]host[:port],host[:port],host[:port][/db]
 
 User and password are those of the servers; the ones of the Sentinels are options in the query. An error never
-repeats a part of the URL: a mistyped password may stand in any of them.
+repeats a part of the URL: a mistyped password may stand in any of them. The options of redis-py in the query are read
+strictly: a typing error must not turn TLS off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ssl
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
-from fencing_sdk._values.store_url import StoreUrl, decoded, read_database, refuse_url, split_url
+from fencing_sdk._values.options import read_seconds, read_switch
+from fencing_sdk._values.url import StoreUrl, decoded, read_database, refuse_url, split_url
 from fencing_sdk.backends.redis.connection.client_settings import servers_of_client
-from fencing_sdk.backends.redis.connection.cluster import Address, SlotMap
 from fencing_sdk.backends.redis.connection.dial import RedisDialer, ServerDialer, ServerSettings
-from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS, driver_arguments
-from fencing_sdk.backends.redis.connection.sentinel import SentinelDialer, SentinelService
+from fencing_sdk.backends.redis.connection.topology import Address, SentinelDialer, SentinelService, SlotMap
 from fencing_sdk.errors import ConfigurationError
 
 DEFAULT_PORT = 6379
@@ -178,7 +180,7 @@ SCHEMES: Mapping[str, _Scheme] = {
     "redis+cluster": _Scheme(Connection, _PLAIN, _cluster),
     "rediss+cluster": _Scheme(SSLConnection, _TLS, _cluster),
 }
-"""The schemes of this backend."""
+"""The schemes of one server, a service of Sentinels, and a cluster."""
 
 
 def _with_login(parts: StoreUrl, arguments: dict[str, object]) -> dict[str, object]:
@@ -192,3 +194,141 @@ def _with_login(parts: StoreUrl, arguments: dict[str, object]) -> dict[str, obje
     elif "username" in login:
         refuse_url("names a user without a password; write user:password@host, or :password@host")
     return login
+
+
+_FEWEST, _MOST = 3, 7
+QUORUM_SCHEMES: Mapping[str, RedisUrlKind] = {
+    "redis+quorum": RedisUrlKind(Connection, ("ssl_", "sentinel_")),
+    "rediss+quorum": RedisUrlKind(SSLConnection, ("sentinel_",)),
+}
+"""The schemes of a quorum."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class QuorumTopology:
+    """The nodes of a quorum."""
+
+    dialers: Sequence[RedisDialer]
+
+    def __post_init__(self) -> None:
+        if not _FEWEST <= len(self.dialers) <= _MOST:
+            msg = f"a quorum needs {_FEWEST} to {_MOST} independent servers, not {len(self.dialers)}; for one: redis://"
+            raise ConfigurationError(msg)
+
+
+def quorum_from_url(url: str, options: Mapping[str, object]) -> QuorumTopology:
+    """
+    Read *url*.
+
+    Raises:
+        ConfigurationError: the URL or an option cannot be used.
+    """
+    parts = read_url(url, options, QUORUM_SCHEMES)
+    if not parts.url.hosts:
+        refuse_url("must look like redis+quorum://host:6379,host:6379,host:6379")
+    addresses = parts.addresses(DEFAULT_PORT)
+    parts.take_database(parts.url.path.strip("/"))
+    if len(set(addresses)) < len(addresses):
+        refuse_url("names one server twice: it would vote twice")
+    return QuorumTopology([ServerDialer(parts.server().at(*address)) for address in addresses])
+
+
+def quorum_from_clients(clients: object) -> QuorumTopology:
+    """
+    Read how *clients* make their connections, each to one server. The clients themselves are not used.
+
+    Raises:
+        ConfigurationError: they are no asyncio clients of redis-py or valkey-py, or not each of one server.
+    """
+    if not isinstance(clients, Sequence) or isinstance(clients, str | bytes):
+        msg = "clients must be a list of asyncio clients of redis-py or valkey-py, one for each node"
+        raise ConfigurationError(msg)
+    servers = [servers_of_client(client) for client in clients]
+    dialers = [server for server in servers if isinstance(server, ServerDialer)]
+    if len(dialers) < len(servers):
+        msg = "clients must lead to one server each, not to a cluster, nor to a service of Sentinels: it may fail over"
+        raise ConfigurationError(msg)
+    return QuorumTopology(dialers)
+
+
+Reader = Callable[[str, object], object]
+
+
+def _text(name: str, value: object) -> object:
+    if isinstance(value, str) and value:
+        return value
+    msg = f"{name} must be a text that is not empty"
+    raise ConfigurationError(msg)
+
+
+def _client_name(name: str, value: object) -> object:
+    text = _text(name, value)
+    if all("!" <= letter <= "~" for letter in str(text)):
+        return text
+    msg = f"{name} must have no spaces, and no letters beyond ASCII: the server would refuse it"
+    raise ConfigurationError(msg)
+
+
+def _database(name: str, value: object) -> object:
+    text = str(value)
+    if not isinstance(value, str | int) or isinstance(value, bool) or not (text.isascii() and text.isdigit()):
+        msg = f"{name} must be a whole number from 0"
+        raise ConfigurationError(msg)
+    if len(text) > 9:  # noqa: PLR2004
+        msg = f"{name} is too large"
+        raise ConfigurationError(msg)
+    return int(text)
+
+
+def _choice(choices: Mapping[str, object]) -> Reader:
+    def read(name: str, value: object) -> object:
+        text = str(value).lower()
+        if not isinstance(value, str | bool) or text not in choices:  # None is not "none": it must not turn TLS off
+            msg = f"{name} must be one of {', '.join(choices)}"
+            raise ConfigurationError(msg)
+        return choices[text]
+
+    return read
+
+
+_READERS: Mapping[str, Reader] = {
+    "db": _database,
+    "username": _text,
+    "password": _text,
+    "client_name": _client_name,
+    "socket_connect_timeout": read_seconds,
+    "socket_timeout": read_seconds,
+    "socket_keepalive": read_switch,
+    "sentinel_username": _text,
+    "sentinel_password": _text,
+    "ssl_ca_certs": _text,
+    "ssl_ca_data": _text,
+    "ssl_certfile": _text,
+    "ssl_keyfile": _text,
+    "ssl_ciphers": _text,
+    "ssl_cert_reqs": _choice({"required": "required", "optional": "optional", "none": "none"}),
+    "ssl_check_hostname": read_switch,
+    "ssl_min_version": _choice({"tlsv1.2": ssl.TLSVersion.TLSv1_2, "tlsv1.3": ssl.TLSVersion.TLSv1_3}),
+}
+
+DRIVER_OPTIONS = tuple(_READERS)
+"""The options of a URL's query, or of `connect`, that belong to the driver and not to the backend."""
+
+
+def driver_arguments(options: Mapping[str, object], *, refused: tuple[str, ...] = ()) -> dict[str, object]:
+    """
+    Convert *options*, named in `DRIVER_OPTIONS`, to arguments of redis-py's connections.
+
+    Args:
+        options: Names and values; a value from a URL is a text.
+
+        refused: Beginnings of names that have no meaning for the scheme.
+
+    Raises:
+        ConfigurationError: a value has a wrong type or range, or the scheme does not take the option.
+    """
+    for name in options:
+        if refused and name.startswith(refused):
+            msg = f"{name} needs another scheme: write rediss:// for TLS, redis+sentinel:// for Sentinels"
+            raise ConfigurationError(msg)
+    return {name: _READERS[name](name, value) for name, value in options.items()}

@@ -14,15 +14,14 @@ from typing import Any
 from fencing_sdk._values.claim import Claim, Grant, Held, Renewal, Revoked
 from fencing_sdk.abc import Posted
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
-from fencing_sdk.backends._shared.revocation_reasons import Reasons, with_reasons
-from fencing_sdk.backends.redis.answers import read_refusal, read_release, read_token
+from fencing_sdk.backends._shared.losses import Reasons, with_reasons
+from fencing_sdk.backends.redis.answers import read_acquired, read_release
 from fencing_sdk.backends.redis.connection.node import NOT_MASTER, SILENCE
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import RedisRouter
 from fencing_sdk.backends.redis.errors import translated
-from fencing_sdk.backends.redis.keys import RedisKeys
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.backends.redis.requests import RedisRequests, milliseconds, stored
+from fencing_sdk.backends.redis.requests import RedisKeys, RedisRequests, milliseconds, stored
 from fencing_sdk.backends.redis.scripts import ScriptCall
 from fencing_sdk.errors import BackendError
 
@@ -210,8 +209,7 @@ class AcquirePost(ReleasePost):
         self._claim = claim
 
     def _read(self, reply: Reply) -> Grant | Held:
-        if not isinstance(reply, bytes):
-            return Held(read_refusal(reply))
-        token = read_token(reply)
-        self._losses.granted(self._lease, self._claim, token)
-        return Grant(token)
+        answer = read_acquired(reply)
+        if isinstance(answer, Grant):
+            self._losses.granted(self._lease, self._claim, answer.token)
+        return answer

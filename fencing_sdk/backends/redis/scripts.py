@@ -1,34 +1,36 @@
 """
 The Lua scripts beside this file. The server runs each as one atomic step.
 
-    acquire.lua, renew.lua, release.lua, inspect.lua     what `fencing_sdk.abc.Backend` promises
-    stand.lua                                            waiters join the lines of their locks, and stay there
-    grant.lua                                            a function: grants a lock
-    acquire_refuse.lua, acquire_in_line.lua,
-    release_to_line.lua                                  the parts of acquire.lua and release.lua that are seldom run
-    share_*.lua, writer_acquire.lua                      the same for permits, readers and writers
-    share.lua                                            functions: who holds beside whom
-    revoke.lua, revoked.lua                              end a grant that has a token, and tell its holder why
-    listed.lua, waiting.lua                              describe locks, and the waiters of one of them
+    acquire.lua     grants of a name: a lock, a writer, a reader, a permit
+    shares.lua      permits and readers, which hold a name together
+    line.lua        the line of waiters, and who is granted or woken
+    renew.lua       renewals, and looks at shares
+    release.lua     ends of grants by their holders
+    operating.lua   listings, revocations and their reasons, and grants that pass to another owner
 
-A line is made of functions for the scripts that use it. They stand behind the part of a script that needs no line,
-because to define them costs time.
-
-    line_time.lua                                        when a waiter has left
-    line_count.lua                                       how many wait
-    line.lua                                             the line of plain locks, which hands the lock on
-    waking_line.lua                                      the lines of shares, and of a quorum: they wake their head
+A file has sections, each of which begins with a line such as ``-- [grant]``. A script is made of some of them. The
+functions of a line stand behind the part of a script that needs no line, because to define them costs time.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
 Argument = str | bytes | int
 """One word of a command, as the driver packs it."""
+
+
+@cache
+def sections(file: str) -> dict[str, str]:
+    """Return the sections of a file beside this one."""
+    text = files(__package__).joinpath(file).read_text(encoding="utf-8")
+    _, *named = re.split(r"^-- \[([a-z ]+)\]\n", text, flags=re.MULTILINE)
+    return dict(zip(named[::2], named[1::2], strict=True))
 
 
 class RedisScript:
@@ -37,8 +39,9 @@ class RedisScript:
     __slots__ = ("sha", "text")
 
     def __init__(self, *parts: str) -> None:
-        folder = files(__package__)
-        self.text = "\n".join(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in parts)
+        """Put sections together, each named as in ``"acquire.lua [grant]"``."""
+        named = [part.removesuffix("]").split(" [") for part in parts]
+        self.text = "\n".join(sections(file)[section] for file, section in named)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -69,31 +72,36 @@ class ScriptCall(NamedTuple):
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.arguments)
 
 
-ACQUIRE = RedisScript("grant", "acquire", "acquire_refuse", "line_time", "line", "acquire_in_line")
-RENEW = RedisScript("renew")
-RELEASE = RedisScript("release", "grant", "line_time", "line", "release_to_line")
-INSPECT = RedisScript("inspect")
-STAND = RedisScript("grant", "line_time", "line", "stand")
+_NAME, _GRANT = "acquire.lua [name]", "acquire.lua [grant]"
+_TIME, _SHARES, _SHARING = "line.lua [time]", "shares.lua [shares]", "shares.lua [sharing]"
+_SERVE = ("line.lua [leave]", "line.lua [serve]")
 
-WAKING_LINE = ("line_time", "waking_line")
-"""A line whose head is woken, and asks."""
-_SHARES = (*WAKING_LINE, "share")
-ACQUIRE_SHARE = RedisScript("grant", "share_acquire", *_SHARES, "share_acquire_beside")
-ACQUIRE_WRITER = RedisScript("grant", "acquire", *WAKING_LINE, "writer_acquire")
-RENEW_SHARES = RedisScript(*_SHARES, "share_renew")
-RELEASE_SHARE = RedisScript("share_release", *_SHARES, "share_release_beside")
-CHECK_SHARES = RedisScript(*_SHARES, "share_check")
-JOIN_SHARE_LINE = RedisScript(*WAKING_LINE, "share_join")
-LEAVE_SHARE_LINE = RedisScript(*_SHARES, "share_leave")
-HOLDERS = RedisScript(*_SHARES, "line_count", "share_holders")
+ACQUIRE = RedisScript(
+    *(_NAME, _GRANT, "acquire.lua [acquire]"),
+    *(_TIME, _SHARES, _SHARING, "shares.lua [share]", "acquire.lua [acquire beside]"),
+    *(*_SERVE, "acquire.lua [acquire in line]"),
+)
+RENEW = RedisScript("renew.lua [renew]")
+RENEW_SHARES = RedisScript(_NAME, _TIME, _SHARES, "renew.lua [renew shares]")
+CHECK_SHARES = RedisScript(_NAME, _TIME, _SHARES, "renew.lua [check shares]")
+RELEASE = RedisScript(
+    *("release.lua [release]", _NAME, _TIME, _SHARES, "release.lua [release beside]"),
+    *(_GRANT, *_SERVE, "release.lua [release in line]"),
+)
+STAND = RedisScript(_NAME, _GRANT, _TIME, _SHARES, *_SERVE, "line.lua [stand]")
 
-# Operators and the holders that they end. Nothing of it runs while locks are acquired, renewed and released.
-REVOKE = RedisScript("grant", "line_time", "line", "waking_line", "share", "revoke")
-REVOKED = RedisScript("revoked")
-LISTED = RedisScript(*_SHARES, "line_count", "listed")
-WAITING = RedisScript("line_time", "waiting")
+# Operators and the holders that they end. Nothing of it runs while names are acquired, renewed and released.
+_DESCRIBE = (_NAME, _TIME, _SHARES, "operating.lua [describe]")
+INSPECT = RedisScript("operating.lua [inspect]")
+HOLDERS = RedisScript(*_DESCRIBE, "operating.lua [holders]")
+LISTED = RedisScript(*_DESCRIBE, "operating.lua [listed]")
+WAITING = RedisScript(_TIME, "operating.lua [waiting]")
+_ENDING = (_NAME, _GRANT, _TIME, _SHARES, _SHARING, "operating.lua [note]")
+REVOKE = RedisScript(*_ENDING, *_SERVE, "operating.lua [revoke]")
+TRANSFER = RedisScript(*_ENDING, "shares.lua [share]", "operating.lua [transfer]")
+REVOKED = RedisScript("operating.lua [revoked]")
 
-PRELOADED = (RELEASE, STAND, JOIN_SHARE_LINE, LEAVE_SHARE_LINE, RELEASE_SHARE)
+PRELOADED = (RELEASE, STAND)
 """
 The scripts that every new connection loads.
 

@@ -1,21 +1,23 @@
 """
 The waiters of one client, and what wakes them.
 
-The server keeps a line of waiters for each lock (see `line.lua`). A client gives signs of life for all its waiters:
-one call for each server and second, in a cluster one for each lock. The first sign joins the line. A sign says by
-which message the server reaches the waiter, and when it was sent, on the client's own clock. What wakes a waiter:
+The server keeps a line of waiters for each name, in which locks, writers, readers and permits stand together (see
+`line.lua`). A client gives signs of life for all its waiters: one call for each server and second, in a
+cluster one for each name. The first sign joins the line. A sign says by which message the server reaches the waiter,
+and when it was sent, on the client's own clock. What wakes a waiter:
 
 1. A release hands it the lock. The server grants the lock to the first waiter that can be reached, with its full ttl,
    and publishes its ticket, the moment of its last sign of life, and the token. The grant was made after that sign
    had arrived, so it counts from that moment: a message that is late buys no time, and no two clocks are compared.
-2. A release wakes it, and it asks for the lock: where a grant needs more than the server can do alone
-   (``min_replicas``), without fairness, and where its last sign of life is so old that it may be frozen.
-3. The answer to its sign of life, if the message was lost or no client released the lock. A sign makes the server hand
-   a free lock on, so the client sends the next one when the ttl of the holder ends. A waiter that may not subscribe is
+2. A release, or a grant beside which it fits, wakes it, and it asks: where it waits for a share or as a writer, where a
+   grant needs more than the server can do alone (``min_replicas``), without fairness, and where its last sign of life
+   is so old that it may be frozen. A reader wakes the readers behind it, which need not wait until it has asked.
+3. The answer to its sign of life, if the message was lost or no client released the lock. A sign makes the server
+   serve the line, so the client sends the next one when the ttl of the holder ends. A waiter that may not subscribe is
    served only in this way.
 4. A new connection. Messages are lost while a connection is broken. When it is open again, the client listens and
-   gives signs of life at once, and so it does when the slot of a lock moves to another server of a cluster.
-5. A sign of life without an answer: the waiter asks for the lock by itself, until a sign is answered.
+   gives signs of life at once, and so it does when the slot of a name moves to another server of a cluster.
+5. A sign of life without an answer: the waiter asks by itself, until a sign is answered.
 
 A waiter that gives up releases its claim, which takes it out of the line, and gives back what it was handed meanwhile.
 If a message for it comes later, the client releases the claim once more.
@@ -27,25 +29,23 @@ import asyncio
 import contextlib
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
 
 from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
-from fencing_sdk.abc import Tell
+from fencing_sdk.abc import PlaceInLine, Tell
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
-from fencing_sdk.backends._shared.waiters import WaiterTable, new_ticket
+from fencing_sdk.backends._shared.waiters import LEAVING, WaiterTable, new_ticket
 from fencing_sdk.backends.redis.answers import LineAnswer, read_line, read_token
-from fencing_sdk.backends.redis.channels import WakeChannels
+from fencing_sdk.backends.redis.channels import ListeningWaiter, WakeChannels
 from fencing_sdk.backends.redis.connection.node import RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.connection.router import RedisRouter
-from fencing_sdk.backends.redis.errors import translated
-from fencing_sdk.backends.redis.keys import RedisKeys, lease_key
-from fencing_sdk.backends.redis.lock_waiter import RedisWaiter
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.backends.redis.requests import RedisRequests, WaiterSign
+from fencing_sdk.backends.redis.requests import RedisKeys, RedisRequests, WaiterSign, lease_key
+from fencing_sdk.backends.redis.scripts import ScriptCall
 
 _SIGN_EVERY = 1.0
 """Seconds between the signs of life of a waiter. `line.lua` knows a waiter that is late by its `SUSPECT`."""
@@ -59,11 +59,65 @@ _WAITERS_A_CALL = 100
 """Waiters of one call: it keeps the server busy for less than a millisecond."""
 _REMEMBERED = 1000
 """Waiters that have left, and to which a message may still be on its way."""
+_LONGEST_NAP = 60.0
+"""Seconds between the tries of a waiter whose signs of life are answered."""
 _LEAVE_TRIES = 2
 """One try on the open connection, and one on the next if that was broken."""
-_HANDING = 3
-"""Words of a message that hands the lock over. One that only wakes has the ticket alone."""
+_HANDING = 2
+"""Words behind the ticket in a message that hands the lock over. One that only wakes has the tickets alone."""
 _CLOCK = BootClock()
+
+
+class RedisWaiter(ListeningWaiter, PlaceInLine):
+    """
+    A waiter in the line of one name.
+
+    Args:
+        claim: What it waits for.
+
+        ticket: Names it in messages.
+
+        tag: The beginning of the lock's keys.
+
+        tell: Called with news.
+
+        hands_over: Whether it can be handed the lock. If not, it is woken only.
+
+        leave: Called when it leaves.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        claim: Claim,
+        ticket: str,
+        tag: str,
+        tell: Tell,
+        hands_over: bool,  # noqa: FBT001
+        leave: Callable[[RedisWaiter], asyncio.Task[None] | None],
+    ) -> None:
+        super().__init__(claim, ticket, tag)
+        self.tell = tell
+        self.hands_over = hands_over
+        self._leave = leave
+        self.loop = asyncio.get_running_loop()
+        self.due = self.loop.time()
+        """When its next sign of life is to be given, by the clock of its event loop."""
+        self.asking = False
+        """Whether a sign of life is on its way."""
+        self.joined = False
+        """Whether the server knows it: its last sign of life was answered."""
+
+    def nap(self, advice: float) -> float | None:  # noqa: ARG002  (the answers to signs of life are the better advice)
+        """See `fencing_sdk.abc.PlaceInLine.nap`."""
+        return _LONGEST_NAP if self.joined else None
+
+    def leave(self) -> asyncio.Task[None] | None:
+        """See `fencing_sdk.abc.PlaceInLine.leave`."""
+        return self._leave(self)
+
+    def let_go(self) -> None:
+        """Tell the acquisition nothing more, and do not keep it: its task may hold anything, and the lease itself."""
+        self.tell = _ignore
 
 
 class RedisWaiters:
@@ -85,49 +139,53 @@ class RedisWaiters:
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = 0.0
 
-    def stand(self, claim: Claim, tell: Tell | None) -> RedisWaiter:
-        """Join the line of a lock in the background; without *tell*, to be woken only."""
-        waiter = RedisWaiter(claim, new_ticket(), self._keys.tag(claim.name), tell, self.remove)
-        waiter.direct = waiter.direct and self._requests.fair and not self._requests.replicas
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> RedisWaiter:
+        """Join the line of a name in the background."""
+        hands_over = hand_over and self._requests.fair and not self._requests.replicas
+        waiter = RedisWaiter(claim, new_ticket(), self._keys.tag(claim.name), tell, hands_over, self._leave)
         self._table.add(waiter)
         self._plan(waiter.due)
         return waiter
 
-    async def join(self, claim: Claim) -> RedisWaiter:
-        """Join the line of a lock to be woken, and return when a release can no longer be missed."""
-        waiter = self.stand(claim, None)
-        waiter.entering = True
-        try:
-            while not waiter.joined:
-                await waiter.wait()
-            waiter.entering = False
-        except BaseException:
-            await self.leave(waiter)
-            raise
-        return waiter
-
-    async def leave(self, waiter: RedisWaiter) -> None:
+    def _leave(self, waiter: RedisWaiter) -> asyncio.Task[None] | None:
         """
-        Leave the line, unless the lock was granted.
+        Give *waiter* no more news. One that is woken leaves the line; another releases its claim.
 
-        Raises no error: an error would replace the cancellation that ends the wait. If the request fails, the server
-        drops the waiter for lack of a sign of life.
+        The first does not release it: its own call may be on its way, and a release would end the grant that it gets.
         """
-        self.remove(waiter)
-        for _ in range(0 if self._losses.holds(lease_key(waiter.tag), waiter.claim) else _LEAVE_TRIES):
-            self._losses.leaving(waiter.claim)
-            with contextlib.suppress(Exception):
-                await self._router.run(self._requests.release(waiter.claim))
-                return
-
-    def remove(self, waiter: RedisWaiter) -> None:
-        """Tell *waiter* nothing more. The caller releases its claim if it was not granted."""
+        if waiter.tell is _ignore:
+            return None  # it has left
         self._table.remove(waiter)
         self._channels.unsubscribe(waiter)
         waiter.let_go()
         self._left[waiter.ticket] = waiter
         if len(self._left) > _REMEMBERED:
             self._left.popitem(last=False)
+        return None if waiter.hands_over or self._holds(waiter) else self._calls.start(self._take_out(waiter))
+
+    def _holds(self, waiter: RedisWaiter) -> bool:
+        return self._losses.holds(lease_key(waiter.tag), waiter.claim)
+
+    async def _take_out(self, waiter: RedisWaiter) -> None:
+        """
+        Take *waiter* out of the line, and give back what it was handed.
+
+        Raises no error: if the request fails, the server drops the waiter for lack of a sign of life.
+        """
+        # The end of the time closes the connection to a silent server. What may be a grant is given back at any cost.
+        limit = None if waiter.hands_over else LEAVING
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                for _ in range(_LEAVE_TRIES):
+                    with contextlib.suppress(Exception):
+                        await self._router.run(self._taking_out(waiter))
+                        return
+
+    def _taking_out(self, waiter: RedisWaiter) -> ScriptCall:
+        if waiter.hands_over:
+            self._losses.leaving(waiter.claim)
+            return self._requests.release(waiter.claim, waits=True)
+        return self._requests.leave(waiter.claim)
 
     # Signs of life.
 
@@ -184,45 +242,41 @@ class RedisWaiters:
                 await asyncio.wait(set(subscriptions))
             for line, answer in zip(lines, _as_list(answers), strict=True):
                 self._take(line, answer, sent_at)
-        except Exception as error:  # noqa: BLE001  (whatever it is, the waiters try by themselves, and again)
-            self._missed(waiters, error)
+        except Exception:  # noqa: BLE001  (whatever it is, the waiters try by themselves, and again)
+            self._missed(waiters)
         finally:
             for waiter in waiters:
                 waiter.asking = False
             self._plan_next()
 
     def _sign(self, waiter: RedisWaiter, sent_at: int) -> WaiterSign:
-        mode = "wake" if not waiter.direct else "direct" if waiter.may_subscribe else "silent"
+        way = "wake" if not waiter.hands_over else "direct" if waiter.may_subscribe else "silent"
         command = self._channels.command(waiter)
-        return WaiterSign(waiter.claim, mode, sent_at, waiter.ticket, command, waiter.channel)
+        return WaiterSign(waiter.claim, way, sent_at, waiter.ticket, command, waiter.channel)
 
     def _take(self, line: list[RedisWaiter], reply: Reply, sent_at: int) -> None:
         """Read what the server says about one line."""
         try:
             answer = read_line(reply)
-        except Exception as error:  # noqa: BLE001  (the key of one lock may hold something else)
-            self._missed(line, error)
+        except Exception:  # noqa: BLE001  (the key of one lock may hold something else)
+            self._missed(line)
             return
         now = asyncio.get_running_loop().time()
         for number, waiter in enumerate(line, 1):
             waiter.due = now + _until_next_sign(answer)
-            entered, waiter.joined = not waiter.joined, True
+            waiter.joined = True
             if self._table.find(waiter.claim) is not waiter:
                 self._give_back(waiter)  # it has left, and its leaving may have been processed before this sign
-            elif number == answer.number and answer.token is not None:
+            elif number in answer.numbers and answer.token is not None:
                 self._hand(waiter, answer.token, sent_at)
-            elif number == answer.number:
+            elif number in answer.numbers:
                 waiter.tell()  # its turn
-            elif entered:
-                waiter.wake()
 
-    def _missed(self, waiters: Sequence[RedisWaiter], error: Exception) -> None:
+    def _missed(self, waiters: Sequence[RedisWaiter]) -> None:
         """A sign of life was not answered: the waiters poll until one is."""
         now = asyncio.get_running_loop().time()
         for waiter in waiters:
             waiter.due = now + _SIGN_EVERY
-            if waiter.entering:
-                waiter.fail(translated("queue", error))
             waiter.joined = False
             waiter.tell()
 
@@ -232,36 +286,39 @@ class RedisWaiters:
         """Hand *waiter* the lock. The grant counts from the moment at which the sign that it names was sent."""
         if self._table.find(waiter.claim) is not waiter:
             self._give_back(waiter)
-        elif waiter.direct:
+        elif waiter.hands_over:
             age = max(0.0, _CLOCK.now() - sent_at / 1000)
             lease = lease_key(waiter.tag)
             self._losses.granted(lease, waiter.claim, token)
             waiter.tell(Grant(token), age)
             self._losses.follow(lease, waiter.open_pipe)  # last: the waiter runs before this command is written
         else:
-            waiter.wake()
+            waiter.tell()
 
     def _give_back(self, waiter: RedisWaiter) -> None:
         """Release the claim of a waiter that has left. If it holds the lock, a message was late, or came twice."""
-        if not self._losses.holds(lease_key(waiter.tag), waiter.claim):
-            self._calls.start(self.leave(waiter))
+        if not self._holds(waiter):
+            self._calls.start(self._take_out(waiter))
 
     def on_push(self, message: list[Reply]) -> None:
-        """Wake the waiter that a message names, or hand it the lock; listen anew if the server has ended a channel."""
+        """Wake the waiters that a message names, or hand one the lock; listen anew where the server ended a channel."""
         if (text := self._channels.text_for_us(message)) is not None:
-            self._on_message(text.split(" "))
+            self._on_message(text)
         elif cut_off := self._channels.cut_off(message):
             self._sign_now(cut_off)
 
-    def _on_message(self, words: list[str]) -> None:
-        waiter = self._table.find_ticket(words[0]) or self._left.get(words[0])
-        if waiter is None or waiter.loop.is_closed():
-            return
-        with contextlib.suppress(ValueError):
-            if len(words) == _HANDING:
-                self._hand(waiter, read_token(words[2].encode()), int(words[1]))
-            elif self._table.find(waiter.claim) is waiter:
-                waiter.tell()
+    def _on_message(self, text: str) -> None:
+        """Read ``TICKET SIGN TOKEN``, which hands the lock over, or the tickets of those that may ask, in one word."""
+        tickets, *handing = text.split(" ")
+        for ticket in tickets.split(","):
+            waiter = self._table.find_ticket(ticket) or self._left.get(ticket)
+            if waiter is None or waiter.loop.is_closed():
+                continue
+            with contextlib.suppress(ValueError):
+                if len(handing) == _HANDING:
+                    self._hand(waiter, read_token(handing[1].encode()), int(handing[0]))
+                elif self._table.find(waiter.claim) is waiter:
+                    waiter.tell()
 
     def on_connect(self, node: RedisNode, pipe: Pipe) -> None:
         """Listen on a new connection, and ask what the waiters have missed."""
@@ -279,7 +336,10 @@ class RedisWaiters:
 
     async def aclose(self) -> None:
         """End the signs of life, and leave the lines for the waiters whose event loop was closed."""
-        await asyncio.gather(*(self.leave(waiter) for waiter in self._table if waiter.loop.is_closed()))
+        orphans = [waiter for waiter in self._table if waiter.loop.is_closed()]
+        for waiter in orphans:
+            self._table.remove(waiter)
+        await asyncio.gather(*(self._take_out(waiter) for waiter in orphans if not self._holds(waiter)))
         if self._owner is not None and self._owner.is_current:
             if self._timer is not None:
                 self._timer.cancel()
@@ -296,3 +356,7 @@ def _until_next_sign(answer: LineAnswer) -> float:
 
 def _as_list(answers: Reply) -> list[Reply]:
     return answers if isinstance(answers, list) else []
+
+
+def _ignore(grant: Grant | None = None, age: float = 0.0) -> None:
+    pass

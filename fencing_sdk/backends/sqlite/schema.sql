@@ -2,30 +2,19 @@
 
 BEGIN IMMEDIATE;
 
--- Only what is held. A row that has expired counts for nothing, whether it is deleted or not.
+-- The grants. A row that has expired counts for nothing, whether it is deleted or not.
 CREATE TABLE IF NOT EXISTS fencing_lock (
-    name     TEXT PRIMARY KEY,
-    owner    TEXT NOT NULL,
-    token    INTEGER NOT NULL,
-    boot     TEXT NOT NULL,
-    renewed  INTEGER NOT NULL,
-    expires  INTEGER NOT NULL,
-    metadata TEXT,
-    mode     TEXT NOT NULL DEFAULT 'lock'  -- or 'writer'
-) WITHOUT ROWID;
-
--- Permits and readers. While a name has any, its row in fencing_lock has the owner '' and ends with the last of them.
-CREATE TABLE IF NOT EXISTS fencing_share (
     name     TEXT NOT NULL,
     owner    TEXT NOT NULL,
     token    INTEGER NOT NULL,
     boot     TEXT NOT NULL,
+    since    INTEGER NOT NULL,
     renewed  INTEGER NOT NULL,
     expires  INTEGER NOT NULL,
     metadata TEXT,
-    mode     TEXT NOT NULL,
-    permits  INTEGER,
-    permit   INTEGER,
+    mode     TEXT NOT NULL,  -- lock, writer, reader or permit
+    permits  INTEGER,        -- of a permit: how many there are
+    permit   INTEGER,        -- and its number
     PRIMARY KEY (name, owner)
 ) WITHOUT ROWID;
 
@@ -36,7 +25,7 @@ CREATE TABLE IF NOT EXISTS fencing_token (
 );
 INSERT OR IGNORE INTO fencing_token (only, last) VALUES (1, 0);
 
--- The waiters, in order of arrival. wakeup_socket.py tells how they are woken, signs_of_life.py what slot is for.
+-- The waiters, in order of arrival. waiter_signs.py wakes them, and says what a slot is.
 CREATE TABLE IF NOT EXISTS fencing_waiter (
     number  INTEGER PRIMARY KEY,
     name    TEXT NOT NULL,
@@ -47,16 +36,16 @@ CREATE TABLE IF NOT EXISTS fencing_waiter (
     network TEXT NOT NULL,
     socket  TEXT NOT NULL,
     ticket  TEXT NOT NULL,
-    mode    TEXT NOT NULL DEFAULT 'lock',
-    permits INTEGER,                     -- of a waiter for a permit: how many there are
-    since   INTEGER NOT NULL DEFAULT 0,  -- when it joined
+    mode    TEXT NOT NULL,
+    permits INTEGER,
+    since   INTEGER NOT NULL,  -- when it joined
     metadata TEXT,
     UNIQUE (name, owner)
 );
 CREATE INDEX IF NOT EXISTS fencing_waiter_line ON fencing_waiter (name, number);
 CREATE INDEX IF NOT EXISTS fencing_waiter_group ON fencing_waiter (waiter_group);
 
--- What an operator wrote about the grants that it ended, until the holder has read it.
+-- Why grants were ended, for holders that have not read it yet.
 CREATE TABLE IF NOT EXISTS fencing_revoked (
     name    TEXT NOT NULL,
     owner   TEXT NOT NULL,
@@ -66,7 +55,7 @@ CREATE TABLE IF NOT EXISTS fencing_revoked (
     PRIMARY KEY (name, owner)
 ) WITHOUT ROWID;
 
--- The sockets of the clients that are to hear of revocations (losses.py).
+-- The sockets of the clients that hear of revocations.
 CREATE TABLE IF NOT EXISTS fencing_listener (
     socket  TEXT PRIMARY KEY,
     boot    TEXT NOT NULL,

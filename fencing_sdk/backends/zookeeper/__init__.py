@@ -9,16 +9,11 @@ first come, first served, each watching the one ahead. All locks of one ttl shar
 
     __init__.py       the backend
     requests.py       what is asked of ZooKeeper: the recipe
-    nodes.py          how a lock is written down
-    shares.py         permits, readers and writers
-    waiters.py        what wakes a waiter, and when a claim has the lock
+    nodes.py          how a lock is written down, and the nodes of this backend object
+    waiters.py        what wakes a waiter, and the step by which a claim is granted
     renewals.py       many claims in one batch
-    losses.py         grants that end behind their holder's back
-    clean_up.py       the ends of grants, and nodes that must go
-    own_nodes.py      the nodes of this backend object
-    listing.py        lists what is held, and who waits
-    revoking.py       takes grants away, and tells their holders why
-    diagnosis.py      what the servers tell of themselves, and what of that breaks a promise
+    ends.py           the ends of grants, those behind their holder's back too, and nodes that must go
+    operating.py      what operators ask: who holds, who waits, and that a grant ends
     errors.py         from kazoo's errors to those of the contract
     options.py        from a URL and options to the servers
     connection/       sessions, and kazoo in threads of its own
@@ -26,31 +21,27 @@ first come, first served, each watching the one ahead. All locks of one ttl shar
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from typing import Any
 
-from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
-from fencing_sdk._values.findings import Finding
-from fencing_sdk._values.uncopied import Uncopied
-from fencing_sdk.abc import LossNotice, Turn
+from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.options import option_names
+from fencing_sdk.abc import LossNotice, Tell
+from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
-from fencing_sdk.backends._shared.revocation_reasons import with_reasons
-from fencing_sdk.backends.zookeeper.clean_up import CleanUp
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
-from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
-from fencing_sdk.backends.zookeeper.connection.sessions import ZooKeeperSessions
-from fencing_sdk.backends.zookeeper.diagnosis import SessionFacts, diagnose_servers
+from fencing_sdk.backends._shared.losses import with_reasons
+from fencing_sdk.backends._shared.node_line import refusal
+from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
+from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession, ZooKeeperSessions
+from fencing_sdk.backends.zookeeper.ends import CleanUp, ZooKeeperLossWatcher
 from fencing_sdk.backends.zookeeper.errors import BACKEND, our_errors
-from fencing_sdk.backends.zookeeper.listing import ZooKeeperListing
-from fencing_sdk.backends.zookeeper.losses import ZooKeeperLossWatcher
-from fencing_sdk.backends.zookeeper.nodes import LineNode, mark_of, read_holder
+from fencing_sdk.backends.zookeeper.nodes import LineNode, OwnNode, OwnNodes, key_of, mark_of
+from fencing_sdk.backends.zookeeper.operating import ZooKeeperOperating
 from fencing_sdk.backends.zookeeper.options import read_settings, read_url
-from fencing_sdk.backends.zookeeper.own_nodes import OwnNode, OwnNodes, key_of
 from fencing_sdk.backends.zookeeper.renewals import ZooKeeperRenewals
 from fencing_sdk.backends.zookeeper.requests import Recipe
-from fencing_sdk.backends.zookeeper.revoking import ZooKeeperRevocations
-from fencing_sdk.backends.zookeeper.shares import holding
 from fencing_sdk.backends.zookeeper.waiters import ZooKeeperWaitQueue
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -120,12 +111,12 @@ class ZooKeeperBackend(Uncopied):
         self._settings = settings
         self._recipe = Recipe(settings)
         self._own_nodes = OwnNodes()
-        self._listing = ZooKeeperListing(self._recipe)
-        self._revocations = ZooKeeperRevocations(self._recipe)
+        self._operating = ZooKeeperOperating(self._recipe, self._own_nodes)
         tasks = BackgroundTasks()
-        self._losses = ZooKeeperLossWatcher(self._recipe, self._own_nodes, self._revocations, tasks)
+        self._losses = ZooKeeperLossWatcher(self._recipe, self._own_nodes, self._operating, tasks)
         self._clean_up = CleanUp(self._recipe, self._own_nodes, self._losses, tasks)
         self._sessions = ZooKeeperSessions(settings, on_resumed=self._clean_up.resumed, on_ended=self._clean_up.ended)
+        self._places = KeptPlaces()
         self._wait_queue = ZooKeeperWaitQueue(self._recipe, self._sessions, self._own_nodes, self._clean_up)
         self._renewals = ZooKeeperRenewals(self._recipe, self._sessions, self._own_nodes, self._clean_up)
 
@@ -154,7 +145,7 @@ class ZooKeeperBackend(Uncopied):
         return await with_reasons(claims, renewals, self._reasons)
 
     async def _reasons(self, claims: Sequence[Claim]) -> Sequence[str | None]:
-        return await self._revocations.reasons(await self._any_session(), claims)
+        return await self._operating.reasons(await self._any_session(), claims)
 
     async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
@@ -173,8 +164,7 @@ class ZooKeeperBackend(Uncopied):
                 raise
         if there and not expired:
             return None
-        refusal = Renewal.TAKEN_OVER if line and claim.mode is LOCK else Renewal.REFUSED
-        return (await with_reasons([claim], [refusal], self._reasons))[0]
+        return (await with_reasons([claim], [refusal(claim.mode, others=bool(line))], self._reasons))[0]
 
     async def _release(
         self, claim: Claim, session: ZooKeeperSession, own_node: OwnNode | None
@@ -200,81 +190,33 @@ class ZooKeeperBackend(Uncopied):
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        with our_errors("inspect"):
-            session = await self._any_session()
-            while line := await self._recipe.look(session, name):
-                if line[0].mode != LOCK.word:
-                    return next(iter(await self._holders(session, name, line)), None)
-                try:
-                    data, stat = await self._recipe.read(session, self._recipe.paths.node(name, line[0]))
-                except NoNodeError:
-                    continue
-                return read_holder(name, line[0], data, stat, self._left(name, line[0]))
-        return None
+        return next(iter(await self.holders(name)), None)
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `fencing_sdk.abc.SupportsShares.holders`."""
         with our_errors("inspect"):
-            session = await self._any_session()
-            return await self._holders(session, name, await self._recipe.look(session, name))
-
-    async def _holders(self, session: ZooKeeperSession, name: str, line: Sequence[LineNode]) -> list[Holder]:
-        found, held = [], holding(line)
-        phase = None
-        if held and held[0].mode == READER.word:
-            with suppress(NoNodeError):
-                phase = (await self._recipe.phase(session, name)).token
-            if phase is None:  # they have not begun yet
-                return []
-        reads = [self._recipe.read(session, self._recipe.paths.node(name, node)) for node in held]
-        for node, read in zip(held, await asyncio.gather(*reads, return_exceptions=True), strict=True):
-            if isinstance(read, NoNodeError):
-                continue
-            if isinstance(read, BaseException):
-                raise read
-            found.append(read_holder(name, node, *read, self._left(name, node), phase=phase))
-        return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
-
-    def _left(self, name: str, node: LineNode) -> float | None:
-        """Seconds that a grant of this object has left; None for other clients' grants, whose ends are unknown here."""
-        path = self._recipe.paths.node(name, node)
-        return next(
-            (max(0.0, own_node.left) for own_node in self._own_nodes.all() if own_node.path == path and own_node.held),
-            None,
-        )
+            return await self._operating.holders(await self._any_session(), [name])
 
     async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """See `fencing_sdk.abc.SupportsListing.list_held`."""
         with our_errors("list"):
-            return await self._listing.page(await self._any_session(), prefix, cursor, limit)
+            return await self._operating.page(await self._any_session(), prefix, cursor, limit)
 
     async def list_waiters(self, name: str) -> Sequence[Waiting]:
         """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
         with our_errors("list"):
-            return await self._listing.waiters(await self._any_session(), name)
+            return await self._operating.waiters(await self._any_session(), name)
 
     async def revoke(self, name: str, token: int, reason: str) -> bool:
         """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
         with our_errors("revoke"):
-            return await self._revocations.revoke(await self._any_session(), name, token, reason)
+            return await self._operating.revoke(await self._any_session(), name, token, reason)
 
     async def _any_session(self) -> ZooKeeperSession:
         self._notice_fork()
         session = self._sessions.any()
         await session.ready()
         return session
-
-    async def diagnose(self, ttl: float) -> Sequence[Finding]:
-        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
-        self._notice_fork()
-        session = self._sessions.of(ttl)
-        with suppress(Exception):  # what the servers say of themselves tells why there is none
-            await session.ready()
-        timeout = session.timeout if session.connected else None
-        return await diagnose_servers(self._settings, SessionFacts(ttl, session.asked, timeout))
-
-    async def server_time(self) -> None:
-        """Return None: ZooKeeper tells no time."""
 
     async def aclose(self) -> None:
         """Close the sessions, except of those that still have grants: they last until their timeout."""
@@ -286,9 +228,12 @@ class ZooKeeperBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (it only wakes)
+        """See `fencing_sdk.abc.SupportsLine.stand`."""
+        return self._places.stand(self._in_line, claim, tell)
+
     @asynccontextmanager
-    async def queue(self, claim: Claim) -> AsyncIterator[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`."""
+    async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:
         self._notice_fork()
         with our_errors("queue"):
             own_node = await self._wait_queue.join(claim)
@@ -306,7 +251,7 @@ class _NodeTurn:
         self._own_node = own_node
 
     async def wait(self) -> None:
-        """See `fencing_sdk.abc.Turn.wait`."""
+        """See `fencing_sdk.backends._shared.waiters.Turn.wait`."""
         await self._own_node.woken.wait()
         self._own_node.woken.clear()
         if self._own_node.over:
@@ -320,5 +265,7 @@ def from_url(url: str, **options: object) -> ZooKeeperBackend:
     Raises:
         ConfigurationError: the URL or an option cannot be used.
     """
-    hosts, chosen = read_url(url, options)
-    return ZooKeeperBackend(hosts, **chosen)  # type: ignore[arg-type]
+    ours = option_names(ZooKeeperBackend, besides={"root", "user", "password"})  # these stand in front of the query
+    own: dict[str, Any] = take_options(url, options, ours)
+    hosts, found = read_url(url)
+    return ZooKeeperBackend(hosts, **(own | found))

@@ -9,7 +9,8 @@ How a lock is written down: one folder for each name, and in it one node for the
 
 The mark is a digest of the owner id, so that an owner finds its node again after a lost reply, and
 a client that reads the node cannot act in its name. The session is the one that keeps the node alive. The
-numbers, given by ZooKeeper, are the line: the lowest one holds the lock. `shares` tells what several hold together.
+numbers, given by ZooKeeper, are the line: `fencing_sdk.backends._shared.node_line` says who of it holds. The
+number of a permit is in the name of its node: when it is granted, another node replaces it at the same place.
 
 ZooKeeper counts the nodes of a folder up to 2147483647. From then on it gives that number again and again, and negative
 ones between. Such a number tells no place: the transaction that created the node does. A node that replaces such a one
@@ -21,27 +22,36 @@ the lock away: their marks, and the reasons. It goes with the folder.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType
 from urllib.parse import unquote
 
-from fencing_sdk._values.claim import LOCK, READER, TOKEN_LIMIT, WRITER, Claim, Holder, Mode, Permit
-from fencing_sdk._values.names import safe_segment
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Holder, Mode, Permit, safe_segment
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk.backends._shared.waiters import WakeUp
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import Stat
+from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 
 __all__ = [
-    "READER_NODE",
+    "Key",
     "Line",
     "LineNode",
+    "OwnNode",
+    "OwnNodes",
     "Paths",
     "in_line",
     "is_of",
+    "key_of",
     "mark_of",
     "noted",
     "phase_of",
@@ -58,9 +68,8 @@ _MARK = 32
 _NODE = re.compile(
     r"(reader-|writer-|permit-waits-|permit-[0-9]{1,4}-|)([0-9a-f]{32})-([0-9a-f]{1,16})-(-?[0-9]{9,10}|[1-9][0-9]{10,18})"
 )
-READER_NODE = "reader-"
-"""How the name of a reader's node begins."""
-_JOINING = {"reader": READER_NODE, "writer": "writer-", "permit": "permit-waits-"}
+_JOINING = {"reader": "reader-", "writer": "writer-", "permit": "permit-waits-"}
+"""How the name of a node begins that joins the line."""
 _LAST_NUMBER = 2**31 - 1
 """The highest number that ZooKeeper gives, and the first that it gives more than once."""
 _SESSIONS = 2**64
@@ -82,24 +91,19 @@ class LineNode:
     session: int
     number: int
     """Its place in the line. In a name that ZooKeeper made, from `_LAST_NUMBER` on and below 0, it is not that."""
-    kind: str = ""
+    begin: str = ""
     """How its name begins: ``reader-``, ``permit-2-``; nothing for a lock."""
 
     @property
-    def mode(self) -> str:
-        """The word of the mode in which it holds or waits."""
-        return self.kind.partition("-")[0] or LOCK.word
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is a permit that was not granted yet."""
-        return self.kind.endswith("waits-")
+    def shared(self) -> str:
+        """``reader`` or ``permit``; nothing for a lock and a writer."""
+        return "" if self.begin == "writer-" else self.begin.partition("-")[0]
 
     @property
     def permit(self) -> int | None:
         """The number of a permit that was granted."""
-        number = self.kind.removeprefix("permit-").removesuffix("-")
-        return int(number) if self.mode == "permit" and number != "waits" else None
+        number = self.begin.removeprefix("permit-").removesuffix("-")
+        return int(number) if number.isdigit() else None
 
 
 class Line(list[LineNode]):
@@ -107,6 +111,11 @@ class Line(list[LineNode]):
 
     noted: bool = False
     """Whether their folder has data: the phase of readers, or notes."""
+
+    def position_of(self, claim: Claim) -> int | None:
+        """Where the first node of a claim is."""
+        mark = mark_of(claim.owner)
+        return next((position for position, node in enumerate(self) if node.mark == mark), None)
 
 
 @lru_cache(maxsize=8192)  # each look at a line reads all of its names
@@ -165,7 +174,7 @@ class Paths:
 
     def moved(self, claim: Claim, node: LineNode, session: int) -> str:
         """The path of *node* at its place in the line, when another session keeps it alive."""
-        return f"{self._stem(claim, session, node.kind)}{node.number:010d}"
+        return f"{self._stem(claim, session, node.begin)}{node.number:010d}"
 
     def granted(self, claim: Claim, node: LineNode, permit: int) -> str:
         """The path of *node* at its place in the line, when it is that of this *permit*."""
@@ -248,7 +257,14 @@ def read_token(data: bytes, stat: Stat) -> int:
 
 
 def read_holder(
-    name: str, node: LineNode, data: bytes, stat: Stat, left: float | None, *, phase: int | None = None
+    name: str,
+    node: LineNode,
+    data: bytes,
+    stat: Stat,
+    left: float | None,
+    *,
+    phase: int | None = None,
+    waiters: int | None = None,
 ) -> Holder:
     """What `inspect` shows: *left* are the seconds that remain, where they are known, *phase* is a reader's token."""
     fields = _fields(data)
@@ -257,11 +273,139 @@ def read_holder(
         left = float(ttl) if isinstance(ttl, int | float) and 0 < ttl < TOKEN_LIMIT else 0.0
     shown = metadata if isinstance(metadata, str) else None
     token = read_token(data, stat) if phase is None else phase
-    return Holder(name, token, node.mark[:8], left, shown, _mode(node, fields.get("of")), node.permit)
+    mode = _mode(node, fields.get("of"))
+    return Holder(name, token, node.mark[:8], left, shown, mode, node.permit, waiters=waiters)
 
 
 def _mode(node: LineNode, of: object) -> Mode:
-    if node.mode != "permit":
-        return {"reader": READER, "writer": WRITER}.get(node.mode, LOCK)
+    if node.shared != "permit":
+        return {"reader-": READER, "writer-": WRITER}.get(node.begin, LOCK)
     least = (node.permit or 0) + 1
     return Permit(of if isinstance(of, int) and not isinstance(of, bool) and of >= least else least)
+
+
+Key = tuple[str, str]
+"""Name and owner of a claim."""
+
+_CLOCK = BootClock()
+
+
+def key_of(claim: Claim) -> Key:
+    """The key of a claim among the nodes."""
+    return claim.name, claim.owner
+
+
+@dataclass(eq=False, slots=True)
+class OwnNode:
+    """One node, and how long it counts."""
+
+    claim: Claim
+    session: ZooKeeperSession
+    path: str
+    token: int
+    born: int
+    """The transaction that created the node. A node of the same path may be another one."""
+    permit: int | None = None
+    """The number of the permit, where the grant is one."""
+    ends_at: float | None = None
+    """When the grant ends if it is not renewed. None while the node is a waiter."""
+    over: bool = False
+    """Released, expired or lost: never to be renewed again, even if the node is still there."""
+    woken: WakeUp = field(default_factory=WakeUp)
+    watched_on: int = 0
+    """The connection of the session on which the node itself is watched; 0 when it is not."""
+    watched: str = ""
+    """The path of the node ahead that is watched."""
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this is a grant that has not ended."""
+        return not self.over and self.ends_at is not None and _CLOCK.now() < self.ends_at
+
+    @property
+    def surely_there(self) -> bool:
+        """
+        Whether the node is watched, and no event has come.
+
+        ZooKeeper sends the event of a watched node before it answers any later request on that connection.
+        """
+        return self.watched_on == self.session.connections
+
+    def renew(self) -> None:
+        """Let the grant last for a whole ttl from now on, unless the driver's thread has given the node up."""
+        self.ends_at = _CLOCK.now() + self.claim.ttl
+        if not self.session.ends.prolong(self.path, self.claim.ttl):
+            self.finish()
+
+    @property
+    def left(self) -> float:
+        """Seconds until the grant ends."""
+        return 0.0 if self.ends_at is None else self.ends_at - _CLOCK.now()
+
+    def finish(self) -> None:
+        """End it: it is never renewed again."""
+        self.over = True
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class OwnNodes:
+    """All nodes of one backend object, and the order of the calls about each of them."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[Key, OwnNode] = {}
+        self._locks: Counter[str] = Counter()
+        """By name: how many of them are nodes of locks, not of shares."""
+        self._turns: dict[Key, tuple[asyncio.Lock, list[None]]] = {}
+
+    def get(self, key: Key) -> OwnNode | None:
+        """The node of a claim."""
+        return self._nodes.get(key)
+
+    def put(self, own_node: OwnNode) -> None:
+        """Enter *own_node*."""
+        key = key_of(own_node.claim)
+        if key not in self._nodes and own_node.claim.mode is LOCK:
+            self._locks[own_node.claim.name] += 1
+        self._nodes[key] = own_node
+
+    def any_lock(self, name: str) -> bool:
+        """Whether a node of this object is in the line of a lock, so that no later one is granted before it."""
+        return name in self._locks
+
+    def drop(self, own_node: OwnNode) -> None:
+        """Forget *own_node*, but not a later one of the same claim."""
+        own_node.finish()
+        if self._nodes.get(key_of(own_node.claim)) is own_node:
+            del self._nodes[key_of(own_node.claim)]
+            if own_node.claim.mode is LOCK:
+                self._locks -= Counter((own_node.claim.name,))
+
+    def of(self, session: ZooKeeperSession) -> list[OwnNode]:
+        """The nodes that *session* keeps alive."""
+        return [own_node for own_node in self._nodes.values() if own_node.session is session]
+
+    def all(self) -> Iterable[OwnNode]:
+        """All of them."""
+        return list(self._nodes.values())
+
+    def clear(self) -> None:
+        """Forget all of them: in a forked child they are the parent's."""
+        self._nodes.clear()
+        self._locks.clear()
+        self._turns.clear()
+
+    @asynccontextmanager
+    async def turn(self, key: Key) -> AsyncIterator[None]:
+        """Let one call about a claim run at a time: a retry must not overlap with the first try."""
+        lock, users = self._turns.setdefault(key, (asyncio.Lock(), []))
+        users.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            users.pop()
+            if not users and self._turns.get(key) == (lock, users):
+                del self._turns[key]

@@ -8,55 +8,34 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from fencing_sdk._http.tls import TlsContext, from_files, load_files
-from fencing_sdk._values.store_url import decoded, read_hosts, refuse_url, split_url
-from fencing_sdk._values.timing import seconds
-from fencing_sdk.backends import take_options
-from fencing_sdk.backends._shared.option_values import read_seconds, read_switch
+from fencing_sdk._values.options import read_seconds, read_switch
+from fencing_sdk._values.url import decoded, read_hosts, refuse_url, split_url
 from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, CREATOR, is_acl
 from fencing_sdk.errors import ConfigurationError, shown
 
-__all__ = ["OPTIONS", "read_settings", "read_url"]
+__all__ = ["read_settings", "read_url"]
 
-OPTIONS = (
-    "acl",
-    "sasl",
-    "tls",
-    "ca",
-    "certfile",
-    "keyfile",
-    "keyfile_password",
-    "connect_timeout",
-)
 PORT = 2181
-DEFAULT_ROOT = "/fencing"
 _ROOT_LIMIT = 512
 _ACLS: Mapping[str, Sequence[object]] = {"open": ALL_CLIENTS, "creator": CREATOR}
 
 
-def read_url(url: str, options: dict[str, object]) -> tuple[list[str], dict[str, object]]:
+def read_url(url: str) -> tuple[list[str], dict[str, object]]:
     """
-    Read the servers and every argument of the backend from *url* and *options*.
+    Read the servers from *url*, and the arguments of the backend that stand before and behind them.
 
     Raises:
         ConfigurationError: one of them cannot be read. The URL is never repeated.
     """
-    chosen = take_options(url, options, OPTIONS)
-    if isinstance(chosen.get("sasl"), str):
-        msg = "sasl cannot stand in a url; pass the sasl_options of kazoo as an argument"
-        raise ConfigurationError(msg)
-    if isinstance(tls := chosen.get("tls"), str):
-        chosen["tls"] = read_switch("tls", tls)
-    if isinstance(limit := chosen.get("connect_timeout"), str):
-        chosen["connect_timeout"] = read_seconds("connect_timeout", limit)
-    parts = split_url(url)
+    parts, found = split_url(url), dict[str, object]()
     if parts.user is not None:
         if not (parts.user and parts.password):
             refuse_url("must have both user and password before the '@'; write zk://user:password@host,host")
-        chosen |= {"user": parts.user, "password": parts.password}
+        found |= {"user": parts.user, "password": parts.password}
     if parts.path not in {"", "/"}:
-        chosen["root"] = decoded(parts.path, "path")
-    return parts.host_texts(), chosen
+        found["root"] = decoded(parts.path, "path")
+    return parts.host_texts(), found
 
 
 def read_settings(
@@ -80,11 +59,11 @@ def read_settings(
     return ZooKeeperSettings(
         hosts=_hosts(hosts),
         root=_root(root),
-        connect_timeout=seconds(connect_timeout, "connect_timeout", above=True),
+        connect_timeout=read_seconds("connect_timeout", connect_timeout),
         acl=_acl(acl, logged_in=bool(auth or sasl is not None)),
         auth=auth,
         sasl=_sasl(sasl),
-        tls=_tls(tls, files),
+        tls=_tls(files, tls=read_switch("tls", tls)),
     )
 
 
@@ -140,7 +119,7 @@ def _sasl(sasl: object) -> Mapping[str, str] | None:
     if sasl is None:
         return None
     if not isinstance(sasl, Mapping) or "mechanism" not in sasl:
-        msg = "sasl must be the sasl_options of kazoo, a mapping with a 'mechanism'"
+        msg = "sasl must be the sasl_options of kazoo, a mapping with a 'mechanism'; no url can hold it"
         raise ConfigurationError(msg)
     if find_spec("puresasl") is None:
         msg = "sasl needs the package pure-sasl; install it with pip install 'kazoo[sasl]'"
@@ -148,10 +127,7 @@ def _sasl(sasl: object) -> Mapping[str, str] | None:
     return dict(sasl)
 
 
-def _tls(tls: object, files: Mapping[str, object]) -> TlsContext | None:
-    if not isinstance(tls, bool):
-        msg = f"tls must be True or False, not {shown(tls)}"
-        raise ConfigurationError(msg)
+def _tls(files: Mapping[str, object], *, tls: bool) -> TlsContext | None:
     given = {name: value for name, value in files.items() if value is not None}
     for name, value in given.items():
         if not tls:

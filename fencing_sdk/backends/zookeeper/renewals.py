@@ -13,14 +13,12 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from fencing_sdk._values.claim import LOCK, Claim, Renewal
-from fencing_sdk.backends.zookeeper.clean_up import CleanUp
-from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
-from fencing_sdk.backends.zookeeper.connection.sessions import ZooKeeperSessions
-from fencing_sdk.backends.zookeeper.nodes import LineNode, is_of, mark_of
-from fencing_sdk.backends.zookeeper.own_nodes import Key, OwnNode, OwnNodes, key_of
+from fencing_sdk._values.claim import Claim, Renewal
+from fencing_sdk.backends._shared.node_line import holds, refusal
+from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession, ZooKeeperSessions
+from fencing_sdk.backends.zookeeper.ends import CleanUp
+from fencing_sdk.backends.zookeeper.nodes import Key, Line, OwnNode, OwnNodes, is_of, key_of
 from fencing_sdk.backends.zookeeper.requests import Recipe
-from fencing_sdk.backends.zookeeper.shares import rival_of
 
 __all__ = ["ZooKeeperRenewals"]
 
@@ -98,25 +96,19 @@ class ZooKeeperRenewals:
             if not asked:
                 return lost
 
-    async def _judge(self, session: ZooKeeperSession, claim: Claim, line: list[LineNode]) -> Renewal:
+    async def _judge(self, session: ZooKeeperSession, claim: Claim, line: Line) -> Renewal:
         """
         What becomes of a claim that has no grant here.
 
         Its node may be another client's, whose session keeps it alive; a client with the claim may
         renew it, and then has to keep it alive. A node on a session of ours is one that must go.
         """
-        if not line:
+        position = line.position_of(claim)
+        if position is None or not holds(claim.mode, line[position], line[:position]):
+            return refusal(claim.mode, others=bool(line))
+        if is_of(line[position], session.id) or self._own_nodes.get(key_of(claim)) is not None:
             return Renewal.REFUSED
-        mark = mark_of(claim.owner)
-        position = next((position for position, node in enumerate(line) if node.mark == mark), None)
-        if claim.mode is LOCK and position != 0:
-            return Renewal.TAKEN_OVER
-        if position is None or line[position].waits or rival_of(claim.mode, line, position) is not None:
-            return Renewal.REFUSED
-        first = line[position]
-        if is_of(first, session.id) or self._own_nodes.get(key_of(claim)) is not None:
-            return Renewal.REFUSED
-        found = await self._recipe.adopt(session, claim, first)
+        found = await self._recipe.adopt(session, claim, line[position])
         own_node = OwnNode(claim, session, *found)
         self._own_nodes.put(own_node)
         self._clean_up.granted(own_node)

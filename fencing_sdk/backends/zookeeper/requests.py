@@ -16,7 +16,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk._values.shared_call import SharedBatches
+from fencing_sdk._values.tasks import SharedBatches
 from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import (
     BadVersionError,
@@ -203,13 +203,13 @@ class Recipe:
         except NoNodeError:
             return []
 
-    async def read_all(self, session: ZooKeeperSession, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+    async def read_all(self, session: ZooKeeperSession, paths: Sequence[str]) -> list[Read | None]:
         """Read many nodes; None for those that are not there."""
         asked = [session.call(get(path)) for path in paths]
-        found: list[tuple[bytes, Stat] | None] = []
-        for one in asked:
+        found: list[Read | None] = []
+        for path, one in zip(paths, asked, strict=True):
             try:
-                found.append(await one)
+                found.append(Read(path, *await one))
             except NoNodeError:
                 found.append(None)
         return found

@@ -1,37 +1,41 @@
 """
-What wakes a waiter of this store, and when a claim has the lock.
+What wakes a waiter of this store, and the step by which a claim whose turn has come is granted.
 
 The line of a lock is the nodes in its folder, in the order of their numbers. A claim joins with a node at the end, and
-has the lock when its node is the first. A waiter watches the node before its own, and is woken
+`fencing_sdk.backends._shared.node_line` says which node it waits for. A waiter watches that one, and is woken
 
 1. when that node is deleted: it looks at the line, and watches the next one or has the lock;
-2. when the session has another connection, because watches end with their connection (`clean_up`);
+2. when the session has another connection, because watches end with their connection (`ends`);
 3. when its own node has gone, or its session has ended: it has to join again.
 
 A waiter that is not woken tries again after about 5 s, by the engine's timer.
 
-A claim of another mode waits for another node than the one before its own: see `shares`. The first waiter for a permit
-watches the folder.
+The first waiter for a permit watches the folder.
+
+A lock has its grant when its turn has come. A permit replaces its node by one with its number, and with its token. The
+phase of readers stands in the folder's data: the first reader writes it, and a grant of another mode ends it if there
+is data. A node that is replaced keeps its place, and each of these transactions fails without the node of the claim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from weakref import WeakKeyDictionary
 
 from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Mode, Permit
-from fencing_sdk._values.scopes import move_on_after
-from fencing_sdk.backends._shared.unanswered_requests import UnansweredRequests
-from fencing_sdk.backends._shared.waiters import FirstAsks
-from fencing_sdk.backends._shared.wakeup import WakeUp
-from fencing_sdk.backends.zookeeper.clean_up import CleanUp
+from fencing_sdk._values.tasks import SharedBatches, ask_by_name, move_on_after
+from fencing_sdk.backends._shared.node_line import Permits, rival_of
+from fencing_sdk.backends._shared.rules import free_permit
+from fencing_sdk.backends._shared.waiters import FirstAsks, UnansweredRequests, WakeUp
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
-from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
-from fencing_sdk.backends.zookeeper.connection.sessions import ZooKeeperSessions
-from fencing_sdk.backends.zookeeper.nodes import Line, LineNode, is_of, mark_of
-from fencing_sdk.backends.zookeeper.own_nodes import OwnNode, OwnNodes, key_of
+from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession, ZooKeeperSessions
+from fencing_sdk.backends.zookeeper.ends import CleanUp
+from fencing_sdk.backends.zookeeper.errors import BACKEND
+from fencing_sdk.backends.zookeeper.nodes import Line, LineNode, OwnNode, OwnNodes, in_line, is_of, key_of, mark_of
 from fencing_sdk.backends.zookeeper.requests import Found, Recipe
-from fencing_sdk.backends.zookeeper.shares import ShareGrants, rival_of
+from fencing_sdk.errors import BackendUnavailableError
 
 __all__ = ["ZooKeeperWaitQueue"]
 
@@ -39,6 +43,10 @@ _TRIES = 3
 """Times that a line is looked at while it moves."""
 _NUMBERS_WITHIN = 0.5
 """Seconds for which a claim that does not wait lets those ahead take their numbers, while there are enough permits."""
+_READERS = 1000
+"""Readers that are granted together."""
+_READS = 5
+"""Times that a folder is read while operators write notes into it."""
 
 
 class ZooKeeperWaitQueue:
@@ -49,7 +57,7 @@ class ZooKeeperWaitQueue:
         self._sessions = sessions
         self._own_nodes = own_nodes
         self._clean_up = clean_up
-        self._shares = ShareGrants(recipe)
+        self._phases: WeakKeyDictionary[ZooKeeperSession, SharedBatches[OwnNode, int]] = WeakKeyDictionary()
         self._unanswered = UnansweredRequests()
         self._first_asks = FirstAsks()
         self._readers: dict[tuple[ZooKeeperSession, int, str], list[OwnNode]] = {}
@@ -88,7 +96,12 @@ class ZooKeeperWaitQueue:
         await session.ready()
         try:
             if own_node is not None:
-                return await self._try(own_node, await self._recipe.look(session, claim.name))
+                try:
+                    return await self._try(own_node, await self._recipe.look(session, claim.name))
+                except NoNodeError:
+                    if not own_node.over:
+                        raise
+                    own_node = await self._current(claim)  # another client has gone on with the claim meanwhile
             found, line = await self._recipe.join(session, claim)
             return await self._try(OwnNode(claim, session, *found), line)
         except BaseException:
@@ -115,7 +128,11 @@ class ZooKeeperWaitQueue:
         line = await self._watch_rival(own_node, line)
         if line:
             if claim.mode is not LOCK or line.noted:
-                await self._grant(own_node, line)
+                try:
+                    await self._grant(own_node, line, await self._find(own_node, line))
+                except BaseException:  # the node may be there under another name than the known one
+                    self._clean_up.sweep_later(claim, session)
+                    raise
             if own_node.over:
                 raise NoNodeError
             self._own_nodes.put(own_node)
@@ -128,36 +145,24 @@ class ZooKeeperWaitQueue:
             await self._recipe.remove(session, own_node.path)
         return Held()
 
-    async def _grant(self, own_node: OwnNode, line: Line) -> None:
-        """If this is broken off, the node may be there under another name than the known one."""
-        try:
-            await self._shares.grant(own_node, line, await self._find(own_node, line))
-        except BaseException:
-            self._clean_up.sweep_later(own_node.claim, own_node.session)
-            raise
-
     async def _watch_rival(self, own_node: OwnNode, line: Line) -> Line:
-        """
-        Return the line if it is the turn of *own_node*; else nothing.
-
-        A waiter then watches the node that it waits for.
-        """
+        """Return the line if it is the turn of *own_node*; else nothing, and a waiter watches the node it waits for."""
         claim, session = own_node.claim, own_node.session
         for _ in range(_TRIES):
             position = await self._find(own_node, line)
-            rival = rival_of(claim.mode, line, position)
+            rival = _rival_at(position, line, claim.mode)
             if rival is None:
                 return line
             if self._own_nodes.get(key_of(claim)) is not own_node:
                 return await self._wait_for_number(own_node, claim.mode, line)
             paths = self._recipe.paths
-            path = paths.node(claim.name, rival) if isinstance(rival, LineNode) else paths.folder(claim.name)
+            path = paths.folder(claim.name) if isinstance(rival, Permits) else paths.node(claim.name, rival)
             if own_node.watched == path:
                 return Line()
             own_node.watched = path
             session.ends.suspend(own_node.path)
             call = session.watched(self._on_rival_changed, own_node, path, wakes=lambda: [_end_of(own_node)])
-            if not isinstance(rival, LineNode):
+            if isinstance(rival, Permits):
                 line = await self._recipe.watch_line(session, claim.name, call)
                 continue
             if await self._watch(own_node, path, call):
@@ -177,10 +182,10 @@ class ZooKeeperWaitQueue:
         name, session = own_node.claim.name, own_node.session
         with move_on_after(_NUMBERS_WITHIN):
             while isinstance(mode, Permit) and (position := await self._find(own_node, line)) < mode.of:
-                rival = rival_of(mode, line, position)
-                if not isinstance(rival, LineNode):
+                rival = _rival_at(position, line, mode)
+                if rival is None or isinstance(rival, Permits):
                     return line
-                if not rival.waits:  # it is no permit's
+                if rival.shared != "permit":  # it has no number to take
                     return Line()
                 path, changed = self._recipe.paths.node(name, rival), WakeUp()
                 if await self._recipe.watch(session, path, session.watched(lambda _, event=changed: event.set())):
@@ -249,6 +254,8 @@ class ZooKeeperWaitQueue:
                 self._recipe.find(session, claim, path) if known else self._recipe.adopt(session, claim, first)
             )
             own_node.path, own_node.token, own_node.born = found
+            name = own_node.path.rpartition("/")[2]
+            (line[ours[0]],) = in_line([name], {name: own_node.born})
         return ours[0]
 
     async def join(self, claim: Claim) -> OwnNode:
@@ -273,6 +280,72 @@ class ZooKeeperWaitQueue:
                 self._own_nodes.drop(stray)
             await self._clean_up.leave_unknown(claim, session)
             raise
+
+    # The grant of a claim whose turn has come
+
+    async def _grant(self, own_node: OwnNode, line: Line, position: int) -> None:
+        """
+        Let *own_node* be the node of a grant, with its token and its number.
+
+        A lock needs this only where the folder has data.
+
+        Raises:
+            NoNodeError: the node has gone.
+        """
+        claim, node = own_node.claim, line[position]
+        if claim.mode == READER:
+            own_node.token = await self._phases_of(own_node.session).ask(own_node)
+            return
+        if line.noted:
+            await self._end_phase(own_node)
+        own_node.permit = node.permit
+        permit = free_permit(claim.mode, {node.permit for node in line[:position]})
+        if permit is not None and node.permit is None:
+            found = await self._recipe.write_number(own_node.session, claim, node, permit=permit, token=own_node.token)
+            own_node.path, own_node.token, own_node.born = found
+            own_node.permit = permit
+
+    async def _end_phase(self, own_node: OwnNode) -> None:
+        """No reader begins one while *own_node* is there, because it would have to be ahead."""
+        recipe, name = self._recipe, own_node.claim.name
+        for _ in range(_READS):
+            phase = await recipe.phase(own_node.session, name)
+            if phase.token is None or await recipe.change_phase(own_node.session, name, phase, None, own_node.path):
+                return
+        raise BackendUnavailableError(BACKEND, "acquire", "the notes of the lock change whenever they are looked at")
+
+    def _phases_of(self, session: ZooKeeperSession) -> SharedBatches[OwnNode, int]:
+        if (batches := self._phases.get(session)) is None:
+
+            async def join(name: str, readers: list[OwnNode]) -> list[int]:
+                """One of the readers that are granted at the same moment begins the phase, and all have its token."""
+                return [await self._join_phase(session, name, readers)] * len(readers)
+
+            batches = SharedBatches(
+                lambda readers: ask_by_name(readers, lambda reader: reader.claim.name, join), _READERS, one_by_one=True
+            )
+            self._phases[session] = batches
+        return batches
+
+    async def _join_phase(self, session: ZooKeeperSession, name: str, readers: Sequence[OwnNode]) -> int:
+        for reader in readers:
+            phase = await self._recipe.phase(session, name)
+            token = phase.token
+            if token is None:
+                with suppress(NoNodeError):  # this reader has gone, and the next one may be there
+                    if await self._recipe.change_phase(session, name, phase, reader.token, reader.path):
+                        token = reader.token
+            if token is not None:
+                return token
+        token = (await self._recipe.phase(session, name)).token
+        if token is None:
+            raise NoNodeError
+        return token
+
+
+def _rival_at(position: int, line: Line, mode: Mode) -> LineNode | Permits | None:
+    """What the node at this *position* waits for; nothing, if it is a permit with its number."""
+    return None if line[position].permit is not None else rival_of(mode, line[:position])
 
 
 def _end_of(own_node: OwnNode) -> tuple[str, float]:

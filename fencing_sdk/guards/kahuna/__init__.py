@@ -6,9 +6,6 @@ A guard inside Kahuna: fence and data in one value, which is replaced by revisio
 
 Each write reads the value, compares the tokens, and replaces the value if its revision is still the one that was read.
 If another write was first, it begins again.
-    _replacement.py   one write, and how its outcome is settled
-    _layout.py        fence and data in one value
-    _requests.py      what is asked of Kahuna
 
 No script of the server is used: in a script, the check and the write are two steps. See docs/backends/kahuna.md.
 """
@@ -16,32 +13,31 @@ No script of the server is used: in a script, the check and the write are two st
 from __future__ import annotations
 
 import os
-import re
 import ssl
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn
 
-from fencing_sdk._http.options import check_connections
 from fencing_sdk._http.tls import tls_context
-from fencing_sdk._kahuna.node import NodeClient, nodes_of_url
-from fencing_sdk._values.claim import Token
-from fencing_sdk._values.names import check_name
-from fencing_sdk._values.timing import seconds
-from fencing_sdk._values.token_wire import check_token, format_token
-from fencing_sdk._values.uncopied import Uncopied
-from fencing_sdk.errors import BackendUnavailableError, ConfigurationError, UnsupportedError, shown
+from fencing_sdk._kahuna import NodeClient, nodes_of_url
+from fencing_sdk._values.claim import check_name
+from fencing_sdk._values.token import Token, check_token, format_token
+from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import Reports, admitted
-from fencing_sdk.guards.kahuna._layout import FencedValue
-from fencing_sdk.guards.kahuna._replacement import Pauses, Replacement, read_revision
-from fencing_sdk.guards.kahuna._requests import GUARD, KahunaValues, ValueAnswer, read_nodes
+from fencing_sdk.guards._verdict import StoreGuard, admitted, check_place, check_token_of, one_at_a_time
+from fencing_sdk.guards.kahuna._revisions import (
+    GUARD,
+    FencedValue,
+    KahunaValues,
+    Pauses,
+    Replacement,
+    ValueAnswer,
+    read_nodes,
+    read_revision,
+)
 
 __all__ = ["KahunaGuard"]
 
-_URL = re.compile(r"kahuna(\+https)?://[^\x00-\x1f\x7f?#]+")
-_PREFIX = re.compile(r"[!-~]{1,256}")
 _DATA_LIMIT = 2**19
 """Bytes of data: half of the largest value that was tried on a real server."""
 _BODY_LIMIT = 4 * _DATA_LIMIT
@@ -49,7 +45,7 @@ _LONGEST_CALL = 15.0
 """Seconds after which a call is given up: three times what a cluster needs to replace a leader."""
 
 
-class KahunaGuard(Uncopied):
+class KahunaGuard(StoreGuard):
     """
     Keeps fence and data of each resource in one value of Kahuna, and replaces it only with a current token.
 
@@ -91,23 +87,18 @@ class KahunaGuard(Uncopied):
         connections: int = 32,
         observers: Sequence[Observer] = (),
     ) -> None:
-        if not _matches(_URL, url):
-            msg = "url must look like 'kahuna://host:2070,host:2070', without a query; pass options as arguments"
-            raise ConfigurationError(msg)
-        if not _matches(_PREFIX, prefix):
-            msg = f"prefix must be 1 to 256 printable ASCII characters without spaces, got {shown(prefix)}"
-            raise ConfigurationError(msg)
+        super().__init__(observers)
+        check_place(url, prefix, schemes=r"kahuna(?:\+https)?", example="kahuna://host:2070,host:2070")
         endpoints, tls = nodes_of_url(url)
         nodes = NodeClient(
             ValueAnswer.read,
             body_limit=_BODY_LIMIT,
             tls=tls_context(tls=tls, scheme="kahuna+https", ca=ca, context=ssl_context),
-            connect_timeout=seconds(connect_timeout, "connect_timeout", above=True),
-            connections=check_connections(connections),
+            connect_timeout=connect_timeout,
+            connections=connections,
         )
         self._values = KahunaValues(nodes, read_nodes(endpoints, tls=tls))
         self._prefix = prefix
-        self._reports = Reports(observers)
 
     def key(self, resource: str) -> str:
         """
@@ -165,13 +156,12 @@ class KahunaGuard(Uncopied):
         Raises:
             UnsupportedError: always. Write one value that holds all of it.
         """
-        msg = "KahunaGuard replaces one resource at a time; let one resource hold what several locks protect"
-        raise UnsupportedError(msg)
+        raise one_at_a_time(self)
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stay as they are."""
         await self._replace("raise_to", resource, token, lambda data: data)
-        self._reports.raised(resource, check_token(token))
+        self._reports.raised(check_token_of(resource, token))
 
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
@@ -204,18 +194,6 @@ class KahunaGuard(Uncopied):
     async def aclose(self) -> None:
         """Close the connections."""
         await self._values.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-def _matches(pattern: re.Pattern[str], text: object) -> bool:
-    return isinstance(text, str) and pattern.fullmatch(text) is not None
 
 
 def _checked(data: object) -> bytes:

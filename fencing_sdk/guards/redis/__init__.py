@@ -14,22 +14,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from fencing_sdk._values.claim import Token
-from fencing_sdk._values.names import check_name
+from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.timing import Seconds, seconds
-from fencing_sdk._values.token_wire import format_token
-from fencing_sdk._values.uncopied import Uncopied
+from fencing_sdk._values.token import Token, format_token
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import Reports, check_token_of, check_tokens
-from fencing_sdk.guards.redis._answers import accepted, fence_from, unless_failed
-from fencing_sdk.guards.redis._commands import Argument, Command, check_arguments, check_commands, keys_of, packed
+from fencing_sdk.guards._verdict import StoreGuard, check_token_of, check_tokens
 from fencing_sdk.guards.redis._connection import connection_to
-from fencing_sdk.guards.redis._keys import check_one_slot, check_prefix, check_slots, fence_key, slot, tag
-from fencing_sdk.guards.redis._scripts import CheckedScript, checked_body, script_of_file
+from fencing_sdk.guards.redis._scripts import (
+    Argument,
+    CheckedScript,
+    Command,
+    accepted,
+    check_arguments,
+    check_commands,
+    check_one_slot,
+    check_prefix,
+    check_slots,
+    checked_body,
+    fence_from,
+    fence_key,
+    keys_of,
+    packed,
+    script_of_file,
+    slot,
+    tag,
+    unless_failed,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
@@ -42,7 +55,7 @@ Client: TypeAlias = "Redis | RedisCluster | Valkey | ValkeyCluster"
 _MIN_RETENTION = 1.0
 
 
-class RedisGuard(Uncopied):
+class RedisGuard(StoreGuard):
     """
     Keeps fences beside the data in Redis, and runs commands only for a current token.
 
@@ -81,9 +94,9 @@ class RedisGuard(Uncopied):
         retention: Seconds | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
+        super().__init__(observers)
         self._prefix = check_prefix(prefix)
         self._retention = _milliseconds(retention)
-        self._reports = Reports(observers)
         self._connection = connection_to(client_or_url)
         self._execute = script_of_file("execute")
         self._check = CheckedScript("")
@@ -169,8 +182,7 @@ class RedisGuard(Uncopied):
             steps.setdefault(one_step, {})[resource] = token
         for step in steps.values():
             await self._write(self._check, step, (), (), once=False)
-        for resource, token in checked.items():
-            self._reports.raised(resource, token)
+        self._reports.raised(checked)
 
     async def set(
         self, resource: str, token: int, key: Argument, value: Argument, *, ttl: Seconds | None = None
@@ -232,14 +244,6 @@ class RedisGuard(Uncopied):
         """
         await self._connection.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     async def _write(
         self,
         script: CheckedScript,
@@ -251,7 +255,9 @@ class RedisGuard(Uncopied):
     ) -> object:
         fences = {resource: fence_key(self._prefix, resource) for resource in tokens}
         touched = self._touched(fences, keys)
-        check = [word for token in tokens.values() for word in (f"{token:d}", _checked_holder(token))]
+        for token in tokens.values():
+            format_token(token)  # refuses a holder that is not hex digits, which would make a fence ambiguous
+        check = [word for token in tokens.values() for word in (f"{token:d}", token.holder or "")]
         words = [*arguments, *check, self._retention, str(len(tokens))]
         with self._reports.of_refusals(tokens):
             reply = await self._connection.evaluate(script, [*touched, *fences.values()], words, once=once)
@@ -302,8 +308,3 @@ class FencedScript:
 
 def _milliseconds(duration: Seconds | None, parameter: str = "retention", *, low: float = _MIN_RETENTION) -> str:
     return "0" if duration is None else str(math.ceil(seconds(duration, parameter, low=low, high=1e12) * 1000))
-
-
-def _checked_holder(token: Token) -> str:
-    format_token(token)  # refuses a holder that is not hex digits, which would make a fence ambiguous
-    return token.holder or ""

@@ -16,11 +16,10 @@ from typing import Any, Protocol, TypeAlias, cast
 from urllib.parse import parse_qsl
 
 from fencing_sdk._http.tls import complaint_about
-from fencing_sdk._values.extras import install
-from fencing_sdk._values.store_url import StoreUrl, decoded, read_database, refuse_url, split_url
+from fencing_sdk._values.drivers import install
+from fencing_sdk._values.url import StoreUrl, decoded, read_database, refuse_url, split_url
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.guards.redis._commands import Argument
-from fencing_sdk.guards.redis._scripts import CheckedScript
+from fencing_sdk.guards.redis._scripts import Argument, CheckedScript
 
 _Send: TypeAlias = Callable[..., Awaitable[object]]
 
@@ -245,12 +244,7 @@ def _client_for(url: str) -> tuple[_RedisClient, Mapping[str, str]]:
 
 
 def _place(kind: str, parts: StoreUrl) -> dict[str, object]:
-    """
-    Return what the driver needs to find a server and its database; nothing for a cluster.
-
-    Raises:
-        ConfigurationError: *parts* name too much or too little.
-    """
+    """Return what the driver needs to find a server and its database; nothing for a cluster."""
     if kind == "unix":
         if parts.hosts or not parts.path.strip("/"):
             refuse_url("must look like unix:///path/to/socket?db=0, with three slashes, because a socket has no host")
@@ -267,12 +261,7 @@ def _place(kind: str, parts: StoreUrl) -> dict[str, object]:
 
 
 def _options(parts: StoreUrl) -> dict[str, str]:
-    """
-    Return the login and the query, each as the text it is.
-
-    Raises:
-        ConfigurationError: a name is given twice.
-    """
+    """Return the login and the query, each as the text it is. Refuse a name that is given twice."""
     login = [(name, text) for name, text in (("username", parts.user), ("password", parts.password)) if text]
     given = [*login, *parse_qsl(parts.query, keep_blank_values=True)]
     if len(dict(given)) < len(given):

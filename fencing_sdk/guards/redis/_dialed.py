@@ -15,7 +15,7 @@ from redis.asyncio import connection as driver
 from redis.asyncio.connection import Connection, SSLConnection
 
 from fencing_sdk._dialing import connected_socket
-from fencing_sdk._values.driver_versions import KnownDriver
+from fencing_sdk._values.drivers import KnownDriver
 
 __all__ = ["REDIS_PY", "DialedConnection", "DialedTlsConnection", "option_kinds"]
 

@@ -17,7 +17,7 @@ end
 for which, claim in ipairs(asked) do
   claim.fence = redis.call('GET', claim.key)
   if claim.fence then
-    -- The grammar of token_of_parts in fencing_sdk/_values/token_wire.py, which reads what `highest` finds.
+    -- The grammar of token_of_parts in fencing_sdk/_values/token.py, which reads what `highest` finds.
     local number, known = string.match(claim.fence, '^[0-9]+$'), ''
     if not number then number, known = string.match(claim.fence, '^([0-9]+) ([0-9a-f]+)$') end
     if not number or #number > 16 or #known > 64 or string.match(number, '^0.') then return {-1, which} end

@@ -5,8 +5,13 @@ A guard inside the caller's own SQL transaction: fence and data are committed to
         await guard.admit(session, "seats/42", lease.token)     # first: it locks the fence until the commit
         await session.execute(update(Seat)...)
 
-    SqlGuard      keeps the fences in a table of its own
-    FenceColumn   for a fence that is a column of your table, and a write that checks it by itself
+Or the fence as a column of your own table: one statement checks the token and writes, and there is no other table.
+
+    seats = FenceColumn("seats", key="seat")
+
+    statement = update(Seat).values(who="Ada", fence=token).where(Seat.seat == 42, Seat.fence <= token)
+    done = await session.execute(statement)
+    if not await seats.written(session, 42, token, done): ...   # there is no such seat
 
 For SQLite 3.35 or newer, through `sqlite3` or SQLAlchemy, and for PostgreSQL, through asyncpg,
 psycopg 3 or SQLAlchemy. This module imports none of them unless a URL needs it.
@@ -16,41 +21,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
-from fencing_sdk._values.claim import Token
-from fencing_sdk._values.names import check_name
-from fencing_sdk._values.token_wire import check_token
-from fencing_sdk._values.uncopied import Uncopied
-from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk._values.claim import check_name
+from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.token import Token, check_token, writes_of
+from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import Reports, check_tokens
-from fencing_sdk.guards.sql._fence_column import FenceColumn
-from fencing_sdk.guards.sql._identifiers import POSTGRESQL, SQLITE, check_identifier
-from fencing_sdk.guards.sql._own_database import WRITER_PATIENCE, NoDatabase, own_database
-from fencing_sdk.guards.sql._postgresql import PostgresqlFences
+from fencing_sdk.guards._verdict import Reports, check_token_of, check_tokens, refusal
+from fencing_sdk.guards.sql._databases import DIALECTS, WRITER_PATIENCE, NoDatabase, own_database
+from fencing_sdk.guards.sql._fence_table import FenceTable, check_identifier, quoted
 from fencing_sdk.guards.sql._protocols import AlchemyAsyncEngine, AsyncTransaction, SyncTransaction
-from fencing_sdk.guards.sql._sqlite import SqliteFences
-from fencing_sdk.guards.sql._steps import Steps
-from fencing_sdk.guards.sql._transaction import Transaction, perform, perform_sync
+from fencing_sdk.guards.sql._transaction import Steps, Transaction, perform, perform_sync
 
 __all__ = ["FenceColumn", "SqlGuard"]
-
-
-class _FenceTable(Protocol):
-    """The fences in one table, in one dialect."""
-
-    def ddl(self) -> str: ...
-
-    def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]: ...
-
-    def admit_all(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]: ...
-
-    def raise_fence(
-        self, transaction: Transaction, resource: str, token: Token, wait: float, *, own: bool = False
-    ) -> Steps[None]: ...
-
-    def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]: ...
 
 
 class SqlGuard(Uncopied):
@@ -95,10 +79,7 @@ class SqlGuard(Uncopied):
     ) -> None:
         table = check_identifier(table, parameter="table", schema=True)
         self._database = own_database(connect)
-        self._fences: dict[str, _FenceTable] = {
-            SQLITE: SqliteFences(table, create=create),
-            POSTGRESQL: PostgresqlFences(table, create=create),
-        }
+        self._fences = {dialect: kind(table, create=create) for dialect, kind in DIALECTS.items()}
         self._reports = Reports(observers)
 
     @property
@@ -141,9 +122,7 @@ class SqlGuard(Uncopied):
             UnsupportedError: the database is neither SQLite nor PostgreSQL.
             ConfigurationError: *resource* or *token* is not one.
         """
-        resource, checked = check_name(resource, parameter="resource"), check_token(token)
-        with self._reports.of_refusals(checked):
-            await perform(transaction, lambda opened: self._admit(opened, resource, checked))
+        await self.admit_all(transaction, check_token_of(resource, token))
 
     def admit_sync(self, transaction: SyncTransaction, resource: str, token: int) -> None:
         """
@@ -152,9 +131,7 @@ class SqlGuard(Uncopied):
         Raises:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit`.
         """
-        resource, checked = check_name(resource, parameter="resource"), check_token(token)
-        with self._reports.of_refusals(checked):
-            perform_sync(transaction, lambda opened: self._admit(opened, resource, checked))
+        self.admit_all_sync(transaction, check_token_of(resource, token))
 
     async def admit_all(self, transaction: AsyncTransaction | SyncTransaction, tokens: Mapping[str, int]) -> None:
         """
@@ -175,7 +152,7 @@ class SqlGuard(Uncopied):
         """
         checked = check_tokens(tokens)
         with self._reports.of_refusals(checked):
-            await perform(transaction, lambda opened: self._admit_all(opened, checked))
+            await perform(transaction, lambda opened: self._admit(opened, checked))
 
     def admit_all_sync(self, transaction: SyncTransaction, tokens: Mapping[str, int]) -> None:
         """
@@ -186,7 +163,7 @@ class SqlGuard(Uncopied):
         """
         checked = check_tokens(tokens)
         with self._reports.of_refusals(checked):
-            perform_sync(transaction, lambda opened: self._admit_all(opened, checked))
+            perform_sync(transaction, lambda opened: self._admit(opened, checked))
 
     async def raise_to(self, resource: str, token: int) -> None:
         """
@@ -202,7 +179,7 @@ class SqlGuard(Uncopied):
             await self._database.run(
                 lambda opened: self._of(opened).raise_fence(opened, resource, checked, WRITER_PATIENCE, own=True)
             )
-        self._reports.raised(resource, checked)
+        self._reports.raised({resource: checked})
 
     async def raise_in(
         self, transaction: AsyncTransaction | SyncTransaction, resource: str, token: int, *, wait: float = 5.0
@@ -249,14 +226,169 @@ class SqlGuard(Uncopied):
         resource = check_name(resource, parameter="resource")
         return await self._database.run(lambda opened: self._of(opened).highest(opened, resource))
 
-    def _admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]:
-        yield from self._of(transaction).admit(transaction, resource, token)
-        transaction.note(token, admitted=True)
-
-    def _admit_all(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
-        yield from self._of(transaction).admit_all(transaction, tokens)
+    def _admit(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
+        yield from self._of(transaction).admit(transaction, tokens)
         for token in tokens.values():
             transaction.note(token, admitted=True)
 
-    def _of(self, transaction: Transaction) -> _FenceTable:
+    def _of(self, transaction: Transaction) -> FenceTable:
         return self._fences[transaction.dialect]
+
+
+@runtime_checkable
+class HasRowCount(Protocol):
+    """A cursor of any driver, or a result of SQLAlchemy."""
+
+    @property
+    def rowcount(self) -> int: ...
+
+
+Outcome: TypeAlias = "HasRowCount | int | str | Sequence[object]"
+"""What a driver returns for an UPDATE: a cursor or result, a count, asyncpg's "UPDATE 1", or rows of RETURNING."""
+
+
+class FenceColumn:
+    """
+    Tells the outcome of a write that checks by itself: ``SET ..., fence = :token WHERE ... AND fence <= :token``.
+
+    The column is BIGINT NOT NULL DEFAULT 0 (SQLAlchemy: ``mapped_column(BigInteger, server_default="0")``).
+    The statement needs both parts: without the condition a stale write gets in, and without the
+    assignment the next stale write does.
+
+    Commit before the lock is given back, because the check covers the write and nothing that you read before. The
+    lock is outside and the transaction inside. The end of the lock's block refuses a transaction that is open there.
+
+    Not promised: that it distinguishes two holders of the same token (the column keeps no holder), and that
+    it refuses an old holder before the new one's first write. For that, write the token alone before you read:
+    ``UPDATE seats SET fence = :token WHERE seat = :seat AND fence <= :token``. Or use `SqlGuard`.
+
+    Args:
+        table: The table, ``"name"`` or ``"schema.name"``, as the database spells it.
+
+        key: The column that identifies a row.
+
+        column: The column that stores the fence.
+
+        observers: Callables that receive `StaleRejected` for every refusal.
+
+    Raises:
+        ConfigurationError: a name has other characters than ASCII letters, digits and _.
+    """
+
+    def __init__(self, table: str, *, key: str, column: str = "fence", observers: Sequence[Observer] = ()) -> None:
+        self._table = check_identifier(table, parameter="table", schema=True)
+        key, column = check_identifier(key, parameter="key"), check_identifier(column, parameter="column")
+        self._column = column
+        self._wide_enough = False
+        self._select = f"SELECT {quoted(column)} FROM {quoted(table)} WHERE {quoted(key)} = "  # noqa: S608  (checked)
+        self._reports = Reports(observers)
+
+    async def written(self, transaction: object, key: object, token: int, outcome: Outcome) -> bool:
+        """
+        Return whether the statement with this *outcome* changed the row. Call it in the same *transaction*.
+
+        False means that the row is missing, or that another condition of your statement excluded it. On
+        PostgreSQL the first call also does what `check` does.
+
+        Commit before the lock is given back. The end of its block raises `UsageError` if the transaction is still open
+        there, unless a `SqlGuard` has admitted the token in it before.
+
+        Raises:
+            StaleTokenError: nothing was changed, because the row has seen a later token.
+            UsageError: *transaction* is no transaction, *outcome* is no outcome or of several rows, the fence of the
+                row is NULL, or its column is too narrow for a token. Roll back.
+            UnsupportedError: the database is neither SQLite nor PostgreSQL.
+            ConfigurationError: *token* is not one.
+        """
+        checked, count = check_token(token), _count(outcome)
+        if count and self._wide_enough and writes_of(checked) is None:
+            return True
+        with self._reports.of_refusals(checked):
+            return await perform(transaction, lambda opened: self._written(opened, key, checked, count))
+
+    def written_sync(self, transaction: object, key: object, token: int, outcome: Outcome) -> bool:
+        """
+        Do the same as `written` without an event loop.
+
+        Raises:
+            StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `written`.
+        """
+        checked, count = check_token(token), _count(outcome)
+        if count and self._wide_enough and writes_of(checked) is None:
+            return True
+        with self._reports.of_refusals(checked):
+            return perform_sync(transaction, lambda opened: self._written(opened, key, checked, count))
+
+    async def check(self, transaction: object) -> None:
+        """
+        Check that the column can store every token. Call it once, when a program starts, before the first write.
+
+        Without it, an UPDATE with a token that is too large raises the driver's error, which names neither
+        the column nor the fix.
+
+        Raises:
+            UsageError: the column is too narrow, such as PostgreSQL's INTEGER, or *transaction* is no transaction.
+            UnsupportedError: the database is neither SQLite nor PostgreSQL.
+        """
+        await perform(transaction, self._check)
+
+    def check_sync(self, transaction: object) -> None:
+        """
+        Do the same as `check` without an event loop.
+
+        Raises:
+            UsageError, UnsupportedError: as `check`.
+        """
+        perform_sync(transaction, self._check)
+
+    def _check(self, transaction: Transaction) -> Steps[None]:
+        yield from DIALECTS[transaction.dialect].check_column(self._table, self._column)
+        self._wide_enough = True
+
+    def _written(self, transaction: Transaction, key: object, token: Token, count: int) -> Steps[bool]:
+        if not self._wide_enough:
+            yield from self._check(transaction)
+        if not count:
+            return (yield from self._why(transaction, key, token))
+        transaction.note(token, admitted=False)
+        return True
+
+    def _why(self, transaction: Transaction, key: object, token: Token) -> Steps[bool]:
+        """
+        Find out why no row was changed. A fence never goes down, so one that refused the write is still there.
+
+        Raises:
+            StaleTokenError: the fence has refused it.
+        """
+        rows = yield self._select + transaction.placeholder, (key,)
+        for (fence,) in rows:
+            if fence is None:
+                msg = f"the fence of {shown(key)} in {self._table} is NULL; declare the column NOT NULL DEFAULT 0"
+                raise UsageError(msg)
+            if token < cast("int", fence):
+                resource = f"{self._table}/{key}"
+                raise refusal(resource, token, Token(cast("int", fence)))
+        return False
+
+
+def _count(outcome: object) -> int:
+    """
+    Return the number of rows in *outcome*.
+
+    Raises:
+        UsageError: it has no number, or there are several.
+    """
+    count: object = outcome
+    if isinstance(outcome, HasRowCount):
+        count = outcome.rowcount
+    elif isinstance(outcome, str):
+        count = int(last) if (last := outcome.rpartition(" ")[2]).isdecimal() else None
+    elif isinstance(outcome, Sequence):
+        count = len(outcome)
+    if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
+        if count > 1:
+            msg = f"the UPDATE has changed {count} rows, and a fence is checked for one at a time; roll back"
+            raise UsageError(msg)
+        return count
+    msg = f"outcome must be what the driver returned for the UPDATE: a cursor, 'UPDATE 1', rows; not {shown(outcome)}"
+    raise UsageError(msg)

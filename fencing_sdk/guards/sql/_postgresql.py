@@ -23,12 +23,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
-from fencing_sdk._values.claim import Token
+from fencing_sdk._values.token import Token
 from fencing_sdk.errors import UsageError, shown
-from fencing_sdk.guards._verdict import refusal
-from fencing_sdk.guards.sql._identifiers import quoted
-from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
-from fencing_sdk.guards.sql._token_width import refuse_narrow, stored_fence, type_of_column
+from fencing_sdk.guards.sql._fence_table import IF_ADMITTED, FenceTable, quoted
+from fencing_sdk.guards.sql._protocols import POSTGRESQL
+from fencing_sdk.guards.sql._transaction import Parameters, Row, Steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,17 +73,11 @@ LEFT JOIN pg_catalog.pg_class AS there ON there.oid = named.oid"""
 _LOOK_FOR_OWN = "SELECT {own}::oid::regclass::text, to_regclass('{table}')::oid"
 
 # The table is a constant of the plan. PostgreSQL plans again when the search_path is another one.
-_ADMIT = """\
-INSERT INTO {table} AS fence (resource, token, holder)
-{row}
-ON CONFLICT (resource) DO UPDATE SET
-    holder = CASE WHEN excluded.token > fence.token THEN excluded.holder
-             ELSE coalesce(excluded.holder, fence.holder) END,
-    token = excluded.token
-WHERE excluded.token > fence.token
-   OR (excluded.token = fence.token
-       AND coalesce(excluded.holder = fence.holder, TRUE))
-RETURNING fence.resource, '{table}'::regclass::oid"""
+_ADMIT = (
+    "INSERT INTO {table} AS fence (resource, token, holder)\n{row}\n"
+    + IF_ADMITTED
+    + "fence.resource, '{table}'::regclass::oid"
+)
 
 _ADMITTED_ROW = "VALUES ({p[0]}, {p[1]}, {p[2]})"
 
@@ -107,6 +100,29 @@ _FENCE = "SELECT token, holder FROM {table} WHERE resource = {p[0]}"
 
 _NUMBERED = ("$1", "$2", "$3", "$4")
 _FORMATTED = ("%s",) * 4
+
+
+_NARROW = {"smallint", "integer", "real"}
+
+# For a domain, its base type.
+_TYPE = """\
+SELECT format_type(coalesce(nullif(kind.typbasetype, 0), kind.oid), NULL)
+FROM pg_catalog.pg_attribute AS known JOIN pg_catalog.pg_type AS kind ON kind.oid = known.atttypid
+WHERE known.attrelid = to_regclass('{table}') AND known.attname = '{column}'"""
+
+
+def _type_of_column(table: str, column: str) -> str:
+    """Return the query for the type of a *column*. The names were checked. A missing column gives no row."""
+    return _TYPE.format(table=quoted(table), column=column)
+
+
+def _refuse_narrow(table: str, column: str, found: object) -> None:
+    if found in _NARROW:
+        msg = (
+            f"column {column} of table {table} is {str(found).upper()}, and a token needs 64 bits; "
+            f"run: ALTER TABLE {quoted(table)} ALTER COLUMN {quoted(column)} TYPE BIGINT"
+        )
+        raise UsageError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,64 +165,44 @@ class _Found:
     """The transaction that has created the table and may still be rolled back, or None."""
 
 
-class PostgresqlFences:
+class PostgresqlFences(FenceTable):
     """The fences in one table of PostgreSQL."""
 
+    dialect, creation = POSTGRESQL, _DDL
+
     def __init__(self, table: str, *, create: bool) -> None:
+        super().__init__(table, create=create)
         name = quoted(table)
         self._numbered = PostgresqlFenceStatements.for_table(name, _NUMBERED)
         self._formatted = PostgresqlFenceStatements.for_table(name, _FORMATTED)
-        self._ddl = _DDL.format(table=name)
-        self._look_for_table = _LOOK_FOR_TABLE.format(table=name, kind=type_of_column(table, "token"))
-        self._table = table
-        self._create = create
+        self._look_for_table = _LOOK_FOR_TABLE.format(table=name, kind=_type_of_column(table, "token"))
         self._own: _Found | None = None
         """The table in which the guard raises fences, once it has raised one."""
         self._seen_by: WeakKeyDictionary[object, _Found] = WeakKeyDictionary()
         """By the connection."""
 
-    def ddl(self) -> str:
-        """Return the statement that creates the table."""
-        return self._ddl
+    @classmethod
+    def check_column(cls, table: str, column: str) -> Steps[None]:
+        """See `FenceTable`. A token has up to 53 bits, and the type that SQLAlchemy chooses for an ``int`` has 32."""
+        for (found,) in (yield _type_of_column(table, column), ()):
+            _refuse_narrow(table, column, found)
 
-    def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]:
-        """
-        Check *token* and write it as the fence, whose row stays locked until the transaction ends.
-
-        Raises:
-            StaleTokenError: the resource has seen a later token.
-            UsageError: the connection commits every statement by itself.
-        """
-        yield from self._ensure_known_table(transaction)
-        statement = self._statements(transaction).admit
-        yield from self._admit(transaction, {resource: token}, statement, (resource, int(token), token.holder))
-
-    def admit_all(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
-        """
-        Do the same as `admit` for several resources, whose rows are locked in one order.
-
-        Raises:
-            StaleTokenError: one of the resources has seen a later token.
-            UsageError: the connection commits every statement by itself.
-        """
-        yield from self._ensure_known_table(transaction)
-        statement = self._statements(transaction).admit_all
+    def admit(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
+        """Do so, and keep the rows locked until the transaction ends; several rows are locked in one order."""
+        if not (transaction.begun() and self._knows(transaction)):
+            yield from self._ensure_table(transaction)
+        statements = self._statements(transaction)
         rows = [(resource, int(token), token.holder) for resource, token in tokens.items()]
-        columns = tuple(list(column) for column in zip(*rows, strict=True))
-        yield from self._admit(transaction, tokens, statement, columns)
+        if len(rows) == 1:
+            yield from self._admit(transaction, tokens, statements.admit, rows[0])
+        else:
+            columns = tuple(list(column) for column in zip(*rows, strict=True))
+            yield from self._admit(transaction, tokens, statements.admit_all, columns)
 
     def raise_fence(
         self, transaction: Transaction, resource: str, token: Token, wait: float, *, own: bool = False
     ) -> Steps[None]:
-        """
-        Do the same as `admit`, but wait at most *wait* seconds for a locked fence, and make the commit durable.
-
-        *own*: the table that the transaction uses is that in which the guard raises fences.
-
-        Raises:
-            StaleTokenError: the resource has seen a later token.
-            UsageError: the connection commits every statement by itself.
-        """
+        """Do so, and make the commit durable. See `FenceTable`."""
         statement = self._statements(transaction).raise_fence
         patience = f"{max(1, round(wait * 1000))}ms"  # 0 would mean no limit
         yield from self._ensure_table(transaction)
@@ -220,7 +216,7 @@ class PostgresqlFences:
         ((table, *_),) = yield self._look_for_table, ()
         if self._create and table is None:
             return None
-        return (yield from self._fence(transaction, resource))
+        return (yield from self._stored(transaction, resource))
 
     def _admit(
         self,
@@ -234,19 +230,14 @@ class PostgresqlFences:
         admitted = yield from self._fetch(transaction, statement, parameters)
         if not transaction.begun():
             raise UsageError(_AUTOCOMMIT)  # the driver hides its mode, and has committed the statement
-        if admitted and (own or self._own is not None) and self._is_elsewhere(transaction, admitted[0][1]):
-            yield from self._find(transaction)
-        if len(admitted) < len(tokens):
-            passed = {row[0] for row in admitted}
-            resource = next(resource for resource in tokens if resource not in passed)
-            fence = yield from self._fence(transaction, resource)
-            assert fence is not None  # it has just refused the token, and its row is locked
-            raise refusal(resource, tokens[resource], fence)
+        if admitted and (own or self._own is not None):
+            seen = self._seen_by.get(transaction.driver)
+            if seen is None or seen.table != admitted[0][1] or not self._is_own(seen):
+                yield from self._find(transaction)  # the statement may have written another table than the guard's
+        yield from self._refuse_others(transaction, tokens, admitted)
 
-    def _fence(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
-        for token, holder in (yield from self._fetch(transaction, self._statements(transaction).fence, (resource,))):
-            return stored_fence(resource, token, holder)
-        return None
+    def _fence(self, transaction: Transaction, resource: str) -> Steps[Sequence[Row]]:
+        return self._fetch(transaction, self._statements(transaction).fence, (resource,))
 
     def _fetch(self, transaction: Transaction, statement: str, parameters: Parameters) -> Steps[Sequence[Row]]:
         try:
@@ -275,10 +266,6 @@ class PostgresqlFences:
             "in which SqlGuard has raised fences"
         )
 
-    def _ensure_known_table(self, transaction: Transaction) -> Steps[None]:
-        if not (transaction.begun() and self._knows(transaction)):
-            yield from self._ensure_table(transaction)
-
     def _ensure_table(self, transaction: Transaction) -> Steps[None]:
         """
         Ensure a transaction, and ensure the table before a statement that would fail without it.
@@ -301,11 +288,6 @@ class PostgresqlFences:
         seen = self._seen_by.get(transaction.driver)
         return seen is not None and seen.creator is None and self._is_own(seen)
 
-    def _is_elsewhere(self, transaction: Transaction, table: object) -> bool:
-        """Whether a statement has written a *table* that may be another one than the guard's."""
-        seen = self._seen_by.get(transaction.driver)
-        return seen is None or seen.table != table or not self._is_own(seen)
-
     def _find(self, transaction: Transaction, *, created: bool = False) -> Steps[bool]:
         """
         Look for the table, note where it is, and return whether there is one.
@@ -320,7 +302,7 @@ class PostgresqlFences:
         yield from self._refuse_other(found)
         if table is None:
             return False
-        refuse_narrow(self._table, "token", kind)
+        _refuse_narrow(self._table, "token", kind)
         seen = self._seen_by.get(transaction.driver)
         if created or (seen is not None and seen.creator == current):
             found = replace(found, creator=current)
@@ -333,12 +315,7 @@ class PostgresqlFences:
         return own is None or (own.database, own.table) == (found.database, found.table)
 
     def _refuse_other(self, found: _Found) -> Steps[None]:
-        """
-        Refuse a transaction that uses another table than that in which the guard raises fences.
-
-        Raises:
-            UsageError: it does.
-        """
+        """Refuse a transaction that uses another table than that in which the guard raises fences."""
         own = self._own
         if own is None or self._is_own(found):
             return

@@ -12,6 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeAlias
 
+SQLITE = "sqlite"
+POSTGRESQL = "postgresql"
+"""SQLAlchemy's names of the dialects."""
+
 
 class SqliteDriverConnection(Protocol):
     """The state that `sqlite3.Connection` and `aiosqlite.Connection` tell in any thread."""

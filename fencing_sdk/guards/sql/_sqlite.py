@@ -8,16 +8,13 @@ the database, so the caller's writes that follow in the transaction are covered 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from fencing_sdk._values.claim import Token
+from fencing_sdk._values.token import Token
 from fencing_sdk.errors import UsageError
-from fencing_sdk.guards._verdict import refusal
-from fencing_sdk.guards.sql._identifiers import quoted
-from fencing_sdk.guards.sql._protocols import SqliteDriverConnection
-from fencing_sdk.guards.sql._steps import Parameters, Row, Steps
-from fencing_sdk.guards.sql._token_width import stored_fence
+from fencing_sdk.guards.sql._fence_table import IF_ADMITTED, FenceTable, quoted
+from fencing_sdk.guards.sql._protocols import SQLITE, SqliteDriverConnection
+from fencing_sdk.guards.sql._transaction import Parameters, Row, Steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,76 +31,25 @@ CREATE TABLE IF NOT EXISTS {table} (
     holder TEXT
 ) WITHOUT ROWID"""
 
-_ADMIT = """\
-INSERT INTO {table} AS fence (resource, token, holder) VALUES {rows}
-ON CONFLICT (resource) DO UPDATE SET
-    holder = CASE WHEN excluded.token > fence.token THEN excluded.holder
-             ELSE coalesce(excluded.holder, fence.holder) END,
-    token = excluded.token
-WHERE excluded.token > fence.token
-   OR (excluded.token = fence.token
-       AND coalesce(excluded.holder = fence.holder, TRUE))
-RETURNING resource"""
-
-_ROW = "(?, ?, ?)"
+_ADMIT = "INSERT INTO {table} AS fence (resource, token, holder) VALUES {rows}\n" + IF_ADMITTED + "resource"  # noqa: S608
 
 _FENCE = "SELECT token, holder FROM {table} WHERE resource = ?"
 
 
-@dataclass(frozen=True, slots=True)
-class SqliteFenceStatements:
-    """The statements on one table of fences."""
+class SqliteFences(FenceTable):
+    """The fences in one table of SQLite. Its INTEGER has 64 bits, enough for every token."""
 
-    ddl: str
-    fence: str
-    """Parameter: resource. Token and holder of the fence, if there is one."""
-    table: str
+    dialect, creation = SQLITE, _DDL
 
-    @classmethod
-    def for_table(cls, table: str) -> SqliteFenceStatements:
-        """Write the statements for a *table* whose name was checked."""
-        name = quoted(table)
-        return cls(_DDL.format(table=name), _FENCE.format(table=name), name)
-
-    def admit(self, count: int) -> str:
-        """Parameters: resource, token and holder, *count* times. One row for each token that is admitted."""
-        return _ADMIT.format(table=self.table, rows=", ".join([_ROW] * count))
-
-
-class SqliteFences:
-    """The fences in one table of SQLite."""
-
-    def __init__(self, table: str, *, create: bool) -> None:
-        self._statements = SqliteFenceStatements.for_table(table)
-        self._create = create
-
-    def ddl(self) -> str:
-        """Return the statement that creates the table."""
-        return self._statements.ddl
-
-    def admit(self, transaction: Transaction, resource: str, token: Token) -> Steps[None]:
-        """Check *token* and write it as the fence: see `admit_all`."""
-        return self.admit_all(transaction, {resource: token})
-
-    def admit_all(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
-        """
-        Check the token of each resource and write it as the fence.
-
-        Raises:
-            StaleTokenError: one of the resources has seen a later token.
-            UsageError: the connection commits every statement by itself.
-        """
+    def admit(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
+        """Do so in one statement. See `FenceTable`."""
         driver = cast("SqliteDriverConnection", transaction.driver)
         refuse_autocommit(driver)
+        statement = _ADMIT.format(table=quoted(self._table), rows=", ".join(["(?, ?, ?)"] * len(tokens)))
         rows = tuple(part for resource, token in tokens.items() for part in (resource, int(token), token.holder))
-        admitted = yield from self._fetch(self._statements.admit(len(tokens)), rows)
+        admitted = yield from self._fetch(statement, rows)
         refuse_committed(driver)
-        if len(admitted) < len(tokens):
-            passed = {row[0] for row in admitted}
-            resource = next(resource for resource in tokens if resource not in passed)
-            fence = yield from self.highest(transaction, resource)
-            assert fence is not None  # it has just refused the token in this transaction
-            raise refusal(resource, tokens[resource], fence)
+        yield from self._refuse_others(transaction, tokens, admitted)
 
     def raise_fence(
         self,
@@ -114,14 +60,15 @@ class SqliteFences:
         *,
         own: bool = False,  # noqa: ARG002
     ) -> Steps[None]:
-        """Do the same as `admit`. The timeout of the connection decides how long SQLite waits for another writer."""
-        return self.admit(transaction, resource, token)
+        """Do so. The timeout of the connection decides how long SQLite waits for another writer."""
+        return self.admit(transaction, {resource: token})
 
-    def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:  # noqa: ARG002
-        """Return the fence of *resource*, if it has one."""
-        for token, holder in (yield from self._fetch(self._statements.fence, (resource,))):
-            return stored_fence(resource, token, holder)
-        return None
+    def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
+        """See `FenceTable`."""
+        return self._stored(transaction, resource)
+
+    def _fence(self, transaction: Transaction, resource: str) -> Steps[Sequence[Row]]:  # noqa: ARG002
+        return self._fetch(_FENCE.format(table=quoted(self._table)), (resource,))
 
     def _fetch(self, statement: str, parameters: Parameters) -> Steps[Sequence[Row]]:
         """Fetch rows. If the table is missing, create it and fetch again."""
@@ -134,17 +81,12 @@ class SqliteFences:
                 error.add_note("fencing_sdk: create the table of SqlGuard with the statement of ddl()")
                 raise
         # Not before the first try: a read that looks for the table may make the write after it fail as outdated.
-        yield self._statements.ddl, ()
+        yield self._ddl, ()
         return (yield statement, parameters)
 
 
 def refuse_autocommit(driver: SqliteDriverConnection) -> None:
-    """
-    Raise unless the next write will be part of a transaction.
-
-    Raises:
-        UsageError: each statement would be a transaction of its own.
-    """
+    """Refuse a connection on which the next write would be a transaction of its own."""
     if driver.in_transaction:
         return
     begins_by_itself = getattr(driver, "autocommit", _LEGACY_TRANSACTION_CONTROL) == _LEGACY_TRANSACTION_CONTROL
@@ -153,12 +95,7 @@ def refuse_autocommit(driver: SqliteDriverConnection) -> None:
 
 
 def refuse_committed(driver: SqliteDriverConnection) -> None:
-    """
-    Raise if the statement before was not part of an open transaction.
-
-    Raises:
-        UsageError: the driver hides its mode, and has committed the statement.
-    """
+    """Refuse a driver that hides its mode, and has committed the statement before."""
     if not driver.in_transaction:
         raise UsageError(_AUTOCOMMIT)
 

@@ -1,41 +1,204 @@
 """
-The caller's own transaction, made with any of the drivers or with SQLAlchemy.
+The caller's own transaction, made with any of the drivers or with SQLAlchemy, and a guard's work in it.
 
 A guard recognises their objects by their methods, so that callers install only the driver that they use. Statements
-go to the driver directly, past the ORM's unit of work.
+go to the driver directly, past the ORM's unit of work. The work is written as `Steps`, so that the same code runs on
+drivers that block and on drivers that are awaited.
 """
 
 from __future__ import annotations
 
 import inspect
 import sqlite3
-from collections.abc import Callable, Sequence
-from typing import TypeGuard, TypeVar, cast
+import weakref
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Protocol, TypeAlias, TypeGuard, TypeVar, cast
 
-from fencing_sdk._values.claim import Token, writes_of
+from fencing_sdk._values.drivers import KnownDriver
+from fencing_sdk._values.token import Token, writes_of
 from fencing_sdk.errors import UnsupportedError, UsageError
-from fencing_sdk.guards.sql._drivers import (
-    begun_by,
-    fetch_from_asyncpg,
-    fetch_from_psycopg,
-    fetch_from_psycopg_awaiting,
-    is_asyncpg,
-    is_pooled,
-    is_psycopg,
-    own_connection,
-    tells_status,
-)
-from fencing_sdk.guards.sql._identifiers import POSTGRESQL, SQLITE
 from fencing_sdk.guards.sql._protocols import (
+    POSTGRESQL,
+    SQLITE,
     AlchemyAsync,
     AlchemyConnection,
     AlchemySession,
+    AsyncpgConnection,
     HasTransaction,
     SqliteDriverConnection,
 )
-from fencing_sdk.guards.sql._steps import AsyncFetch, Fetch, Parameters, Row, Steps, run_steps, run_steps_async
 
 T = TypeVar("T")
+
+Row: TypeAlias = Sequence[object]
+Parameters: TypeAlias = tuple[object, ...]
+Steps: TypeAlias = Generator[tuple[str, Parameters], Sequence[Row], T]
+Fetch: TypeAlias = Callable[[str, Parameters], Sequence[Row]]
+AsyncFetch: TypeAlias = Callable[[str, Parameters], Awaitable[Sequence[Row]]]
+
+
+def run_steps(steps: Steps[T], fetch: Fetch) -> T:
+    """Run *steps* on a driver that blocks, and return their result."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                rows = fetch(*step)
+            except Exception as error:  # noqa: BLE001  (the steps decide after which errors they go on)
+                step = steps.throw(error)
+            else:
+                step = steps.send(rows)
+    except StopIteration as end:
+        return _result(end)
+
+
+async def run_steps_async(steps: Steps[T], fetch: AsyncFetch) -> T:
+    """Run *steps* on a driver that is awaited. A cancellation ends them at once."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                rows = await fetch(*step)
+            except Exception as error:  # noqa: BLE001  (as above)
+                step = steps.throw(error)
+            else:
+                step = steps.send(rows)
+    except StopIteration as end:
+        return _result(end)
+
+
+def _result(end: StopIteration) -> T:  # type: ignore[type-var]  # StopIteration.value has no type of its own
+    result: T = end.value
+    return result
+
+
+_ASYNCPG = KnownDriver("asyncpg", user="SqlGuard")
+_NOT_OPEN = {0, 4}
+"""psycopg's `TransactionStatus.IDLE`: connected, and no transaction is open; and UNKNOWN: not connected."""
+
+
+class _Info(Protocol):
+    @property
+    def transaction_status(self) -> int: ...
+
+
+class _Cursor(Protocol):
+    @property
+    def description(self) -> object: ...
+
+    def execute(self, query: str, params: Parameters, /) -> object: ...
+
+    def fetchall(self) -> Sequence[Row]: ...
+
+
+class _AsyncCursor(Protocol):
+    @property
+    def description(self) -> object: ...
+
+    async def execute(self, query: str, params: Parameters, /) -> object: ...
+
+    async def fetchall(self) -> Sequence[Row]: ...
+
+
+class _PsycopgConnection(Protocol):
+    """The part that `psycopg.Connection` and `psycopg.AsyncConnection` have in common."""
+
+    @property
+    def autocommit(self) -> bool: ...
+
+    @property
+    def info(self) -> _Info: ...
+
+
+_TupleRows = Callable[[object], Callable[[Sequence[object]], Row]]
+
+
+class _BlockingConnection(Protocol):
+    def cursor(self, *, row_factory: _TupleRows) -> AbstractContextManager[_Cursor]: ...
+
+
+class _AwaitedConnection(Protocol):
+    def cursor(self, *, row_factory: _TupleRows) -> AbstractAsyncContextManager[_AsyncCursor]: ...
+
+
+def is_asyncpg(connection: object) -> TypeGuard[AsyncpgConnection]:
+    """Return whether this is a connection of asyncpg. A pool is none: it may run each statement on another one."""
+    return hasattr(connection, "is_in_transaction") and hasattr(connection, "fetch")
+
+
+def is_psycopg(connection: object) -> TypeGuard[_PsycopgConnection]:
+    """Return whether this is a connection of psycopg 3, blocking or asynchronous."""
+    return tells_status(connection) and hasattr(connection, "pgconn")
+
+
+def tells_status(connection: object) -> TypeGuard[_PsycopgConnection]:
+    """Return whether this is a connection of psycopg 3 or psycopg2. SQLAlchemy's ``info`` is something else."""
+    return (
+        not hasattr(connection, "exec_driver_sql")
+        and hasattr(connection, "cursor")
+        and hasattr(getattr(connection, "info", None), "transaction_status")
+    )
+
+
+def own_connection(connection: AsyncpgConnection) -> object:
+    """
+    Return the connection behind a pool's proxy. The pool makes a new proxy each time it hands one out.
+
+    Raises:
+        BackendRefusedError: the installed asyncpg keeps the connection elsewhere.
+    """
+    own: object = getattr(connection, "_con", connection)
+    with _ASYNCPG.known("admit"):
+        weakref.ref(own)  # what is known of a connection ends with it; a proxy can have no weak reference
+    return own
+
+
+def begun_by(connection: AsyncpgConnection | _PsycopgConnection) -> Callable[[], bool]:
+    """Return a callable that returns whether *connection*, of either driver, is in a transaction."""
+    if is_asyncpg(connection):
+        return connection.is_in_transaction
+    return lambda: cast("_PsycopgConnection", connection).info.transaction_status not in _NOT_OPEN
+
+
+def is_pooled(connection: object) -> bool:
+    """Return whether this is a connection of psycopg's pool, which others use later. asyncpg's pool makes proxies."""
+    return getattr(connection, "_pool", None) is not None
+
+
+def fetch_from_asyncpg(connection: AsyncpgConnection) -> AsyncFetch:
+    """Return a callable that fetches rows through *connection*."""
+
+    def fetch(statement: str, parameters: Parameters) -> Awaitable[Sequence[Row]]:
+        return connection.fetch(statement, *parameters)
+
+    return fetch
+
+
+def fetch_from_psycopg(connection: object) -> Fetch:
+    """Do the same for a blocking *connection*. Rows are tuples, also where its own row factory makes others."""
+
+    def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
+        with cast("_BlockingConnection", connection).cursor(row_factory=_tuples) as cursor:
+            cursor.execute(statement, parameters)
+            return cursor.fetchall() if cursor.description else ()
+
+    return fetch
+
+
+def fetch_from_psycopg_awaiting(connection: object) -> AsyncFetch:
+    """Do the same for an asynchronous *connection*."""
+
+    async def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
+        async with cast("_AwaitedConnection", connection).cursor(row_factory=_tuples) as cursor:
+            await cursor.execute(statement, parameters)
+            return await cursor.fetchall() if cursor.description else ()
+
+    return fetch
+
+
+def _tuples(cursor: object) -> Callable[[Sequence[object]], Row]:  # noqa: ARG001  (psycopg's RowFactory)
+    return tuple
 
 
 class Transaction:
@@ -127,12 +290,7 @@ class Transaction:
 
 
 async def perform(transaction: object, work: Callable[[Transaction], Steps[T]]) -> T:
-    """
-    Run *work* in a *transaction* of any kind.
-
-    Raises:
-        UsageError, UnsupportedError: as `Transaction`.
-    """
+    """Run *work* in a *transaction* of any kind. Errors are those of `Transaction`."""
     if _is_alchemy_async(transaction):
         result: T = await transaction.run_sync(perform_sync, work)
         return result
@@ -144,12 +302,7 @@ async def perform(transaction: object, work: Callable[[Transaction], Steps[T]]) 
 
 
 def perform_sync(transaction: object, work: Callable[[Transaction], Steps[T]]) -> T:
-    """
-    Run *work* in a *transaction* of a driver that blocks.
-
-    Raises:
-        UsageError, UnsupportedError: as `Transaction`. An asynchronous transaction is a UsageError.
-    """
+    """Run *work* in a *transaction* of a driver that blocks. Errors are those of `Transaction`."""
     opened = None if _is_alchemy_async(transaction) else Transaction(transaction)
     if opened is None or opened.fetching is None:
         msg = f"{type(transaction).__name__} is asynchronous: await guard.admit(...) instead of admit_sync"
@@ -164,7 +317,9 @@ def _is_alchemy_async(transaction: object) -> TypeGuard[AlchemyAsync]:
 
 def _fetch_from_sqlite3(connection: sqlite3.Connection) -> Fetch:
     def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
-        rows: Sequence[Row] = connection.execute(statement, parameters).fetchall()
+        cursor = connection.cursor()
+        cursor.row_factory = None  # rows are tuples, also where the connection makes others
+        rows: Sequence[Row] = cursor.execute(statement, parameters).fetchall()
         return rows
 
     return fetch
@@ -184,8 +339,9 @@ def _alchemy_connection(transaction: object) -> AlchemyConnection:
     if hasattr(transaction, "flush") and hasattr(transaction, "connection"):
         return cast("AlchemySession", transaction).connection()
     if tells_status(transaction):
+        package = type(transaction).__module__.partition(".")[0]
         msg = (
-            f"a transaction cannot be a connection of {_package(transaction)} itself; pass a connection of psycopg 3 "
+            f"a transaction cannot be a connection of {package} itself; pass a connection of psycopg 3 "
             "(pip install psycopg) or asyncpg, or SQLAlchemy's Session or Connection over the driver that you have"
         )
         raise UsageError(msg)
@@ -194,7 +350,3 @@ def _alchemy_connection(transaction: object) -> AlchemyConnection:
         f"(Async)Session or (Async)Connection, not {type(transaction).__name__}"
     )
     raise UsageError(msg)
-
-
-def _package(driver: object) -> str:
-    return type(driver).__module__.partition(".")[0]

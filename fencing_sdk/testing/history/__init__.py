@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from fencing_sdk.testing.history import _coverage, _endings, _fences, _liveness, _order, _tokens
+from fencing_sdk.testing.history import _endings, _order, _safety
 from fencing_sdk.testing.history._facts import Facts, Line
 from fencing_sdk.testing.history._gathering import gather
 from fencing_sdk.testing.history._verdict import HEADLINES, PROMISES, Report, Verdict, Violation
@@ -20,11 +20,11 @@ from fencing_sdk.testing.history._verdict import HEADLINES, PROMISES, Report, Ve
 __all__ = ["HEADLINES", "PROMISES", "Line", "Report", "Verdict", "Violation", "check"]
 
 _RULES = (
-    _coverage.check_coverage,
-    _tokens.check_tokens,
-    _fences.check_fences,
+    _safety.check_coverage,
+    _safety.check_tokens,
+    _safety.check_fences,
     _endings.check_endings,
-    _liveness.check_liveness,
+    _endings.check_liveness,
     _order.check_order,
 )
 

@@ -1,8 +1,8 @@
 """
 What a recording says, put together: leases, the store's grants, writes, disturbances.
 
-Nothing is judged here, and nothing of the engine, the backends or the guards is imported: a mistake
-there must not be repeated here.
+``fencing check`` judges these facts, and ``fencing timeline`` draws them. Nothing is judged here, and nothing of
+the engine, the backends or the guards is imported: a mistake there must not be repeated here.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ class RecordedAccess:
     accepted: bool
     fence: int | None = None
     write: bool = True
+    text: str = ""
+    """What its worker wrote down about it."""
 
 
 @dataclass(slots=True)
@@ -187,6 +189,7 @@ class Facts:
     """Everything that one run tells."""
 
     title: str = ""
+    outcome: str = ""
     declared: bool = False
     """Whether everything that was done to the run from outside is in the recording."""
     rhythm: Rhythm | None = None
@@ -202,6 +205,13 @@ class Facts:
     """Grants that the store extended when they were over already, and when."""
     healed: tuple[float, float] | None = None
     """When faults ended, and the seconds within which every waiter gets a turn from then on."""
+    actors: dict[str, None] = field(default_factory=dict)
+    """Who did something, in order of appearance."""
+    first: float = math.inf
+    last: float = -math.inf
+    """When an actor did something for the first time, and for the last time."""
+    asides: list[RecordedAccess] = field(default_factory=list)
+    """What no promise is measured by: reads, and writes that a guard refused in the process of its caller."""
     left_behind: list[str] | None = None
     """Names still held after all clients had left; None when that was not recorded."""
 

@@ -1,5 +1,5 @@
 """
-Lines in, facts out: what each kind of line adds to what is known about a run.
+Lines in, facts out: what each kind of line adds to what is known about a run. This is the one reader of recordings.
 
 Lines are untrusted input; one without a number that its kind always has is an error, one of an
 unknown kind is passed over.
@@ -23,6 +23,14 @@ from fencing_sdk.testing.history._facts import (
     StoreGrant,
     Trouble,
 )
+
+_LIMIT = 2**53
+"""No token reaches it, and no moment in seconds: far below, sums and differences stay finite."""
+OF_ACTORS = {
+    *("acquiring", "not_acquired", "acquired", "renewed", "lost", "released", "frozen", "resumed"),
+    *("read", "fence_raised", "write_accepted", "write_refused", "stale_rejected"),
+}
+"""Kinds of lines that show what an actor did."""
 
 
 def gather(lines: Iterable[Line]) -> list[Facts]:
@@ -71,7 +79,11 @@ class _Gatherer:
                 self.told = True
                 self.facts.start = at
             self.facts.end = at  # they come in order
-            step(self, line, at, str(line.get("lane", line.get("actor", "?"))))
+            actor = str(line.get("lane", line.get("actor", "?")))
+            if line["kind"] in OF_ACTORS:
+                self.facts.actors.setdefault(actor)
+                self.facts.first, self.facts.last = min(self.facts.first, at), at
+            step(self, line, at, actor)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             place = getattr(line, "where", "")  # set when the line was read from a file
             where = f"{place}: " if place else ""
@@ -99,23 +111,26 @@ class _Gatherer:
             buffer, interval = float(line["safety_buffer"]), float(line["heartbeat_interval"])
             self.facts.rhythm = Rhythm(buffer, interval, float(line["drift"]))
 
+    def _on_outcome(self, line: Line, _at: float, _actor: str) -> None:
+        self.facts.outcome = str(line.get("text", ""))
+
     def _on_acquiring(self, line: Line, at: float, actor: str) -> None:
-        name, holder = str(line["name"]), str(line["holder"])
+        name, holder = str(line["name"]), str(line.get("holder", ""))
         self._pending[actor, name, holder] = PendingAcquisition(at, self._going_on.pop((actor, name), at))
 
     def _on_not_acquired(self, line: Line, at: float, actor: str) -> None:
-        name, holder = str(line["name"]), str(line["holder"])
-        if str(line["reason"]) == "too_late":  # the caller goes on with another holder id
+        name, holder = str(line["name"]), str(line.get("holder", ""))
+        if line.get("reason") == "too_late":  # the caller goes on with another holder id
             pending = self._pending.pop((actor, name, holder), PendingAcquisition(at, at))
             self._going_on[actor, name] = pending.first
         else:
-            self._answer((actor, name, holder), at - float(line["waited"]), at, granted=False)
+            self._answer((actor, name, holder), at - _waited(line), at, granted=False)
 
     def _on_acquired(self, line: Line, at: float, actor: str) -> None:
-        name, token = str(line["name"]), int(line["token"])
-        holder = str(line.get("holder") or f"{actor} {token}")
-        asked = self._answer((actor, name, holder), at - float(line.get("waited", 0.0)), at, granted=True)
-        deadline, ttl = float(line["deadline"]), float(line["ttl"])
+        name, token, holder = str(line["name"]), _token(line, "token"), str(line.get("holder") or "")
+        asked = self._answer((actor, name, holder), at - _waited(line), at, granted=True)
+        holder = holder or f"{actor} {token}"
+        deadline, ttl = _seconds(line, "deadline"), _seconds(line, "ttl")
         max_hold = line.get("max_hold")
         lease = RecordedLease(actor, name, token, holder, asked, at, ttl, deadline)
         lease.max_hold = None if max_hold is None else float(max_hold)
@@ -127,7 +142,7 @@ class _Gatherer:
         if (lease := self._lease(line, actor)) is not None:
             if at > lease.deadline:
                 lease.revived = at
-            lease.deadline = float(line["deadline"])
+            lease.deadline = _seconds(line, "deadline")
             lease.renewals.append(at)
 
     def _on_lost(self, line: Line, at: float, actor: str) -> None:
@@ -142,7 +157,7 @@ class _Gatherer:
         lease = self._lease(line, actor)
         if lease is not None and lease.mode == "reader":  # to a guard all readers of one token are one holder
             line = {**line, "holder": None}
-        self._access(line, at, actor, accepted=True, write=False)
+        self.facts.accesses.append(_access(line, at, actor, accepted=True, write=False))
 
     # What workers, resources and harnesses record.
 
@@ -150,11 +165,17 @@ class _Gatherer:
         if (lease := self._lease(line, actor)) is not None:
             lease.entered, lease.fences = at, tuple(map(str, line.get("fences", ())))
 
+    def _on_stale_rejected(self, line: Line, at: float, actor: str) -> None:
+        if "resource" in line and "token" in line:
+            self.facts.asides.append(_access(line, at, actor, accepted=False))
+
     def _on_read(self, line: Line, at: float, actor: str) -> None:
+        if "resource" in line and "token" in line:
+            self.facts.asides.append(_access(line, at, actor, accepted=True, write=False))
         key = str(line.get("name", line.get("resource"))), str(line.get("holder", ""))
         lease = self._by_holder.get(key)
         if lease is None:
-            lease = self._by_token.get((actor, int(line["token"])))
+            lease = self._by_token.get((actor, _token(line, "token")))
         if lease is not None:
             lease.reads.append(at)
 
@@ -169,25 +190,10 @@ class _Gatherer:
             lease.noted, lease.outer = bool(line.get("noted", False)), bool(line.get("outer", False))
 
     def _on_write_accepted(self, line: Line, at: float, actor: str) -> None:
-        self._access(line, at, actor, accepted=True)
+        self.facts.accesses.append(_access(line, at, actor, accepted=True))
 
     def _on_write_refused(self, line: Line, at: float, actor: str) -> None:
-        self._access(line, at, actor, accepted=False)
-
-    def _access(self, line: Line, at: float, actor: str, *, accepted: bool, write: bool = True) -> None:
-        holder, fence = line.get("holder"), line.get("fence")
-        access = RecordedAccess(
-            resource=str(line["resource"]),
-            token=int(line["token"]),
-            holder=None if holder is None else str(holder),
-            low=min(at, float(line.get("sent", at))),
-            high=at,
-            actor=actor,
-            accepted=accepted,
-            fence=None if fence is None else int(fence),
-            write=write,
-        )
-        self.facts.accesses.append(access)
+        self.facts.accesses.append(_access(line, at, actor, accepted=False))
 
     # What a store that can be looked into records.
 
@@ -252,7 +258,7 @@ class _Gatherer:
 
     def _lease(self, line: Line, actor: str) -> RecordedLease | None:
         """The lease *line* is about; None when the recording began after its grant."""
-        name, token = str(line["name"]), int(line["token"])
+        name, token = str(line["name"]), _token(line, "token")
         lease = self._by_holder.get((name, str(line.get("holder", ""))))  # readers of one actor may share a token
         if lease is not None and (lease.actor, lease.token) == (actor, token):
             return lease
@@ -263,6 +269,42 @@ class _Gatherer:
         pending = self._pending.pop(key, PendingAcquisition(since, since))
         self.facts.waits.append(RecordedWait(key[0], key[1], pending.first, at, granted))
         return pending.start
+
+
+def _access(line: Line, at: float, actor: str, *, accepted: bool, write: bool = True) -> RecordedAccess:
+    holder, fence = line.get("holder"), line.get("fence")
+    return RecordedAccess(
+        resource=str(line["resource"]),
+        token=_token(line, "token"),
+        holder=None if holder is None else str(holder),
+        low=min(at, float(line.get("sent", at))),
+        high=at,
+        actor=actor,
+        accepted=accepted,
+        fence=None if fence is None else _token(line, "fence"),
+        write=write,
+        text=str(line.get("text", "")),
+    )
+
+
+def _seconds(line: Line, field: str) -> float:
+    value = line[field]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -_LIMIT < value < _LIMIT:
+        msg = f"{shown(field)} is no such number"
+        raise ValueError(msg)
+    return float(value)
+
+
+def _waited(line: Line) -> float:
+    return _seconds(line, "waited") if "waited" in line else 0.0
+
+
+def _token(line: Line, field: str) -> int:
+    value = line[field]
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LIMIT:
+        msg = f"{shown(field)} is no such number"
+        raise ValueError(msg)
+    return value
 
 
 def _mode(line: Line) -> str:

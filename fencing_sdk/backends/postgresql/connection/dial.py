@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from fencing_sdk._dialing import first_success
 from fencing_sdk._http.tls import complaint_about, distrust
-from fencing_sdk._values.postgresql_url import TLS_FILES, PostgresqlUrl
+from fencing_sdk._values.url import TLS_FILES, PostgresqlUrl
 from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
 from fencing_sdk.backends.postgresql.connection import driver
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
@@ -95,15 +97,43 @@ class PostgresqlDialer:
 
     async def _connect_to_any(self, prepare: _Preparation | None) -> DriverConnection:
         """Ask all hosts at once. The first that takes writes is chosen, and the other connections are closed."""
-        tasks = {asyncio.create_task(self._connect_to(host, prepare)): host.place for host in self.hosts}
-        chosen: DriverConnection | None = None
+        attempts = [partial(self._connect_to, host, prepare) for host in self.hosts]
         try:
-            chosen = await _first_success(tasks)
+            return await first_success(
+                attempts,
+                self._error_of_all,
+                final=_ConclusiveError,
+                discard=lambda connection: connection.terminate(),
+                patience=_CANCEL_PATIENCE,
+            )
         except _ConclusiveError as conclusive:
             raise conclusive.error from conclusive.error.__cause__
-        finally:
-            await _close_others(tasks, chosen=chosen)
-        return chosen
+
+    def _error_of_all(self, errors: Sequence[Exception]) -> Exception:
+        """
+        Make one error of those of all hosts, each with its place.
+
+        If one host may still start or be promoted, another attempt may help, although the other hosts refuse.
+        """
+        unreached = [error for error in errors if isinstance(error, NoConnectionError)]
+        away = NoConnectionError.of_all(unreached)
+        away.__cause__ = unreached[0].__cause__ if unreached else None
+        answers = [
+            (host.place, translated("connect", error))
+            for host, error in zip(self.hosts, errors, strict=True)
+            if error not in unreached
+        ]
+        if not answers:
+            return away
+        places: dict[str, list[str]] = {}
+        for place, answer in sorted(answers, key=lambda told: told[0]):
+            places.setdefault(answer.detail, []).append(place)
+        details = [translated("connect", away).detail] if unreached else []
+        details += [f"{', '.join(where)}: {detail}" for detail, where in places.items()]
+        refused = not unreached and all(isinstance(answer, BackendRefusedError) for _, answer in answers)
+        told = (BackendRefusedError if refused else BackendUnavailableError)(BACKEND, "connect", "; ".join(details))
+        told.__cause__ = errors[0]
+        return told
 
     async def _connect_to(self, host: PostgresqlUrl, prepare: _Preparation | None) -> DriverConnection:
         connection: DriverConnection | None = None
@@ -250,60 +280,3 @@ def _unusable(host: PostgresqlUrl) -> str:
 
 def _tls_mode(host: PostgresqlUrl) -> str:
     return (host.file("sslmode") or "").replace("_", "-")
-
-
-async def _first_success(tasks: Mapping[asyncio.Task[DriverConnection], str]) -> DriverConnection:
-    """
-    Return the first connection that is open, or raise what all hosts said.
-
-    If one host may still start or be promoted, another attempt may help, although the other hosts refuse.
-    """
-    errors: list[tuple[str, Exception]] = []
-    pending = set(tasks)
-    while pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            error = task.exception()
-            if error is None:
-                return task.result()
-            if isinstance(error, _ConclusiveError) or not isinstance(error, Exception):
-                raise error
-            errors.append((tasks[task], error))
-    raise _error_of_all(errors)
-
-
-def _error_of_all(errors: Sequence[tuple[str, Exception]]) -> Exception:
-    """Make one error of those of all hosts, each with its place."""
-    unreached = [error for _, error in errors if isinstance(error, NoConnectionError)]
-    away = NoConnectionError.of_all(unreached)
-    away.__cause__ = unreached[0].__cause__ if unreached else None
-    answers = [(place, translated("connect", error)) for place, error in errors if error not in unreached]
-    if not answers:
-        return away
-    places: dict[str, list[str]] = {}
-    for place, answer in sorted(answers, key=lambda told: told[0]):
-        places.setdefault(answer.detail, []).append(place)
-    details = [translated("connect", away).detail] if unreached else []
-    details += [f"{', '.join(where)}: {detail}" for detail, where in places.items()]
-    refused = not unreached and all(isinstance(answer, BackendRefusedError) for _, answer in answers)
-    told = (BackendRefusedError if refused else BackendUnavailableError)(BACKEND, "connect", "; ".join(details))
-    told.__cause__ = errors[0][1]
-    return told
-
-
-async def _close_others(tasks: Collection[asyncio.Task[DriverConnection]], *, chosen: DriverConnection | None) -> None:
-    """Cancel the other attempts. A connection that one of them opened, or still opens, is closed."""
-
-    def close(task: asyncio.Task[DriverConnection]) -> None:
-        if not task.cancelled() and task.exception() is None and task.result() is not chosen:
-            task.result().terminate()
-
-    for task in tasks:
-        task.cancel()
-        task.add_done_callback(close)
-    try:
-        await asyncio.wait(tasks, timeout=_CANCEL_PATIENCE)
-    except asyncio.CancelledError:
-        if chosen is not None:  # the caller will not get it
-            chosen.terminate()
-        raise

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
-from fencing_sdk._values.extras import imported_from
+from fencing_sdk._values.drivers import imported_from
 
 with imported_from("postgresql", "asyncpg"):
     import asyncpg
 
 from fencing_sdk._dialing import DialingLoop
-from fencing_sdk._values.postgresql_url import PostgresqlUrl
+from fencing_sdk._values.url import PostgresqlUrl
 
 ServerError: type[Exception] = asyncpg.PostgresError
 """An error that the server sent; `code_of` returns its SQLSTATE."""

@@ -14,10 +14,9 @@ from typing import Any
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
-from fencing_sdk._values.driver_versions import DIFFERS, KnownDriver
-from fencing_sdk.backends.redis.connection.cluster import SlotMap
+from fencing_sdk._values.drivers import DIFFERS, KnownDriver
 from fencing_sdk.backends.redis.connection.dial import BACKEND, REDIS_PY, RedisDialer, ServerDialer, ServerSettings
-from fencing_sdk.backends.redis.connection.sentinel import SentinelDialer, SentinelService
+from fencing_sdk.backends.redis.connection.topology import SentinelDialer, SentinelService, SlotMap
 from fencing_sdk.errors import ConfigurationError
 
 VALKEY_PY = KnownDriver("valkey", user=BACKEND)

@@ -15,12 +15,12 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from fencing_sdk._values.extras import imported_from
+from fencing_sdk._values.drivers import imported_from
 
 with imported_from("redis", "redis"):
     from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
@@ -30,12 +30,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fencing_sdk._dialing import connected_socket
+from fencing_sdk._dialing import connected_socket, first_success
 from fencing_sdk._http.tls import complaint_about, wants_certificate
-from fencing_sdk._values.driver_versions import KnownDriver
-from fencing_sdk.backends._shared.error_translation import reason_of
-from fencing_sdk.backends.redis.connection.unreachable import UnreachableError
+from fencing_sdk._values.drivers import KnownDriver
+from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
 from fencing_sdk.errors import BackendRefusedError
+
+T = TypeVar("T")
 
 BACKEND = "RedisBackend"
 REDIS_PY = KnownDriver("redis", user=BACKEND)
@@ -44,12 +45,18 @@ CLIENT_NAME = "fencing-sdk"
 CONNECT_TIMEOUT = 4.0
 """Seconds. The engine waits longer for its store to open, so that the error can name the silent server."""
 OLDEST = (6, 2)
+AT_ONCE = 3
+"""Servers that are asked the same at one time: a silent one costs no time, and a large cluster is not flooded."""
 
 _TOO_OLD = "the server does not speak RESP3, or is older than 6.2; Redis 6.2 or newer, or Valkey, is needed"
 _MISMATCHES = {62, 64}
 """OpenSSL's codes for a certificate of another host name, or of another IP address."""
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _A_SENTINEL = "this is a Sentinel, not a server; write redis+sentinel://host:26379/service"
+
+
+class UnreachableError(NoConnectionError, RedisConnectionError):
+    """No server answers at the given addresses. It is one of the driver's errors as well."""
 
 
 class ReplicaError(ReadOnlyError):
@@ -373,3 +380,20 @@ async def _abort(connection: Any) -> None:
             writer.transport.abort()
     except AttributeError:  # another version of redis-py, which an error reports already
         await connection.disconnect(nowait=True)
+
+
+async def first_answer(questions: Iterable[Callable[[], Coroutine[Any, Any, T]]]) -> T:
+    """
+    Return the first answer to any of *questions*. The others are cancelled, and have ended then.
+
+    Raises:
+        UnreachableError: no server was reached; the error names all of them.
+        Exception: every question failed; this is the error of a server that was reached.
+    """
+    return await first_success(questions, _most_telling, at_once=AT_ONCE)
+
+
+def _most_telling(errors: Sequence[Exception]) -> Exception:
+    """Prefer what a server replied to the news that another server is down."""
+    unreached = [error for error in errors if isinstance(error, UnreachableError)]
+    return next((error for error in errors if error not in unreached), None) or UnreachableError.of_all(unreached)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
-from fencing_sdk._values.unawaited import cancel_and_wait, retrieve
+from fencing_sdk._values.tasks import cancel_and_wait, retrieve
 from fencing_sdk.backends.redis.connection.dial import BACKEND, OpenConnection, RedisDialer
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
 from fencing_sdk.backends.redis.scripts import Argument, ScriptCall

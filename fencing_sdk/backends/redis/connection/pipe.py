@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TypeAlias
 
-from fencing_sdk._values.extras import imported_from
+from fencing_sdk._values.drivers import imported_from
 
 with imported_from("redis", "hiredis"):
     import hiredis

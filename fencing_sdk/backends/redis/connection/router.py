@@ -17,8 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextvars import Context
 from typing import NamedTuple, Protocol
 
-from fencing_sdk._values.unawaited import cancel_and_wait, retrieve
-from fencing_sdk.backends.redis.connection.cluster import SlotMap, slot_of
+from fencing_sdk._values.tasks import cancel_and_wait, retrieve
 from fencing_sdk.backends.redis.connection.dial import RedisDialer
 from fencing_sdk.backends.redis.connection.node import (
     CallOutcome,
@@ -28,6 +27,7 @@ from fencing_sdk.backends.redis.connection.node import (
     outcome_of,
 )
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
+from fencing_sdk.backends.redis.connection.topology import SlotMap, slot_of
 from fencing_sdk.backends.redis.scripts import ScriptCall
 
 MakeNode = Callable[[RedisDialer], RedisNode]

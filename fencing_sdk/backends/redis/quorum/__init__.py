@@ -7,64 +7,54 @@ Locks on several independent Redis masters: granted by a majority, with tokens t
 ``fencing init`` founds the quorum once. Tokens need no clock, but nodes that remember (``appendfsync always``), or
 refuse to vote. Exclusion is by time, as with every lease. docs/backends/redis-quorum.md has the protocol and its proof.
 
-    __init__.py        the backend, as the client calls it
-    acquire_ballot.py  what the answers to one attempt amount to; no I/O
-    renewal_tally.py   what the answers to a round of renewals amount to; no I/O
-    attempt.py         one attempt to acquire a lock
-    renewals.py        the leases of the client, renewed and healed
-    waiters.py         the waiters of the client, and what wakes them
-    revoking.py        takes grants away, and tells their holders why
-    listing.py         lists what is held, and who waits
-    node_poll.py       one question to all nodes, and what a majority shows
-    founding.py        founding, and re-admission of a node that has lost its memory
-    nodes.py           which nodes vote together
-    node.py            one node: whether it votes, and what it still has to be told
-    requests.py        the requests to a node, and how its answers are read; the keys
-    options.py         reads the URL, or the clients
-    errors.py          the errors of one Redis, by the name of the quorum
-    *.lua              the scripts, each one atomic step at one node
+    __init__.py   the backend, as the client calls it
+    ballots.py    what the answers to an attempt, and to a round of renewals, amount to; no I/O
+    attempt.py    one attempt to acquire a lock
+    renewals.py   the leases of the client, renewed and healed
+    waiters.py    the waiters of the client, and what wakes them
+    operating.py  lists what is held and who waits, and takes grants away
+    founding.py   founding, and re-admission of a node that has lost its memory
+    nodes.py      which nodes vote together, one question to all of them, and what a majority shows
+    node.py       one node: whether it votes, and what it still has to be told
+    requests.py   the requests to a node, how its answers are read, and its errors; the keys
+    *.lua         the scripts, each one atomic step at one node
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
-from fencing_sdk._values.clock import wall_micros
-from fencing_sdk._values.findings import Finding
-from fencing_sdk._values.jitter import JITTER
-from fencing_sdk._values.uncopied import Uncopied
-from fencing_sdk.abc import LossNotice, Turn
+from fencing_sdk._values.clock import JITTER, wall_ticks
+from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.options import option_names
+from fencing_sdk.abc import LossNotice, Tell
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._shared.lock_table import LINE_POLL
-from fencing_sdk.backends._shared.revocation_reasons import with_reasons
+from fencing_sdk.backends._shared.losses import with_reasons
+from fencing_sdk.backends._shared.rules import LINE_POLL
+from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
 from fencing_sdk.backends.redis.answers import read_release
-from fencing_sdk.backends.redis.connection.driver_options import DRIVER_OPTIONS
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
-from fencing_sdk.backends.redis.diagnosis import RedisDiagnosis
-from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.backends.redis.quorum.acquire_ballot import Ballot
+from fencing_sdk.backends.redis.options import DRIVER_OPTIONS, QuorumTopology, quorum_from_clients, quorum_from_url
 from fencing_sdk.backends.redis.quorum.attempt import QuorumAttempt
-from fencing_sdk.backends.redis.quorum.errors import translating
+from fencing_sdk.backends.redis.quorum.ballots import Ballot
 from fencing_sdk.backends.redis.quorum.founding import prepare
-from fencing_sdk.backends.redis.quorum.listing import QuorumListing, holder_told
 from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
-from fencing_sdk.backends.redis.quorum.node_poll import Poll, find_hold
-from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
-from fencing_sdk.backends.redis.quorum.options import QuorumTopology, topology_from_clients, topology_from_url
+from fencing_sdk.backends.redis.quorum.nodes import Poll, QuorumNodes, find_hold
+from fencing_sdk.backends.redis.quorum.operating import QuorumListing, QuorumRevocations, holder_told
 from fencing_sdk.backends.redis.quorum.renewals import QuorumHolds, QuorumRenewals
-from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
-from fencing_sdk.backends.redis.quorum.revoking import QuorumRevocations
+from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, translating
 from fencing_sdk.backends.redis.quorum.waiters import QuorumWaiter, QuorumWaiters, pause_after_split
+from fencing_sdk.backends.redis.requests import DEFAULT_PREFIX, RedisKeys, check_prefix
 
 __all__ = ["RedisQuorumBackend", "from_url"]
 
-OPTIONS = ("prefix",)
 _SPREAD = 1000
-"""Microseconds by which the numbers of attempts differ at random, so that two clients rarely make the same."""
+"""Ticks by which the numbers of attempts differ at random, so that two clients rarely make the same."""
 
 
 class RedisQuorumBackend(Uncopied):
@@ -82,13 +72,14 @@ class RedisQuorumBackend(Uncopied):
     """
 
     def __init__(self, clients: Sequence[object] | QuorumTopology, *, prefix: str = DEFAULT_PREFIX) -> None:
-        topology = clients if isinstance(clients, QuorumTopology) else topology_from_clients(clients)
+        topology = clients if isinstance(clients, QuorumTopology) else quorum_from_clients(clients)
         self._dialers = topology.dialers
         keys = RedisKeys(check_prefix(prefix))
         self._requests = QuorumRequests(keys)
         self._nodes = QuorumNodes(topology.dialers, self._requests, on_push=self._on_push, on_vote=self._on_vote)
         self._holds = QuorumHolds()
         self._renewals = QuorumRenewals(self._nodes, self._requests, self._holds, self._next_number)
+        self._places = KeptPlaces()
         self._waiters = QuorumWaiters(self._nodes, self._requests, keys)
         self._losses = RedisLossWatcher(partial(self._renew, look=True))
         self._revocations = QuorumRevocations(self._nodes, self._requests)
@@ -97,7 +88,7 @@ class RedisQuorumBackend(Uncopied):
 
     def _next_number(self) -> int:
         """The number of an attempt, and the hint for the numbers of its holds."""
-        self._last_number = max(self._last_number + 1, wall_micros() + JITTER.randrange(_SPREAD))
+        self._last_number = max(self._last_number + 1, wall_ticks() + JITTER.randrange(_SPREAD))
         return self._last_number
 
     def _on_vote(self, _node: QuorumNode, pipe: Pipe) -> None:
@@ -117,13 +108,6 @@ class RedisQuorumBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsFounding.found`."""
         with translating("init"):
             return await prepare(self._nodes, self._requests)
-
-    async def diagnose(self, ttl: float) -> Sequence[Finding]:
-        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
-        return await RedisDiagnosis(hybrid=False, min_replicas=0, ttl=ttl).of_quorum(self._dialers)
-
-    async def server_time(self) -> None:
-        """Return None: no single server's clock counts."""
 
     async def acquire(self, claim: Claim) -> Grant | Held:
         """See `fencing_sdk.abc.Backend.acquire`."""
@@ -227,12 +211,12 @@ class RedisQuorumBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def queue(self, claim: Claim) -> AbstractAsyncContextManager[Turn]:
-        """See `fencing_sdk.abc.SupportsQueue.queue`."""
-        return self._queue(claim)
+    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (the nodes only wake)
+        """See `fencing_sdk.abc.SupportsLine.stand`."""
+        return self._places.stand(self._in_line, claim, tell)
 
     @asynccontextmanager
-    async def _queue(self, claim: Claim) -> AsyncIterator[Turn]:
+    async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:
         with translating("queue"):
             waiter = await self._waiters.join(claim)
         try:
@@ -250,6 +234,7 @@ def from_url(url: str, **options: object) -> RedisQuorumBackend:
     Raises:
         ConfigurationError: the URL or an option cannot be used.
     """
-    chosen = take_options(url, options, (*OPTIONS, *DRIVER_OPTIONS))
-    prefix = chosen.pop("prefix", DEFAULT_PREFIX)
-    return RedisQuorumBackend(topology_from_url(url, chosen), prefix=prefix)  # type: ignore[arg-type]  # checked there
+    ours = option_names(RedisQuorumBackend)
+    chosen = take_options(url, options, (*ours, *DRIVER_OPTIONS))
+    own: dict[str, Any] = {name: chosen.pop(name) for name in ours if name in chosen}
+    return RedisQuorumBackend(quorum_from_url(url, chosen), **own)  # what remains are the driver's

@@ -20,10 +20,9 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.redis.answers import read_token
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import ReplyError
-from fencing_sdk.backends.redis.quorum.acquire_ballot import Ballot, BallotVerdict
+from fencing_sdk.backends.redis.quorum.ballots import Ballot, BallotVerdict, QuorumHold
 from fencing_sdk.backends.redis.quorum.node import NodeRequest
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes, Voters, most_telling
-from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold
 from fencing_sdk.backends.redis.quorum.requests import LinePlace, QuorumRequests, read_refusal
 
 _INSISTENCE = 6

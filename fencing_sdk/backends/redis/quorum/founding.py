@@ -29,10 +29,9 @@ import os
 from collections.abc import Sequence
 
 from fencing_sdk.backends.redis.connection.pipe import Reply
-from fencing_sdk.backends.redis.quorum.errors import BACKEND
 from fencing_sdk.backends.redis.quorum.node import QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes
-from fencing_sdk.backends.redis.quorum.requests import COUNTERS, QuorumRequests, read_knowledge
+from fencing_sdk.backends.redis.quorum.requests import BACKEND, COUNTERS, QuorumRequests, read_knowledge
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 _MARGIN, _DRIFT = 0.1, 0.01

@@ -20,13 +20,20 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.unawaited import retrieve
+from fencing_sdk._values.tasks import retrieve
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends.redis.connection.dial import RedisDialer
 from fencing_sdk.backends.redis.connection.node import DIAL_PATIENCE, NOT_MASTER, CallOutcome, RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError, pack
-from fencing_sdk.backends.redis.quorum.errors import BACKEND, renamed
-from fencing_sdk.backends.redis.quorum.requests import PRELOADED, Knowledge, QuorumRequests, nodes_of, read_knowledge
+from fencing_sdk.backends.redis.quorum.requests import (
+    BACKEND,
+    PRELOADED,
+    Knowledge,
+    QuorumRequests,
+    nodes_of,
+    read_knowledge,
+    renamed,
+)
 from fencing_sdk.backends.redis.scripts import Argument, ScriptCall
 from fencing_sdk.errors import BackendError, BackendRefusedError
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.redis.connection.node import CallOutcome
+from fencing_sdk.backends.redis.quorum.ballots import QuorumHold, RenewalRound
 from fencing_sdk.backends.redis.quorum.node import NodeRequest
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes, Voters, most_telling
-from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold, RenewalRound
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, read_numbers
 
 BATCH = 200

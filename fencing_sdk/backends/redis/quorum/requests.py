@@ -6,9 +6,9 @@ The requests to one node as calls of scripts, and how the answers are read. No I
     {fencing:}:id           random: two addresses with one id are one server
     {fencing:}:run          the server's run id when it got its epoch
     {fencing:}:c0 to c1023  the counters; the name of a lock decides which one numbers its holds
-    {fencing:NAME}:h        the hold (see hold.lua), with the ttl of the lease
-    {fencing:NAME}:hq, :hw  the line of the waiters (see waking_line.lua)
-    {fencing:NAME}:hx:OWNER why its grant was revoked (see revoke.lua)
+    {fencing:NAME}:h        the hold (see holds.lua), with the ttl of the lease
+    {fencing:NAME}:hq, :hw  the line of the waiters (see line.lua)
+    {fencing:NAME}:hx:OWNER why its grant was revoked (see operating.lua)
 
 The counters never expire, so there is a fixed number of them, and the tokens of one lock have gaps.
 """
@@ -17,38 +17,45 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from fencing_sdk._values.claim import Claim
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends.redis.answers import read_token
 from fencing_sdk.backends.redis.connection.pipe import Reply
-from fencing_sdk.backends.redis.keys import RedisKeys
-from fencing_sdk.backends.redis.quorum.acquire_ballot import Refusal
-from fencing_sdk.backends.redis.quorum.renewal_tally import QuorumHold
-from fencing_sdk.backends.redis.requests import milliseconds, stored
-from fencing_sdk.backends.redis.scripts import WAITING, WAKING_LINE, Argument, RedisScript, ScriptCall
+from fencing_sdk.backends.redis.errors import translated as translated_by_redis
+from fencing_sdk.backends.redis.quorum.ballots import QuorumHold, Refusal
+from fencing_sdk.backends.redis.requests import RedisKeys, milliseconds, stored
+from fencing_sdk.backends.redis.scripts import WAITING, Argument, RedisScript, ScriptCall
+from fencing_sdk.errors import BackendError
 
 _HOLD = ":h"
 COUNTERS = 1024
 """Fixed for ever: another number would assign other counters to locks, and tokens could fall."""
 
-GRANT = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/grant")
-CONFIRM = RedisScript("quorum/hold", "quorum/confirm")
-UNDO = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/place", "quorum/undo")
-RENEW = RedisScript("quorum/hold", "quorum/renew")
-HEAL = RedisScript("quorum/hold", "quorum/heal")
-RELEASE = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/release")
-JOIN = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/place", "quorum/join")
-LEAVE = RedisScript(*WAKING_LINE, "quorum/leave")
-INSPECT = RedisScript("quorum/inspect")
-REVOKE = RedisScript(*WAKING_LINE, "quorum/hold", "quorum/revoke")
-NOTED = RedisScript("quorum/noted")
-LISTED = RedisScript("quorum/listed")
-LOOK = RedisScript("quorum/look")
-FOUND = RedisScript("quorum/found")
-SEAL = RedisScript("quorum/seal")
-ADMIT = RedisScript("quorum/admit")
-SCAN = RedisScript("quorum/scan")
+_HOLDS, _FOUNDING, _OPERATING = "quorum/holds.lua", "quorum/founding.lua", "quorum/operating.lua"
+_HOLD_PART = f"{_HOLDS} [hold]"
+_LINE = ("line.lua [time]", "quorum/line.lua [line]")
+_PLACE = "quorum/line.lua [place]"
+
+GRANT = RedisScript(*_LINE, _HOLD_PART, f"{_HOLDS} [grant]")
+CONFIRM = RedisScript(_HOLD_PART, f"{_HOLDS} [confirm]")
+UNDO = RedisScript(*_LINE, _HOLD_PART, _PLACE, f"{_HOLDS} [undo]")
+RENEW = RedisScript(_HOLD_PART, f"{_HOLDS} [renew]")
+HEAL = RedisScript(_HOLD_PART, f"{_HOLDS} [heal]")
+RELEASE = RedisScript(*_LINE, _HOLD_PART, f"{_HOLDS} [release]")
+JOIN = RedisScript(*_LINE, _HOLD_PART, _PLACE, "quorum/line.lua [join]")
+LEAVE = RedisScript(*_LINE, "quorum/line.lua [leave]")
+INSPECT = RedisScript(f"{_OPERATING} [inspect]")
+LISTED = RedisScript(f"{_OPERATING} [listed]")
+REVOKE = RedisScript(*_LINE, _HOLD_PART, f"{_OPERATING} [revoke]")
+NOTED = RedisScript(f"{_OPERATING} [noted]")
+LOOK = RedisScript(f"{_FOUNDING} [look]")
+FOUND = RedisScript(f"{_FOUNDING} [found]")
+SEAL = RedisScript(f"{_FOUNDING} [seal]")
+ADMIT = RedisScript(f"{_FOUNDING} [admit]")
+SCAN = RedisScript(f"{_FOUNDING} [scan]")
 
 PRELOADED = (GRANT, CONFIRM, UNDO, RENEW, HEAL, RELEASE, JOIN, LEAVE)
 """Loaded on each new connection: a grant that has to be sent again, by its text, could fall behind its release."""
@@ -258,3 +265,24 @@ def nodes_of(epoch: str) -> int:
     """The number of nodes that an epoch was founded with; 0 if it is no epoch."""
     count, _, nonce = epoch.partition(".")
     return int(count) if nonce and count.isascii() and count.isdigit() and len(count) <= 2 else 0  # noqa: PLR2004
+
+
+BACKEND = "RedisQuorumBackend"
+
+
+def translated(operation: str, error: Exception) -> BackendError:
+    """Return the error of the contract for *error*."""
+    return renamed(translated_by_redis(operation, error))
+
+
+def renamed(error: BackendError) -> BackendError:
+    """Return *error* as one of the quorum: a connection to a node does not know what it is for."""
+    if error.backend == BACKEND:
+        return error
+    named = type(error)(BACKEND, error.operation, error.detail)
+    named.__cause__ = error.__cause__
+    return named
+
+
+translating = partial(ErrorTranslation, translated)
+"""``with translating("acquire")``: an error of the driver leaves the block as an error of the contract."""

@@ -1,7 +1,7 @@
 """
 The waiters of one client, and what wakes them.
 
-Each node keeps a line for each lock (see `waking_line.lua`). A waiter stands in the line of every node at once, with
+Each node keeps a line for each lock (see `line.lua`). A waiter stands in the line of every node at once, with
 one score: the microseconds of its client's clock when it joined. So all nodes have the same order, that of arrival as
 far as the clients' clocks agree. A node grants a free lock to the head of its line alone. What wakes a waiter:
 
@@ -17,18 +17,17 @@ from __future__ import annotations
 import asyncio
 
 from fencing_sdk._values.claim import Claim
-from fencing_sdk._values.clock import wall_micros
-from fencing_sdk._values.jitter import JITTER
-from fencing_sdk._values.unawaited import retrieve
+from fencing_sdk._values.clock import JITTER, wall_micros
+from fencing_sdk._values.tasks import retrieve
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable, new_ticket
 from fencing_sdk.backends.redis.channels import ChannelId
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
-from fencing_sdk.backends.redis.keys import RedisKeys
-from fencing_sdk.backends.redis.quorum.acquire_ballot import Ballot
+from fencing_sdk.backends.redis.quorum.ballots import Ballot
 from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import Countdown, QuorumNodes
 from fencing_sdk.backends.redis.quorum.requests import LinePlace, QuorumRequests
+from fencing_sdk.backends.redis.requests import RedisKeys
 
 _STRAGGLERS = 0.02
 """Seconds after the first message in which the others should come."""

@@ -1,0 +1,435 @@
+"""
+The state of one lease: a deadline that moves, and an end that comes once.
+
+The engine, the heartbeat and the lease scope work on this object. Users hold a `Lease`, which shows a
+part of it. The state calls only its keeper, the engine that acquired it.
+
+    held -> lost(reason)        once, for ever
+    held -> released
+
+When is a lease lost? Each of these can end it, and none of them needs the others:
+
+* the deadline, which `max_hold` may cut short: `LeaseGroup` keeps a timer for it, and every use of the token compares
+  it with the clock. `_expire` tells a process that stood still (`STALLED`) from a store that was silent (`EXPIRED`);
+* the store's answer to a renewal: the heartbeat calls `lose`; or to the first release, which finds the loss too late;
+* a notice pushed by the store: the engine calls `lose`;
+* the client: it is closed or its heartbeat fails (`CLOSED`), or the bound of a drain is over (`DRAINED`);
+* a fork of the process: in the child every lease is over (`CLOSED`).
+
+A late answer never revives a lease. `extend` compares the *old* deadline with the clock before it moves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from typing import Any, Protocol
+
+import anyio
+
+from fencing_sdk._values import forks
+from fencing_sdk._values.claim import Claim, Renewal, Revoked
+from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.loop_owner import running_loop
+from fencing_sdk._values.timing import Timing
+from fencing_sdk._values.token import OpenWrites, Token, late_commit, remember_in
+from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, UsageError, shown
+
+_STALLED_FROM = 0.05
+"""A deadline that is noticed less than this many seconds late shows no stall, because timers are that inexact."""
+
+
+class Keeper(Protocol):
+    """The engine, as a lease sees it. Called in the event loop of the lease."""
+
+    async def renew(self, lease: LeaseState) -> None: ...
+
+    async def release(self, lease: LeaseState) -> None: ...
+
+    async def park(self, lease: LeaseState, seconds: float, within: float | None = None) -> None: ...
+
+    def lost(self, lease: LeaseState, reason: LossReason) -> None: ...
+
+    def stale(self, lease: LeaseState, error: StaleTokenError) -> None: ...
+
+    def abandon(self, lease: LeaseState) -> None: ...
+
+
+class LeaseState:
+    """A grant that is in use: the claim, the token's number, the deadline, and how the lease ended."""
+
+    __slots__ = (
+        "_announced",
+        "_ended",
+        "_scope",
+        "_token",
+        "acquired_at",
+        "block",
+        "claim",
+        "clock",
+        "deadline",
+        "generation",
+        "group",
+        "hold_until",
+        "keep_for",
+        "keeper",
+        "loop",
+        "loss_detail",
+        "lost",
+        "name",
+        "next_beat",
+        "number",
+        "permit",
+        "released",
+        "task",
+        "timing",
+        "unanswered_calls",
+        "writes",
+    )
+
+    def __init__(  # noqa: PLR0917  (the eight are given by place: an acquisition is not to pay for their names)
+        self,
+        name: str,
+        claim: Claim,
+        token: int,
+        deadline: float,
+        timing: Timing,
+        clock: Clock,
+        keeper: Keeper,
+        permit: int | None = None,
+    ) -> None:
+        self.name = name
+        self.claim = claim
+        self.number = int(token)
+        """The token as a plain number, readable after the end too: for events and errors."""
+        self._token: Token | None = None
+        self.writes: OpenWrites | None = None
+        """The open transactions that the token has gone into. None before the token is read."""
+        self.permit = permit
+        """The number of the permit, where the claim's mode is one."""
+        self.timing = timing
+        self.clock = clock
+        self.keeper = keeper
+        self.acquired_at = now = clock.now()
+        self.hold_until = math.inf if timing.max_hold is None else now + timing.max_hold
+        self.deadline = min(deadline, self.hold_until)
+        """The local moment, on the client's clock, at which the lease ends unless it is renewed."""
+        self.loop = asyncio.get_running_loop()
+        self.generation = forks.here()
+        self.released = False
+        self.task: asyncio.Task[object] | None = None
+        """The task that is inside ``async with`` by this lease."""
+        self.block: asyncio.Task[object] | None = None
+        """The task that has begun a block of this plain handle. Another one may end it."""
+        self.keep_for = 0.0
+        """Seconds from the grant for which the lock stays taken, although the lease is given back."""
+        self.unanswered_calls: tuple[asyncio.Future[object], ...] = ()
+        """Attempts of this acquisition without an answer, which may still reach the store."""
+        self.loss_detail = ""
+        """For the error that says how the lease ended: the last renewal without an answer, or an operator's reason."""
+        self.lost: LossReason | None = None
+        """Why the lease was lost; None while that is unnoticed. `lost_reason` looks at the deadline first."""
+        self._announced = False
+        self.next_beat = math.inf
+        self._scope: anyio.CancelScope | None = None
+        self.group: Any = None
+        """The `LeaseGroup` that renews the lease and watches its deadline, while it is held."""
+        self._ended: asyncio.Event | None = None  # made for the first caller that waits: most leases have none
+
+    def __repr__(self) -> str:
+        if (reason := self.lost_reason) is not None:
+            state = f"lost: {reason.value}"
+        elif self.released:
+            state = "released"
+        else:
+            state = f"{self.remaining:.1f} s left"
+        return f"<Lease {shown(self.name)} token={self.number:d}, {state}>"
+
+    # What may be asked from any thread.
+
+    @property
+    def token(self) -> Token:
+        """
+        The fencing token.
+
+        Raises:
+            LeaseLostError: the lease is over. The clock is looked at now, at this very read.
+        """
+        self.check()
+        token = self._token
+        if token is None:
+            self.writes = self.writes or OpenWrites()
+            token = remember_in(self.writes, Token(self.number, self.claim.token_holder(self.number)))
+            self._token = token
+        return token
+
+    def resource(self, name: str) -> str:
+        """What a guard knows this lease by, where its lock is known by *name*: each permit is a resource of its own."""
+        return name if self.permit is None else f"{name}/{self.permit}"
+
+    @property
+    def owner(self) -> str:
+        """The secret id of this acquisition."""
+        return self.claim.owner
+
+    @property
+    def holder(self) -> str:
+        """The public digest of the owner id."""
+        return self.claim.holder
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline as it stands now; 0 when the lease is over."""
+        return max(0.0, self.deadline - self.clock.now()) if self.held else 0.0
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease may be used at this moment."""
+        return not self.released and self.lost_reason is None
+
+    def held_at(self, now: float) -> bool:
+        """`held`, by a clock reading that the caller has taken just now: for going through many leases."""
+        return (self.lost is None and not self.released and now < self.deadline) or self.held
+
+    @property
+    def held_for(self) -> float:
+        """Seconds since the lease was granted."""
+        return self.clock.now() - self.acquired_at
+
+    @property
+    def renewable(self) -> bool:
+        """Whether a renewal could still move the deadline: ``max_hold`` may forbid it."""
+        return self.deadline < self.hold_until
+
+    @property
+    def held_to_the_end(self) -> bool:
+        """Whether ``max_hold`` has ended the lease of a plain handle, or of a thread's block."""
+        return self.task is None and not self.renewable and self.lost in {LossReason.EXPIRED, LossReason.STALLED}
+
+    @property
+    def kept(self) -> bool:
+        """Whether the lock has to stay taken when the lease is given back now."""
+        return self.held and self.held_for < self.keep_for
+
+    @property
+    def left_open(self) -> bool:
+        """Whether a transaction is open now in which the token was written, so that its commit comes later."""
+        return self.writes is not None and self.writes.are_open()
+
+    @property
+    def lost_reason(self) -> LossReason | None:
+        """
+        Why the lease was lost; None while it is held, or when it was released in time.
+
+        To read it looks at the clock, and ends a lease whose deadline has passed.
+        """
+        if self.lost is None and not self.released:
+            if self.generation != forks.here():
+                self.lost = LossReason.CLOSED  # inert: the loop and the connection belong to the parent process
+            elif self.clock.now() >= self.deadline:
+                self._expire()
+        return self.lost
+
+    def check(self) -> None:
+        """
+        Do nothing while the lease is held.
+
+        Raises:
+            LeaseLostError: the lease is over.
+        """
+        if (
+            self.lost is None
+            and not self.released
+            and self.generation == forks.here()
+            and self.clock.now() < self.deadline
+        ):
+            return
+        raise self.loss()
+
+    def loss(self, reason: LossReason | None = None) -> LeaseLostError:
+        """The error that says how the lease ended."""
+        reason = reason or self.lost_reason or LossReason.CLOSED
+        detail = ""
+        if reason is LossReason.EXPIRED and not self.renewable:
+            detail = f"max_hold={self.timing.max_hold:g} is over"
+        elif reason is LossReason.EXPIRED:
+            error = self.loss_detail
+            detail = "no renewal was confirmed in time" + (f", the last: {error}" if error else "")
+        elif reason is LossReason.REVOKED:
+            detail = self.loss_detail
+        elif reason is LossReason.CLOSED and self.released and self.lost is None:
+            detail = "it was given back"
+        elif reason is LossReason.CLOSED and self.generation != forks.here():
+            detail = "it belongs to the parent of this process, which is a fork"
+        return LeaseLostError(self.name, self.number, reason, detail)
+
+    def refuse_left_open(self) -> None:
+        """
+        Do nothing if every transaction in which the token was written has ended.
+
+        Raises:
+            UsageError: one is open.
+        """
+        if self.left_open:
+            raise late_commit(self.name, self.number)
+
+    def report_stale(self, error: StaleTokenError) -> None:
+        """A guard refused a write made under this lease."""
+        self.keeper.stale(self, error)
+
+    # The caller's requests, in the event loop of the lease.
+
+    def check_loop(self) -> None:
+        """
+        Refuse to work in another event loop than the lease's.
+
+        Raises:
+            UsageError: this is another loop.
+        """
+        if self.generation == forks.here() and running_loop() is not self.loop:
+            msg = (
+                f"lease on {shown(self.name)} belongs to another event loop; "
+                "from a thread use anyio.from_thread.run or asyncio.run_coroutine_threadsafe"
+            )
+            raise UsageError(msg)
+
+    async def wait_lost(self) -> LossReason | None:
+        """Wait until the lease is over; return why it was lost, or None when it was released."""
+        self.check_loop()
+        if self._ended is None:
+            self._ended = asyncio.Event()
+        while self.held:
+            await self._ended.wait()
+        return self.lost
+
+    # The heartbeat's side.
+
+    @property
+    def due_at(self) -> float:
+        """When the heartbeat means to look after this lease next: to renew it, or to see it end."""
+        return min(self.next_beat, self.deadline)
+
+    def expect_beat(self, when: float) -> bool:
+        """
+        Note when the heartbeat means to renew next (infinity: a renewal is on its way).
+
+        False when that would be too late, or could not move the deadline; then no beat is expected.
+        """
+        hopeful = when < self.deadline < self.hold_until
+        self.next_beat = when if hopeful else math.inf
+        return hopeful
+
+    def extend(self, deadline: float) -> bool:
+        """Move the deadline after a confirmed renewal; False when the old one had passed already."""
+        moves = self.lost is None and not self.released and self.clock.now() < self.deadline
+        if not moves and not self.held:
+            return False
+        self.deadline = max(self.deadline, min(deadline, self.hold_until))
+        self.loss_detail = ""
+        return True
+
+    # The end.
+
+    def lose(self, reason: LossReason, detail: str = "", *, by_release: bool = False) -> None:
+        """
+        End the lease and cancel its work. *detail* is what the operator wrote who took it away.
+
+        *by_release*: the release has found that it was over before, so that it counts as lost and not as given back.
+        """
+        if self.lost_reason is None and (by_release or not self.released):
+            self.lost = reason
+            if reason is LossReason.REVOKED:
+                self.loss_detail = detail
+        if self.lost is not None:
+            self._announce()
+
+    def end(self) -> None:
+        """The deadline has passed."""
+        self.lose(LossReason.EXPIRED)
+
+    def mark_released(self) -> bool:
+        """End the lease as its holder wishes; False when it was released before. A loss that happened stays one."""
+        if self.released:
+            return False
+        if self.lost_reason is None:
+            self._scope = None  # the body goes on without the lock, by its own decision
+        else:
+            self._announce()  # a loss that only the clock has shown so far: it is told before the release
+        self.released = True
+        if self._ended is not None:
+            self._ended.set()
+        return True
+
+    def _expire(self) -> None:
+        """Latch the loss from whatever thread sees it first, and let the loop tell the others."""
+        late = self.clock.now() - self.due_at
+        stalled = late > max(_STALLED_FROM, self.timing.heartbeat_interval / 4)
+        self.lost = LossReason.STALLED if stalled else LossReason.EXPIRED
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing is left to cancel
+            self.loop.call_soon_threadsafe(self._announce)
+
+    def _announce(self) -> None:
+        if self._announced:
+            return
+        self._announced = True
+        if not self.loop.is_closed():  # in a closed loop nothing waits and no body runs
+            self._wake_holder()
+        if self.lost is not None:
+            self.keeper.lost(self, self.lost)
+
+    def _wake_holder(self) -> None:
+        if self._ended is not None:
+            self._ended.set()
+        if self._scope is not None:
+            self._scope.cancel(f"lease on {shown(self.name)} lost")
+
+    # The scope that cancels the body.
+
+    def watch(self, scope: anyio.CancelScope) -> None:
+        """Cancel *scope* when the lease is lost."""
+        self._scope = scope
+        if self.lost is not None:
+            scope.cancel()
+
+    def forget_scope(self) -> None:
+        """Cancel nothing from now on, whatever happens to the lease."""
+        self._scope = None
+
+
+def loss_in(refusal: Renewal | Revoked) -> tuple[LossReason, str]:
+    """Why a lease is lost whose renewal or first release was answered so, and what an operator wrote."""
+    if isinstance(refusal, Revoked):
+        return LossReason.REVOKED, refusal.reason
+    return LossReason.TAKEN_OVER if refusal is Renewal.TAKEN_OVER else LossReason.REFUSED, ""
+
+
+def tell_end(state: LeaseState, raised: BaseException | None) -> None:
+    """
+    Say what was wrong about a block whose lease was given back, and whose body *raised*.
+
+    Raises:
+        LeaseLostError: the lease was lost, and the body raised nothing of its own.
+        UsageError: it has left a transaction open in which it wrote.
+    """
+    if state.lost is not None:
+        tell_loss(state, raised)
+    elif raised is None:
+        state.refuse_left_open()
+
+
+def tell_loss(state: LeaseState, raised: BaseException | None) -> None:
+    """
+    Say that the lease of a block was lost: by an error, or by a note on the error that the body *raised*.
+
+    Raises:
+        LeaseLostError: the lease is over, and the body raised nothing of its own.
+    """
+    loss = state.loss()
+    if raised is None or isinstance(raised, GeneratorExit):
+        raise loss from None
+    says_so = isinstance(raised, LeaseLostError) and (raised.name, raised.token) == (state.name, state.number)
+    if isinstance(raised, Exception) and not says_so:
+        raised.add_note(
+            f"fencing_sdk: the lease on {shown(state.name)} (token {state.number:d}) was lost too: {loss.reason.value}"
+        )

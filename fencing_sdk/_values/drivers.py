@@ -1,0 +1,113 @@
+"""
+The drivers that extras bring: how a missing one is installed, and the error for a version that differs inside.
+
+Of some drivers more is used than they promise. Where such a part is used, an AttributeError or a TypeError means that
+the installed version differs: another try will not help, another version will. `tests/test_private_parts.py` lists
+the parts, and takes away each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fencing_sdk.errors import BackendRefusedError
+
+
+def install(extra: str) -> str:
+    """The command that installs *extra*, for an installed package and for a checkout."""
+    return f"pip install 'fencing-sdk[{extra}]', or '.[{extra}]' in a checkout"
+
+
+@contextmanager
+def imported_from(extra: str | None, module: str) -> Iterator[None]:
+    """
+    Name the package to install if the import of *module* in this block fails because it is missing.
+
+    Args:
+        extra: The extra of this package that brings it; None if no extra does.
+
+        module: The top-level module.
+
+    Raises:
+        ModuleNotFoundError: *module* is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != module:
+            raise
+        command = f"pip install {module}" if extra is None else install(extra)
+        msg = f"{module} is not installed; run: {command}"
+        raise ModuleNotFoundError(msg, name=error.name) from error
+
+
+DIFFERS = (AttributeError, TypeError)
+"""What the use of a part raises if the part is not there, or takes other arguments."""
+
+WORKS = {
+    "Python": ">=3.11,<3.16",
+    "asyncpg": ">=0.30,<0.33",
+    "django": ">=5.2,<7",
+    "kazoo": ">=2.11,<2.12",
+    "redis": ">=7,<9",
+    "valkey": ">=6.1,<7",
+}
+"""The versions with which the tests have passed. pyproject.toml has the same bounds for what an extra installs."""
+
+
+class KnownDriver:
+    """
+    One driver.
+
+    Args:
+        package: Its name in the package index, or Python.
+
+        user: What of this package uses it, such as ``RedisBackend``.
+    """
+
+    def __init__(self, package: str, *, user: str) -> None:
+        self.package = package
+        self._user = user
+
+    @contextmanager
+    def known(self, operation: str) -> Iterator[None]:
+        """
+        Around the use of what the driver does not promise.
+
+        Raises:
+            BackendRefusedError: the installed version differs there.
+        """
+        try:
+            yield
+        except DIFFERS as error:
+            raise self.changed(operation, error) from error
+
+    def check(self, operation: str, owner: object, *names: str) -> None:
+        """Check that *owner*, a class or a module of the driver, has these *names*, as in `known`."""
+        with self.known(operation):
+            for name in names:
+                getattr(owner, name)
+
+    def changed(self, operation: str, error: Exception) -> BackendRefusedError:
+        """Make the error for a version that differs; the text of *error* may be anything, and is not repeated."""
+        return BackendRefusedError(self._user, operation, self.described(error))
+
+    def described(self, error: Exception) -> str:
+        """Name the version that differs, and those that work."""
+        return (
+            f"{self.package} {self._installed()} has changed inside ({type(error).__name__}); "
+            f"fencing_sdk works with {self.package}{WORKS[self.package]}"
+        )
+
+    def _installed(self) -> str:
+        if self.package == "Python":
+            import platform  # noqa: PLC0415  (as below)
+
+            return platform.python_version()
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  (an error alone needs it)
+
+        try:
+            return version(self.package)
+        except PackageNotFoundError:
+            return "of an unknown version"

@@ -1,0 +1,215 @@
+"""
+What is reported of clients, stores and holders: to health endpoints, by a diagnosis, and to other clients.
+
+A client stores facts about its holder with each grant unless it is told other `metadata`: host, process id, and the
+name of the program without its folder and its arguments, which may hold passwords. They are ASCII, so every database
+keeps them.
+
+A job that keeps its lock writes that into the metadata of its grant, with its ttl. Where the grant passes on at the
+end of the run, the note is changed to one of a run that has ended. Elsewhere a lock that has more time left than any
+renewal gives has been kept for good, so nothing runs under it.
+"""
+# ruff: noqa: PLC0415  (an import of the package needs neither JSON nor paths, both of which take longer than it)
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum, unique
+from typing import NamedTuple
+
+from fencing_sdk._values import forks
+from fencing_sdk._values.claim import Holder, Waiting
+from fencing_sdk._values.clock import wall_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a client stands at one moment, as `LockClient.status` tells it. Nothing was asked of the store for it."""
+
+    open: bool
+    """
+    Whether the client was entered, is not being closed, and its heartbeat runs.
+
+    A client for threads is entered by its first call. Before that it is open, too: it takes work.
+    """
+    draining: bool = False
+    """Whether `LockClient.drain` has begun: what is held may end, and no acquisition begins."""
+    leases: int = 0
+    """How many leases are held."""
+    least_spare: float | None = None
+    """Seconds until the first of them is lost, if no renewal is confirmed meanwhile. None without leases."""
+    store_answered: float | None = None
+    """
+    Seconds since the store last granted, renewed, or answered another call. None if it has not yet. A client that
+    holds nothing asks nothing: the number grows although the store is well.
+    """
+    leads: tuple[str, ...] = ()
+    """The elections that this process leads, by name. A process that leads none may be just as ready."""
+
+
+@unique
+class Severity(IntEnum):
+    """How much a finding matters. Severities can be compared."""
+
+    NOTE = 1
+    """Worth knowing. Every promise holds."""
+    WARNING = 2
+    """A promise does not hold after an event that will come one day: a power failure, a failover, a long pause."""
+    ERROR = 3
+    """Locks do not work, or a promise does not hold."""
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be. It never holds a password."""
+
+    check: str
+    """The name of the check, such as ``"redis.eviction"``. It does not change between versions."""
+    severity: Severity
+    what: str
+    """What was found, with its value."""
+    reason: str
+    """Why that matters."""
+    mend: str
+    """The command or the setting that mends it."""
+
+
+def error(check: str, what: str, reason: str, mend: str) -> Finding:
+    """A finding of severity `Severity.ERROR`."""
+    return Finding(check, Severity.ERROR, what, reason, mend)
+
+
+def warning(check: str, what: str, reason: str, mend: str) -> Finding:
+    """A finding of severity `Severity.WARNING`."""
+    return Finding(check, Severity.WARNING, what, reason, mend)
+
+
+def note(check: str, what: str, reason: str, mend: str) -> Finding:
+    """A finding of severity `Severity.NOTE`."""
+    return Finding(check, Severity.NOTE, what, reason, mend)
+
+
+def is_local(host: str) -> bool:
+    """Whether *host* is this machine, so that no network carries what is sent."""
+    host = host.strip("[]")
+    return host in {"localhost", "::1", ""} or host.startswith(("127.", "/"))
+
+
+METADATA_LIMIT = 1024
+"""Characters of metadata a store keeps beside a grant."""
+
+_SHOWN = 64
+"""Characters of a name. Two of them, with every one escaped, stay below what a store keeps, also behind a note."""
+_ALLOWANCE = 10.0
+"""Seconds by which a store may show more than the ttl: it rounds up, has a least ttl, or another clock than ours."""
+_NOTE = re.compile(
+    r"(when )?its run has ended, kept until ([0-9T:+-]{10,40}) \(ttl ([0-9]{1,9}(?:\.[0-9]{1,12})?) s\)(?:; (.*))?",
+    re.DOTALL,
+)
+
+
+def metadata_of(*given: str | None) -> str:
+    """Return the first text that was *given*, or else the facts about this process."""
+    for text in given:
+        if text is not None:
+            return text
+    return _facts_about(forks.here())
+
+
+def facts_about_command(program: str) -> str:
+    """Return the facts about a command that this process runs, which begins now."""
+    import json
+
+    return json.dumps(_facts(program) | {"start": _iso(wall_seconds())})
+
+
+@functools.lru_cache(maxsize=1)
+def _facts_about(_process: int) -> str:
+    import json
+    from pathlib import PurePath
+
+    path = PurePath((getattr(sys, "argv", None) or [""])[0])  # an embedded interpreter may have none
+    return json.dumps(_facts(path.parent.name if path.name == "__main__.py" else path.name))
+
+
+def _facts(program: str) -> dict[str, object]:
+    return {"host": harmless(os.uname().nodename), "pid": os.getpid(), "program": harmless(program or "python")}
+
+
+def harmless(name: str) -> str:
+    """A name that every store keeps and every terminal shows, cut; an argument may be any bytes."""
+    return "".join(char if char.isprintable() and char <= "\uffff" else "?" for char in name[:_SHOWN])
+
+
+def say_kept(metadata: str, at_least_for: float, ttl: float) -> str:
+    """
+    Return the *metadata* of a run that begins now, with a note until when its lock is kept after it.
+
+    The time is that of this host's wall clock.
+    """
+    note = f"when its run has ended, kept until {_iso(wall_seconds() + at_least_for)} (ttl {ttl:.12g} s)"
+    return f"{note}; {metadata}"[:METADATA_LIMIT] if metadata else note
+
+
+def say_ended(metadata: str | None) -> str | None:
+    """Return *metadata* with the note of `say_kept`, if there is one, changed to that of a run that has ended."""
+    return metadata.removeprefix("when ") if metadata is not None and _NOTE.fullmatch(metadata) else metadata
+
+
+class HolderFacts(NamedTuple):
+    """What the metadata of a holder say. Others wrote them: all but *text* is made harmless."""
+
+    kept_until: str | None
+    """When the lock will be free, as the holder wrote it, if the lock is kept and nothing runs under it any more."""
+    state: str
+    """The same as a sentence, or that the lock will be kept when its run has ended; else empty."""
+    who: str | None
+    """Program, process id, host, and since when, if a client or a command stored them."""
+    text: str
+    """What the holder stored, without the note about keeping."""
+
+    @property
+    def summary(self) -> str:
+        """Return all of it in one line, with the text as others wrote it."""
+        return "; ".join(filter(None, (self.state, self.who or self.text)))
+
+
+NOTHING_KNOWN = HolderFacts(None, "", None, "")
+
+
+def read_facts(held: Holder | Waiting) -> HolderFacts:
+    """Return what the metadata of a holder, or of a waiter, say."""
+    text, kept_until, state = held.metadata or "", None, ""
+    remaining, held_for = (held.remaining, held.held_for) if isinstance(held, Holder) else (0.0, None)
+    if note := _NOTE.fullmatch(text):
+        ended, until, ttl, text = note[1] is None, note[2], float(note[3]), note[4] or ""
+        state = f"when its run has ended, kept until {until}"
+        if ended or remaining > ttl + max(_ALLOWANCE, ttl / 4):
+            kept_until, state = until, f"kept until {until}, nothing runs"
+            held_for = None  # a store may count it from the moment at which the grant passed on
+    return HolderFacts(kept_until, state, _who(text, held_for), text)
+
+
+def _who(text: str, held_for: float | None) -> str | None:
+    import json
+
+    try:
+        facts = json.loads(text)
+        host, pid, program = facts["host"], facts["pid"], facts["program"]
+        since = facts.get("start", "") if held_for is None else _iso(wall_seconds() - held_for)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None
+    pid, program, host, since = (harmless(str(fact)) for fact in (pid, program, host, since))
+    return f"{program} (pid {pid}) on {host}" + (f" since {since}" if since else "")
+
+
+def _iso(seconds: float) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=int(seconds))).isoformat()

@@ -1,0 +1,284 @@
+"""
+What tasks of one event loop share: turns, calls that serve many of them, and cancellations that are not lost.
+
+asyncio makes one error of two cancellations of a task in one turn of its loop. anyio before 4.16 takes that error for
+its own when a scope has cancelled the task: whatever else cancelled it, such as the closing of a client or a caller's
+`asyncio.timeout`, is lost. The scopes here count the cancellations of the task, as later versions of anyio do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import Context
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import anyio
+
+from fencing_sdk._values.loop_owner import running_loop
+
+S = TypeVar("S", bound="SteadyScope")
+
+if TYPE_CHECKING:
+    _AnyScope = anyio.CancelScope
+else:
+    _AnyScope = object  # anyio loads its scopes when one is first named, and `new_scope` brings them
+
+
+@functools.cache
+def scope_class() -> type[anyio.CancelScope]:
+    """The class behind `anyio.CancelScope`, which finds out at every call that this is asyncio."""
+    asyncio.get_running_loop()  # elsewhere this fails and is not kept: trio's class would be returned for ever
+    return type(anyio.CancelScope())
+
+
+class SteadyScope(_AnyScope):
+    """Lets a cancellation from outside pass. `new_scope` combines it with anyio's scope for asyncio."""
+
+    _task: asyncio.Task[object]
+    _before: int
+    """How often the task had been cancelled before."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        swallowed = super().__exit__(kind, error, traceback)
+        return swallowed and self._task.cancelling() <= self._before
+
+
+@functools.cache
+def _combined(kind: type) -> Any:
+    return type(kind.__name__, (kind, scope_class()), {})
+
+
+def new_scope(kind: type[S]) -> S:
+    """Make a scope of *kind*, to be entered at once by the task that runs."""
+    scope: S = _combined(kind)()  # type: ignore[arg-type]  # a generic class is hashable too
+    task = asyncio.current_task()
+    assert task is not None  # what enters a scope runs in a task
+    scope._task, scope._before = task, task.cancelling()  # noqa: SLF001  (their one maker)
+    return scope
+
+
+def move_on_after(seconds: float | None, *, shield: bool = False) -> anyio.CancelScope:
+    """Do as `anyio.move_on_after`, and lose no cancellation. Enter it at once."""
+    scope = new_scope(SteadyScope)
+    scope.shield = shield
+    if seconds is not None:
+        scope.deadline = running_loop().time() + seconds
+    return scope
+
+
+async def outlast_cancellation(
+    wait: Callable[[], Awaitable[object]], finished: Callable[[], bool]
+) -> asyncio.CancelledError | None:
+    """
+    Await *wait* until *finished*, whatever cancels the caller, by anyio or by asyncio.
+
+    Returns a cancellation that came meanwhile, for the caller to raise.
+    """
+    cancelled = None
+    if finished():  # as most releases are by now: a scope would cost more than the look
+        return cancelled
+    with scope_class()(shield=True):
+        while not finished():
+            try:
+                await wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+    return cancelled
+
+
+def retrieve(future: asyncio.Future[Any]) -> None:
+    """
+    Read the outcome of *future*, as a done callback, where no task awaits it.
+
+    Else asyncio logs "exception was never retrieved" for an error that was handled elsewhere, or concerns no caller.
+    """
+    if not future.cancelled():
+        future.exception()
+
+
+async def cancel_and_wait(task: asyncio.Task[Any], *, limit: float | None = None) -> None:
+    """Cancel *task* of the running loop and wait for its end, at most *limit* seconds. Its outcome is dropped."""
+    task.cancel()
+    await asyncio.wait((task,), timeout=limit)
+    if task.done():
+        retrieve(task)
+
+
+Turn = asyncio.Future[None]
+"""Done when the turn has come."""
+
+
+class Turns:
+    """
+    The turns of one event loop.
+
+    Args:
+        most: How many may have a turn at the same time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._free = most
+        self._hurried: deque[Turn] = deque()
+        self._others: deque[Turn] = deque()
+
+    def take_at_once(self) -> bool:
+        """Take a turn if one is free, and nothing waits for it."""
+        if self._free <= 0:
+            return False
+        self._free -= 1
+        return True
+
+    @property
+    def idle(self) -> bool:
+        """Whether every turn is free."""
+        return self._free == self._most
+
+    def ask(self, *, hurry: bool = False) -> Turn:
+        """Ask for a turn; with *hurry*, before all that are in no hurry. It ends by `give_back`."""
+        turn: Turn = asyncio.get_running_loop().create_future()
+        if self.take_at_once():
+            turn.set_result(None)
+        else:
+            (self._hurried if hurry else self._others).append(turn)
+        return turn
+
+    def give_back(self, turn: Turn | None = None) -> None:
+        """End a turn, so that the next one begins; *turn* may be one that has not come yet."""
+        if turn is not None and (turn.cancelled() or turn.cancel()):
+            return
+        for waiting in (self._hurried, self._others):
+            while waiting:
+                following = waiting.popleft()
+                if not following.done():
+                    following.set_result(None)
+                    return
+        self._free += 1
+
+    def open_to_all(self) -> None:
+        """Give a turn to all that wait."""
+        for waiting in (self._hurried, self._others):
+            for turn in waiting:
+                if not turn.done():
+                    self._free -= 1
+                    turn.set_result(None)
+            waiting.clear()
+
+    @asynccontextmanager
+    async def turn(self, *, hurry: bool = False) -> AsyncIterator[None]:
+        """Wait for a turn, and have it for the length of a block."""
+        turn = self.ask(hurry=hurry)
+        try:
+            await turn
+            yield
+        finally:
+            self.give_back(turn)
+
+
+T = TypeVar("T")
+Q = TypeVar("Q", bound=Hashable)
+
+__all__ = ["SharedBatches", "SharedCall", "ask_by_name"]
+
+
+class SharedCall(Generic[T]):
+    """
+    A call that is under way, and the number of callers that wait for it.
+
+    The call runs in its own task, in an empty context. It goes on when one caller is cancelled. When the last
+    caller is cancelled, the call is cancelled too: most often its member hangs, and another one is asked next.
+    """
+
+    def __init__(self, call: Callable[[], Coroutine[Any, Any, T]], started: float) -> None:
+        self.started = started
+        self._callers = 0
+        self._given_up = False
+        self.task: asyncio.Task[T] = asyncio.get_running_loop().create_task(call(), context=Context())
+        self.task.add_done_callback(retrieve, context=Context())
+
+    def can_join(self, since: float) -> bool:
+        """Whether this call serves a caller of the running loop that needs one begun at *since* or later."""
+        task = self.task
+        return (
+            not (task.done() or self._given_up)
+            and self.started >= since
+            and task.get_loop() is asyncio.get_running_loop()
+        )
+
+    async def join(self) -> T:
+        """Wait for the outcome."""
+        self._callers += 1
+        try:
+            return await asyncio.shield(self.task)
+        finally:
+            self._callers -= 1
+            if not self._callers:
+                self._given_up = True
+                self.task.cancel()
+
+    async def aclose(self) -> None:
+        """Cancel the call and wait for its end."""
+        if self.task.get_loop() is asyncio.get_running_loop():
+            await cancel_and_wait(self.task)
+
+
+class SharedBatches(Generic[Q, T]):
+    """
+    Questions that are asked in the same turn of the event loop, as one call. Equal ones are asked once.
+
+    Args:
+        ask: Answers a batch of different questions, in order.
+
+        limit: The most questions of one batch.
+
+        one_by_one: Send a batch when the one before it is answered, so that it takes all that was asked meanwhile.
+    """
+
+    def __init__(
+        self, ask: Callable[[Sequence[Q]], Awaitable[Sequence[T]]], limit: int, *, one_by_one: bool = False
+    ) -> None:
+        self._ask = ask
+        self._limit = limit
+        self._one_by_one = one_by_one
+        self._sending: asyncio.Task[Sequence[T]] | None = None
+        self._questions: dict[Q, int] = {}
+        """Of the batch that is open, with their places."""
+        self._call: SharedCall[Sequence[T]] | None = None
+        """The batch that is open: it has not been sent, and is not full."""
+
+    async def ask(self, question: Q) -> T:
+        """Ask together with all others that ask now."""
+        if self._call is None or len(self._questions) >= self._limit or not self._call.can_join(0.0):
+            questions: dict[Q, int] = {}
+            before = self._sending
+            self._questions, self._call = questions, SharedCall(lambda: self._send(questions, before), 0.0)
+            self._sending = self._call.task if self._one_by_one else None
+        place, call = self._questions.setdefault(question, len(self._questions)), self._call
+        return (await call.join())[place]
+
+    async def _send(self, questions: dict[Q, int], before: asyncio.Task[Sequence[T]] | None) -> Sequence[T]:
+        await asyncio.sleep(0)
+        if before is not None and before.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait((before,))
+        if self._questions is questions:
+            self._call = None
+        return await self._ask(list(questions))
+
+
+async def ask_by_name(
+    questions: Sequence[Q], name_of: Callable[[Q], str], ask: Callable[[str, list[Q]], Awaitable[Sequence[T]]]
+) -> list[T]:
+    """Ask about the *questions* of each name together, and about all names at once; answer in the order given."""
+    groups: dict[str, list[Q]] = {}
+    for question in questions:
+        groups.setdefault(name_of(question), []).append(question)
+    answered = await asyncio.gather(*(ask(name, group) for name, group in groups.items()))
+    answers = dict(zip(groups, map(iter, answered), strict=True))
+    return [next(answers[name_of(question)]) for question in questions]

@@ -1,1 +1,0 @@
-"""From a request to an answer: `cluster` asks node after node."""

@@ -1,0 +1,209 @@
+"""
+Lists what is held and who waits, and takes grants away.
+
+A listing walks over the leases with SCAN, one server after the other: a page is one SCAN and one look at the leases
+that it has found, so the server is kept busy for less than a millisecond at a time, and nothing is remembered
+between pages. What SCAN finds belongs to one server, and to its cursor. So a cursor of a listing has four parts:
+
+1. The layout: which master has which slots. If that changes, leases may have moved to a server that was listed
+   before, so the listing begins again. The map is read anew before each server, and after the last one.
+2. The server, by its place in the layout.
+3. The connection. On another connection may be another server, after a restart or a failover, and the server's part
+   of the listing begins again.
+4. The cursor of SCAN.
+
+What is held from the first page to the last is listed at least once, except in a slot of a cluster that is moving
+meanwhile, key by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Holder, Listing, Mode, Permit, Waiting, holder_of
+from fencing_sdk._values.clock import JITTER
+from fencing_sdk.backends.redis.answers import read_holders
+from fencing_sdk.backends.redis.connection.node import RedisNode
+from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
+from fencing_sdk.backends.redis.connection.router import Masters, RedisRouter
+from fencing_sdk.backends.redis.requests import RedisKeys, RedisRequests
+from fencing_sdk.errors import ConfigurationError
+
+_LOOKED_AT = 50
+"""Locks that one run of a script describes: it keeps the server busy for some tenths of a millisecond."""
+_STRETCH = 100
+"""Waiters that one run of a script returns."""
+_BEGIN = b"0"
+_MODES = {mode.word: mode for mode in (LOCK, READER, WRITER)}
+
+
+class ListingCursor(NamedTuple):
+    """Where a listing goes on."""
+
+    layout: str = ""
+    server: int = 0
+    connection: int = 0
+    cursor: bytes = _BEGIN
+
+    def written(self) -> str:
+        """As it stands in a page."""
+        return f"{self.layout}.{self.server}.{self.connection}.{self.cursor.decode()}"
+
+    @classmethod
+    def read(cls, cursor: str | None) -> ListingCursor:
+        """
+        Read the cursor of a page; None is the begin.
+
+        Raises:
+            ConfigurationError: it is none.
+        """
+        if cursor is None:
+            return cls()
+        layout, *numbers = cursor.split(".")
+        if len(numbers) == 3 and all(number.isascii() and number.isdigit() for number in numbers):  # noqa: PLR2004
+            return cls(layout, int(numbers[0]), int(numbers[1]), numbers[2].encode())
+        msg = "cursor must be one that a page of this listing had"
+        raise ConfigurationError(msg)
+
+    @property
+    def begins_a_server(self) -> bool:
+        """Whether nothing of its server was listed yet."""
+        return self.cursor == _BEGIN
+
+
+class KeyWalk:
+    """Walks over the keys of several servers with SCAN, one server after the other."""
+
+    def __init__(self) -> None:
+        self._connections: WeakKeyDictionary[Pipe, int] = WeakKeyDictionary()
+
+    async def page(self, at: ListingCursor, among: Masters, pattern: str, count: int) -> tuple[list[bytes], str | None]:
+        """
+        Look at *count* keys or so: return those that *pattern* matches, and where the next page begins.
+
+        If the layout is another one than that of the page before, the walk begins again.
+        """
+        layout, servers = among.layout, among.nodes
+        if at.layout != layout:
+            at = ListingCursor(layout)
+        if at.server >= len(servers):
+            return [], None  # nothing has moved since the first page
+        server = servers[at.server]
+        connection = self._number(await server.pipe())
+        scanned = at.cursor if at.connection == connection else _BEGIN
+        scanned, found = await _scan(server, scanned, pattern, count)
+        if scanned != _BEGIN:
+            return found, ListingCursor(layout, at.server, connection, scanned).written()
+        return found, ListingCursor(layout, at.server + 1).written() if layout else None
+
+    def _number(self, pipe: Pipe) -> int:
+        """Tell connections apart, also those of other processes: a cursor may come from one."""
+        if pipe not in self._connections:
+            self._connections[pipe] = JITTER.getrandbits(63)
+        return self._connections[pipe]
+
+
+class RedisListing:
+    """Lists for one backend."""
+
+    def __init__(self, keys: RedisKeys, requests: RedisRequests, router: RedisRouter, *, batch: int) -> None:
+        self._keys = keys
+        self._requests = requests
+        self._router = router
+        self._batch = min(batch, _LOOKED_AT)
+        self._walk = KeyWalk()
+
+    async def page(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        at = ListingCursor.read(cursor)
+        masters = await self._router.masters(anew=at.begins_a_server)
+        found, after = await self._walk.page(at, masters, self._keys.leases(prefix), limit)
+        return Listing(
+            await self._describe([name for key in found if (name := self._keys.name(key)) is not None]), after
+        )
+
+    async def _describe(self, names: Sequence[str]) -> list[Holder]:
+        """Look at leases: what has ended since they were found is left out, and so is what is no lease."""
+        batches = [names[start : start + self._batch] for start in range(0, len(names), self._batch)]
+        holders: list[Holder] = []
+        for batch, outcome in zip(batches, await self._run_all(batches), strict=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+            for name, lock in zip(batch, outcome if isinstance(outcome, list) else [], strict=True):
+                holders += _read_listed(name, lock)
+        return holders
+
+    async def _run_all(self, batches: Sequence[Sequence[str]]) -> Sequence[Reply | Exception]:
+        """One run at a time on a single server, so that the calls of others get in between."""
+        if self._batch == 1:
+            return await self._router.run_all([self._requests.listed(batch) for batch in batches])
+        return [await self._router.run(self._requests.listed(batch)) for batch in batches]
+
+    async def waiters(self, name: str) -> list[Waiting]:
+        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
+        waiters: list[Waiting] = []
+        after = "-inf"
+        while after:
+            reply = await self._router.run(self._requests.waiting(name, after, _STRETCH))
+            stretch = reply if isinstance(reply, list) else []
+            for place in range(0, len(stretch), 3):
+                waiters += _read_waiter(stretch[place + 1], stretch[place + 2])
+            after = _text(stretch[-3]) if len(stretch) == 3 * _STRETCH else ""
+        return waiters
+
+
+async def _scan(node: RedisNode, cursor: bytes, pattern: str, count: int) -> tuple[bytes, list[bytes]]:
+    """Ask one server for the next keys."""
+    reply = await node.ask("SCAN", cursor, "MATCH", pattern, "COUNT", count)
+    match reply:
+        case [bytes() as scanned, list() as found]:
+            return scanned, [key for key in found if isinstance(key, bytes)]
+    msg = "not an answer to SCAN"
+    raise TypeError(msg)
+
+
+def _read_listed(name: str, lock: Reply) -> list[Holder]:
+    """Read what the script says about one lock; nothing if its lease holds something else."""
+    try:
+        return read_holders(name, lock)
+    except ReplyError:
+        return []
+
+
+def _read_waiter(owner: Reply, sign: Reply) -> list[Waiting]:
+    """Read one waiter; nothing if it has gone without leaving. When it came is not kept."""
+    said, _, metadata = _text(sign).partition("\0")
+    match said.split(" "):
+        case [_, _, word, permits, *_]:
+            mode: Mode = Permit(int(permits)) if word == "permit" else _MODES[word]
+            return [Waiting(holder_of(_text(owner)), mode, None, metadata[1:] if metadata else None)]
+    return []
+
+
+def _text(reply: Reply) -> str:
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else ""
+
+
+class RedisRevocations:
+    """
+    Revokes for one backend.
+
+    The server compares the token, ends the grant and serves the line in one step (`operating.lua`). It keeps the reason
+    for as long as the grant would have lasted. A holder hears of the end by client tracking, as of any other change of
+    its lease, or at its next heartbeat; only when its renewal is refused does it ask for a reason.
+    """
+
+    def __init__(self, requests: RedisRequests, router: RedisRouter) -> None:
+        self._requests = requests
+        self._router = router
+
+    async def revoke(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+        return await self._router.run(self._requests.revoke(name, token, reason)) == 1
+
+    async def reasons(self, claims: Sequence[Claim]) -> list[str | None]:
+        """For claims whose grants have ended: why they were revoked; None where no operator did it."""
+        answers = await self._router.run_all([self._requests.revoked(claim) for claim in claims])
+        return [answer.decode(errors="replace") if isinstance(answer, bytes) else None for answer in answers]

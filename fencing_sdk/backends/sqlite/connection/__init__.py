@@ -1,1 +1,0 @@
-"""The driver's side: the one thread that touches SQLite, and the open file."""

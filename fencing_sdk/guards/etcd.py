@@ -1,0 +1,298 @@
+"""
+A guard inside etcd: fence, check and your operations in one transaction, so in one step.
+
+    guard = EtcdGuard("etcd://localhost:2379")
+    await guard.execute("seats/42", lease.token, put("seats/42/who", "Ada"))
+
+Or the comparison alone, for a transaction of your own with a client of your own:
+
+    body["compare"].append(guard.comparison("seats/42", lease.token))
+
+A fence is a key, ``fence/seats%2F42``, whose value is the token as in a header: ``34;holder="9f8a01c2"``.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from fencing_sdk._etcd import messages
+from fencing_sdk._etcd.gateway import RANGE, TXN, make_gateway, read_url
+from fencing_sdk._etcd.messages import Entry, Json, compared, entries, ranged, responses, txn
+from fencing_sdk._http.outcomes import UnreadableAnswerError
+from fencing_sdk._values.claim import check_name, safe_segment
+from fencing_sdk._values.token import Token, check_token, format_token, parse_written
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
+from fencing_sdk.events import Observer
+from fencing_sdk.guards._verdict import StoreGuard, admitted, check_place, check_token_of, check_tokens, is_unchanged
+
+__all__ = ["EtcdGuard", "delete", "put"]
+
+_GUARD = "EtcdGuard"
+_TRIES = 100
+_REMEMBERED = 4096
+"""Fences whose last state is kept, so that another write of the same holder takes one request."""
+
+
+class _FenceState(NamedTuple):
+    """A fence as it was read or written last: the token, and the revision of its key, 0 while there is no key."""
+
+    token: Token | None
+    modified: int
+
+
+class _GuardedWrite(NamedTuple):
+    """What the caller adds to the transaction that checks the token."""
+
+    operations: Sequence[Json] = ()
+    compare: Sequence[Json] = ()
+    once: bool = False
+
+
+class EtcdGuard(StoreGuard):
+    """
+    Keeps fences beside the data in etcd, and runs transactions that succeed only with a current token.
+
+    A write is sent once. If its answer is lost, `BackendUnavailableError` is raised and the outcome is
+    unknown; the same holder may try again, which `raise_to` does by itself.
+
+    Not promised: anything about writes that go around the guard; that a restored backup knows the
+    fences that were raised after it was made.
+
+    Args:
+        url: ``etcd://[user:password@]host:2379,host:2379``, or ``etcd+https://``.
+
+        prefix: The beginning of every key of a fence.
+
+        ca: As for the backend, like *cert*, *key* and *ssl_context*.
+
+        observers: Callables that receive `StaleRejected` for every refusal and `FenceRaised` for
+            every successful `raise_to`.
+
+    Raises:
+        ConfigurationError: an argument cannot work. Nothing is sent yet.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "fence/",
+        ca: str | os.PathLike[str] | None = None,
+        cert: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        super().__init__(observers)
+        check_place(url, prefix, schemes=r"etcd(?:\+https)?", example="etcd://host:2379")
+        endpoints, from_url = read_url(url, {})
+        self._gateway = make_gateway(_GUARD, endpoints, ca=ca, cert=cert, key=key, ssl_context=ssl_context, **from_url)
+        self._prefix = prefix.encode()
+        self._known: OrderedDict[str, _FenceState] = OrderedDict()
+
+    def fence_key(self, resource: str) -> str:
+        """
+        The key of the fence of *resource*. Any client may read it; only the guard writes it.
+
+        Raises:
+            ConfigurationError: *resource* cannot be the name of a resource.
+        """
+        return self._key(check_name(resource, parameter="resource")).decode()
+
+    def _key(self, resource: str) -> bytes:
+        return self._prefix + safe_segment(resource).encode("ascii")
+
+    def comparison(self, resource: str, token: int) -> Json:
+        """
+        A comparison for a transaction of your own: the fence stands at *token*.
+
+        It holds from `raise_to` with this very token (``fences=[guard]`` calls it at the acquisition) until a
+        later holder raises the fence. The comparison is written as the JSON gateway takes it. With a gRPC
+        client, compare the value of `fence_key` with the token as text.
+
+        Raises:
+            ConfigurationError: *resource* cannot be the name of a resource, or *token* a token.
+        """
+        key = self._key(check_name(resource, parameter="resource"))
+        return compared(key, "VALUE", "EQUAL", format_token(check_token(token)).encode())
+
+    async def execute(
+        self, resource: str, token: int, *operations: Json, compare: Sequence[Json] = ()
+    ) -> list[Json] | None:
+        """
+        Check *token* and carry out *operations*, as one transaction; return their answers.
+
+        Args:
+            resource: The resource whose fence is checked.
+
+            token: As ``lease.token``.
+
+            operations: From `put` and `delete`, or as the JSON gateway takes them in ``success``.
+
+            compare: Comparisons of your own. If one does not hold, nothing is written and None is returned.
+
+        Raises:
+            StaleTokenError: the resource has seen a later token; nothing was written.
+            ConfigurationError: *resource* cannot be the name of a resource, or *token* a token.
+            BackendUnavailableError: the outcome is unknown.
+            BackendRefusedError: etcd rejects the transaction.
+        """
+        return await self.execute_all(check_token_of(resource, token), *operations, compare=compare)
+
+    async def execute_all(
+        self, tokens: Mapping[str, int], *operations: Json, compare: Sequence[Json] = ()
+    ) -> list[Json] | None:
+        """
+        Check the token of each resource and carry out *operations*, as one transaction.
+
+        etcd allows 128 operations in one, of which each fence that has to be raised takes one (``--max-txn-ops``).
+
+        Args:
+            tokens: The token of each resource, such as ``held.tokens`` of a `MultiLock`.
+
+            operations: As for `execute`.
+
+            compare: As for `execute`.
+
+        Raises:
+            StaleTokenError: one of the resources has seen a later token, and the error names it; nothing was
+                written, and no fence was raised.
+            ConfigurationError, BackendUnavailableError, BackendRefusedError: as `execute`.
+        """
+        return await self._write("execute", check_tokens(tokens), _GuardedWrite(operations, compare, once=True))
+
+    async def admit_all(self, tokens: Mapping[str, int]) -> None:
+        """
+        Check the token of each resource and raise all their fences, as one transaction: all of them or none.
+
+        From then on, each `comparison` with one of these tokens holds, until a later holder raises that fence.
+
+        Raises:
+            StaleTokenError, ConfigurationError, BackendUnavailableError, BackendRefusedError: as `execute_all`.
+        """
+        await self._raise("admit_all", check_tokens(tokens))
+
+    async def raise_to(self, resource: str, token: int) -> None:
+        """See `fencing_sdk.abc.Guard.raise_to`. The data stays as it is."""
+        await self._raise("raise_to", check_token_of(resource, token))
+
+    async def highest(self, resource: str) -> Token | None:
+        """See `fencing_sdk.abc.Guard.highest`."""
+        resource = check_name(resource, parameter="resource")
+        return (await self._read("highest", [resource]))[resource].token
+
+    async def _raise(self, operation: str, tokens: Mapping[str, Token]) -> None:
+        await self._write(operation, tokens, _GuardedWrite())
+        self._reports.raised(tokens)
+
+    async def _write(self, operation: str, tokens: Mapping[str, Token], write: _GuardedWrite) -> list[Json] | None:
+        for token in tokens.values():
+            format_token(token)  # refuses a token whose text in the fence could be read in two ways
+        with self._reports.of_refusals(tokens):
+            fences = await self._fences_for(operation, tokens)
+            for _ in range(_TRIES):
+                wanted = {name: admitted(name, token, fences[name].token) for name, token in tokens.items()}
+                answer = await self._transact(operation, fences, wanted, write)
+                if isinstance(answer, list):
+                    return answer
+                if answer == fences:
+                    return None  # a comparison of the caller's did not hold
+                fences = answer
+        raise BackendUnavailableError(_GUARD, operation, f"the fence was raised {_TRIES} times meanwhile")
+
+    async def _fences_for(self, operation: str, tokens: Mapping[str, Token]) -> dict[str, _FenceState]:
+        """The last state of each fence as far as it is known. A token is refused only after a fresh read."""
+        fences = {}
+        for resource, token in tokens.items():
+            fence = self._known.get(resource)
+            if fence is None or (fence.token is not None and token < fence.token):
+                return await self._read(operation, tokens)
+            fences[resource] = fence
+        return fences
+
+    async def _transact(
+        self, operation: str, fences: Mapping[str, _FenceState], wanted: Mapping[str, Token], write: _GuardedWrite
+    ) -> list[Json] | dict[str, _FenceState]:
+        """Write if the *fences* stand where they stood; else return their present state."""
+        keys = {resource: self._key(resource) for resource in fences}
+        raised = [resource for resource, token in wanted.items() if not is_unchanged(token, fences[resource].token)]
+        raising = [messages.put(keys[resource], format_token(wanted[resource]).encode()) for resource in raised]
+        unchanged = [compared(keys[resource], "MOD", "EQUAL", fence.modified) for resource, fence in fences.items()]
+        body = txn(
+            compare=[*unchanged, *write.compare],
+            success=[*raising, *write.operations],
+            failure=[ranged(key) for key in keys.values()],
+        )
+        fields, _ = await self._gateway.call(operation, TXN, body, once=write.once)
+        try:
+            if fields.get("succeeded") is not True:
+                return self._learn_all(operation, fences, responses(fields, len(fences)))
+            answers = responses(fields, len(raising) + len(write.operations))
+            for resource in raised:
+                revision = messages.number(fields["header"], "revision")
+                self._learn(resource, _FenceState(wanted[resource], revision))
+        except (UnreadableAnswerError, KeyError, TypeError) as error:
+            raise BackendUnavailableError(_GUARD, operation, str(error)) from error
+        return answers[len(raising) :]
+
+    async def _read(self, operation: str, resources: Iterable[str]) -> dict[str, _FenceState]:
+        """Read the fences of *resources* in one view of etcd."""
+        resources = list(resources)
+        looks = [ranged(self._key(resource)) for resource in resources]
+        try:
+            if len(looks) == 1:
+                found, _ = await self._gateway.call(operation, RANGE, looks[0]["request_range"])
+                return self._learn_all(operation, resources, [found])
+            fields, _ = await self._gateway.call(operation, TXN, txn(compare=[], success=looks))
+            return self._learn_all(operation, resources, responses(fields, len(looks)))
+        except UnreadableAnswerError as error:
+            raise BackendUnavailableError(_GUARD, operation, str(error)) from error
+
+    def _learn_all(self, operation: str, resources: Iterable[str], answers: Sequence[Json]) -> dict[str, _FenceState]:
+        return {
+            resource: self._learn(resource, self._fence_of(entries(answer, Entry), operation))
+            for resource, answer in zip(resources, answers, strict=True)
+        }
+
+    def _fence_of(self, found: Sequence[Entry], operation: str) -> _FenceState:
+        if not found:
+            return _FenceState(None, 0)
+        try:
+            return _FenceState(parse_written(found[0].value.decode("ascii", "replace")), found[0].modified)
+        except ConfigurationError as error:
+            detail = f"the value of {shown(found[0].key)} is no fence; set another prefix"
+            raise BackendRefusedError(_GUARD, operation, detail) from error
+
+    def _learn(self, resource: str, fence: _FenceState) -> _FenceState:
+        self._known[resource] = fence
+        self._known.move_to_end(resource)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return fence
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._gateway.aclose()
+
+
+def put(key: str | bytes, value: str | bytes) -> Json:
+    """An operation that writes *key*, of text or bytes."""
+    return messages.put(_bytes(key, "key"), _bytes(value, "value"))
+
+
+def delete(key: str | bytes) -> Json:
+    """An operation that deletes *key*."""
+    return messages.delete(_bytes(key, "key"))
+
+
+def _bytes(text: object, parameter: str) -> bytes:
+    if isinstance(text, str):
+        return text.encode("utf-8", "surrogatepass")
+    if isinstance(text, bytes):
+        return text
+    msg = f"{parameter} must be a str or bytes, not {type(text).__name__}"
+    raise ConfigurationError(msg)

@@ -1,0 +1,407 @@
+"""
+What operators do: list what is held and who waits, and take a grant away without hitting a later one.
+
+The last part is about a grant that passes from one owner to another in one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Protocol
+
+import pytest
+
+from fencing_sdk._client import LockClient
+from fencing_sdk._values.claim import (
+    LOCK,
+    READER,
+    WRITER,
+    Claim,
+    Grant,
+    Held,
+    Holder,
+    Mode,
+    Permit,
+    Renewal,
+    Revoked,
+    Waiting,
+)
+from fencing_sdk.abc import Backend, SupportsLine, SupportsListing, SupportsRevoking, SupportsShares, SupportsTransfer
+from fencing_sdk.errors import LeaseLostError, LossReason
+from fencing_sdk.testing.promises.under_test import NAME, BackendUnderTest, Reopen, in_line, needs
+
+REASON = "deploy 42 hangs"
+
+
+class ListingBackend(Backend, SupportsListing, Protocol):
+    """What ``lists`` declares."""
+
+
+class SharesAreListed(ListingBackend, SupportsShares, Protocol):
+    """What ``lists`` and ``shares`` declare."""
+
+
+class RevokingBackend(Backend, SupportsRevoking, Protocol):
+    """What ``revokes`` declares."""
+
+
+class ListingPromises(BackendUnderTest):
+    """For backends that declare ``lists``."""
+
+    async def listed(self, backend: ListingBackend, prefix: str = "", limit: int = 100) -> list[Holder]:
+        """Every holder of the names that begin with *prefix*, page by page."""
+        page = await backend.list_held(prefix, None, limit)
+        found = list(page.holders)
+        while page.cursor is not None:
+            page = await backend.list_held(prefix, page.cursor, limit)
+            found += page.holders
+        return found
+
+    async def line(self, backend: ListingBackend, length: int) -> list[Waiting]:
+        """The waiters of the lock, as soon as there are so many."""
+        async with self.soon():
+            while True:
+                if len(found := await backend.list_waiters(NAME)) == length:
+                    return list(found)
+                await asyncio.sleep(0.01)
+
+    @needs("lists")
+    async def test_what_is_held_is_listed_as_inspect_shows_it(self, backend: ListingBackend) -> None:
+        """Name, token, holder, metadata; what was released is not there."""
+        held, released = self.claim("a/1", metadata="host 7"), self.claim("a/2")
+        token = await self.granted(backend, held)
+        await self.granted(backend, released)
+        await backend.release(released)
+        (found,) = await self.listed(backend)
+        assert (found.name, found.token, found.holder, found.metadata) == ("a/1", token, held.holder, "host 7")
+        assert 0 < found.remaining <= held.ttl + 1
+        assert found.held_for is None or 0 <= found.held_for < 60
+
+    @needs("lists")
+    async def test_inspect_tells_the_age_of_a_grant_as_the_listing_does(self, backend: ListingBackend) -> None:
+        """Both know it, or neither does: an operator sees a lock in the listing, and looks closer."""
+        await self.granted(backend, self.claim())
+        (listed,) = await self.listed(backend)
+        shown = await backend.inspect(NAME)
+        assert shown is not None
+        assert _same_age(listed, shown)
+
+    @needs("lists", "shares")
+    async def test_holders_tells_the_age_of_every_share_as_the_listing_does(self, backend: SharesAreListed) -> None:
+        """A permit alone and beside others, readers, and what inspect tells of them."""
+        for name, mode, count in (("one", Permit(3), 1), ("two", Permit(3), 2), ("readers", READER, 2)):
+            for _ in range(count):
+                await self.granted(backend, Claim(name, 60.0, mode=mode))
+            listed = {holder.holder: holder for holder in await self.listed(backend, name)}
+            shown, found = await backend.inspect(name), await backend.holders(name)
+            assert shown is not None
+            assert len(found) == len(listed) == count
+            assert all(_same_age(listed[holder.holder], holder) for holder in (shown, *found))
+
+    @needs("lists")
+    async def test_the_prefix_chooses_and_its_characters_mean_themselves(self, backend: ListingBackend) -> None:
+        """A prefix is no pattern."""
+        for name in ("a*b/1", "a*b/2", "axb/1", "a", "A*b/1", "a%b", "a_b", "a[*]b/1"):
+            await self.granted(backend, self.claim(name))
+        assert {holder.name for holder in await self.listed(backend, "a*b/")} == {"a*b/1", "a*b/2"}
+        assert {holder.name for holder in await self.listed(backend, "a[*]")} == {"a[*]b/1"}
+        assert {holder.name for holder in await self.listed(backend, "a_")} == {"a_b"}
+
+    @needs("lists")
+    async def test_every_page_goes_on_where_the_last_one_ended(self, backend: ListingBackend) -> None:
+        """All that are held from begin to end are told, although others are released and acquired meanwhile."""
+        stays = {f"stays/{number}" for number in range(40)}
+        goes = [self.claim(f"goes/{number}") for number in range(40)]
+        for name, other in zip(sorted(stays), goes, strict=True):
+            await self.granted(backend, self.claim(name))
+            await self.granted(backend, other)
+        page, told = await backend.list_held("", None, 7), set[str]()
+        for pages in range(1000):
+            told |= {holder.name for holder in page.holders}
+            if page.cursor is None:
+                break
+            if goes:
+                await backend.release(goes.pop())
+                await self.granted(backend, self.claim(f"new/{pages}"))
+            page = await backend.list_held("", page.cursor, 7)
+        assert stays <= told
+
+    @needs("lists", "queues")
+    async def test_waiters_are_listed_in_the_order_of_the_line(self, backend: ListingBackend) -> None:
+        """With the public digests of their owners; the holder is not among them."""
+        async with LockClient(backend) as locks, locks.lock(NAME) as lease:
+            tasks: list[asyncio.Task[object]] = []
+            line: list[Waiting] = []
+            for place in range(1, 4):
+                tasks.append(asyncio.create_task(locks.lock(NAME).acquire()))
+                line = await self.line(backend, place)
+            assert lease.holder not in {waiter.holder for waiter in line}
+            (holder,) = await self.listed(backend)
+            assert holder.waiters in {None, 3}
+            tasks.pop(0).cancel()
+            assert [waiter.holder for waiter in await self.line(backend, 2)] == [waiter.holder for waiter in line[1:]]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    @needs("lists")
+    async def test_a_lock_without_waiters_has_none(self, backend: ListingBackend) -> None:
+        """Held or free."""
+        assert list(await backend.list_waiters(NAME)) == []
+        await self.granted(backend, self.claim())
+        assert list(await backend.list_waiters(NAME)) == []
+
+    @needs("lists", "shares")
+    async def test_every_permit_and_every_reader_is_listed(self, backend: ListingBackend) -> None:
+        """One by one, with mode and number."""
+        for number in range(3):
+            await self.granted(backend, Claim("permits", 60.0, mode=Permit(3)))
+            await self.granted(backend, Claim("readers", 60.0, metadata=str(number), mode=READER))
+        found = await self.listed(backend)
+        assert sorted(holder.permit for holder in found if holder.permit is not None) == [0, 1, 2]
+        assert {holder.metadata for holder in found if holder.mode == READER} == {"0", "1", "2"}
+
+    @needs("lists", "shares", "queues")
+    async def test_holders_and_waiters_are_shown_in_their_modes_with_their_metadata(
+        self, backend: SharesAreListed
+    ) -> None:
+        """A writer is no lock, whether it holds or waits; so an operator sees who holds up whom, and why."""
+        assert isinstance(backend, SupportsLine)
+        modes = [LOCK, WRITER, READER, Permit(2)]
+        for mode in modes:
+            name = f"held/{mode.word}"
+            await self.granted(backend, Claim(name, 60.0, metadata="holds", mode=mode))
+            shown = await backend.inspect(name)
+            assert shown is not None
+            for holder in (shown, *await backend.holders(name), *await self.listed(backend, name)):
+                assert (holder.mode, holder.metadata) == (mode, "holds")
+        await self.granted(backend, self.claim())
+        for mode in modes:
+            async with in_line(backend, Claim(NAME, 60.0, metadata="waits", mode=mode)):
+                (waiter,) = await self.line(backend, 1)
+                assert (waiter.mode, waiter.metadata) == (mode, "waits")
+
+
+class RevokingPromises(BackendUnderTest):
+    """For backends that declare ``revokes``."""
+
+    @needs("revokes")
+    async def test_a_revoked_grant_is_over_and_the_next_token_is_higher(self, backend: RevokingBackend) -> None:
+        """The lock is free at once; the former holder cannot renew, and hears of it."""
+        claim = self.claim()
+        token = await self.granted(backend, claim)
+        assert await backend.revoke(NAME, token, REASON) is True
+        assert await self.renewed(backend, claim) in {Revoked(REASON), Renewal.REFUSED}
+        assert await self.granted(backend, self.claim()) > token
+        assert await self.renewed(backend, claim) in {Revoked(REASON), Renewal.TAKEN_OVER, Renewal.REFUSED}
+
+    @needs("revokes")
+    async def test_a_later_grant_is_never_revoked_for_an_earlier_one(self, backend: RevokingBackend) -> None:
+        """Another token than the one that is held changes nothing: an earlier, a later, or none."""
+        former, claim = self.claim(), self.claim()
+        seen = await self.granted(backend, former)
+        await backend.release(former)
+        assert await backend.revoke(NAME, seen, REASON) is False
+        token = await self.granted(backend, claim)
+        for other in (seen, token + 1, 0):
+            assert await backend.revoke(NAME, other, REASON) is False
+        assert await backend.revoke("another", token, REASON) is False
+        assert await self.renewed(backend, claim) is Renewal.RENEWED
+
+    @needs("revokes")
+    async def test_a_grant_is_revoked_once(self, backend: RevokingBackend, reopen: Reopen) -> None:
+        """Of several operators one takes it away, also when they come by different clients."""
+        token = await self.granted(backend, self.claim())
+        async with aclosing(reopen()) as other:
+            assert isinstance(other, SupportsRevoking)
+            calls = [store.revoke(NAME, token, REASON) for store in (backend, other, backend)]
+            assert sorted(await asyncio.gather(*calls)) == [False, False, True]
+
+    @needs("revokes")
+    async def test_the_holder_loses_its_lease_and_reads_the_reason(self, backend: RevokingBackend) -> None:
+        """The work is cancelled, also where another client revokes."""
+        async with LockClient(backend) as locks, LockClient(backend) as operator:
+            working = asyncio.create_task(_work(locks, 60.0, self.ttl))
+            holder = await self.taken(backend)
+            assert await operator.revoke(NAME, token=holder.token, reason=REASON)
+            with pytest.raises(LeaseLostError) as lost:
+                await asyncio.wait_for(working, self.patience)
+        assert (lost.value.reason, lost.value.detail) == (LossReason.REVOKED, REASON)
+
+    @needs("revokes", "queues")
+    async def test_the_next_waiter_gets_a_revoked_lock(self, backend: RevokingBackend) -> None:
+        """It need not wait for the ttl, and its token is higher."""
+        claim = self.claim(ttl=3600)
+        token = await self.granted(backend, claim)
+        async with LockClient(backend) as locks:
+            waiting = asyncio.create_task(locks.lock(NAME).acquire())
+            await asyncio.sleep(0.1)
+            assert await locks.revoke(NAME, token=token, reason=REASON)
+            lease = await asyncio.wait_for(waiting, self.patience)
+            assert lease.token > token
+            await lease.release()
+
+    @needs("revokes", "queues", "notices")
+    async def test_the_holder_is_told_although_its_own_client_gets_the_lock_next(
+        self, backend: RevokingBackend
+    ) -> None:
+        """Two tasks of one process may hold and wait."""
+        async with LockClient(backend) as locks:
+            lease = await locks.lock(NAME, ttl=3600).acquire()
+            waiting = asyncio.create_task(locks.lock(NAME, ttl=3600).acquire())
+            await asyncio.sleep(0.1)
+            assert await locks.revoke(NAME, token=lease.token, reason=REASON)
+            following = await asyncio.wait_for(waiting, self.patience)
+            assert await asyncio.wait_for(lease.wait_lost(), self.patience) is LossReason.REVOKED
+            await following.release()
+
+    @needs("revokes", "shares")
+    async def test_one_permit_is_revoked_and_the_others_stay(self, backend: RevokingBackend) -> None:
+        """A permit has a token of its own."""
+        claims = [Claim("gpu", 60.0, mode=Permit(2)) for _ in range(2)]
+        tokens = [await self.granted(backend, claim) for claim in claims]
+        assert await backend.revoke("gpu", tokens[0], REASON)
+        assert await self.renewed(backend, claims[1]) is Renewal.RENEWED
+        assert await self.renewed(backend, claims[0]) is not Renewal.RENEWED
+        assert await self.granted(backend, Claim("gpu", 60.0, mode=Permit(2))) > max(tokens)
+
+    @needs("revokes")
+    async def test_the_release_of_a_revoked_grant_answers_as_its_renewal(self, backend: RevokingBackend) -> None:
+        """A holder that leaves before it has heard of the revocation learns it then, and why."""
+        asked, released = self.claim("a"), self.claim("b")
+        for claim in (asked, released):
+            assert await backend.revoke(claim.name, await self.granted(backend, claim), REASON)
+        assert await backend.release(released) == await self.renewed(backend, asked)
+
+
+def _same_age(listed: Holder, shown: Holder) -> bool:
+    """Whether two answers tell the same of the moment of a grant. Seconds may be between them."""
+    if listed.held_for is None or shown.held_for is None:
+        return listed.held_for is shown.held_for
+    return abs(listed.held_for - shown.held_for) < 60
+
+
+async def _work(locks: LockClient, ttl: float, interval: float) -> None:
+    async with locks.lock(NAME, ttl=ttl, heartbeat_interval=interval):
+        await asyncio.Event().wait()
+
+
+class TransferringBackend(Backend, SupportsTransfer, Protocol):
+    """What ``transfers`` declares."""
+
+
+class TransferringRevocations(TransferringBackend, SupportsRevoking, Protocol):
+    """What ``transfers`` and ``revokes`` declare."""
+
+
+class TransferringLine(TransferringBackend, SupportsLine, Protocol):
+    """What ``transfers`` and ``queues`` declare."""
+
+
+class TransferringShares(TransferringBackend, SupportsShares, Protocol):
+    """What ``transfers`` and ``shares`` declare."""
+
+
+class TransferPromises(BackendUnderTest):
+    """For backends that declare ``transfers``."""
+
+    async def passed(self, backend: SupportsTransfer, of: Claim, to: Claim) -> Grant:
+        """Pass the grant on."""
+        answer = await backend.transfer(of, to)
+        assert isinstance(answer, Grant), answer
+        return answer
+
+    @needs("transfers")
+    async def test_a_grant_passes_to_another_owner_under_a_higher_token(self, backend: TransferringBackend) -> None:
+        """The lock is never free in between; the ttl and the metadata are those of the heir."""
+        of, to = self.claim(metadata="first"), self.claim(ttl=3 * self.ttl, metadata="second")
+        token = await self.granted(backend, of)
+        grant = await self.passed(backend, of, to)
+        assert grant.token > token
+        holder = await backend.inspect(NAME)
+        assert holder is not None
+        assert (holder.token, holder.holder, holder.metadata) == (grant.token, to.holder, "second")
+        assert holder.remaining > self.ended_after(self.ttl)
+        await self.refused(backend, self.claim())
+        assert await self.renewed(backend, to) is Renewal.RENEWED
+
+    @needs("transfers")
+    async def test_what_the_former_owner_asks_late_changes_nothing(self, backend: TransferringBackend) -> None:
+        """Its renewal would set its own ttl again, and its release would free the lock."""
+        of, to = self.claim(), self.claim(ttl=3600)
+        await self.granted(backend, of)
+        await self.passed(backend, of, to)
+        assert isinstance(await self.renewed(backend, of), Revoked) or await self.renewed(backend, of) in _ENDED
+        await backend.release(of)
+        holder = await backend.inspect(NAME)
+        assert holder is not None
+        assert holder.holder == to.holder
+        assert holder.remaining > 3500
+
+    @needs("transfers")
+    async def test_a_transfer_that_is_repeated_is_one_transfer(self, backend: TransferringBackend) -> None:
+        """Its answer may have been lost."""
+        of, to = self.claim(), self.claim()
+        await self.granted(backend, of)
+        grant = await self.passed(backend, of, to)
+        assert await self.passed(backend, of, to) == grant
+
+    @needs("transfers")
+    async def test_what_is_not_held_is_not_transferred(self, backend: TransferringBackend) -> None:
+        """Neither a free lock, nor one that another owner holds, nor one that has passed on already."""
+        never, holder, heir, late = (self.claim() for _ in range(4))
+        assert await backend.transfer(never, heir) in _ENDED
+        await self.granted(backend, holder)
+        assert await backend.transfer(never, heir) in _ENDED
+        await self.passed(backend, holder, heir)
+        assert not isinstance(await backend.transfer(holder, late), Grant)
+        assert await self.renewed(backend, heir) is Renewal.RENEWED
+
+    @needs("transfers", "revokes")
+    async def test_an_heir_that_an_operator_has_ended_is_told_why(self, backend: TransferringRevocations) -> None:
+        """When it asks again, because its first answer was lost."""
+        of, to = self.claim(), self.claim()
+        await self.granted(backend, of)
+        grant = await self.passed(backend, of, to)
+        assert await backend.revoke(NAME, grant.token, "deploy 42 hangs")
+        assert await backend.transfer(of, to) == Revoked("deploy 42 hangs")
+
+    @needs("transfers", "queues")
+    async def test_waiters_keep_their_places_when_a_grant_passes_on(self, backend: TransferringLine) -> None:
+        """No room was freed, so no waiter is granted; the release of the heir lets the first one in."""
+        of, to, waiter = (self.claim(ttl=3600) for _ in range(3))
+        await self.granted(backend, of)
+        async with in_line(backend, waiter):
+            await self.passed(backend, of, to)
+            assert isinstance(await backend.acquire(waiter), Held)
+            await backend.release(to)
+            async with self.soon():
+                while not isinstance(await backend.acquire(waiter), Grant):
+                    pass
+        await backend.release(waiter)
+
+    @needs("transfers", "shares")
+    async def test_a_share_passes_on_with_its_mode_and_its_number(self, backend: TransferringShares) -> None:
+        """A permit under a higher token; a reader keeps the token that it shares."""
+        grants: dict[str, tuple[Grant, Grant]] = {}
+        for name, mode in (("pool", Permit(of=2)), ("page", READER)):
+            others, of, to = (_claim(name, mode) for _ in range(3))
+            await self.granted(backend, others)
+            first = await backend.acquire(of)
+            assert isinstance(first, Grant)
+            grants[name] = first, await self.passed(backend, of, to)
+            shown = [(holder.holder, holder.mode) for holder in await backend.holders(name)]
+            assert set(shown) == {(others.holder, mode), (to.holder, mode)}
+        former, permit = grants["pool"]
+        assert permit.token > former.token
+        assert permit.permit == former.permit == 1
+        former, reader = grants["page"]
+        assert reader.token == former.token
+
+
+_ENDED = (Renewal.REFUSED, Renewal.TAKEN_OVER)
+
+
+def _claim(name: str, mode: Mode) -> Claim:
+    return Claim(name, 60.0, mode=mode)

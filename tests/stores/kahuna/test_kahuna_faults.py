@@ -1,0 +1,686 @@
+"""What goes wrong between a client and a Kahuna cluster, and what the holder and the waiters see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from kahuna_faults import NO_ANSWERS, NO_TOKENS, UNSETTLED
+from kahuna_server import HOST, KahunaServer
+from required_program import require_program
+from stays import answered
+from throwaway_certificates import Certificates, make_certificates
+
+from fencing_sdk import LockClient
+from fencing_sdk._engine import terms
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.backends.kahuna import KahunaBackend, from_url, waiters
+from fencing_sdk.errors import (
+    AcquireTimeoutError,
+    BackendError,
+    BackendRefusedError,
+    BackendUnavailableError,
+    ConfigurationError,
+    LeaseLostError,
+    LossReason,
+)
+
+pytest_plugins = ["kahuna_fixtures"]
+
+
+WORKERS = Path(__file__).parent
+PATIENCE = 20.0
+
+LOST = {
+    "reset": ("drop", ""),
+    "cut": ("truncate", ""),
+    "endless": ("endless", ""),
+    **{f"http-{status}": ("status", status) for status in (408, 429, 500, 502, 503, 504)},
+    **{f"type-{kind}": ("body", json.dumps({"type": kind, "fencingToken": 0})) for kind in (*UNSETTLED, 101)},
+    **{f"body-{number}": ("body", body) for number, body in enumerate(NO_ANSWERS)},
+    **{f"token-{number}": ("body", f'{{"type":0{token}}}') for number, token in enumerate(NO_TOKENS)},
+    "unfit-yes": ("body", '{"type":2,"fencingToken":0}'),
+    "unfit-no": ("body", '{"type":102}'),
+}
+"""Answers that leave open whether the lock was granted."""
+
+
+@contextlib.asynccontextmanager
+async def backend_on(
+    server: KahunaServer | str, *, first: int | None = None, **options: object
+) -> AsyncIterator[KahunaBackend]:
+    """A backend, which asks the node *first* at first; by default any."""
+    backend = from_url(server if isinstance(server, str) else server.url, **options)
+    if first is not None and isinstance(server, KahunaServer):
+        ports = [*server.ports[first:], *server.ports[:first]]
+        backend._cluster._endpoints._order.sort(key=lambda node: ports.index(int(node.origin.rpartition(":")[2])))
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield backend
+    finally:
+        await backend.aclose()
+
+
+async def granted(backend: KahunaBackend, claim: Claim) -> Grant:
+    outcome = await backend.acquire(claim)
+    assert isinstance(outcome, Grant), outcome
+    return outcome
+
+
+async def free(backend: KahunaBackend, name: str) -> None:
+    """Wait until *name* has no holder."""
+    while await backend.inspect(name) is not None:  # noqa: ASYNC110  (the store wakes no waiter)
+        await asyncio.sleep(0.01)
+
+
+# What an answer means
+
+
+@pytest.mark.parametrize("trouble", LOST)
+async def test_a_grant_whose_answer_says_nothing_is_unknown(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend, trouble: str
+):
+    """It is neither taken for a grant nor for a refusal, and a retry finds it."""
+    act, value = LOST[trouble]
+    kahuna_server.fault(act, value, call="try-lock")
+    claim = Claim("a", 60.0)
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(BackendUnavailableError) as raised:
+            await kahuna.acquire(claim)
+    assert raised.value.operation == "acquire"
+    assert claim.owner not in f"{raised.value!r} {raised.value.__cause__!r}"
+    kahuna_server.heal()
+    grant = await granted(kahuna, claim)
+    assert grant.token == 0
+    await kahuna.release(claim)
+    assert (await granted(kahuna, Claim("a", 60.0))).token == 1
+
+
+@pytest.mark.parametrize("trouble", ["reset", "http-500", "type-99", "type-101", "body-6", "unfit-yes"])
+@pytest.mark.parametrize("call", ["try-extend", "try-unlock", "get-info"])
+async def test_no_other_call_takes_such_an_answer_for_one(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend, call: str, trouble: str
+):
+    act, value = LOST[trouble]
+    if trouble == "unfit-yes":
+        value = '{"type":0,"fencingToken":0}'
+    kahuna_server.fault(act, value, call=call)
+    claim = Claim("a", 6.0)
+    await granted(kahuna, claim)
+    asked = {
+        "try-extend": lambda: kahuna.renew([claim]),
+        "try-unlock": lambda: kahuna.release(claim),
+        "get-info": lambda: kahuna.inspect("a"),
+    }
+    with pytest.raises(BackendUnavailableError):
+        await asked[call]()
+
+
+async def test_a_release_in_time_that_is_answered_after_the_ttl_shows_no_loss(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend
+):
+    claim = Claim("a", 2.0)
+    await granted(kahuna, claim)
+    kahuna_server.fault("answer", call="try-unlock", delay=2.1)
+    assert await kahuna.release(claim) is None
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 415])
+async def test_what_no_other_try_changes_is_refused(kahuna_server: KahunaServer, kahuna: KahunaBackend, status: int):
+    kahuna_server.fault("status", status, apply=False)
+    with pytest.raises(BackendRefusedError):
+        await kahuna.acquire(Claim("a", 60.0))
+    assert len(kahuna_server.seen()) == 1
+
+
+@pytest.mark.parametrize(("act", "value"), [("status", "404"), ("body", '{"type":100}')])
+async def test_what_was_answered_with_must_retry_is_not_refused_later(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend, act: str, value: str
+):
+    """The first request may still be carried out, so a caller that gives up must release."""
+    kahuna_server.fault("body", '{"type":101}', call="try-lock", times=1)
+    kahuna_server.fault(act, value, call="try-lock", apply=False)
+    with pytest.raises(BackendUnavailableError):
+        await kahuna.acquire(Claim("a", 60.0))
+
+
+async def test_invalid_input_is_refused(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    with pytest.raises(BackendRefusedError, match=r"1\.0\.7"):
+        await kahuna.acquire(Claim("a", 60.0, owner=""))
+
+
+async def test_a_redirect_is_followed_nowhere(kahuna_server: KahunaServer, kahuna_cluster: KahunaServer):
+    """It would carry the owner id, which may release the lock, to another host."""
+    kahuna_server.fault("redirect", f"http://{HOST}:{kahuna_cluster.ports[0]}/v1/locks/try-lock", apply=False)
+    async with backend_on(kahuna_server) as backend:
+        with pytest.raises(BackendRefusedError, match="redirect"):
+            await backend.acquire(Claim("a", 60.0))
+    assert not kahuna_cluster.seen()
+
+
+async def test_a_no_of_another_node_is_no_no_after_a_lost_request(kahuna_cluster: KahunaServer):
+    """The lost request is carried out late, after the holder has released: a caller that gives up must release."""
+    holder, claim = Claim("a", 60.0), Claim("a", 60.0)
+    async with backend_on(kahuna_cluster, first=0) as backend:
+        await granted(backend, holder)
+        kahuna_cluster.fault("drop", node=0, times=1, late=0.3)
+        with pytest.raises(BackendUnavailableError, match="may still be carried out"):
+            await backend.acquire(claim)
+        assert {request["node"] for request in kahuna_cluster.seen("try-lock")} == {0, 1}
+
+
+async def test_a_yes_of_another_node_is_one(kahuna_cluster: KahunaServer):
+    kahuna_cluster.fault("drop", node=0, times=1)
+    async with backend_on(kahuna_cluster, first=0) as backend:
+        assert await granted(backend, Claim("a", 60.0)) == Grant(0, restarted=False)
+
+
+async def test_a_look_while_a_change_is_replicated_is_answered(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    """The server says WaitingForReplication to it, for as long as that takes, and then who holds the lock."""
+    kahuna_server.replication(0.04)
+    claim = Claim("a", 60.0)
+    acquiring = asyncio.create_task(kahuna.acquire(claim))
+    found = [await kahuna.inspect("a") for _ in range(20)]
+    assert isinstance(await acquiring, Grant)
+    assert [holder.holder for holder in found if holder][-1:] == [claim.holder]
+
+
+# Since when a grant runs
+
+
+async def test_the_same_owner_gets_the_grant_again_without_a_fresh_ttl(kahuna: KahunaBackend):
+    claim = Claim("a", 60.0)
+    assert await granted(kahuna, claim) == Grant(0, restarted=False)
+    before = await kahuna.inspect("a")
+    await asyncio.sleep(0.05)
+    assert await granted(kahuna, claim) == Grant(0, restarted=False)
+    after = await kahuna.inspect("a")
+    assert before is not None
+    assert after is not None
+    assert after.remaining < before.remaining - 0.03
+
+
+async def test_a_grant_that_was_found_again_is_restarted(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    """It is unknown since when the grant runs, so it is extended, and a rival waits for a whole ttl from then on."""
+    clock, claim = BootClock(), Claim("a", 1.0)
+    kahuna_server.fault("drop", call="try-lock", times=1)
+    began = clock.now()
+    with pytest.raises(BackendUnavailableError):
+        await kahuna.acquire(claim)
+    await asyncio.sleep(0.5)
+    sent_at = clock.now()
+    outcome = await granted(kahuna, claim)
+    if outcome.token == 0:  # else the machine was so slow that the first grant had expired
+        assert outcome.restarted
+        while isinstance(await kahuna.acquire(Claim("a", 60.0)), Held):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert clock.now() >= sent_at + 1.0 - 0.02
+    else:
+        assert clock.now() >= began + 1.0 - 0.02
+
+
+async def test_a_request_carried_out_after_a_refusal_does_not_prolong_the_deadline(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend
+):
+    """MustRetry, then Busy, then granted behind our back: the next try finds a grant of unknown age."""
+    holder, claim = Claim("a", 60.0), Claim("a", 60.0)
+    await granted(kahuna, holder)
+    kahuna_server.fault("body", '{"type":101}', call="try-lock", times=1, late=2.0)  # after the release below
+    assert isinstance(await kahuna.acquire(claim), Held)
+    await kahuna.release(holder)
+    while (found := await kahuna.inspect("a")) is None or found.holder != claim.holder:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert await granted(kahuna, claim) == Grant(1, restarted=True)
+    assert len(kahuna_server.seen("try-extend")) == 1
+
+
+async def test_a_grant_that_ended_meanwhile_is_not_taken(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    """The lock is answered for as ours and gone when its ttl is to be restarted."""
+    claim = Claim("a", 60.0)
+    kahuna_server.fault("drop", call="try-lock", times=1)
+    with pytest.raises(BackendUnavailableError):
+        await kahuna.acquire(claim)
+    kahuna_server.fault("body", '{"type":102}', call="try-extend", apply=False, times=1)
+    with pytest.raises(BackendUnavailableError, match="ended meanwhile"):
+        await kahuna.acquire(claim)
+    assert (await granted(kahuna, claim)).restarted
+
+
+async def test_a_grant_whose_ttl_cannot_be_restarted_is_not_left_behind(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend
+):
+    """A refusal would end the acquisition without a release."""
+    claim = Claim("a", 60.0)
+    kahuna_server.fault("drop", call="try-lock", times=1)
+    with pytest.raises(BackendUnavailableError):
+        await kahuna.acquire(claim)
+    kahuna_server.fault("status", 404, call="try-extend", apply=False)
+    with pytest.raises(BackendUnavailableError):
+        await kahuna.acquire(claim)
+
+
+# Leases
+
+
+@pytest.mark.parametrize("trouble", ["reset", "http-503", "type-99", "type-101", "body-6"])
+async def test_a_lease_rides_out_what_leaves_its_renewal_open(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend, trouble: str
+):
+    events: asyncio.Queue[str] = asyncio.Queue()
+    act, value = LOST[trouble]
+    async with LockClient(kahuna, observers=[lambda event: events.put_nowait(event.kind)]) as locks:
+        async with asyncio.timeout(PATIENCE), locks.lock("a", ttl=30, heartbeat_interval=0.1) as lease:
+            kahuna_server.fault(act, value, call="try-extend")
+            while await events.get() != "renewal_failed":
+                pass
+            kahuna_server.heal()
+            while await events.get() != "renewed":
+                pass
+            lease.check()
+
+
+async def test_a_server_that_hangs_ends_a_lease_at_its_deadline(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    """No answer comes any more, and nothing else is needed for the work to be cancelled."""
+    async with LockClient(kahuna) as locks, asyncio.timeout(PATIENCE):
+        with pytest.raises(LeaseLostError) as lost:
+            async with locks.lock("a", ttl=1.5):
+                kahuna_server.fault("hang", apply=False)
+                await asyncio.Event().wait()
+        assert lost.value.reason in {LossReason.EXPIRED, LossReason.STALLED}
+        kahuna_server.heal()
+
+
+@pytest.mark.every_loop
+@pytest.mark.parametrize("act", ["hang", "drip", "drop"])
+async def test_an_acquisition_that_got_no_answer_leaves_nothing(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend, act: str
+):
+    """Granted, and the answer never comes: giving up gives the lock back, as soon as the server can be reached."""
+    async with LockClient(kahuna) as locks, asyncio.timeout(PATIENCE):
+        kahuna_server.fault(act, call="try-lock")
+        kahuna_server.fault("status", 503, apply=False, call="try-unlock", times=2)
+        with pytest.raises(BackendUnavailableError):
+            await locks.lock("a", ttl=60, wait=0).acquire()
+        kahuna_server.heal()
+        await free(kahuna, "a")
+
+
+async def test_a_request_that_is_carried_out_late_is_given_back(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend, monkeypatch: pytest.MonkeyPatch
+):
+    """Long after the caller has given up, and after the first release found nothing."""
+    release, seen, releases = kahuna.release, asyncio.Event(), 0
+
+    async def release_in_turn(claim: Claim) -> None:
+        """The first time before the request is carried out, and then not before that was seen."""
+        nonlocal releases
+        releases += 1
+        if releases > 1:
+            await seen.wait()
+        await release(claim)
+
+    monkeypatch.setattr(kahuna, "release", release_in_turn)
+    async with LockClient(kahuna) as locks, asyncio.timeout(PATIENCE):
+        kahuna_server.fault("drop", call="try-lock", times=1, late=1.5)
+        with pytest.raises(BackendUnavailableError):
+            await locks.lock("a", ttl=60, wait=0).acquire()
+        while await kahuna.inspect("a") is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        seen.set()
+        await free(kahuna, "a")
+
+
+async def test_rivals_that_arrive_together_are_told_who_won(
+    kahuna_server: KahunaServer, monkeypatch: pytest.MonkeyPatch
+):
+    """While a grant is replicated, Kahuna answers "must retry"; then it refuses all other claims, without an error."""
+    monkeypatch.setattr(terms, "_LAST_CALL", 60.0)  # a machine may stand still
+    kahuna_server.replication(0.02)
+    async with contextlib.AsyncExitStack() as opened:
+        backends = [await opened.enter_async_context(backend_on(kahuna_server)) for _ in range(10)]
+        clients = [await opened.enter_async_context(LockClient(backend)) for backend in backends]
+        leases = await asyncio.gather(*(locks.lock("a").try_acquire() for locks in clients))
+        assert sum(lease is not None for lease in leases) == 1
+
+
+async def test_a_short_lease_does_not_lose_a_refusal_to_the_question_that_follows_it(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend, monkeypatch: pytest.MonkeyPatch
+):
+    """The engine waits for the answer for less than half a ttl. A longer one stands here for a short one."""
+    monkeypatch.setattr(waiters, "_LOOK_LIMIT", 60.0)
+    monkeypatch.setattr(terms, "_LAST_CALL", 60.0)
+    await granted(kahuna, Claim("a", 60.0))
+    async with LockClient(kahuna) as locks, asyncio.timeout(PATIENCE):
+        kahuna_server.fault("hang", call="get-info", apply=False)
+        assert await locks.lock("a", ttl=10).try_acquire() is None
+        kahuna_server.heal()
+
+
+@pytest.mark.every_loop
+async def test_a_waiter_is_told_when_the_holder_s_grant_ends(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    await granted(kahuna, Claim("a", 40.0))
+    outcome = await kahuna.acquire(Claim("a", 60.0))
+    assert isinstance(outcome, Held)
+    assert outcome.retry_after is not None
+    assert 20 < outcome.retry_after <= 40.2
+
+
+@pytest.mark.every_loop
+@pytest.mark.parametrize("act", ["drop", "hang", "body"])
+async def test_a_refusal_stays_one_when_nobody_tells_until_when(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend, act: str
+):
+    await granted(kahuna, Claim("a", 40.0))
+    kahuna_server.fault(act, call="get-info")
+    async with asyncio.timeout(PATIENCE):
+        assert await kahuna.acquire(Claim("a", 60.0)) == Held(None)
+
+
+async def test_a_waiter_is_never_told_to_come_back_at_once(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    """Clocks differ: a holder whose end seems to have passed is still there, and the waiter must pause."""
+    await granted(kahuna, Claim("a", 40.0))
+    told = {"type": 4, "owner": "YQ==", "expires": {"n": 1, "l": 1, "c": 0}, "fencingToken": 0}
+    kahuna_server.fault("body", told, call="get-info")
+    outcome = await kahuna.acquire(Claim("a", 60.0))
+    assert isinstance(outcome, Held)
+    assert outcome.retry_after is not None
+    assert 0.05 <= outcome.retry_after <= 0.1
+
+
+async def test_patience_ends_while_somebody_else_holds_the_lock(kahuna: KahunaBackend):
+    await granted(kahuna, Claim("a", 60.0))
+    async with LockClient(kahuna) as locks:
+        with pytest.raises(AcquireTimeoutError):
+            await locks.lock("a", wait=0.2).acquire()
+
+
+# Many renewals
+
+
+async def test_one_claim_without_an_answer_stops_no_other(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    claims = [Claim(f"batch/{number}", 60.0) for number in range(40)]
+    for claim in claims:
+        await granted(kahuna, claim)
+    kahuna_server.fault("status", 500, call="try-extend", times=1)
+    outcomes = await kahuna.renew([*claims, Claim("free", 60.0)])
+    assert outcomes[-1] in {Renewal.REFUSED, Renewal.UNKNOWN}
+    assert sorted(outcome.name for outcome in outcomes).count("UNKNOWN") == 1
+    assert sorted(outcome.name for outcome in outcomes).count("RENEWED") >= 39
+
+
+@pytest.mark.every_loop
+async def test_one_claim_that_hangs_stops_no_other(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    """The answers of the others are not lost with it, if they come within an eighth of the ttl."""
+    claims = [Claim(f"batch/{number}", 20.0) for number in range(24)]
+    for claim in claims:
+        await granted(kahuna, claim)
+    kahuna_server.fault("hang", call="try-extend", times=1)
+    async with asyncio.timeout(PATIENCE):
+        outcomes = await kahuna.renew(claims)
+    assert sorted({outcome.name for outcome in outcomes}) == ["RENEWED", "UNKNOWN"]
+    assert list(outcomes).count(Renewal.RENEWED) == 23
+
+
+async def test_no_claim_with_an_answer_is_an_error(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    kahuna_server.fault("status", 500, call="try-extend")
+    with pytest.raises(BackendUnavailableError) as raised:
+        await kahuna.renew([Claim(f"batch/{number}", 60.0) for number in range(40)])
+    assert raised.value.operation == "renew"
+
+
+async def test_a_thousand_renewals_are_a_thousand_requests_on_few_connections(kahuna_server: KahunaServer):
+    claims = [Claim(f"batch/{number}", 600.0) for number in range(1000)]
+    async with contextlib.aclosing(from_url(kahuna_server.url, connect_timeout=PATIENCE)) as backend:
+        for start in range(0, len(claims), 50):
+            outcomes = await asyncio.gather(*(backend.acquire(claim) for claim in claims[start : start + 50]))
+            assert all(isinstance(outcome, Grant) for outcome in outcomes)
+    async with contextlib.aclosing(from_url(kahuna_server.url, connect_timeout=PATIENCE)) as other:
+        assert set(await other.renew(claims)) == {Renewal.RENEWED}
+    requests = kahuna_server.seen("try-extend")
+    assert len(requests) == 1000
+    assert len({request["peer"] for request in requests}) <= 16
+    assert len({request["peer"] for request in kahuna_server.seen("try-lock")}) <= 32
+
+
+# What is sent
+
+
+@pytest.mark.every_loop
+async def test_each_call_is_one_request_on_one_connection(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend, no_blocking_calls: None
+):
+    claim = Claim("a", 1.2345)
+    await granted(kahuna, claim)
+    await kahuna.renew([claim])
+    await kahuna.release(claim)
+    requests = kahuna_server.seen()
+    assert [request["call"] for request in requests] == ["try-lock", "try-extend", "try-unlock"]
+    assert len({request["peer"] for request in requests}) == 1
+    assert {b64decode(request["owner"]).decode() for request in requests} == {claim.owner}
+    assert {request["durability"] for request in requests} == {1}
+    assert [request.get("expiresMs") for request in requests] == [1235, 1235, None]
+
+
+async def test_an_ephemeral_lock_is_asked_for_as_one(kahuna_server: KahunaServer):
+    async with backend_on(f"{kahuna_server.url}?durability=ephemeral") as backend:
+        claim = Claim("a", 60.0)
+        await granted(backend, claim)
+        await backend.renew([claim])
+        assert await backend.inspect("a") is not None
+        await backend.release(claim)
+    assert {request["durability"] for request in kahuna_server.seen()} == {0}
+
+
+# Several nodes
+
+
+@pytest.mark.every_loop
+async def test_a_node_that_refuses_connections_is_followed_by_the_next(kahuna_cluster: KahunaServer):
+    """In the same call; and the one that answered is asked first from then on."""
+    kahuna_cluster.down(0)
+    async with backend_on(kahuna_cluster, first=0) as backend:
+        claim = Claim("a", 60.0)
+        await granted(backend, claim)
+        kahuna_cluster.up(0)
+        await backend.renew([claim])
+        assert [request["node"] for request in kahuna_cluster.seen()] == [1, 1]
+        kahuna_cluster.down(1)
+        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+        assert kahuna_cluster.seen()[-1]["node"] == 2
+
+
+@pytest.mark.parametrize("status", [301, 404, 500, 503])
+async def test_a_node_that_is_none_is_followed_by_the_next(kahuna_cluster: KahunaServer, status: int):
+    kahuna_cluster.fault("status", status, node=0, apply=False)
+    async with backend_on(kahuna_cluster, first=0) as backend:
+        assert (await granted(backend, Claim("a", 60.0))).token == 0
+
+
+async def test_a_node_that_lost_its_cluster_is_followed_by_the_next(kahuna_cluster: KahunaServer):
+    """It answers MustRetry for ever; the others know the leader."""
+    kahuna_cluster.fault("body", '{"type":101}', node=0, apply=False)
+    async with backend_on(kahuna_cluster, first=0) as backend:
+        assert (await granted(backend, Claim("a", 60.0))).token == 0
+
+
+async def test_a_node_that_hangs_is_not_asked_first_again(kahuna_cluster: KahunaServer):
+    """The first attempt is cut by its limit; the second one goes elsewhere."""
+    kahuna_cluster.fault("hang", node=0, apply=False)
+    async with backend_on(kahuna_cluster, first=0) as backend, LockClient(BareBackend(backend)) as locks:
+        lease = await locks.lock("a", ttl=6, wait=PATIENCE).acquire()
+        await lease.renew()
+        await lease.release()
+    assert [request["node"] for request in kahuna_cluster.seen()][:2] == [0, 1]
+
+
+async def test_an_error_of_all_nodes_is_one_error(kahuna_cluster: KahunaServer):
+    for number in range(3):
+        kahuna_cluster.down(number)
+    async with backend_on(kahuna_cluster) as backend:
+        with pytest.raises(BackendUnavailableError, match="none of 3 nodes"):
+            await backend.acquire(Claim("a", 60.0))
+
+
+class BareBackend:
+    """A backend that is not opened before its first call."""
+
+    def __init__(self, backend: KahunaBackend) -> None:
+        self.acquire, self.renew, self.release = backend.acquire, backend.renew, backend.release
+        self.inspect, self.aclose = backend.inspect, backend.aclose
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    require_program("openssl")
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def tls_server(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[KahunaServer]:
+    folder = tmp_path_factory.mktemp("kahuna-tls")
+    with KahunaServer(folder, certificate=str(certificates.certificate), key=str(certificates.key)) as server:
+        yield server
+
+
+@pytest.mark.every_loop
+async def test_tls_checks_the_certificate_against_the_authority(tls_server: KahunaServer, certificates: Certificates):
+    tls_server.reset()
+    async with backend_on(tls_server, ca=certificates.authority) as backend:
+        assert (await granted(backend, Claim("a", 60.0))).token == 0
+        assert list(await backend.renew([])) == []
+
+
+async def test_certificates_that_are_replaced_are_used_for_new_connections(certificates: Certificates, tmp_path: Path):
+    made = make_certificates(tmp_path)
+    server = KahunaServer(tmp_path, certificate=str(made.certificate), key=str(made.key))
+    with server:
+        async with backend_on(server, ca=made.authority) as backend:
+            await granted(backend, Claim("a", 60.0))
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(make_certificates, tmp_path)  # of another authority, under the same names
+            await asyncio.to_thread(server.start)
+            await answered(lambda: granted(backend, Claim("b", 60.0)))
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_server: KahunaServer):
+    tls_server.reset()
+    async with backend_on(tls_server) as backend:
+        with pytest.raises(BackendRefusedError, match="certificate"):
+            await backend.acquire(Claim("a", 60.0))
+    assert not tls_server.seen()
+
+
+async def test_plain_text_to_a_tls_port_and_tls_to_a_plain_one_fail(
+    tls_server: KahunaServer, kahuna_server: KahunaServer, certificates: Certificates
+):
+    plain = tls_server.url.replace("kahuna+https", "kahuna")
+    tls = kahuna_server.url.replace("kahuna", "kahuna+https")
+    async with backend_on(plain) as one, backend_on(tls, ca=certificates.authority) as other:
+        for backend in (one, other):
+            with pytest.raises(BackendError):
+                await backend.acquire(Claim("a", 60.0))
+
+
+@pytest.mark.parametrize("verify", ["verify=off", "verify=false", "ssl=none", "ca=", "ca=/nowhere.pem"])
+async def test_nothing_in_a_url_switches_the_check_off(verify: str):
+    with pytest.raises(ConfigurationError):
+        from_url(f"kahuna+https://localhost?{verify}")
+
+
+@pytest.mark.every_loop
+async def test_a_node_that_accepts_and_says_nothing_does_not_eat_the_limit(
+    tls_server: KahunaServer, certificates: Certificates
+):
+    """The handshake belongs to the connection, which has a limit of its own."""
+    tls_server.reset()
+    with socket.create_server((HOST, 0)) as mute:
+        endpoints = [f"{HOST}:{mute.getsockname()[1]}", f"{HOST}:{tls_server.ports[0]}"]
+        backend = KahunaBackend(endpoints, tls=True, ca=certificates.authority, connect_timeout=2)
+        async with asyncio.timeout(PATIENCE):
+            assert (await granted(backend, Claim("a", 60.0))).token == 0
+        await backend.aclose()
+
+
+# Loops and processes
+
+
+def test_a_backend_moves_to_another_loop(kahuna_server: KahunaServer):
+    """Also if the first loop ended without closing the backend."""
+    backend = from_url(kahuna_server.url)
+    claim = Claim("a", 60.0)
+
+    async def first() -> None:
+        await granted(backend, claim)
+        await backend.aclose()
+
+    async def second() -> None:
+        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+        await backend.aclose()
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+async def test_a_loop_that_goes_on_closes_its_own_connections(kahuna_server: KahunaServer):
+    backend = from_url(kahuna_server.url)
+    claim = Claim("a", 60.0)
+    await granted(backend, claim)
+    pool = backend._nodes.pool._current
+    assert pool is not None
+
+    async def elsewhere() -> None:
+        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+        await backend.aclose()
+
+    await asyncio.to_thread(asyncio.run, elsewhere())
+    async with asyncio.timeout(PATIENCE):
+        while not pool.session.closed:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("loop", ["own", "inherited"])
+def test_a_forked_child_opens_connections_of_its_own(kahuna_server: KahunaServer, loop: str):
+    """Parent and child go on with the same object, and neither disturbs the other's connections."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(WORKERS / "kahuna_fork.py"), loop, kahuna_server.url],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert json.loads(done.stdout) == {"child": "RENEWED", "parent": "RENEWED"}
+    before, child, after = (request["peer"] for request in kahuna_server.seen())
+    assert before == after != child
+
+
+async def test_a_long_answer_is_not_read_to_its_end(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend, monkeypatch: pytest.MonkeyPatch
+):
+    """One that says how long it is, and one that does not."""
+    monkeypatch.setattr(kahuna._nodes, "_body_limit", 1000)
+    kahuna_server.fault("body", '{"type":0,"fencingToken":0}' + " " * 2000)
+    with pytest.raises(BackendUnavailableError, match="longer"):
+        await kahuna.acquire(Claim("a", 60.0))
+
+
+async def test_a_client_that_cannot_reach_its_cluster_says_so_when_it_opens(kahuna_server: KahunaServer):
+    kahuna_server.fault("status", 404, apply=False)
+    async with backend_on(kahuna_server) as backend:
+        with pytest.raises(BackendRefusedError):
+            async with LockClient(backend):
+                pytest.fail("opened")

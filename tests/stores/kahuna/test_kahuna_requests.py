@@ -1,0 +1,491 @@
+"""What may be written in a URL, what requests say and answers mean, without a server; and waiters that ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from kahuna_server import KahunaServer
+from tenacity import wait_fixed
+
+from fencing_sdk import AcquireTimeoutError, Lease, LockClient, connect
+from fencing_sdk._http.endpoints import Endpoints
+from fencing_sdk._http.outcomes import UnreadableAnswerError
+from fencing_sdk._values.claim import holder_of
+from fencing_sdk.abc import Claim, Grant, Held
+from fencing_sdk.backends._shared.waiters import UnansweredRequests
+from fencing_sdk.backends.kahuna import KahunaBackend, from_url
+from fencing_sdk.backends.kahuna.options import read_nodes
+from fencing_sdk.backends.kahuna.requests import AnswerType, KahunaAnswer, RequestWriter
+from fencing_sdk.errors import ConfigurationError
+
+pytest_plugins = ["kahuna_fixtures"]
+
+
+# What may be written in a URL or passed to the backend, and which node is asked first. Nothing is sent here.
+
+
+def origins(texts: list[str], *, tls: bool = False) -> list[str]:
+    return sorted(endpoint.origin for endpoint in read_nodes(texts, tls=tls).in_turn())
+
+
+def test_endpoints_have_default_ports():
+    assert origins(["h1", "h2:81", "[::1]", "[::1]:82"]) == [
+        "http://[::1]:2070",
+        "http://[::1]:82",
+        "http://h1:2070",
+        "http://h2:81",
+    ]
+    assert origins(["h1"], tls=True) == ["https://h1:2071"]
+
+
+def test_an_endpoint_that_is_named_twice_is_one():
+    assert origins(["h1:2070", "H1", "h1"]) == ["http://h1:2070"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kahuna://",
+        "kahuna:///",
+        "kahuna://h1,",
+        "kahuna://,h1",
+        "kahuna://h1:",
+        "kahuna://h1:0",
+        "kahuna://h1:65536",
+        "kahuna://h1:x",
+        "kahuna://h1 h2",
+        "kahuna://[::1",
+        "kahuna://[zz]",
+        "kahuna://h1/path",
+        "kahuna://h1?durability=eternal",
+        "kahuna://h1?durability=",
+        "kahuna://h1?connections=0",
+        "kahuna://h1?connections=x",
+        "kahuna://h1?connections=1.5",
+        "kahuna://h1?connections=100000",
+        "kahuna://h1?connect_timeout=0",
+        "kahuna://h1?connect_timeout=nan",
+        "kahuna://h1?connect_timeout=x",
+        "kahuna://h1?tls=true",
+        "kahuna://h1?ca=/etc/ssl/ca.pem",
+        "kahuna+https://h1?ssl_context=none",
+        "kahuna+https://h1?verify=off",
+        "kahuna+https://h1?ca=/",
+        "kahuna://h1#h2",
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_when_it_is_read(url: str):
+    with pytest.raises(ConfigurationError):
+        from_url(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["kahuna://me:s3cret@h1", "kahuna://h1:s3cret", "kahuna://s3cret,h2:0", "kahuna://[s3cret]"]
+)
+def test_what_may_be_a_password_is_not_repeated(url: str):
+    """Kahuna has none, so a URL with one is an error."""
+    with pytest.raises(ConfigurationError) as raised:
+        from_url(url)
+    assert "s3cret" not in f"{raised.value!r} {raised.value.__cause__!r} {raised.value.__context__!r}"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("tls", 1),
+        ("durability", None),
+        ("durability", ["persistent"]),
+        ("connect_timeout", True),
+        ("connections", True),
+        ("connections", 2.0),
+        ("ssl_context", True),
+        ("ca", "ca.pem"),
+    ],
+)
+def test_an_argument_of_a_wrong_kind_is_refused(option: str, value: object):
+    with pytest.raises(ConfigurationError, match=option):
+        KahunaBackend(["h1"], **{option: value})
+
+
+@pytest.mark.parametrize("endpoints", ["h1:2070", [], None, [b"h1"], [None]])
+def test_endpoints_of_a_wrong_kind_are_refused(endpoints: object):
+    with pytest.raises(ConfigurationError, match="endpoint"):
+        KahunaBackend(endpoints)
+
+
+def test_an_authority_and_a_context_exclude_each_other(tmp_path: Path):
+    context = ssl.create_default_context()
+    with pytest.raises(ConfigurationError, match="exclude"):
+        KahunaBackend(["h1"], tls=True, ca=tmp_path / "ca.pem", ssl_context=context)
+    KahunaBackend(["h1"], tls=True, ssl_context=context)
+
+
+def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path):
+    (tmp_path / "ca.pem").write_text("no certificate")
+    with pytest.raises(ConfigurationError, match=r"ca .* cannot be read"):
+        from_url(f"kahuna+https://h1?ca={tmp_path}/ca.pem")
+
+
+def test_certificates_are_checked_unless_a_context_says_otherwise():
+    tls = from_url("kahuna+https://h1")._nodes.pool.tls
+    assert tls is not None
+    assert tls().check_hostname
+    assert tls().verify_mode is ssl.CERT_REQUIRED
+
+
+def test_options_may_stand_in_the_url_or_beside_it():
+    backend = from_url("kahuna://h1,h2?durability=ephemeral&connections=8&connect_timeout=0.5")
+    assert backend._nodes.pool.connections == 8
+    assert backend._nodes.pool.limits.sock_connect == 0.5
+    assert from_url("kahuna://h1", connections=8)._nodes.pool.connections == 8
+
+
+def test_a_node_that_failed_is_asked_last():
+    endpoints = read_nodes(["a", "b", "c"], tls=False)
+    a, b, c = endpoints.in_turn()
+    endpoints.mark_failed(a)
+    assert endpoints.in_turn() == (b, c, a)
+    endpoints.mark_failed(a)
+    assert endpoints.in_turn() == (b, c, a)
+    endpoints.mark_failed(b)
+    assert endpoints.in_turn() == (c, a, b)
+
+
+def test_clients_do_not_all_begin_with_the_first_node():
+    """Thirty would do so once in 3**29 runs."""
+    assert len({read_nodes(["a", "b", "c"], tls=False).in_turn()[0].origin for _ in range(30)}) > 1
+
+
+def test_the_node_that_answered_last_for_a_name_is_asked_first_for_it():
+    endpoints = read_nodes(["a", "b", "c"], tls=False)
+    a, b, c = endpoints.in_turn()
+    endpoints.mark_answered(b, "x")
+    endpoints.mark_answered(c, "y")
+    assert (endpoints.in_turn("x"), endpoints.in_turn("y")) == ((b, a, c), (c, a, b))
+    assert endpoints.in_turn("z") == endpoints.in_turn() == (a, b, c)
+    endpoints.mark_failed(b)
+    assert endpoints.in_turn("x") == (a, c, b), "a node that failed is asked last for every name"
+    endpoints.mark_answered(b, "y")
+    assert endpoints.in_turn("x") == (b, a, c), "and is trusted when it has answered"
+    assert endpoints.in_turn("y")[0] is b, "the newest answer counts"
+
+
+def test_the_memory_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Endpoints, "NAMES", 3)
+    endpoints = read_nodes(["a", "b"], tls=False)
+    a, b = endpoints.in_turn()
+    for name in ("1", "2", "3", "1", "4"):
+        endpoints.mark_answered(b, name)
+    assert [endpoints.in_turn(name)[0] for name in "1234"] == [b, a, b, b]
+
+
+@pytest.mark.parametrize("named", ["b:2070", "http://b:2070", "B:2070/"])
+def test_the_node_that_an_answer_names_is_asked_next_time(named: str):
+    endpoints = read_nodes(["a", "b", "c"], tls=False)
+    others = [endpoint for endpoint in endpoints.in_turn() if endpoint.address != "b:2070"]
+    endpoints.mark_answered(others[0], "x", named)
+    assert endpoints.in_turn("x")[0].address == "b:2070"
+
+
+@pytest.mark.parametrize("named", ["d:2070", "b:2071", "", "http://b:2070/x", "b", 5, None, [], {"b": 1}])
+def test_a_node_that_was_not_configured_is_asked_by_no_hint(named: object):
+    endpoints = read_nodes(["a", "b", "c"], tls=False)
+    serving = endpoints.in_turn()[-1]
+    endpoints.mark_answered(serving, "x", named)
+    assert endpoints.in_turn("x")[0] is serving
+
+
+def test_a_hint_that_misleads_costs_one_request():
+    """The node that it names does not serve the lock; the others go on to name it."""
+    endpoints = read_nodes(["a", "b"], tls=False)
+    serving, other = endpoints.in_turn()
+    first = []
+    for _ in range(5):
+        first.append(endpoints.in_turn("x")[0])
+        endpoints.mark_answered(serving, "x", other.address)  # if another one was asked first, it could not answer
+    assert first == [serving, other, serving, serving, serving]
+
+
+def test_an_owner_has_an_unanswered_request_until_it_is_answered():
+    unanswered = UnansweredRequests()
+    assert not unanswered.begin("a")
+    assert unanswered.begin("a")
+    unanswered.end("a")
+    assert not unanswered.begin("a")
+
+
+def test_unanswered_requests_are_bounded_and_owners_that_go_on_asking_are_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(UnansweredRequests, "LIMIT", 3)
+    unanswered = UnansweredRequests()
+    for owner in ("a", "b", "c", "a", "d"):
+        unanswered.begin(owner)
+    assert unanswered.begin("a")
+    assert not unanswered.begin("b")
+
+
+# What requests say and answers mean, without a server.
+
+
+WRITER = RequestWriter("persistent")
+NOW = 1_790_000_000.25
+DATE = "Mon, 21 Sep 2026 14:13:20 GMT"
+"""The second in which NOW lies."""
+
+
+def info(**fields: object) -> KahunaAnswer:
+    owner = b64encode(b"owner-1").decode()
+    told = {"type": 4, "owner": owner, "expires": {"n": 1, "l": int(NOW * 1000) + 5000, "c": 0}, "fencingToken": 7}
+    return KahunaAnswer.read(json.dumps(told | fields).encode(), DATE)
+
+
+def sent(body: bytes) -> dict[str, object]:
+    return json.loads(body)
+
+
+def test_durability_is_sent_as_a_number_with_every_request():
+    """A server that is told nothing keeps a lock in memory alone."""
+    claim = Claim("a", 1.0)
+    for durability, number in (("persistent", 1), ("ephemeral", 0)):
+        writer = RequestWriter(durability)
+        for body in (writer.of_claim(claim), writer.of_release(claim), writer.of_name("a")):
+            assert sent(body)["durability"] == number
+
+
+@pytest.mark.parametrize(("ttl", "milliseconds"), [(1.0, 1000), (0.0501, 51), (1.0001, 1001), (86_400.0, 86_400_000)])
+def test_a_ttl_is_rounded_up_to_whole_milliseconds(ttl: float, milliseconds: int):
+    assert sent(WRITER.of_claim(Claim("a", ttl)))["expiresMs"] == milliseconds
+
+
+@pytest.mark.parametrize("metadata", [None, "", "batch 7", "two\nlines", "\N{LOCK}" * 1024])
+def test_owner_and_metadata_travel_together_and_come_apart_again(metadata: str | None):
+    claim = Claim("a", 1.0, metadata=metadata)
+    holder = info(owner=sent(WRITER.of_claim(claim))["owner"]).holder("a", NOW)
+    assert (holder.holder, holder.metadata) == (claim.holder, metadata)
+    assert sent(WRITER.of_claim(claim))["owner"] == sent(WRITER.of_release(claim))["owner"]
+
+
+def test_an_owner_without_metadata_is_its_own_bytes():
+    assert b64decode(str(sent(WRITER.of_claim(Claim("a", 1.0, owner="abc")))["owner"])) == b"abc"
+
+
+def test_an_owner_of_another_kind_of_client_has_a_digest_too():
+    holder = info(owner=b64encode(b"\xff\x00\xfe").decode()).holder("a", NOW)
+    assert holder.holder == holder_of("ff00fe")
+
+
+def test_what_inspect_shows():
+    holder = info().holder("a", NOW)
+    assert (holder.name, holder.token, holder.holder) == ("a", 7, holder_of("owner-1"))
+    assert holder.remaining == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"owner": None},
+        {"owner": ""},
+        {"owner": 5},
+        {"owner": "no base64!"},
+        {"owner": "YWJ"},
+        {"expires": None},
+        {"expires": 5},
+        {"expires": {}},
+        {"expires": {"l": None}},
+        {"expires": {"l": "5"}},
+        {"expires": {"l": 5.0}},
+        {"expires": {"l": True}},
+        {"expires": {"l": -1}},
+        {"expires": {"l": 2**63}},
+        {"fencingToken": None},
+        {"fencingToken": -1},
+        {"fencingToken": 2**53},
+        {"fencingToken": "7"},
+        {"fencingToken": True},
+    ],
+    ids=str,
+)
+def test_an_answer_of_the_wrong_types_tells_nothing(fields: dict[str, object]):
+    with pytest.raises(UnreadableAnswerError):
+        info(**fields).holder("a", NOW)
+
+
+@pytest.mark.parametrize(
+    ("ours", "remaining"),
+    [
+        (0.25, 5.0),  # as the server's
+        (1.9, 3.35),  # still possible: its Date header is that old
+        (-3600.0, 5.25),  # ours is slow by an hour: the server's second counts from its beginning
+        (3600.0, 3.25),  # ours is fast: its latest moment
+    ],
+)
+def test_our_clock_counts_as_long_as_the_server_s_does_not_contradict_it(ours: float, remaining: float):
+    assert info().remaining(NOW - 0.25 + ours) == pytest.approx(remaining)
+
+
+@pytest.mark.parametrize("date", [None, "", "yesterday", "Mon, 99 Sep 2026 14:13:20 GMT"])
+def test_without_a_readable_date_our_clock_counts(date: str | None):
+    answer = KahunaAnswer(AnswerType.GOT, info().fields, date)
+    assert answer.remaining(NOW + 100) == 0.0
+
+
+@pytest.mark.parametrize("kind", list(AnswerType))
+def test_every_type_of_the_contract_is_known(kind: AnswerType):
+    assert KahunaAnswer.read(json.dumps({"type": kind.value}).encode()).type is kind
+
+
+def test_the_first_token_is_0():
+    assert KahunaAnswer.read(b'{"type":0,"fencingToken":0}').token == 0
+
+
+# Waiters of a store that wakes none: those of one client stand in line, and its head asks.
+
+
+PATIENCE = 30.0
+
+
+@contextlib.asynccontextmanager
+async def client_of(server: KahunaServer) -> AsyncIterator[LockClient]:
+    async with asyncio.timeout(PATIENCE), connect(server.url) as locks:
+        yield locks
+
+
+async def waiting(locks: LockClient, count: int, **options: float) -> list[asyncio.Task[Lease]]:
+    """So many tasks that wait for "a" one behind the other."""
+    tasks = []
+    for _ in range(count):
+        tasks.append(asyncio.create_task(locks.lock("a", **options).acquire()))
+        backend = locks._engine._backend  # type: ignore[union-attr]
+        while len(backend._waiters._line._name("a").waiting) < len(tasks):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    return tasks
+
+
+async def test_waiters_of_one_client_are_served_in_the_order_of_their_arrival(kahuna_server: KahunaServer):
+    async with client_of(kahuna_server) as locks:
+        holder = await locks.lock("a").acquire()
+        tasks = await waiting(locks, 5)
+        kahuna_server.seen()
+        before = len(kahuna_server.seen())
+        await holder.release()
+        for task in tasks:
+            lease = await task
+            assert [other.done() for other in tasks[tasks.index(task) + 1 :]].count(True) == 0
+            await lease.release()
+        calls = [request["call"] for request in kahuna_server.seen()[before:]]
+        assert calls == ["try-unlock", *["try-lock", "try-unlock"] * 5], "no request was in vain"
+
+
+async def test_a_release_in_the_same_client_wakes_the_head_at_once(kahuna_server: KahunaServer):
+    async with client_of(kahuna_server) as locks:
+        holder = await locks.lock("a", ttl=60).acquire()
+        (task,) = await waiting(locks, 1)
+        await holder.release()
+        async with asyncio.timeout(3.5):  # a waiter that is not woken naps for 3.75 s at least
+            await (await task).release()
+
+
+@pytest.mark.parametrize("how", ["gives up", "is cancelled"])
+async def test_a_head_that_leaves_passes_its_place_on(kahuna_server: KahunaServer, how: str):
+    async with client_of(kahuna_server) as locks, client_of(kahuna_server) as others:
+        holder = await others.lock("a").acquire()
+        (head,) = await waiting(locks, 1, **({"wait": 2.0} if how == "gives up" else {}))
+        second = asyncio.create_task(locks.lock("a").acquire())
+        if how == "is cancelled":
+            await asyncio.sleep(0.05)
+            head.cancel()
+        with pytest.raises(AcquireTimeoutError if how == "gives up" else asyncio.CancelledError):
+            await head
+        await holder.release()
+        await (await second).release()
+
+
+async def test_a_lock_that_another_client_releases_is_found(kahuna_server: KahunaServer):
+    async with client_of(kahuna_server) as locks, client_of(kahuna_server) as others:
+        holder = await others.lock("a").acquire()
+        tasks = await waiting(locks, 3)
+        await holder.release()
+        for task in tasks:
+            await (await task).release()
+
+
+async def test_claims_that_ask_together_send_one_request(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    async with contextlib.aclosing(from_url(kahuna_server.url)) as other:
+        assert isinstance(await other.acquire(Claim("a", 60.0)), Grant)
+    before = len(kahuna_server.seen())
+    outcomes = await asyncio.gather(*(kahuna.acquire(Claim("a", 60.0)) for _ in range(10)))
+    assert all(isinstance(outcome, Held) for outcome in outcomes)
+    assert [request["call"] for request in kahuna_server.seen()[before:]] == ["try-lock", "get-info"]
+
+
+async def test_a_claim_does_not_suffer_from_the_end_of_another_that_asks(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend
+):
+    """It was cancelled, so the next one asks for itself."""
+    kahuna_server.fault("hang", call="try-lock", times=1, apply=False)
+    first = asyncio.create_task(kahuna.acquire(Claim("a", 60.0)))
+    await asyncio.sleep(0.1)
+    second = asyncio.create_task(kahuna.acquire(Claim("a", 60.0)))
+    await asyncio.sleep(0.1)
+    first.cancel()
+    async with asyncio.timeout(PATIENCE):
+        assert isinstance(await second, Grant)
+
+
+async def test_a_claim_that_may_have_been_granted_asks_although_others_stand_in_line(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend
+):
+    """Its grant would block them."""
+    claim = Claim("a", 60.0)
+    kahuna_server.fault("drop", call="try-lock", times=1)
+    with contextlib.suppress(Exception):
+        await kahuna.acquire(claim)
+    kahuna.stand(Claim("a", 60.0), lambda *_: None, hand_over=True)
+    assert isinstance(await kahuna.acquire(claim), Grant)
+
+
+async def test_a_claim_that_holds_finds_its_grant_although_others_ask_and_wait(kahuna: KahunaBackend):
+    claim, other = Claim("a", 60.0), Claim("a", 60.0)
+    assert await kahuna.acquire(claim) == Grant(0, restarted=False)
+    outcomes = await asyncio.gather(*(kahuna.acquire(one) for one in (other, claim, other, claim)))
+    assert [type(outcome) for outcome in outcomes] == [Held, Grant, Held, Grant]
+    kahuna.stand(other, lambda *_: None, hand_over=True)
+    assert await kahuna.acquire(claim) == Grant(0, restarted=False)
+
+
+@pytest.mark.parametrize("clients", [1, 5])
+async def test_a_lock_that_is_held_for_long_is_asked_for_seldom(kahuna_server: KahunaServer, clients: int):
+    """At most 2 requests a second from one client with all its waiters; benchmarks/kahuna.py measures more of it."""
+    async with contextlib.AsyncExitStack() as opened:
+        holding = await opened.enter_async_context(client_of(kahuna_server))
+        rivals = [await opened.enter_async_context(client_of(kahuna_server)) for _ in range(clients)]
+        holder = await holding.lock("a", ttl=60).acquire()
+        tasks = [task for locks in rivals for task in await waiting(locks, 10 // clients)]
+        await asyncio.sleep(1.0)
+        before, began = len(kahuna_server.seen()), asyncio.get_running_loop().time()
+        await asyncio.sleep(3.0)
+        requests = kahuna_server.seen()[before:]
+        seconds = asyncio.get_running_loop().time() - began
+        assert 0 < len(requests) <= seconds * clients * 2.5
+        assert {request["call"] for request in requests} == {"get-info"}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await holder.release()
+
+
+async def test_a_pause_that_was_chosen_is_kept(kahuna_server: KahunaServer):
+    async with client_of(kahuna_server) as locks, client_of(kahuna_server) as others:
+        holder = await others.lock("a").acquire()
+        waiter = asyncio.create_task(locks.lock("a", backoff=wait_fixed(0.02)).acquire())
+        async with asyncio.timeout(10):  # at the usual pace, it looks twenty times in so long
+            while len(kahuna_server.seen("get-info")) <= 40:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        await holder.release()
+        await (await waiter).release()

@@ -1,0 +1,209 @@
+"""The memory backend keeps the contract; its clock is set by hand, so nothing here waits for time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+
+import pytest
+
+from fencing_sdk import ConfigurationError, LockClient, connect
+from fencing_sdk.abc import Backend, Claim, Grant, Held
+from fencing_sdk.backends import from_url
+from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.testing import BackendSuite
+from fencing_sdk.testing.promises.under_test import in_line
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class TestMemoryBackend(BackendSuite):
+    queues = hands_over = True
+    notices = True
+    lists = revokes = transfers = True
+    shares = True
+    processes = False
+    breakable = False
+    survives_restart = False
+
+    @pytest.fixture
+    def backend(self):
+        self.clock = ManualClock()
+        return MemoryBackend(clock=self.clock)
+
+    @pytest.fixture
+    def reopen(self, backend):
+        return lambda: backend
+
+    def now(self) -> float:
+        return self.clock.now()
+
+    async def pass_time(self, seconds: float) -> None:
+        self.clock.time += seconds
+
+    async def restart(self, backend: Backend, reopen) -> Backend:
+        return MemoryBackend(clock=self.clock)
+
+    async def revoke(self, backend: Backend, name: str) -> None:
+        backend.take_away(name)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def backend(clock):
+    return MemoryBackend(clock=clock)
+
+
+async def test_clients_that_share_the_object_exclude_each_other_and_others_do_not():
+    shared = MemoryBackend()
+    async with connect(shared) as one, connect(shared) as two, connect("memory://") as apart:
+        async with one.lock("a"):
+            assert await two.lock("a").try_acquire() is None
+            lease = await apart.lock("a").try_acquire()
+            assert lease is not None
+            await lease.release()
+
+
+async def test_hybrid_tokens_start_at_the_wall_clock_so_a_new_process_goes_on_above_the_old_one():
+    before = time.time_ns() // 10_000
+    grant = await MemoryBackend().acquire(Claim("a", 60))
+    assert before <= grant.token <= time.time_ns() // 10_000
+
+
+async def test_counter_tokens_are_one_two_three():
+    backend = from_url("memory://?tokens=counter")
+    tokens = [(await backend.acquire(Claim(name, 60))).token for name in ("a", "b", "a/b")]
+    assert tokens == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("memory://shared", {}, "takes no path"),
+        ("memory:///a/b", {}, "takes no path"),
+        ("memory://?tokens=random", {}, "tokens must be 'hybrid' or 'counter', got 'random'"),
+        ("memory://", {"tokens": None}, "tokens must be"),
+        ("memory://", {"ttl": 5}, "unknown option .* known are tokens"),
+        ("memory://?tokens=counter", {"tokens": "counter"}, "given twice"),
+    ],
+)
+def test_what_a_url_cannot_mean_is_refused_when_the_client_is_built(url, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        connect(url, **options)
+
+
+async def test_a_release_wakes_the_head_of_the_line_and_nobody_else(backend):
+    holder, head, second = (Claim("a", 60) for _ in range(3))
+    await backend.acquire(holder)
+    async with in_line(backend, head) as first_turn, in_line(backend, second) as second_turn:
+        woken = {asyncio.create_task(first_turn.wait()): "head", asyncio.create_task(second_turn.wait()): "second"}
+        await backend.release(holder)
+        done, waiting = await asyncio.wait(woken, timeout=0.05)
+        assert [woken[task] for task in done] == ["head"]
+        for task in waiting:
+            task.cancel()
+
+
+async def test_a_waiter_that_slept_too_long_stands_at_the_end_and_is_woken_again(backend, clock):
+    holder, sleeper, other = (Claim("a", 60) for _ in range(3))
+    await backend.acquire(holder)
+    async with in_line(backend, sleeper) as turn, in_line(backend, other):
+        clock.time += LINE_TTL
+        assert isinstance(await backend.acquire(other), Held)  # looks, and passes over the sleeper
+        assert isinstance(await backend.acquire(sleeper), Held)
+        await backend.release(holder)
+        assert isinstance(await backend.acquire(sleeper), Held)
+        assert isinstance(await backend.acquire(other), Grant)
+        await backend.release(other)
+        await asyncio.wait_for(turn.wait(), 5)
+        assert isinstance(await backend.acquire(sleeper), Grant)
+
+
+async def test_a_waiter_that_retries_after_its_grant_does_not_queue_behind_itself(backend):
+    holder = Claim("a", 60)
+    async with in_line(backend, holder):
+        first = await backend.acquire(holder)
+        assert await backend.acquire(holder) == first
+        await backend.release(holder)
+        assert isinstance(await backend.acquire(Claim("a", 60)), Grant)
+
+
+async def test_a_newcomer_at_a_free_lock_waits_until_the_silent_head_has_lost_its_turn(backend, clock):
+    holder, silent, newcomer = (Claim("a", 60) for _ in range(3))
+    await backend.acquire(holder)
+    async with in_line(backend, silent):
+        await backend.release(holder)
+        assert await backend.acquire(newcomer) == Held(LINE_TTL)
+        clock.time += LINE_TTL
+        assert isinstance(await backend.acquire(newcomer), Grant)
+
+
+async def test_whoever_stands_in_line_is_told_to_show_up_in_time(backend):
+    await backend.acquire(Claim("a", 60))
+    waiter = Claim("a", 60)
+    async with in_line(backend, waiter):
+        assert await backend.acquire(waiter) == Held(LINE_POLL)
+
+
+async def test_one_owner_may_stand_in_two_lines(backend):
+    claims = [Claim(name, 60, owner="same") for name in ("a", "b")]
+    holders = [Claim(name, 60) for name in ("a", "b")]
+    for holder in holders:
+        await backend.acquire(holder)
+    async with in_line(backend, claims[0]) as at_a, in_line(backend, claims[1]) as at_b:
+        await backend.release(holders[0])
+        await asyncio.wait_for(at_a.wait(), 5)
+        waiting = asyncio.create_task(at_b.wait())
+        await asyncio.wait((waiting,), timeout=0.02)
+        assert not waiting.done()
+        waiting.cancel()
+
+
+async def test_revoking_a_free_lock_tells_nobody(backend):
+    told = []
+    backend.on_loss(lambda claim, reason, *_: told.append((claim, reason)))
+    backend.take_away("a")
+    assert told == []
+
+
+async def test_revoking_wakes_the_line(backend):
+    waiter = Claim("a", 60)
+    await backend.acquire(Claim("a", 60))
+    async with in_line(backend, waiter) as turn:
+        backend.take_away("a")
+        await asyncio.wait_for(turn.wait(), 5)
+        assert isinstance(await backend.acquire(waiter), Grant)
+
+
+async def test_nothing_is_left_of_many_waiters_that_come_go_and_are_cancelled():
+    backend = MemoryBackend()
+    chance = random.Random(42)
+
+    async def visit(locks: LockClient, name: str) -> None:
+        async with locks.lock(name):
+            await asyncio.sleep(chance.uniform(0, 0.001))
+
+    async with LockClient(backend) as locks:
+        visits = [asyncio.create_task(visit(locks, f"a{number % 5}")) for number in range(200)]
+        for task in chance.sample(visits, 100):
+            await asyncio.sleep(chance.uniform(0, 0.001))
+            task.cancel()
+        for task in visits:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    assert len(backend._table) == 0
+    assert not backend._waiters
+    assert not backend._loss_notices.wanted

@@ -1,0 +1,574 @@
+"""The tables: created once by many, in any schema, where nothing else is called, and a server that takes no writes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+from local_ports import HOST
+from patience import until
+from postgresql_proxy import PostgresqlProxy
+from postgresql_replicas import Replicated
+from postgresql_server import PostgresqlServer
+from postgresql_stage import LISTENING, everything_works, nothing_left, refusals, role, sessions, waiting
+from stays import LONG, PATIENCE, Stay, answered, eventually, opened, staying
+
+from fencing_sdk import BackendUnavailableError, ConfigurationError, Holder, Lost, RenewalFailed, Renewed, connect
+from fencing_sdk._client_operating import PAGE
+from fencing_sdk._values.claim import TOKEN_LIMIT
+from fencing_sdk.abc import LOCK, READER, Claim, Grant, Held, Permit, Renewal
+from fencing_sdk.backends.postgresql import PostgresqlBackend, schema
+from fencing_sdk.errors import BackendRefusedError
+
+pytest_plugins = ["postgresql_fixtures"]
+
+
+# The tables: created once by many, in any schema, and cleaned up without lowering a token.
+
+
+HOSTILE = ['a"b', "select", "a'; DROP TABLE x; --", "$fencing1$$fencing2$", "Ünder Score", "a.b", ",", "\\", "x" * 63]
+
+
+@pytest.mark.parametrize("schema", HOSTILE)
+async def test_a_schema_may_have_nearly_any_name(schema, postgresql_server):
+    async with connect(postgresql_server.url, schema=schema) as locks:
+        async with locks.lock("a") as lease:
+            await lease.renew()
+        found = await postgresql_server.value("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema)
+    assert found == 1
+
+
+async def test_many_clients_may_create_the_tables_at_once(postgresql_server, monkeypatch):
+    patient = schema._TEXT.replace("lock_timeout = '250ms'", "lock_timeout = '10s'")  # while the machine stands still
+    assert patient != schema._TEXT
+    monkeypatch.setattr(schema, "_TEXT", patient)
+    backends = [PostgresqlBackend(postgresql_server.url) for _ in range(12)]
+    outcomes = await asyncio.gather(*(backend.acquire(Claim("a", 30.0)) for backend in backends))
+    await asyncio.gather(*(backend.aclose() for backend in backends))
+    assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 1
+
+
+async def test_without_create_a_missing_schema_names_the_way_out(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url, create=False)
+    with pytest.raises(BackendRefusedError, match="fencing init"):
+        await backend.acquire(Claim("a", 30.0))
+    await backend.create_schema()
+    assert isinstance(await backend.acquire(Claim("a", 30.0)), Grant)
+    await backend.aclose()
+
+
+async def test_tables_dropped_under_a_client_are_created_again(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    first = await backend.acquire(Claim("a", 30.0))
+    await postgresql_server.execute("DROP SCHEMA fencing CASCADE")
+    second = await backend.acquire(Claim("a", 30.0))
+    await backend.aclose()
+    assert isinstance(first, Grant)
+    assert isinstance(second, Grant)
+    assert second.token > first.token
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_grant_is_durable_whatever_the_database_says(known, postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    await backend.open()
+    if known:  # a row that is there and free is granted by a shorter way
+        await backend.acquire(claim := Claim("a", 30.0))
+        await backend.release(claim)
+    await postgresql_server.execute(f"ALTER DATABASE {postgresql_server.database} SET synchronous_commit = off")
+    async with postgresql_server.connected() as connection, connection.transaction():
+        assert await connection.fetchval("SHOW synchronous_commit") == "off"
+        statement, arguments = backend._requests.acquisition(Claim("a", 30.0), None, None)
+        await connection.fetchrow(statement, *arguments)
+        assert await connection.fetchval("SHOW synchronous_commit") == "on"
+    async with postgresql_server.connected() as connection, connection.transaction():
+        arguments = backend._requests.renew_arguments([Claim("a", 30.0)], 0)
+        await connection.fetchrow(backend._requests.renew, *arguments)
+        assert await connection.fetchval("SHOW synchronous_commit") == "on"
+    await backend.aclose()
+
+
+async def sweep(server, seconds=0.0):
+    await server.execute("UPDATE fencing.fencing_floor SET swept_at = '-infinity', swept_to = ''")
+    return await server.value("SELECT fencing.fencing_sweep($1)", seconds)
+
+
+async def test_a_sweep_deletes_what_is_free_and_never_lowers_a_token(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url, tokens="counter")
+    for _ in range(3):
+        claim = Claim("a", 30.0)
+        await backend.acquire(claim)
+        await backend.release(claim)
+    held = Claim("b", 30.0)
+    await backend.acquire(held)
+    assert await sweep(postgresql_server, 3600.0) == 0
+    assert await sweep(postgresql_server) == 1
+    assert await postgresql_server.value("SELECT fencing.fencing_sweep(0)") == 0  # not twice within a minute
+    assert await backend.acquire(Claim("a", 30.0)) == Grant(4)
+    assert await backend.acquire(Claim("new", 30.0)) == Grant(4)
+    assert await backend.renew([held]) == [Renewal.RENEWED]
+    await backend.aclose()
+
+
+async def test_an_acquisition_that_waits_for_a_sweep_sees_its_floor(postgresql_server):
+    """A sweep is deleting the row while a client acquires the lock: its token must not be forgotten."""
+    backend = PostgresqlBackend(postgresql_server.url, tokens="counter")
+    claim = Claim("a", 30.0)
+    for _ in range(2):
+        await backend.acquire(claim)
+        await backend.release(claim)
+    async with postgresql_server.connected() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        assert await connection.fetchval("SELECT fencing.fencing_sweep(0)") == 1
+        asked = asyncio.create_task(backend.acquire(Claim("a", 30.0)))
+        await blocked(postgresql_server, asked)
+        await transaction.commit()
+    try:
+        outcome = await asked
+    except BackendUnavailableError:  # it waited for longer than a call may
+        outcome = await backend.acquire(Claim("a", 30.0))
+    assert outcome == Grant(3)
+    await backend.aclose()
+
+
+async def blocked(server, asked):
+    """Wait until a session waits for a row, or until the call has failed because it waited for too long."""
+    while not asked.done():
+        if await server.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            return
+    assert isinstance(asked.exception(), Exception), "the call did not have to wait"
+
+
+@pytest.mark.parametrize("release", ["fencing_give_back", "fencing_release"])
+async def test_joining_the_line_waits_for_a_release_that_is_under_way(release, postgresql_server):
+    """A release that has looked at an empty line, and is not committed yet, would be missed."""
+    backend = PostgresqlBackend(postgresql_server.url)
+    holder, waiter = Claim("a", 30.0), Claim("a", 30.0)
+    await backend.acquire(holder)
+    join = backend._requests.join, (waiter.name, waiter.owner, "channel", "1", None, "lock", None)
+    async with postgresql_server.connected() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        assert await connection.fetchval(f"SELECT fencing.{release}($1, $2)", holder.name, holder.owner) == "1"
+        asked = asyncio.create_task(backend._connection.ask(*join))
+        await blocked(postgresql_server, asked)
+        await transaction.commit()
+    await asyncio.wait([asked])
+    await backend._connection.ask(*join)
+    assert isinstance(await backend.acquire(waiter), Grant)
+    await backend.aclose()
+
+
+async def test_a_row_that_another_transaction_keeps_locked_costs_the_other_leases_nothing(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    claims = [Claim(name, 30.0) for name in "abc"]
+    for claim in claims:
+        await backend.acquire(claim)
+    async with postgresql_server.connected() as connection, connection.transaction():
+        await connection.execute("SELECT FROM fencing.fencing_lock WHERE name = 'b' FOR UPDATE")
+        outcomes = await backend.renew(claims)
+    assert outcomes == [Renewal.RENEWED, Renewal.UNKNOWN, Renewal.RENEWED]
+    assert await backend.renew(claims) == [Renewal.RENEWED] * 3
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("mode", [LOCK, READER, Permit(of=2)], ids=lambda mode: mode.word)
+async def test_a_token_that_would_not_fit_is_refused_in_every_mode(mode, postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    await backend.acquire(claim := Claim("a", 30.0))
+    await backend.release(claim)
+    await postgresql_server.execute(f"UPDATE fencing.fencing_lock SET token = {TOKEN_LIMIT - 1}")
+    with pytest.raises(BackendRefusedError, match="53 bits"):
+        await backend.acquire(Claim("a", 30.0, mode=mode))
+    assert await backend.inspect("a") is None
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("call", ["acquire", "release"])
+async def test_a_call_waits_for_a_locked_row_for_a_bounded_time(call, postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    await backend.acquire(claim := Claim("a", 30.0))
+    if call == "acquire":
+        await backend.release(claim)
+    async with postgresql_server.connected() as connection, connection.transaction():
+        await connection.execute("SELECT FROM fencing.fencing_lock WHERE name = 'a' FOR UPDATE")
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(BackendUnavailableError):
+                await (backend.acquire(claim) if call == "acquire" else backend.release(claim))
+    await backend.aclose()
+
+
+async def test_a_snapshot_from_before_the_row_was_locked_grants_nothing(postgresql_server):
+    """In a transaction that is not READ COMMITTED, the line would be seen as it was before."""
+    backend = PostgresqlBackend(postgresql_server.url)
+    await backend.acquire(claim := Claim("a", 30.0))
+    await backend.release(claim)
+    acquire = backend._requests.acquisition(Claim("a", 30.0), None, None)
+    release = backend._requests.release, (claim.name, claim.owner)
+    for isolation in ("repeatable_read", "serializable"):
+        for statement, arguments in (acquire, release):
+            async with postgresql_server.connected() as connection:
+                with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):
+                    async with connection.transaction(isolation=isolation):
+                        await connection.fetchrow(statement, *arguments)
+    await backend.aclose()
+
+
+# Names, metadata and paths that bite: texts are data, and nothing of the caller's search_path is ever called.
+
+
+# Names and metadata that are something else in another language.
+
+BITING = [
+    "'; DROP TABLE fencing.fencing_lock; --",
+    '"; DROP SCHEMA fencing CASCADE; --',
+    "\\'; SELECT pg_sleep(60); --",
+    "$1 $$ $fencing$ ${x} %s %(name)s {0} :name",
+    "E'\\x41' U&'\\0041' /* */ --",
+    "'||pg_terminate_backend(pg_backend_pid())||'",
+    "😀🔒 é e\u0301 ﷽ \u202e",
+    '{"a",NULL} (1,2) [1,2)',
+    "\U0010ffff\ufffd\ufeff",
+    "n" * 512,
+    "€" * 170,
+]
+
+
+async def test_names_and_metadata_are_data_and_nothing_else(postgresql_server):
+    server = postgresql_server
+    async with opened(server.url) as (locks, log), opened(server.url) as (others, _):
+
+        async def live(text: str) -> None:
+            async with staying(locks.lock(text, **LONG, metadata=text[:256])) as stay:
+                found = await answered(lambda: locks.inspect(text))
+                assert (found.name, found.metadata, found.token) == (text, text[:256], stay.token)
+                assert await answered(others.lock(text).try_acquire) is None
+                waiter = Stay(others.lock(text, ttl=20, wait=PATIENCE))
+                await waiting(server, 1, text)
+                await until(lambda: [event.name for event in log.of(Renewed)].count(text) > 1)
+                await stay.end()
+                await waiter.begun()
+                await waiter.end()
+
+        async with staying(others.lock("plain", ttl=20)) as plain:
+            await asyncio.gather(*map(live, BITING))
+            names = [record["name"] for record in await server.fetch("SELECT name FROM fencing.fencing_lock")]
+            assert sorted(names) == sorted(["plain", *BITING])
+            await plain.end()
+        assert log.of(Lost) == []
+        assert refusals(log) == []
+    await nothing_left(server)
+
+
+async def test_two_spellings_are_two_names_whatever_the_collation(postgresql_server):
+    names = ["é", "e\u0301", "E", "e", "e ", " e", "ß", "ss", "ẞ"]
+    async with opened(postgresql_server.url) as (locks, _):
+        leases = [await locks.lock(name, wait=PATIENCE, ttl=30).acquire() for name in names]
+        for lease in leases:
+            await lease.release()
+    await nothing_left(postgresql_server)
+
+
+@pytest.mark.parametrize("schema", ['we"ird; DROP SCHEMA public; --', "Größe 😀.$fencing$", "'SELECT"])
+async def test_a_schema_may_have_any_name(schema, postgresql_server):
+    await everything_works(postgresql_server.url, schema=schema)
+    found = await postgresql_server.fetch("SELECT nspname FROM pg_namespace WHERE nspname = $1", schema)
+    assert len(found) == 1
+    assert await postgresql_server.value("SELECT to_regnamespace('fencing')") is None
+    assert await postgresql_server.value("SELECT to_regnamespace('public')") is not None
+
+
+@pytest.mark.parametrize("schema", ["", "x" * 64, "a\0b", "pg_evil", "\ud800"])
+async def test_a_schema_that_cannot_be_named_is_refused_when_built(schema, postgresql_server):
+    with pytest.raises(ConfigurationError):
+        async with opened(postgresql_server.url, schema=schema):
+            pytest.fail("it opened")
+
+
+# A hostile search_path: whatever is called without its schema is the attacker's.
+
+EVIL = """
+CREATE SCHEMA evil;
+GRANT USAGE ON SCHEMA evil TO PUBLIC;
+CREATE DOMAIN evil.text AS pg_catalog.int4;
+CREATE DOMAIN evil.int8 AS pg_catalog.bool;
+CREATE DOMAIN evil.float8 AS pg_catalog.date;
+CREATE TABLE evil.fencing_lock (name pg_catalog.int4);
+CREATE TABLE evil.fencing_waiter (name pg_catalog.int4);
+CREATE TABLE evil.fencing_floor (name pg_catalog.int4);
+CREATE TABLE evil.pg_namespace (nspname pg_catalog.int4);
+CREATE FUNCTION evil.trap() RETURNS pg_catalog.text LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''evil ran''; END';
+"""
+FUNCTIONS = [
+    "clock_timestamp() RETURNS timestamptz",
+    "now() RETURNS timestamptz",
+    "pg_notify(pg_catalog.text, pg_catalog.text) RETURNS void",
+    "set_config(pg_catalog.text, pg_catalog.text, bool) RETURNS pg_catalog.text",
+    "current_setting(pg_catalog.text) RETURNS pg_catalog.text",
+    "to_regprocedure(pg_catalog.text) RETURNS regprocedure",
+    "to_regclass(pg_catalog.text) RETURNS regclass",
+    "to_regnamespace(pg_catalog.text) RETURNS regnamespace",
+    "pg_advisory_xact_lock(bigint) RETURNS void",
+    "pg_backend_pid() RETURNS int4",
+    "extract(pg_catalog.text, timestamptz) RETURNS numeric",
+    "extract(pg_catalog.text, interval) RETURNS numeric",
+    "current_database() RETURNS pg_catalog.text",
+    "pg_is_in_recovery() RETURNS bool",
+    "length(pg_catalog.text) RETURNS int4",
+]
+OPERATORS = [
+    ("=", "pg_catalog.text", "pg_catalog.text", "bool"),
+    ("<>", "pg_catalog.text", "pg_catalog.text", "bool"),
+    ("=", "name", "pg_catalog.text", "bool"),
+    ("=", "name", "name", "bool"),
+    (">", "timestamptz", "timestamptz", "bool"),
+    ("<=", "timestamptz", "timestamptz", "bool"),
+    ("+", "timestamptz", "interval", "timestamptz"),
+    ("-", "timestamptz", "timestamptz", "interval"),
+    ("*", "bigint", "interval", "interval"),
+    ("+", "bigint", "int4", "bigint"),
+    (">=", "bigint", "int4", "bool"),
+    (">=", "bigint", "bigint", "bool"),
+    ("*", "numeric", "int4", "numeric"),
+    ("*", "numeric", "numeric", "numeric"),
+    ("*", "float8", "interval", "interval"),
+    ("||", "pg_catalog.text", "pg_catalog.text", "pg_catalog.text"),
+]
+
+
+def evil_script() -> str:
+    lines = [EVIL]
+    body = "LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''evil ran''; END'"
+    lines += [f"CREATE FUNCTION evil.{signature} {body};" for signature in FUNCTIONS]
+    for number, (sign, left, right, result) in enumerate(OPERATORS):
+        lines.append(f"CREATE FUNCTION evil.o{number}({left}, {right}) RETURNS {result} {body};")
+        lines.append(f"CREATE OPERATOR evil.{sign} (FUNCTION = evil.o{number}, LEFTARG = {left}, RIGHTARG = {right});")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("path", ["evil, pg_catalog, public", "evil, pg_temp, pg_catalog", "''"])
+async def test_nothing_in_the_search_path_is_ever_called(path, postgresql_server):
+    await postgresql_server.execute(evil_script())
+    url = await role(postgresql_server, f"search_path = {path}")
+    await everything_works(url)
+    await nothing_left(postgresql_server)
+    if path != "''":
+        async with postgresql_server.connected(user="app") as session:
+            with pytest.raises(Exception, match="evil ran"):
+                await session.fetchval("SELECT pg_catalog.now() > now()")
+
+
+# What a listing of many locks asks of the server, and what it keeps of the answers: counted, not timed.
+
+
+LOCKS = 5 * PAGE
+SEEDED = """
+    INSERT INTO fencing.fencing_lock (name, owner, token, mode, expires_at)
+    SELECT 'job/' || lpad(n::text, 6, '0'), 'h' || n || ':secret', n, 'lock', clock_timestamp() + interval '1 hour'
+      FROM generate_series(1, $1) n
+"""
+CALLS = "SELECT funcname, calls FROM pg_stat_user_functions WHERE schemaname = 'fencing'"
+
+
+def holders_in_memory() -> int:
+    return sum(type(found) is Holder for found in gc.get_objects())
+
+
+async def test_many_locks_are_listed_in_pages_one_of_which_is_in_memory(postgresql_server):
+    server = postgresql_server
+    await server.execute(f"ALTER DATABASE {server.database} SET track_functions = 'all'")
+    async with opened(server.url) as (locks, _):
+        async with locks.lock("free"):  # the tables are there
+            pass
+        await server.fetch(SEEDED, LOCKS)
+        gc.collect()
+        before, most, names = holders_in_memory(), 0, []
+        async for holder in locks.held("job/*"):
+            names.append(holder.name)
+            if len(names) % PAGE == 1:
+                most = max(most, holders_in_memory() - before)
+    assert names == [f"job/{number:06}" for number in range(1, LOCKS + 1)]
+    assert PAGE <= most <= 2 * PAGE  # a page, and while the next is read the one before
+
+    async def told() -> bool:
+        return not await sessions(server)  # a session tells what it called when it ends, at the latest
+
+    await eventually(told, what="the sessions have ended")
+    calls = {record["funcname"]: record["calls"] for record in await server.fetch(CALLS)}
+    pages = LOCKS // PAGE + 1  # the last is empty
+    assert calls["fencing_list"] == calls["fencing_held"] == pages
+    assert calls["fencing_check"] == 2 * pages + 1  # and once for the lock, whose name had no row
+
+
+# A server that takes no writes and is no standby, as an old primary that an operator has fenced off. The new primary
+# is behind a proxy that makes it answer later, so that a client that takes the first answer takes the wrong server
+# every time.
+
+
+WHY = "default_transaction_read_only"
+TOKEN = "SELECT token FROM fencing.fencing_lock WHERE name = 'a'"
+ROWS = "SELECT name, owner, token, expires_at FROM fencing.fencing_lock ORDER BY name"
+ORDERS = pytest.mark.parametrize("old_first", [True, False], ids=["old first", "new first"])
+
+
+async def set_read_only(server: PostgresqlServer, *, on: bool = True) -> None:
+    """Return when new sessions know; those that are open take their time."""
+    await server.execute(f"ALTER SYSTEM SET default_transaction_read_only = {'on' if on else 'off'}")
+    await server.execute("SELECT pg_reload_conf()")
+
+    async def known() -> bool:
+        return await server.value("SHOW transaction_read_only") == ("on" if on else "off")
+
+    await eventually(known, what="new sessions are read-only, or not any more")
+
+
+@asynccontextmanager
+async def slower(group: Replicated, *, old_first: bool = True) -> AsyncIterator[str]:
+    """The URL of both servers, of which the standby, or the new primary, answers later."""
+    async with PostgresqlProxy(group.standby) as proxy:
+        proxy.delay(replies=0.1)
+        hosts = [f"{HOST}:{group.primary.port}", f"{HOST}:{proxy.port}"]
+        yield f"postgresql://postgres@{','.join(hosts if old_first else hosts[::-1])}/postgres"
+
+
+# When a connection is opened.
+
+
+@ORDERS
+async def test_an_old_primary_that_is_read_only_is_passed_over(old_first, postgresql_group):
+    group = postgresql_group
+    async with opened(group.primary.url) as (locks, _), locks.lock("a") as lease:
+        first = lease.token
+    await group.synced()
+    promoted = await group.promote()
+    await set_read_only(group.primary)
+    assert await group.primary.value("SELECT pg_is_in_recovery()") is False
+    before = await group.primary.fetch(ROWS)
+    async with slower(group, old_first=old_first) as url, opened(url) as (locks, _):
+        async with locks.lock("a", wait=PATIENCE) as lease:
+            assert first < lease.token == await promoted.value(TOKEN)
+            waiter = Stay(locks.lock("a", wait=PATIENCE), work=0)
+            await waiting(promoted, 1)
+            await eventually(lambda: _listens_at(promoted), what="the waiter's client listens at the new primary")
+        await waiter.over()
+        assert waiter.error is None
+    await nothing_left(group.primary)
+    assert await group.primary.fetch(ROWS) == before
+
+
+async def _listens_at(server: PostgresqlServer) -> bool:
+    return bool(await server.fetch(LISTENING))
+
+
+async def test_an_old_primary_without_the_tables_says_nothing_about_the_new_one(postgresql_group):
+    group = postgresql_group
+    promoted = await group.promote()
+    await set_read_only(group.primary)
+    async with opened(promoted.url) as (locks, _), locks.lock("a"):
+        pass
+    async with slower(group) as url, opened(url, create=False) as (locks, _), locks.lock("a", wait=PATIENCE):
+        pass
+
+
+async def test_the_tables_are_created_at_the_new_primary_though_the_old_one_has_them(postgresql_group):
+    group = postgresql_group
+    promoted = await group.promote()
+    async with opened(group.primary.url) as (locks, _), locks.lock("a"):
+        pass
+    await set_read_only(group.primary)
+    async with slower(group) as url:
+        backend = PostgresqlBackend(url)
+        await backend.create_schema()
+        await backend.aclose()
+    assert await promoted.value("SELECT count(*) FROM fencing.fencing_lock") == 0
+
+
+async def test_one_host_that_is_read_only_is_named_as_the_reason_until_it_takes_writes(start_postgresql):
+    server = start_postgresql(default_transaction_read_only=True)
+    with pytest.raises(BackendUnavailableError, match=WHY):
+        async with opened(server.url):
+            pytest.fail("it opened")
+    backend = PostgresqlBackend(server.url)
+    with pytest.raises(BackendUnavailableError, match=WHY):
+        await backend.acquire(Claim("a", 30.0))
+    await set_read_only(server, on=False)
+    assert isinstance(await backend.acquire(Claim("a", 30.0)), Grant)
+    await backend.aclose()
+
+
+async def test_a_role_that_may_only_read_is_told_why(postgresql_server):
+    url = await role(postgresql_server, "default_transaction_read_only = on")
+    with pytest.raises(BackendUnavailableError, match=WHY):
+        async with opened(url):
+            pytest.fail("it opened")
+    await nothing_left(postgresql_server)
+
+
+# Later.
+
+
+async def test_a_holder_and_a_waiter_follow_when_their_server_becomes_read_only(postgresql_group, monkeypatch):
+    monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters._CHECK_EVERY", 1.0)
+    group = postgresql_group
+    async with slower(group) as url, opened(url) as (locks, log), opened(url) as (others, _):
+        async with staying(locks.lock("a", **LONG | {"ttl": 40.0})) as stay:
+            waiter = Stay(others.lock("a", ttl=30), work=0)
+            await waiting(group.primary, 1)
+            await log.seen(Renewed)
+            await group.synced()
+            await set_read_only(group.primary)
+            await until(lambda: any(WHY in event.error for event in log.of(RenewalFailed)))
+            before = await group.primary.fetch(ROWS)
+            promoted = await group.promote()
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 2)
+            assert await promoted.value(TOKEN) == stay.token
+            await waiting(promoted, 1)
+            await eventually(lambda: _listens_at(promoted), what="the waiter's client listens at the new primary")
+            await stay.end()
+        await waiter.over()
+        assert waiter.error is None
+        assert waiter.token > stay.token
+        assert await group.primary.fetch(ROWS) == before
+    assert log.of(Lost) == []
+
+
+@pytest.mark.parametrize("call", ["acquire", "renew", "release"])
+async def test_a_call_that_a_server_refuses_to_write_is_unavailable_and_applied_nowhere(call, postgresql_server):
+    server = postgresql_server
+    backend = PostgresqlBackend(server.url)
+    held = Claim("a", 30.0)
+    granted = await backend.acquire(held)
+    ask = {
+        "acquire": lambda: backend.acquire(Claim("b", 30.0)),
+        "renew": lambda: backend.renew([held]),
+        "release": lambda: backend.release(held),
+    }
+    await backend._connection.ask("SET default_transaction_read_only = on", ())  # as a reload does to this session
+    before = await server.fetch(ROWS)
+    with pytest.raises(BackendUnavailableError, match=WHY):
+        await ask[call]()
+    assert await server.fetch(ROWS) == before
+    await ask[call]()  # on a new connection
+    assert await server.fetch(ROWS) != before
+    assert (await backend.acquire(held) == granted) is (call != "release")
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("call", ["acquire", "inspect"])
+async def test_what_a_server_that_became_read_only_remembers_is_no_answer(call, postgresql_server):
+    """It would say for ever what was true before: that a lock is held, or by whom."""
+    backend = PostgresqlBackend(postgresql_server.url)
+    await backend.acquire(Claim("a", 30.0))
+    ask = {"acquire": lambda: backend.acquire(Claim("a", 30.0)), "inspect": lambda: backend.inspect("a")}
+    await backend._connection.ask("SET default_transaction_read_only = on", ())
+    with pytest.raises(BackendUnavailableError, match=WHY):
+        await ask[call]()
+    answer = await ask[call]()
+    assert isinstance(answer, Held) if call == "acquire" else answer is not None
+    await backend.aclose()

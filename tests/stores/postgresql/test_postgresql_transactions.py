@@ -1,0 +1,529 @@
+"""Transactions beside the locks: fences in one database with them, and those of others, which no call awaits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+
+import asyncpg
+import pytest
+from event_log import CLOCK
+from patience import until
+from postgresql_stage import NEEDED, idle_in_transaction, nothing_left, role, waiting
+from stays import (
+    LEAVING,
+    LONG,
+    PATIENCE,
+    SHORT,
+    Stay,
+    answered,
+    eventually,
+    opened,
+    renewed_or_over,
+    staying,
+    use_in_turn,
+)
+
+from fencing_sdk import (
+    AcquireTimeoutError,
+    BackendRefusedError,
+    BackendUnavailableError,
+    FenceRaised,
+    LeaseLostError,
+    Lost,
+    Renewed,
+    StaleTokenError,
+    connect,
+)
+from fencing_sdk.abc import Claim, Grant, Held, Token
+from fencing_sdk.backends.postgresql import PostgresqlBackend
+from fencing_sdk.errors import BackendError
+from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.guards.sql import SqlGuard
+
+pytest_plugins = ["postgresql_fixtures"]
+
+
+# Locks and fences in one database: the grant and the fence come together, or not at all.
+
+
+SEAT = "seats/42"
+
+
+@pytest.fixture
+async def backend(postgresql_server):
+    backend = PostgresqlBackend(postgresql_server.url)
+    yield backend
+    await backend.aclose()
+
+
+@pytest.fixture
+def guard(postgresql_server):
+    return SqlGuard(postgresql_server.url)
+
+
+async def granted(backend, fences, **claim) -> Grant:
+    answer = await backend.acquire_fenced(Claim(SEAT, 60.0, **claim), fences)
+    assert isinstance(answer, Grant)
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def writing(server, guard, token):
+    """A transaction that writes under the fence and does not commit."""
+    async with server.connected() as connection, connection.transaction():
+        await guard.admit(connection, SEAT, token)
+        yield
+
+
+def test_a_guard_of_the_same_database_is_known_by_what_both_were_told(backend, guard, postgresql_server):
+    assert backend.keeps(guard)
+    assert not backend.keeps(SqlGuard())
+    assert not backend.keeps(MemoryGuard())
+    assert not backend.keeps(SqlGuard("sqlite:///app.db"))
+    assert not backend.keeps(SqlGuard(postgresql_server.url_as("another role")))
+    assert not backend.keeps(SqlGuard(f"{postgresql_server.url}_other"))
+    assert not PostgresqlBackend(postgresql_server.url, driver={"host": "elsewhere"}).keeps(guard)
+
+
+async def test_the_fence_is_raised_in_the_transaction_of_the_grant(backend, guard, postgresql_server):
+    claim = Claim(SEAT, 60.0)
+    grant = await backend.acquire_fenced(claim, [(guard, SEAT), (guard, "seats/plan")])
+    assert isinstance(grant, Grant)
+    for resource in (SEAT, "seats/plan"):
+        fence = await guard.highest(resource)
+        assert (fence, fence.holder) == (grant.token, claim.holder)
+    statement = "SELECT xmin::text FROM {} WHERE {} = $1"
+    lock = await postgresql_server.value(statement.format("fencing.fencing_lock", "name"), SEAT)
+    assert await postgresql_server.value(statement.format("fencing_fence", "resource"), SEAT) == lock
+
+
+async def test_a_fence_that_is_higher_already_means_no_grant(backend, guard):
+    far = 2**52
+    await guard.raise_to(SEAT, Token(far, "a0a0a0a0"))
+    with pytest.raises(StaleTokenError) as refused:
+        await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT)])
+    assert refused.value.fence == far
+    assert await backend.inspect(SEAT) is None
+    assert isinstance(await backend.acquire(Claim(SEAT, 60.0)), Grant)  # nothing is held up
+
+
+async def test_with_one_fence_of_two_refused_the_other_is_not_raised(backend, guard):
+    await guard.raise_to("seats/plan", Token(2**52, "a0a0a0a0"))
+    with pytest.raises(StaleTokenError):
+        await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT), (guard, "seats/plan")])
+    assert await guard.highest(SEAT) is None
+
+
+async def test_the_same_owner_again_gets_the_same_and_a_refusal_raises_nothing(backend, guard):
+    claim = Claim(SEAT, 60.0)
+    first = await backend.acquire_fenced(claim, [(guard, SEAT)])
+    assert await backend.acquire_fenced(claim, [(guard, SEAT)]) == first
+    assert isinstance(await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, "other")]), Held)
+    assert await guard.highest("other") is None
+
+
+async def test_a_fence_that_a_transaction_holds_delays_no_renewal(backend, guard, postgresql_server):
+    """A transaction that writes under the fence holds it until it ends; heartbeats use another connection."""
+    before = await granted(backend, [(guard, SEAT)])
+    other = Claim("other", 60.0)
+    await backend.acquire(other)
+    await postgresql_server.execute("UPDATE fencing.fencing_lock SET expires_at = now() WHERE name = 'seats/42'")
+    async with writing(postgresql_server, guard, before.token):
+        statement = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        for _ in range(3):  # while the machine stands still, the patience for the fence may end
+            waiting = asyncio.create_task(backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT)]))
+            while not waiting.done() and not await postgresql_server.value(statement):
+                pass
+            assert [outcome.name for outcome in await backend.renew([other])] == ["RENEWED"]
+            overtaken = not waiting.done()
+            with pytest.raises(BackendUnavailableError, match="another transaction keeps"):
+                await waiting
+            if overtaken:
+                break
+        assert overtaken, "the renewal waited for the fence"
+        assert await backend.inspect(SEAT) is None
+    assert (await granted(backend, [(guard, SEAT)])).token > before.token
+
+
+async def test_an_attempt_that_is_given_up_leaves_a_connection_that_works(backend, guard, postgresql_server):
+    before = await granted(backend, [(guard, SEAT)])
+    await postgresql_server.execute("UPDATE fencing.fencing_lock SET expires_at = now() WHERE name = 'seats/42'")
+    async with writing(postgresql_server, guard, before.token):
+        waiting = asyncio.create_task(backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT)]))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    assert isinstance(await backend.acquire_fenced(Claim("another", 60.0), [(guard, "a0a0a0a0")]), Grant)
+
+
+async def test_a_holder_of_a_lock_has_its_fence_from_the_start(guard, postgresql_server):
+    events = []
+    async with connect(postgresql_server.url, observers=[events.append]) as locks:
+        aside = MemoryGuard()
+        async with locks.lock(SEAT, fences=[aside, guard]) as lease:
+            assert await guard.highest(SEAT) == await aside.highest(SEAT) == lease.token
+            async with postgresql_server.connected() as connection, connection.transaction():
+                with pytest.raises(StaleTokenError):
+                    await guard.admit(connection, SEAT, Token(lease.token - 1, "b0b0b0b0"))
+            waiting = asyncio.create_task(locks.lock(SEAT, fences=[guard], wait=0.5).acquire())
+            with pytest.raises((AcquireTimeoutError, BackendUnavailableError)):
+                await waiting
+            assert await guard.highest(SEAT) == lease.token
+    assert [event.resource for event in events if isinstance(event, FenceRaised)] == [SEAT, SEAT]
+
+
+async def test_waiters_with_fences_are_served_in_order(guard, postgresql_server):
+    order: list[int] = []
+
+    async def wait(locks, number):
+        async with locks.lock(SEAT, fences=[guard], wait=20) as lease:
+            order.append(number)
+            assert await guard.highest(SEAT) == lease.token
+
+    async with connect(postgresql_server.url) as locks:
+        async with locks.lock(SEAT, fences=[guard]):
+            tasks = []
+            for number in range(5):
+                tasks.append(asyncio.create_task(wait(locks, number)))
+                statement = "SELECT count(*) FROM fencing.fencing_waiter"
+                while await postgresql_server.value(statement) <= number:
+                    assert not tasks[-1].done()
+        await asyncio.gather(*tasks)
+    assert order == [0, 1, 2, 3, 4]
+
+
+async def test_after_its_connection_was_ended_the_next_attempt_opens_another(backend, guard, postgresql_server):
+    await granted(backend, [(guard, SEAT)])
+    await postgresql_server.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+    )
+    claim, answer = Claim("after", 60.0), None
+    for _ in range(3):
+        with contextlib.suppress(BackendUnavailableError):
+            answer = await backend.acquire_fenced(claim, [(guard, "after")])
+    assert isinstance(answer, Grant)
+    assert await guard.highest("after") == answer.token
+
+
+async def test_a_role_that_may_not_touch_the_fences_is_refused_and_gets_no_grant(guard, postgresql_server):
+    await guard.raise_to("any", Token(1, "a0a0a0a0"))  # the table is there, and the superuser's
+    name = postgresql_server.database
+    await postgresql_server.execute(f'CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE "{name}" TO app')
+    url = postgresql_server.url_as("app")
+    backend = PostgresqlBackend(url)
+    try:
+        with pytest.raises(BackendRefusedError, match="SELECT, INSERT and UPDATE on fencing_fence"):
+            await backend.acquire_fenced(Claim(SEAT, 60.0), [(SqlGuard(url), SEAT)])
+        assert await backend.inspect(SEAT) is None
+    finally:
+        await backend.aclose()
+
+
+async def test_a_missing_schema_of_the_guard_is_named_and_not_blamed_on_the_locks(postgresql_server):
+    guard = SqlGuard(postgresql_server.url, table="app.fencing_fence")
+    async with connect(postgresql_server.url) as locks:
+        with pytest.raises(BackendRefusedError) as refused:
+            await locks.lock(SEAT, fences=[guard]).acquire()
+    message = str(refused.value)
+    assert "app.fencing_fence" in message
+    assert 'CREATE SCHEMA "app"' in message
+    assert SEAT in message
+    assert "those of this version" not in message
+
+
+async def test_a_missing_table_of_the_guard_is_named_and_not_blamed_on_the_locks(backend, postgresql_server):
+    guard = SqlGuard(postgresql_server.url, table="public.seats_fence", create=False)
+    with pytest.raises(BackendRefusedError, match=r"public\.seats_fence.*ddl\('postgresql'\)"):
+        await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, SEAT)])
+    assert await backend.inspect(SEAT) is None
+    assert isinstance(await backend.acquire(Claim(SEAT, 60.0)), Grant)
+
+
+async def test_permits_and_readers_raise_their_fences_after_the_grant(backend, guard):
+    """The number of a permit is known only then, and the statement that grants with the fence knows locks alone."""
+    async with connect(backend) as locks:
+        async with locks.semaphore("pool", permits=2, fences=[guard]) as one:
+            two = await locks.semaphore("pool", permits=2, fences=[guard]).acquire(wait=5)
+            assert [await guard.highest(f"pool/{number}") for number in (0, 1)] == [one.token, two.token]
+            assert {holder.mode.word for holder in await backend.holders("pool")} == {"permit"}
+            await two.release()
+        catalog = locks.rwlock("catalog", fences=[guard])
+        async with catalog.reader as reader:
+            other = await catalog.reader.try_acquire()
+            assert other is not None
+            fence = await guard.highest("catalog")
+            assert (fence, fence.holder) == (reader.token, reader.token.holder)
+            await other.release()
+        async with catalog.writer as writer:
+            assert await guard.highest("catalog") == writer.token
+
+
+# Other transactions and the settings of a role: leases of other locks go on, and every wait is bounded.
+
+
+ROW = "SELECT 1 FROM fencing.fencing_lock WHERE name = 'a' FOR UPDATE"
+SHARED = "SELECT 1 FROM fencing.fencing_lock WHERE name = 'a' FOR SHARE"
+TABLE = "LOCK TABLE fencing.fencing_lock IN ACCESS EXCLUSIVE MODE"
+
+
+def renewals(log, name: str) -> int:
+    return sum(event.name == name for event in log.of(Renewed))
+
+
+@pytest.mark.parametrize("statement", [ROW, SHARED], ids=["for update", "for share"])
+async def test_a_row_that_a_transaction_keeps_locked_delays_no_other_lease(statement, postgresql_server):
+    async with opened(postgresql_server.url) as (locks, log):
+        async with contextlib.AsyncExitStack() as stack:
+            terms = {"a": SHORT, "b": LONG, "c": LONG}
+            stays = {name: await stack.enter_async_context(staying(locks.lock(name, **terms[name]))) for name in terms}
+            await until(lambda: all(renewals(log, name) for name in "bc"))
+            await until(lambda: renewals(log, "a") or stays["a"].task.done())
+            async with idle_in_transaction(postgresql_server, statement):
+                before = {name: renewals(log, name) for name in "bc"}
+                await stays["a"].over()
+                assert stays["a"].lost is not None
+                assert stays["a"].left_at - stays["a"].body_ended_at < LEAVING
+                await until(lambda: all(renewals(log, name) >= before[name] + 5 for name in "bc"))
+                async with locks.lock("d", ttl=10, wait=PATIENCE):
+                    pass
+            await stays["b"].end()
+            await stays["c"].end()
+        assert [event.name for event in log.of(Lost)] == ["a"]
+        async with locks.lock("a", ttl=10, wait=PATIENCE) as lease:
+            assert lease.token > stays["a"].token
+    await nothing_left(postgresql_server)
+
+
+async def test_a_row_that_is_locked_for_a_moment_again_and_again_costs_no_lease(postgresql_server):
+    async with opened(postgresql_server.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
+        for _ in range(5):
+            async with idle_in_transaction(postgresql_server, ROW):
+                await asyncio.sleep(0.4)
+        renewed = len(log.of(Renewed))
+        await log.seen(Renewed, renewed + 1)
+        await stay.end()
+    assert log.of(Lost) == []
+    await nothing_left(postgresql_server)
+
+
+async def test_acquiring_a_lock_whose_row_is_locked_is_bounded_and_delays_no_other_call(postgresql_server):
+    async with opened(postgresql_server.url) as (locks, _), locks.lock("a", ttl=10):
+        pass
+    async with opened(postgresql_server.url) as (locks, log), staying(locks.lock("b", **LONG)) as stay:
+        async with idle_in_transaction(postgresql_server, ROW):
+            begun = CLOCK.now()
+            trying = [asyncio.create_task(locks.lock("a", ttl=10, wait=1.5).acquire()) for _ in range(5)]
+            for number in range(5):
+                async with locks.lock(f"other {number}", ttl=10, wait=PATIENCE):
+                    pass
+            for attempt in trying:
+                with pytest.raises((AcquireTimeoutError, BackendUnavailableError)):
+                    await attempt
+            assert CLOCK.now() - begun < 1.5 + LEAVING
+            with pytest.raises((AcquireTimeoutError, BackendUnavailableError)):
+                await locks.lock("a", ttl=10, wait=0).acquire()
+        async with locks.lock("a", ttl=10, wait=PATIENCE):
+            pass
+        await stay.end()
+        assert log.of(Lost) == []
+    await nothing_left(postgresql_server)
+
+
+async def test_a_locked_table_ends_the_body_in_time_and_then_all_goes_on(postgresql_server):
+    async with opened(postgresql_server.url) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
+        await renewed_or_over(log, stay)
+        async with idle_in_transaction(postgresql_server, TABLE):
+            await stay.over()
+            assert isinstance(stay.error, LeaseLostError)
+            assert stay.left_at - stay.body_ended_at < LEAVING
+            with pytest.raises((AcquireTimeoutError, BackendUnavailableError)):
+                await locks.lock("b", ttl=10, wait=0.5).acquire()
+        async with locks.lock("a", ttl=10, wait=PATIENCE) as lease:
+            assert lease.token > stay.token
+    await nothing_left(postgresql_server)
+
+
+# Settings of the role.
+
+HINDERING = {
+    "serializable": "default_transaction_isolation = 'serializable'",
+    "repeatable read": "default_transaction_isolation = 'repeatable read'",
+    "no patience for locks": "lock_timeout = '20ms'",
+    "forgetful": "synchronous_commit = off",
+    "no plans": "plan_cache_mode = force_custom_plan",
+    "odd output": "intervalstyle = sql_standard; ALTER ROLE app SET datestyle = 'German'; "
+    "ALTER ROLE app SET timezone = 'Asia/Kolkata'; ALTER ROLE app SET extra_float_digits = -10; "
+    "ALTER ROLE app SET bytea_output = 'escape'; ALTER ROLE app SET standard_conforming_strings = off",
+}
+
+
+async def test_what_is_left_of_a_lock_that_is_renewed_while_it_is_looked_at_is_no_more_than_its_ttl(postgresql_server):
+    """The clock is read after the row."""
+    async with opened(postgresql_server.url) as (locks, _), postgresql_server.connected() as other:
+        lease = await locks.lock("b", ttl=60).acquire()
+        async with other.transaction():
+            await other.execute("LOCK TABLE fencing.fencing_lock")
+            looked = asyncio.create_task(locks.inspect("b"))
+            ask = partial(other.fetchval, "SELECT count(*) FROM pg_locks WHERE NOT granted")
+            await eventually(ask, what="the look waits for the table")
+            await other.execute("UPDATE fencing.fencing_lock SET expires_at = clock_timestamp() + interval '60 s'")
+        assert 0 < (await looked).remaining <= 60
+        await lease.release()
+
+
+@pytest.mark.parametrize("setting", HINDERING.values(), ids=HINDERING.keys())
+async def test_locks_work_whatever_the_role_prefers(setting, postgresql_server):
+    url = await role(postgresql_server, setting)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [(await stack.enter_async_context(opened(url)))[0] for _ in range(3)]
+        await use_in_turn(clients, tasks=4, times=3)
+        async with staying(clients[0].lock("b", **LONG)) as stay:
+            waiter = Stay(clients[1].lock("b", ttl=10, wait=PATIENCE))
+            await waiting(postgresql_server, 1, "b")
+            await asyncio.sleep(1)
+            holder = await answered(lambda: clients[2].inspect("b"))
+            assert holder.token == stay.token
+            assert 0 < holder.remaining <= LONG["ttl"]
+            await stay.end()
+            await waiter.begun()
+            await waiter.end()
+    await nothing_left(postgresql_server)
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+async def test_a_release_sees_who_joins_at_the_same_moment(isolation, postgresql_server, monkeypatch):
+    """With a snapshot from before it had the row, it would see an empty line and wake no waiter."""
+    monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.LINE_POLL", 240.0)
+    monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.ECHO_PATIENCE", PATIENCE)
+    monkeypatch.setattr("fencing_sdk._engine.acquisition._LONGEST_NAP", 60.0)
+    server = postgresql_server
+    url = await role(server, f"default_transaction_isolation = '{isolation}'")
+    async with opened(url) as (locks, _), opened(url) as (others, _):
+        for _ in range(3):
+            async with staying(locks.lock("a", ttl=60, wait=PATIENCE)) as stay:
+                async with idle_in_transaction(server, ROW):
+                    waiter = Stay(others.lock("a", ttl=60), work=0)
+                    await blocked(server, 1)
+                    ending = asyncio.create_task(stay.end())
+                    await blocked(server, 2)
+                await ending
+                await waiter.over()
+                assert waiter.error is None
+    await nothing_left(server)
+
+
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+async def test_a_snapshot_from_before_the_row_was_locked_is_refused(isolation, postgresql_server):
+    server = postgresql_server
+    async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
+        async with staying(locks.lock("a", ttl=60)) as stay, server.connected() as session:
+            for call in (
+                "fencing_give_back('a', $1)",
+                "fencing_join('a', $1, 'c', 'w', NULL, 'lock', NULL)",
+                "fencing_leave('a', $1)",
+            ):
+                async with session.transaction(isolation=isolation):
+                    with pytest.raises(asyncpg.PostgresError) as refused:
+                        async with session.transaction():
+                            await session.execute(f"SELECT fencing.{call}".replace("$1", f"'{stay.lease.owner}'"))
+                assert refused.value.sqlstate == "FS002"
+            assert await answered(others.lock("a").try_acquire) is None
+            await stay.end()
+    await nothing_left(server)
+
+
+async def blocked(server, number: int) -> None:
+    """Wait until so many calls wait for the row, for less time than they do."""
+    stop = CLOCK.now() + 0.15
+    statement = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'app' AND wait_event_type = 'Lock'"
+    while CLOCK.now() < stop and await server.value(statement) < number:
+        pass
+
+
+async def test_a_statement_timeout_of_the_role_costs_a_try_and_no_more(postgresql_server):
+    url = await role(postgresql_server, "statement_timeout = '150ms'")
+    async with opened(postgresql_server.url) as (locks, _), locks.lock("a"):
+        pass
+    await postgresql_server.execute(NEEDED)
+    async with opened(url) as (locks, log), staying(locks.lock("b", **LONG)) as stay:
+        async with idle_in_transaction(postgresql_server, ROW):
+            trying = Stay(locks.lock("a", ttl=10, wait=PATIENCE))
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 4)
+            assert not trying.task.done()
+        await trying.begun()
+        await trying.end()
+        await stay.end()
+    assert log.of(Lost) == []
+    await nothing_left(postgresql_server)
+
+
+async def test_sessions_that_the_server_ends_when_they_are_idle_cost_nothing(postgresql_server):
+    url = await role(postgresql_server, "idle_session_timeout = '200ms'")
+    async with opened(url) as (locks, log), opened(url) as (others, _):
+        async with staying(locks.lock("a", **LONG | {"heartbeat_interval": 0.5})) as stay:
+            waiters = [Stay(others.lock("a", ttl=10, wait=PATIENCE), work=0.5) for _ in range(3)]
+            await waiting(postgresql_server, 3)
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 3)
+            await stay.end()
+            for waiter in waiters:
+                await waiter.over()
+                assert waiter.error is None
+    assert log.of(Lost) == []
+    await nothing_left(postgresql_server)
+
+
+async def test_a_role_that_may_only_read_is_told_within_its_patience(postgresql_server):
+    async with opened(postgresql_server.url) as (locks, _), locks.lock("a"):
+        pass
+    url = await role(postgresql_server, "default_transaction_read_only = on")
+    await postgresql_server.execute(NEEDED)
+    begun = CLOCK.now()
+    with pytest.raises(BackendError):
+        async with opened(url) as (locks, _):
+            await locks.lock("a", wait=0.5).acquire()
+    assert CLOCK.now() - begun < LEAVING
+
+
+# Clocks.
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+async def test_the_clients_wall_clock_is_not_read(days, postgresql_server, monkeypatch):
+    import time
+
+    day = 86_400
+    shifted, shifted_ns = time.time() + days * day, time.time_ns() + days * day * 10**9
+    async with opened(postgresql_server.url) as (others, _), opened(postgresql_server.url) as (locks, log):
+        async with others.lock("a") as lease:
+            first = lease.token
+        monkeypatch.setattr("time.time", lambda: shifted)
+        monkeypatch.setattr("time.time_ns", lambda: shifted_ns)
+        async with staying(locks.lock("a", **LONG)) as stay:
+            monkeypatch.undo()
+            micros = await postgresql_server.value("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8")
+            assert first < stay.token <= micros
+            await log.seen(Renewed, 2)
+            remaining = (await answered(lambda: others.inspect("a"))).remaining
+            assert 0 < remaining <= LONG["ttl"]
+            assert await answered(others.lock("a").try_acquire) is None
+            await stay.end()
+        async with others.lock("a", wait=PATIENCE) as lease:
+            assert lease.token > stay.token
+    await nothing_left(postgresql_server)
+
+
+async def test_tokens_grow_although_the_clock_of_the_server_is_behind_the_last_one(postgresql_server):
+    """As after a failover to a machine whose clock is wrong, or a step back."""
+    async with opened(postgresql_server.url) as (locks, _):
+        async with locks.lock("a") as lease:
+            ahead = lease.token + 86_400 * 10**6
+        await postgresql_server.execute(f"UPDATE fencing.fencing_lock SET token = {ahead}")
+        for expected in (ahead + 1, ahead + 2):
+            async with locks.lock("a", wait=PATIENCE) as lease:
+                assert lease.token == expected
+    await nothing_left(postgresql_server)

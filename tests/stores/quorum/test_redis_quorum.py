@@ -1,0 +1,391 @@
+"""The quorum of Redis masters keeps the contract, and what the answers of its nodes amount to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+from patience import until
+from redis_quorum import Quorum
+from redis_server import RedisServer
+
+from fencing_sdk.abc import Backend, Claim, Renewal
+from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url
+from fencing_sdk.backends.redis.quorum.ballots import Ballot, BallotVerdict, QuorumHold, Refusal, RenewalRound
+from fencing_sdk.testing import BackendSuite
+from fencing_sdk.testing.promises.under_test import DRIFT, Reopen
+
+pytest_plugins = ["redis_fixtures"]
+
+
+# The quorum of Redis masters keeps the contract: with three and five nodes, all up or as many down as may be.
+
+
+@pytest.fixture(scope="module")
+def three_nodes(redis_binary: str) -> Iterator[Quorum]:
+    """Three masters whose data outlives them, for this module."""
+    with Quorum(3, binary=redis_binary, appendonly=True, appendfsync="always") as quorum:
+        yield quorum
+
+
+@pytest.fixture(scope="module")
+def five_nodes(redis_binary: str) -> Iterator[Quorum]:
+    """Five masters whose data outlives them, for this module."""
+    with Quorum(5, binary=redis_binary, appendonly=True, appendfsync="always") as quorum:
+        yield quorum
+
+
+class QuorumSuite(BackendSuite):
+    queues = True
+    notices = True
+    lists = revokes = True
+    expiry_lag = 3.0
+    """The holds of a grant end one after the other, as they began, and a try in between is undone first: so is one
+    that a node does not answer at once, on a busy machine."""
+    stopped = 0
+    """Nodes that are down throughout."""
+
+    @pytest.fixture
+    async def quorum(self, three_nodes: Quorum) -> Quorum:
+        await three_nodes.fresh()
+        self.stop_some(three_nodes)
+        return three_nodes
+
+    def stop_some(self, quorum: Quorum) -> None:
+        self.own_quorum = quorum
+        self.up = quorum.nodes[self.stopped :]
+        for node in quorum.nodes[: self.stopped]:
+            node.kill()
+
+    @pytest.fixture
+    def url(self, quorum: Quorum) -> str:
+        return quorum.url
+
+    @pytest.fixture
+    def reopen(self, url: str) -> Callable[[], RedisQuorumBackend]:
+        return lambda: from_url(url)
+
+    @pytest.fixture
+    async def backend(self, reopen: Callable[[], RedisQuorumBackend]) -> AsyncIterator[RedisQuorumBackend]:
+        async with aclosing(reopen()) as made:
+            await self.all_vote(made)
+            yield made
+
+    async def expire(self, ttl: float) -> None:
+        """Wait until the holds have ended on every node: on a busy machine some nodes begin a ttl later than others."""
+        await self.pass_time(ttl * (1 + DRIFT))
+        within = self.expiry_lag + self.patience
+        await until(lambda: not any(_ends_within(node, ttl) for node in self.up), what="no hold is left", within=within)
+
+    @asynccontextmanager
+    async def break_store(self, backend: Backend) -> AsyncIterator[None]:
+        """Kill nodes until the others are no majority, when all of them have what was granted."""
+        await self.granted_everywhere()
+        killed = self.up[: len(self.up) - self.own_quorum.majority + 1]
+        for node in killed:
+            await asyncio.to_thread(node.kill)
+        try:
+            yield
+        finally:
+            for node in killed:
+                await asyncio.to_thread(node.start)
+
+    async def restart(self, backend: Backend, reopen: Reopen) -> Backend:
+        """Restart the nodes too, by force, when all of them have what was granted."""
+        await self.granted_everywhere()
+        for node in self.up:
+            await asyncio.to_thread(node.kill)
+        for node in self.up:
+            await asyncio.to_thread(node.start)
+        restarted = await super().restart(backend, reopen)
+        await self.all_vote(restarted)
+        return restarted
+
+    async def all_vote(self, backend: Backend) -> None:
+        """Wait until the client knows all nodes that are up: an open client may know a majority, and asks no others."""
+        await until(lambda: _voters(backend) == len(self.up), what="all nodes vote that are up")
+
+    async def granted_everywhere(self) -> None:
+        """Wait for the nodes that a grant did not wait for: one that never hears of it is given a hold later."""
+        await until(lambda: len({_holds(node) for node in self.up}) == 1, what="all nodes have the same holds")
+
+    async def revoke(self, backend: Backend, name: str) -> None:
+        """Delete the holds of a majority, as an operator would."""
+        assert isinstance(backend, RedisQuorumBackend)
+        for node in self.up:
+            await node.command("DEL", backend._requests.hold(name))
+
+
+def _voters(backend: Backend) -> int:
+    assert isinstance(backend, RedisQuorumBackend)
+    voters = backend._nodes.voters()
+    return 0 if voters is None else len(voters.nodes)
+
+
+def _holds(node: RedisServer) -> frozenset[object]:
+    """The keys of the locks that are held on *node*."""
+    return frozenset(node.ask("KEYS", "*}:h"))
+
+
+def _ends_within(node: RedisServer, seconds: float) -> bool:
+    """Whether a lock is held on *node* that ends in so many seconds at most."""
+    lefts = node.ask_all(*(["PTTL", hold] for hold in node.ask("KEYS", "*}:h")))
+    return any(0 <= left <= seconds * 1000 for left in lefts)
+
+
+class TestThreeNodes(QuorumSuite):
+    """All nodes are up."""
+
+
+@pytest.mark.campaign(only=True)  # as few nodes as may be are up in five of which two are down, too
+class TestThreeNodesOneDown(QuorumSuite):
+    stopped = 1
+
+
+class OnFiveNodes(QuorumSuite):
+    @pytest.fixture
+    async def quorum(self, five_nodes: Quorum) -> Quorum:
+        await five_nodes.fresh()
+        self.stop_some(five_nodes)
+        return five_nodes
+
+
+@pytest.mark.campaign(only=True)  # between three nodes that are up and five of which two are down there is little room
+class TestFiveNodes(OnFiveNodes):
+    """All nodes are up."""
+
+
+class TestFiveNodesTwoDown(OnFiveNodes):
+    stopped = 2
+
+
+# What the answers of the nodes amount to, by tables: the ballot of an attempt, the tally of a round of renewals.
+
+
+OPEN, WON, REFUSED, UNAVAILABLE = BallotVerdict
+ATTEMPT = 50
+
+
+def ballot_of(answers: str, *, nodes: int = 3) -> Ballot:
+    """
+    Give *answers* in order, each of the next node.
+
+    ``7`` a grant with this number, ``x9`` a refusal by a hold with this token and attempt, ``l`` a refusal because of
+    the line, ``-`` a failure, ``c`` the first confirmation that is awaited, ``b`` the same by a hold that was broken.
+    """
+    ballot, node, awaited = Ballot(nodes, ATTEMPT, range(nodes)), 0, []
+    for answer in answers.split():
+        if answer in {"c", "b"}:
+            ballot.confirmed(awaited.pop(0), kept=answer == "c")
+            continue
+        if answer.isdigit():
+            awaited += ballot.granted(node, int(answer))
+        elif answer == "-":
+            ballot.failed(node)
+        elif answer == "l":
+            ballot.refused(node, Refusal(3.0, in_line=True))
+        else:
+            ballot.refused(
+                node, Refusal(float(answer[1:]), in_line=True, token=int(answer[1:]), attempt=int(answer[1:]))
+            )
+        node += 1
+    return ballot
+
+
+@pytest.mark.parametrize(
+    ("nodes", "answers", "verdict", "token"),
+    [
+        (3, "", OPEN, None),
+        (3, "7", OPEN, None),
+        (3, "7 7", WON, 7),
+        (3, "7 9", OPEN, 9),
+        (3, "7 9 c", WON, 9),
+        (3, "7 9 b", OPEN, 9),
+        (3, "7 9 b 9", WON, 9),
+        (3, "7 9 b 11", REFUSED, 9),
+        (3, "7 9 b -", REFUSED, 9),
+        (3, "7 x9", OPEN, None),
+        (3, "7 x9 7", WON, 7),
+        (3, "7 x9 x9", REFUSED, None),
+        (3, "x9 x9", REFUSED, None),
+        (3, "x9 -", OPEN, None),
+        (3, "x9 - x9", REFUSED, None),
+        (3, "- -", UNAVAILABLE, None),
+        (3, "7 - -", UNAVAILABLE, None),
+        (3, "7 - x9", REFUSED, None),
+        (3, "l l", REFUSED, None),
+        (4, "7 7", OPEN, None),
+        (4, "7 7 7", WON, 7),
+        (4, "7 7 x9 x9", REFUSED, None),
+        (5, "5 6 7", OPEN, 7),
+        (5, "5 6 7 c", OPEN, 7),
+        (5, "5 6 7 c c", WON, 7),
+        (5, "5 6 7 c 7", WON, 7),
+        (5, "5 6 7 6 c c", WON, 7),
+        (5, "- - 7 7 7", WON, 7),
+        (5, "- - -", UNAVAILABLE, None),
+    ],
+)
+def test_the_verdict_of_a_ballot(nodes: int, answers: str, verdict: BallotVerdict, token: int | None):
+    ballot = ballot_of(answers, nodes=nodes)
+    assert (ballot.verdict, ballot.token) == (verdict, token)
+
+
+def test_only_lower_numbers_have_to_be_confirmed_but_higher_ones_are_told_the_token():
+    ballot = Ballot(5, ATTEMPT, range(5))
+    assert ballot.granted(0, 5) == []
+    assert ballot.granted(1, 9) == []
+    assert ballot.granted(2, 7) == [0, 2]  # the token is 9
+    assert ballot.granted(3, 11) == [3]
+    ballot.confirmed(3, kept=True)
+    assert ballot.settled == {1}
+    assert ballot.granted(4, 9) == []
+    assert ballot.settled == {1, 4}
+
+
+def test_a_node_that_fails_after_it_was_settled_still_counts():
+    ballot = ballot_of("7")
+    ballot.granted(1, 7)
+    ballot.failed(1)
+    assert ballot.verdict is WON
+
+
+@pytest.mark.parametrize(
+    ("nodes", "answers", "senior", "held"),
+    [
+        (4, "7 7 x60 x60", True, False),
+        (4, "7 7 x40 x60", False, False),
+        (4, "x60 x60 x60", False, True),
+        (3, "7 x60 x60", False, True),
+        (3, "7 x60 x61", True, False),
+        (3, "7 l x61", False, False),
+        (3, "l l", False, True),
+        (3, "x60 x61 -", False, False),
+    ],
+)
+def test_the_senior_of_rivals_has_got_something_and_is_earlier_than_every_other(
+    nodes: int, answers: str, senior: bool, held: bool
+):
+    ballot = ballot_of(answers, nodes=nodes)
+    assert (ballot.senior, ballot.held) == (senior, held)
+
+
+def test_nodes_that_are_asked_again_may_change_their_answers():
+    ballot = ballot_of("7 x60 x61")
+    assert sorted(ballot.ask_again()) == [1, 2]
+    assert ballot.verdict is OPEN
+    ballot.granted(2, 7)
+    assert ballot.verdict is WON
+
+
+@pytest.mark.parametrize(
+    ("nodes", "answers", "seconds"),
+    [(3, "x9 x4 x6", 6.0), (3, "7 x4 x6", 4.0), (3, "x4 - -", None), (5, "x5 x1 x3 x2 x4", 3.0)],
+)
+def test_the_next_try_is_due_when_a_majority_may_be_free(nodes: int, answers: str, seconds: float | None):
+    assert ballot_of(answers, nodes=nodes).retry_after() == seconds
+
+
+def test_nodes_that_were_not_asked_count_as_failed():
+    ballot = Ballot(3, ATTEMPT, [1])
+    assert ballot.verdict is UNAVAILABLE
+
+
+# Renewals
+
+
+def hold_on(*nodes: int) -> QuorumHold:
+    hold = QuorumHold(Claim("a", 10.0), 7)
+    for node in nodes:
+        hold.settled(node, 7)
+    return hold
+
+
+@pytest.mark.parametrize(
+    ("counted", "answers", "outcome"),
+    [
+        ((0, 1, 2), "11", Renewal.RENEWED),
+        ((0, 1, 2), "1", Renewal.UNKNOWN),
+        ((0, 1, 2), "1-1", Renewal.RENEWED),
+        ((0, 1, 2), "1--", Renewal.UNKNOWN),
+        ((0, 1, 2), "0-1", Renewal.UNKNOWN),
+        ((0, 1, 2), "00", Renewal.REFUSED),
+        ((0, 1, 2), "1xx", Renewal.TAKEN_OVER),
+        ((0, 1, 2), "0n", Renewal.REFUSED),
+        ((0, 1), "101", Renewal.UNKNOWN),
+        ((0, 1), "110", Renewal.RENEWED),
+    ],
+)
+def test_the_outcome_of_a_renewal(counted: tuple[int, ...], answers: str, outcome: Renewal):
+    hold = hold_on(*counted)
+    tally = RenewalRound([hold.claim], [hold], 3)
+    for node, code in enumerate(answers):
+        if code == "-":
+            tally.failed()
+        else:
+            tally.answer(node, code.encode())
+    assert tally.outcomes == [outcome]
+    assert tally.decided == (outcome is not Renewal.UNKNOWN or len(answers) == 3)
+
+
+def played(hold: QuorumHold, answers: str, *, look: bool = False) -> RenewalRound:
+    tally = RenewalRound([hold.claim], [hold], 3, look=look)
+    for node, code in enumerate(answers):
+        tally.answer(node, code.encode())
+    return tally
+
+
+def test_a_node_that_is_healed_counts_after_one_whole_round_without_it():
+    hold = hold_on(0, 1)
+    assert played(hold, "110").to_heal(2) == [0]
+    hold.joined(2, 9)
+    assert played(hold, "1").outcomes == [Renewal.UNKNOWN]
+    assert not hold.counts(2)
+    assert played(hold, "111").outcomes == [Renewal.RENEWED]
+    assert hold.counts(2)
+
+
+def test_a_node_that_is_healed_during_a_round_waits_for_the_next():
+    hold = hold_on(0, 1)
+    tally = RenewalRound([hold.claim], [hold], 3)
+    hold.joined(2, 9)
+    tally.answer(0, b"1")
+    tally.answer(1, b"1")
+    assert not hold.counts(2)
+    assert played(hold, "11").outcomes == [Renewal.RENEWED]
+    assert hold.counts(2)
+
+
+def test_a_round_that_fails_establishes_no_hold_and_heals_none():
+    hold = hold_on(0, 1)
+    hold.joined(2, 9)
+    tally = played(hold, "1")
+    for _ in range(2):
+        tally.failed()
+    assert not hold.counts(2)
+    assert played(hold, "1n").to_heal(1) == []
+
+
+def test_a_node_that_has_lost_its_hold_counts_no_more():
+    hold = hold_on(0, 1, 2)
+    played(hold, "110")
+    assert sorted(hold.numbers) == [0, 1]
+    assert not hold.counts(2)
+
+
+def test_a_look_for_losses_neither_heals_nor_establishes():
+    hold = hold_on(0, 1)
+    hold.joined(2, 9)
+    tally = played(hold, "11", look=True)
+    assert tally.outcomes == [Renewal.RENEWED]
+    assert not hold.counts(2)
+    assert played(hold_on(0, 1), "110", look=True).to_heal(2) == []
+
+
+def test_a_lease_that_another_object_has_acquired_is_renewed_by_its_owner_alone():
+    tally = RenewalRound([Claim("a", 10.0)], [None], 3)
+    tally.answer(0, b"1")
+    tally.answer(1, b"1")
+    assert tally.outcomes == [Renewal.RENEWED]

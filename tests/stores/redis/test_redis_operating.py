@@ -1,0 +1,381 @@
+"""Redis in the long run: what operators list and revoke, and what a server and a process keep."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis_stage
+from patience import until
+from redis_cluster import Cluster
+from redis_sentinels import Sentinels
+from redis_server import RedisServer
+from redis_stage import connections, key, keys, nothing_left
+from stays import PATIENCE, eventually, opened, staying
+
+from fencing_sdk import LossReason, connect
+from fencing_sdk.abc import READER, WRITER, Claim, Grant, Held, Listing, Permit, Revoked
+from fencing_sdk.backends import from_url
+from fencing_sdk.backends.redis import from_url as redis_from_url
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError
+from fencing_sdk.testing.promises.under_test import in_line
+
+pytest_plugins = ["redis_fixtures"]
+
+
+# Listing and revoking on Redis while servers fail, slots move and other programs use the same database.
+
+
+NAMES = [f"jobs/{number}" for number in range(60)]
+PAGE = 5
+
+
+@asynccontextmanager
+async def backends(url: str, count: int = 1) -> AsyncIterator[list[Any]]:
+    """Backends on one store, the first of which holds every lock of `NAMES`."""
+    async with AsyncExitStack() as stack:
+        made = [await stack.enter_async_context(aclosing(from_url(url))) for _ in range(count)]
+        for name in NAMES:
+            assert isinstance(await made[0].acquire(Claim(name, 600.0)), Grant)
+        yield made
+
+
+async def rest(backend: Any, page: Listing, *, most: int = 1000) -> set[str]:
+    """The names on *page* and on those that follow."""
+    told = {holder.name for holder in page.holders}
+    for _ in range(most):
+        if page.cursor is None:
+            return told
+        page = await backend.list_held("", page.cursor, PAGE)
+        told |= {holder.name for holder in page.holders}
+    pytest.fail("the listing has no end")
+
+
+def url_of(cluster: Cluster) -> str:
+    return cluster.url.replace("redis://", "redis+cluster://")
+
+
+async def test_a_slot_that_moves_to_a_server_that_was_listed_is_listed_again(redis_cluster: Cluster):
+    """Its leases were not there when the server was listed, and are not where they were any more."""
+    async with backends(url_of(redis_cluster), 2) as (_, backend):
+        masters = sorted(redis_cluster.masters, key=lambda node: f"127.0.0.1:{node.port}")
+        page = await backend.list_held("", None, PAGE)
+        told = {holder.name for holder in page.holders}
+        while page.cursor is not None and page.cursor.split(".")[1] != "1":
+            page = await backend.list_held("", page.cursor, PAGE)
+            told |= {holder.name for holder in page.holders}
+        moved = next(name for name in NAMES if redis_cluster.node_of(redis_stage.key(name)) is masters[2])
+        assert moved not in told
+        redis_cluster.move_slot(redis_cluster.slot_of(redis_stage.key(moved)), to=masters[0])
+        assert told | await rest(backend, page) == set(NAMES)
+
+
+async def test_a_listing_goes_on_at_the_next_master(redis_sentinels: Sentinels):
+    """A cursor of SCAN means nothing to another server, so its part begins again."""
+    url = f"redis+sentinel://{','.join(f'{host}:{port}' for host, port in redis_sentinels.addresses)}"
+    async with backends(f"{url}/{redis_sentinels.name}") as (backend,):
+        page = await backend.list_held("", None, PAGE)
+        assert page.cursor is not None
+        redis_sentinels.master.ask_all(["SET", "last", 1], ["WAIT", 1, 0], patience=60.0)  # nothing is lost with it
+        await redis_sentinels.failover()
+        assert {holder.name for holder in page.holders} | await rest(backend, page) == set(NAMES)
+
+
+async def test_a_listing_goes_on_after_a_restart_of_the_server(start_redis):
+    """The server has its data again, but in another order."""
+    server = start_redis(appendonly=True, appendfsync="always")
+    async with backends(server.url) as (backend,):
+        page = await backend.list_held("", None, PAGE)
+        told = {holder.name for holder in page.holders}
+        server.kill()
+        server.start()
+        with pytest.raises(BackendUnavailableError):
+            await backend.list_held("", page.cursor, PAGE)
+        assert told | await rest(backend, page) == set(NAMES)
+
+
+async def test_a_cursor_of_another_connection_begins_again(redis_server: RedisServer):
+    """As after a reconnection to what may be another server: no name is left out, some are told twice."""
+    async with backends(redis_server.url, 2) as (backend, other):
+        await other.list_held("", None, PAGE)
+        page = await backend.list_held("", None, PAGE)
+        page = await backend.list_held("", page.cursor, PAGE)
+        assert await rest(other, Listing([], page.cursor)) == set(NAMES)
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "1.2", "..", ".-1.0.0", ".0.0.0x", ".٣.0.0"])
+async def test_a_cursor_that_no_page_had_is_refused(redis_server: RedisServer, cursor: str):
+    async with aclosing(from_url(redis_server.url)) as backend:
+        with pytest.raises(ConfigurationError, match="cursor"):
+            await backend.list_held("", cursor, PAGE)  # type: ignore[attr-defined]
+
+
+async def test_what_other_programs_write_is_left_out(redis_server: RedisServer):
+    """Keys of the right form with the wrong content, and names that this package would not make."""
+    async with backends(redis_server.url) as (backend,):
+        await redis_server.command("RPUSH", redis_stage.key("a list"), "x")
+        await redis_server.command("SET", redis_stage.key("no lease"), "x")
+        await redis_server.command("SET", "{fencing:%41}:l", "x\0" + "1\0")
+        await redis_server.command("ZADD", redis_stage.key(NAMES[0], "w"), "1", "x")
+        assert await rest(backend, await backend.list_held("", None, PAGE)) == set(NAMES)
+
+
+async def test_the_server_is_asked_in_small_pieces_and_follows_no_key_for_it(redis_server: RedisServer):
+    """No KEYS; and a lease that was listed costs no message when it changes."""
+    async with backends(redis_server.url, 2) as (_, operator):
+        await redis_server.command("CONFIG", "RESETSTAT")
+        await rest(operator, await operator.list_held("", None, PAGE))
+        await operator.list_waiters(NAMES[0])
+        assert await redis_stage.calls_of(redis_server, "scan") >= len(NAMES) / PAGE
+        assert await redis_stage.calls_of(redis_server, "keys") == 0
+        followed = {
+            line.split(":")[0]: line.split(":")[1]
+            for line in str(await redis_server.command("INFO", "stats")).split()
+            if ":" in line
+        }
+        assert int(followed["tracking_total_keys"]) <= len(NAMES)  # those of the holder
+        pushed: list[object] = []
+        operator._on_push, operator_push = pushed.append, operator._on_push
+        assert operator_push is not None
+        for name in NAMES:
+            await redis_server.command("DEL", redis_stage.key(name))
+        await operator.inspect("another")
+        assert not pushed
+
+
+async def test_all_readers_of_a_phase_lose_it_and_the_writer_behind_them_is_woken(redis_server: RedisServer):
+    async with aclosing(from_url(redis_server.url)) as backend:
+        readers = [Claim("a", 60.0, mode=READER) for _ in range(3)]
+        grants = [await backend.acquire(reader) for reader in readers]
+        tokens = {grant.token for grant in grants if isinstance(grant, Grant)}
+        assert len(tokens) == 1
+        writer = Claim("a", 60.0, mode=WRITER)
+        async with in_line(backend, writer) as turn:  # type: ignore[attr-defined]
+            (waiting,) = await backend.list_waiters("a")  # type: ignore[attr-defined]
+            assert (waiting.holder, waiting.mode) == (writer.holder, WRITER)
+            assert await backend.revoke("a", tokens.pop(), "enough")  # type: ignore[attr-defined]
+            async with asyncio.timeout(PATIENCE):
+                await turn.wait()
+            assert isinstance(await backend.acquire(writer), Grant)
+        assert await backend.renew(readers) == [Revoked("enough")] * 3
+
+
+async def test_a_revoked_permit_goes_to_the_waiter_behind_it(redis_server: RedisServer):
+    async with aclosing(from_url(redis_server.url)) as backend:
+        permits = [Claim("a", 60.0, mode=Permit(2)) for _ in range(3)]
+        first, second = [await backend.acquire(permit) for permit in permits[:2]]
+        assert isinstance(first, Grant)
+        assert isinstance(second, Grant)
+        async with in_line(backend, permits[2]) as turn:  # type: ignore[attr-defined]
+            assert await backend.revoke("a", first.token, "enough")  # type: ignore[attr-defined]
+            async with asyncio.timeout(PATIENCE):
+                await turn.wait()
+            third = await backend.acquire(permits[2])
+        assert isinstance(third, Grant)
+        assert (third.permit, third.token > second.token) == (first.permit, True)
+
+
+async def test_the_reason_is_kept_for_as_long_as_the_grant_would_have_lasted(redis_server: RedisServer):
+    async with aclosing(from_url(redis_server.url)) as backend:
+        claim = Claim("a", 30.0)
+        grant = await backend.acquire(claim)
+        assert isinstance(grant, Grant)
+        assert await backend.revoke("a", grant.token, "é" * 200)  # type: ignore[attr-defined]
+        assert 20_000 < await redis_server.command("PTTL", redis_stage.key("a", "x")) <= 31_000
+        assert await backend.renew([claim]) == [Revoked("é" * 200)]
+        await redis_server.command("DEL", redis_stage.key("a", "x"))
+        assert [outcome.name for outcome in await backend.renew([claim])] == ["REFUSED"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("of_the_same_client", [True, False])
+async def test_the_holder_is_told_at_once(redis_server: RedisServer, of_the_same_client: bool):
+    """By client tracking; the server reports no change to the connection that has made it."""
+    async with aclosing(from_url(redis_server.url)) as holder, aclosing(from_url(redis_server.url)) as another:
+        told: list[tuple[LossReason, str]] = []
+        holder.on_loss(lambda _claim, reason, detail="": told.append((reason, detail)))  # type: ignore[attr-defined]
+        for number in itertools.count():
+            grant = await holder.acquire(Claim("a", 600.0))
+            assert isinstance(grant, Grant)
+            operator = holder if of_the_same_client else another
+            assert await operator.revoke("a", grant.token, str(number))  # type: ignore[attr-defined]
+            await until(lambda: len(told) > number, what="the holder is told")  # noqa: B023
+            if number == 20:
+                break
+        assert told == [(LossReason.REVOKED, str(number)) for number in range(21)]
+
+
+async def test_a_key_that_holds_something_else_is_refused(redis_server: RedisServer):
+    await redis_server.command("RPUSH", redis_stage.key("a"), "x")
+    async with aclosing(from_url(redis_server.url)) as backend:
+        with pytest.raises(BackendRefusedError, match="prefix"):
+            await backend.revoke("a", 1, "enough")  # type: ignore[attr-defined]
+
+
+# What a Redis server and a process keep in the long run: counters, keys, connections, descriptors, loops.
+
+
+TRICKY = [
+    *("a", "a:l", "a}:l", "{a}:l", "{a}", "{a", "a}", "{}", "{", "}", "}{", "{{a}}", "a{b}c", "a%7Bb%7Dc"),
+    *("%", "%%", "%25", "%7B", "{%7B", "%2525", "%s", "a b", " ", "'", '"', "\\", "*", "[a]", "?", "a\u00a0b"),
+    *("\u00e9", "e\u0301", "\u202e", "\U0001f512", "\u00e9" * 256, "x" * 512, "x" * 511 + "{", "x" * 511 + "}"),
+]
+
+
+async def test_an_idle_counter_expires_and_hybrid_tokens_grow_all_the_same(redis_server):
+    async with opened(redis_server.url, retention=1) as (locks, _):
+        async with locks.lock("a") as lease:
+            first = lease.token
+        left = await redis_server.command("PTTL", key("a", "t"))
+        assert 0 < left <= 1000 or left == -2  # it has expired already
+
+        async def forgotten() -> bool:
+            return not await redis_server.command("EXISTS", key("a", "t"))
+
+        await eventually(forgotten, what="the counter expires")
+        assert await redis_server.command("DBSIZE") == 0
+        async with locks.lock("a") as lease:
+            assert lease.token > first
+    await nothing_left(redis_server)
+
+
+async def test_a_plain_counter_is_kept_for_ever(redis_server):
+    async with opened(redis_server.url, tokens="counter", retention=1) as (locks, _), locks.lock("a"):
+        assert await redis_server.command("PTTL", key("a", "t")) == -1
+    await nothing_left(redis_server)
+
+
+async def test_a_counter_ahead_of_the_clock_still_grows(redis_server):
+    ahead = 2**52
+    await redis_server.command("SET", key("a", "t"), ahead)
+    async with opened(redis_server.url) as (locks, _):
+        for expected in (ahead + 1, ahead + 2):
+            async with locks.lock("a") as lease:
+                assert lease.token == expected
+    await nothing_left(redis_server)
+
+
+async def test_two_names_never_share_a_lock_or_a_key(redis_server):
+    backend = redis_from_url(redis_server.url)
+    claims = [Claim(name, 30.0) for name in TRICKY]
+    for claim in claims:
+        assert isinstance(await backend.acquire(claim), Grant)
+        assert isinstance(await backend.acquire(Claim(claim.name, 30.0)), Held)
+    assert len(await keys(redis_server)) == len(TRICKY)
+    for claim in claims:
+        holder = await backend.inspect(claim.name)
+        assert (holder.name, holder.holder) == (claim.name, claim.holder)
+    for claim in claims:
+        await backend.release(claim)
+    await backend.aclose()
+    await nothing_left(redis_server)
+
+
+async def test_prefixes_and_namespaces_are_worlds_apart(redis_server):
+    async with opened(redis_server.url) as (a, _), opened(redis_server.url, prefix="other") as (b, _):
+        async with opened(redis_server.url, namespace="ns") as (c, _), a.lock("x"), b.lock("x"), c.lock("x"):
+            assert await keys(redis_server) == {key("x"), key("x", prefix="other"), key("ns:x")}
+    await nothing_left(redis_server)
+
+
+async def test_databases_are_worlds_apart(redis_server):
+    async with opened(redis_server.url + "/0") as (a, _), opened(redis_server.url + "/1") as (b, _):
+        async with a.lock("x"), b.lock("x"):
+            assert "db1:keys=2" in await redis_server.command("INFO", "keyspace")
+    await nothing_left(redis_server)
+
+
+async def test_a_loss_in_another_database_is_nobodys_loss(redis_server):
+    """A server tells of changed keys without saying in which database."""
+    async with opened(redis_server.url) as (locks, log), opened(redis_server.url + "/1") as (others, _):
+        async with staying(locks.lock("a", ttl=600)) as stay:
+            lease = await others.lock("a", ttl=600).acquire()
+            redis_server.ask_all(["SELECT", 1], ["DEL", key("a")])
+            async with asyncio.timeout(PATIENCE):
+                assert await lease.wait_lost() is LossReason.REVOKED
+            await lease.release()
+            await stay.lease.renew()
+            assert stay.lease.held
+            await stay.end()
+    assert "lost" not in {event.kind for event in log.events}
+    await nothing_left(redis_server)
+
+
+@pytest.mark.every_loop
+async def test_opening_and_closing_a_hundred_times_leaks_nothing(redis_server):
+    descriptors = Path("/proc/self/fd")
+    async with opened(redis_server.url) as (locks, _), locks.lock("a"):
+        pass
+    gc.collect()
+    before = len(os.listdir(descriptors))  # noqa: PTH208  (an iterator would be one more)
+    for _ in range(100):
+        async with opened(redis_server.url) as (locks, _), locks.lock("a"):
+            pass
+    assert len(os.listdir(descriptors)) <= before  # noqa: PTH208
+    assert await connections(redis_server) == []
+    await nothing_left(redis_server)
+
+
+async def test_one_client_may_be_opened_again_and_again(redis_server):
+    locks = connect(redis_server.url)
+    tokens = []
+    for _ in range(3):
+        async with locks, locks.lock("a") as lease:
+            tokens.append(lease.token)
+            assert len(await connections(redis_server)) == 1
+    assert tokens == sorted(set(tokens))
+    await nothing_left(redis_server)
+
+
+def test_a_client_serves_a_second_loop_after_the_first_is_gone(redis_server):
+    locks = connect(redis_server.url)
+
+    async def use() -> int:
+        async with locks, locks.lock("a") as lease:
+            return int(lease.token)
+
+    tokens = [asyncio.run(use()) for _ in range(3)]
+    assert tokens == sorted(set(tokens))
+    asyncio.run(nothing_left(redis_server))
+
+
+def test_a_backend_serves_a_second_loop_although_nobody_closed_it_in_the_first(redis_server):
+    backend = redis_from_url(redis_server.url)
+    first, second = Claim("a", 30.0), Claim("a", 30.0)
+
+    async def forgetful() -> None:
+        assert isinstance(await backend.acquire(first), Grant)
+
+    async def tidy() -> None:
+        assert isinstance(await backend.acquire(second), Held)
+        await backend.release(first)
+        assert isinstance(await backend.acquire(second), Grant)
+        await backend.release(second)
+        await backend.aclose()
+
+    asyncio.run(forgetful())
+    forgotten = backend._router._node.connection._transport
+    asyncio.run(tidy())
+    forgotten._sock.close()  # what belongs to a loop that is gone cannot be closed in another way
+    forgotten._sock = None
+    asyncio.run(nothing_left(redis_server))
+
+
+async def test_a_thousand_leases_cost_one_connection_and_are_all_given_back(redis_server):
+    async with opened(redis_server.url) as (locks, _):
+        leases = await asyncio.gather(*(locks.lock(f"n{n}", ttl=30).acquire() for n in range(1000)))
+        assert len(await connections(redis_server)) == 1
+        assert len({lease.token for lease in leases}) > 1
+        await asyncio.gather(*(lease.release() for lease in leases[:500]))
+
+        async def released() -> bool:
+            return len(await keys(redis_server)) == 500
+
+        await eventually(released, what="500 are given back")
+    await nothing_left(redis_server)  # closing gives back what is still held

@@ -1,0 +1,485 @@
+"""What Redis is asked, in full calls and in posts, and what its answers mean."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from functools import partial
+
+import hiredis
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from patience import until
+from redis.crc import key_slot
+from redis_server import RedisServer
+
+from fencing_sdk import BackendRefusedError, BackendUnavailableError
+from fencing_sdk._values import forks
+from fencing_sdk.abc import Claim, Grant, Held, Posted, Renewal, Revoked
+from fencing_sdk.backends.redis import RedisBackend, from_url, scripts
+from fencing_sdk.backends.redis.answers import read_acquired, read_holder, read_line, read_renewals
+from fencing_sdk.backends.redis.connection.node import SILENCE
+from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
+from fencing_sdk.backends.redis.connection.topology import slot_of
+from fencing_sdk.backends.redis.losses import RedisLossWatcher
+from fencing_sdk.backends.redis.posted_requests import RedisPosts
+from fencing_sdk.backends.redis.requests import (
+    RedisKeys,
+    RedisRequests,
+    WaiterSign,
+    check_prefix,
+    lease_key,
+    line_keys,
+    milliseconds,
+    token_key,
+)
+from fencing_sdk.backends.redis.scripts import ScriptCall
+from fencing_sdk.errors import ConfigurationError
+
+pytest_plugins = ["redis_fixtures"]
+
+
+# What Redis is asked, what its answers mean, and what the keys of a lock are called.
+
+
+TERMS = {"tokens": "hybrid", "fair": True, "retention": 604800.0, "min_replicas": 0}
+
+names = st.text(alphabet="ab{}%:7B25Dé l", min_size=1, max_size=8)
+
+
+def calls(**options) -> RedisRequests:
+    return RedisRequests(RedisKeys("fencing"), **TERMS | options)
+
+
+def keys_of(name: str, prefix: str = "fencing") -> list[str]:
+    tag = RedisKeys(prefix).tag(name)
+    return [lease_key(tag), token_key(tag), *line_keys(tag)]
+
+
+# Keys.
+
+
+@given(names, names)
+@example("a{", "a%7B")
+@example("a%7B", "a%257B")
+def test_two_names_never_share_a_key(one, other):
+    assert (set(keys_of(one)) & set(keys_of(other)) == set()) is (one != other)
+
+
+@given(names)
+@example("}")
+@example("{}")
+@example("}{")
+def test_all_keys_of_a_lock_are_in_one_slot_and_slots_differ(name):
+    slots = {key_slot(found.encode()) for found in keys_of(name)}
+    assert slots == {key_slot(f"fencing:{name.translate(ESCAPED)}".encode())}
+    assert slots == {slot_of(found.encode()) for found in keys_of(name)}
+
+
+ESCAPED = str.maketrans({"{": "%7B", "}": "%7D", "%": "%25"})
+
+
+def test_locks_spread_over_the_slots_of_a_cluster():
+    assert len({slot_of(keys_of(f"n{number}")[0].encode()) for number in range(1000)}) > 900
+
+
+@pytest.mark.parametrize("prefix", ["", "{", "a}", "a{b}c", "x" * 513, "a\nb", 3, None, b"a"])
+def test_a_prefix_that_cannot_begin_keys_is_refused(prefix):
+    with pytest.raises(ConfigurationError, match="prefix"):
+        check_prefix(prefix)
+
+
+def test_the_channel_of_a_client_is_covered_by_the_rule_for_the_prefix_and_is_no_lock():
+    channel = RedisKeys("fencing").wake_channel("c")
+    assert channel.startswith("{fencing")
+    assert channel not in {found for name in ("c", "wake:c", "}:wake:c") for found in keys_of(name)}
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("tokens", value) for value in ("", "Hybrid", None, 1, b"hybrid")],
+        *[("fair", value) for value in ("perhaps", None, 2, 1.0, "", b"true")],
+        *[("retention", value) for value in (0, 0.9, -1, math.inf, math.nan, "x", None, True, 1e12, [])],
+        *[("min_replicas", value) for value in (-1, 101, 1.0, "x", "", "-1", "²", True, None, "9" * 5000)],
+    ],
+)
+def test_an_option_that_cannot_work_is_refused_by_name(option, value):
+    with pytest.raises(ConfigurationError, match=option):
+        calls(**{option: value})
+
+
+@pytest.mark.parametrize(("text", "word"), [("true", "fair"), ("Yes", "fair"), ("0", "barge"), ("NO", "barge")])
+def test_options_may_be_texts_as_in_a_url(text, word):
+    made = calls(fair=text, retention="2.5", min_replicas="1").acquire(Claim("a", 1.0))
+    assert made.arguments[-1] == word
+    assert made.arguments[1] == 2500
+    assert made.replicas == 1
+
+
+def test_a_plain_counter_is_never_forgotten():
+    assert calls(tokens="counter", retention=5).acquire(Claim("a", 1.0)).arguments[:2] == ("counter", 0)
+
+
+def test_a_backend_says_nothing_of_its_secrets():
+    backend = from_url("redis://user:s3cret@localhost:1?prefix=p")
+    assert isinstance(backend, RedisBackend)
+    assert "s3cret" not in repr(backend) + str(vars(backend)) + str(vars(backend._router))
+
+
+# Questions.
+
+
+@given(st.floats(min_value=0.05, max_value=86400.0))
+def test_a_store_keeps_a_grant_for_at_least_as_long_as_was_asked(ttl):
+    assert ttl * 1000 <= milliseconds(ttl) < ttl * 1000 + 1
+
+
+def test_many_leases_are_renewed_by_one_run_each_with_its_own_ttl():
+    claims = [Claim("a", 1.0), Claim("b", 2.5)]
+    call = calls().renew(claims)
+    assert list(call.keys) == [keys_of("a")[0], keys_of("b")[0]]
+    assert list(call.arguments) == [claims[0].owner, 1000, claims[1].owner, 2500]
+
+
+def test_a_call_says_the_same_by_hash_and_by_text():
+    call = calls().acquire(Claim("a", 1.0, metadata="m"))
+    assert call.by_hash()[1:2] == (scripts.ACQUIRE.sha,)
+    assert call.by_text()[1:2] == (scripts.ACQUIRE.text,)
+    assert call.by_hash()[2:] == call.by_text()[2:]
+    assert call.by_hash()[2] == len(call.keys) == 4
+
+
+def test_no_two_scripts_are_the_same():
+    all_scripts = [scripts.ACQUIRE, scripts.RENEW, scripts.RELEASE, scripts.INSPECT, scripts.STAND]
+    assert len({script.sha for script in all_scripts}) == len(all_scripts)
+
+
+# Answers.
+
+
+def test_each_renewal_has_its_own_outcome():
+    assert read_renewals(b"10x", 3) == [Renewal.RENEWED, Renewal.REFUSED, Renewal.TAKEN_OVER]
+
+
+@pytest.mark.parametrize("outcome", [b"1", b"111", b"", None, 11, "11", [b"1", b"1"], PipeError(), ReplyError("OOM")])
+def test_without_a_whole_answer_nothing_is_known(outcome):
+    assert read_renewals(outcome, 2) == [Renewal.UNKNOWN] * 2
+
+
+def test_what_a_server_should_not_say_is_unknown():
+    assert read_renewals(b"1?", 2) == [Renewal.RENEWED, Renewal.UNKNOWN]
+
+
+@pytest.mark.parametrize(("reply", "left"), [(1500, 1.5), (0, 0.0), (-1, None), (-2, None)])
+def test_a_refusal_tells_how_long(reply, left):
+    assert read_acquired(reply) == Held(left)
+
+
+@pytest.mark.parametrize(
+    ("reply", "grant"),
+    [
+        (b"34", Grant(34)),
+        ([b"34", -1], Grant(34)),
+        ([b"34", 0], Grant(34, permit=0)),
+        ([b"35", 7], Grant(35, permit=7)),
+    ],
+)
+def test_a_grant_has_a_token_and_of_permits_a_number(reply, grant):
+    assert read_acquired(reply) == grant
+
+
+@pytest.mark.parametrize(
+    "reply", [None, b"", b"x", [], [b"34"], [b"34", b"0"], [34, 0], [b"x", 0], "34", [b"34", 0, 1]]
+)
+def test_what_is_no_answer_to_an_acquisition_is_refused(reply):
+    with pytest.raises((TypeError, ValueError)):
+        read_acquired(reply)
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ([1500, b""], (1.5, set(), None)),
+        ([-2, b"", 2, 3], (None, {2, 3}, None)),
+        ([60, b"34", 1], (0.06, {1}, 34)),
+    ],
+)
+def test_an_answer_to_signs_of_life_tells_whose_turn_it_is(reply, answer):
+    assert read_line(reply) == answer
+
+
+@pytest.mark.parametrize("reply", [None, b"1", 3, [], [1], [1, b"", b"x"], [1, b"x", 1], ["1", b"", 1], [1, b"", None]])
+def test_what_is_no_answer_to_a_sign_of_life_is_refused(reply):
+    with pytest.raises((TypeError, ValueError)):
+        read_line(reply)
+
+
+def test_a_sign_of_life_keeps_what_a_grant_needs_apart_from_what_a_name_may_have():
+    claim = Claim("a b", 1.5, metadata="m\0 1 2")
+    stored = WaiterSign(claim, "direct", 123, "7", "SPUBLISH", "{fencing:a b}:wake:c").stored()
+    assert stored == "direct lock 0 123 1500 7 SPUBLISH {fencing:a b}:wake:c\0=m\0 1 2"
+
+
+@pytest.mark.parametrize("metadata", [None, "", "m", "a\0b", "=", "é"])
+def test_metadata_comes_back_as_it_was(metadata):
+    claim = Claim("a", 1.0, metadata=metadata)
+    stored = calls().acquire(claim).arguments[4]
+    found = read_holder("a", [f"{claim.owner}\0{7}\0{stored}".encode(), 1500, b"0"])
+    assert (found.name, found.token, found.holder, found.remaining) == ("a", 7, claim.holder, 1.5)
+    assert found.metadata == metadata
+
+
+def test_a_lease_without_a_ttl_lasts_for_ever():
+    assert read_holder("a", [b"o\x007\0", -1, b"0"]).remaining == math.inf
+
+
+def test_nobody_holds_a_free_lock():
+    assert read_holder("a", None) is None
+
+
+@pytest.mark.parametrize("lease", [b"", b"mine", b"o\0x\0", b"o\x007", b"\xff\x007\0", b"o\0\0"])
+def test_what_is_no_lease_is_told_as_such(lease):
+    with pytest.raises(ReplyError) as caught:
+        read_holder("a", [lease, 1000, b"0"])
+    assert caught.value.code == "WRONGTYPE"
+
+
+# Acquire and release as posts: the same bytes as the full call, and what is left to it.
+
+
+PATIENCE = 60.0
+
+
+class Wire:
+    """Takes the place of a connection and of the router that knows it, and keeps what is sent."""
+
+    silent_for = 0.0
+
+    def __init__(self, *, usable: bool = True) -> None:
+        self.usable = usable
+        self.sent: list[bytes] = []
+        self.takes = []
+        self.closed: list[str] = []
+
+    def last_pipe(self, _key: str) -> Wire:
+        return self
+
+    def post(self, packed, take, *, followed=False):
+        self.sent.append(packed)
+        self.takes.append((take, followed))
+        return self.usable
+
+    def close(self, why):
+        self.closed.append(why)
+
+    close_soon = close
+
+
+def posts_on(wire: Wire, prefix: str = "fencing", **options) -> tuple[RedisPosts, RedisRequests]:
+    keys = RedisKeys(prefix)
+    terms = {"tokens": "hybrid", "fair": True, "retention": 604800.0, "min_replicas": 0} | options
+    requests = RedisRequests(keys, **terms)
+    return RedisPosts(keys, requests, wire, RedisLossWatcher(None), _no_reasons), requests
+
+
+async def _no_reasons(claims):
+    return [None] * len(claims)
+
+
+def packed(call: ScriptCall) -> bytes:
+    follow = hiredis.pack_command(("EXISTS", *call.follow)) if call.follow else b""
+    return hiredis.pack_command(call.by_hash()) + follow
+
+
+@given(
+    st.text(min_size=1, max_size=20),
+    st.one_of(st.none(), st.text(max_size=20)),
+    st.floats(0.05, 86_400.0),
+    st.sampled_from(["fencing", "%d:é", "a b"]),
+    st.sampled_from(["hybrid", "counter"]),
+)
+@example("{a}%b%", "", 15.0, "fencing", "hybrid")
+@example("\1", "\3", 987_654.321, "fencing", "hybrid")
+@example("ünïcode", "é\0", 0.05, "fencing", "hybrid")
+def test_a_post_sends_the_bytes_of_the_full_call(name, metadata, ttl, prefix, tokens):
+    wire = Wire()
+    posts, requests = posts_on(wire, prefix, tokens=tokens)
+    claim = Claim(name, ttl, metadata=metadata)
+    posts.acquire(claim, print)
+    posts.release(claim, print)
+    assert wire.sent == [packed(requests.acquire(claim)), packed(requests.release(claim))]
+    assert [followed for _, followed in wire.takes] == [True, False]
+
+
+NO_SCRIPT = ReplyError("NOSCRIPT No matching script.")
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome"),
+    [
+        (b"34", Grant(34)),
+        (1500, Held(1.5)),
+        (-1, Held(None)),
+        (NO_SCRIPT, Posted.NOT_EXECUTED),
+        (ReplyError("MOVED 1 other:6379"), Posted.NOT_EXECUTED),
+        (ReplyError("ASK 1 other:6379"), Posted.NOT_EXECUTED),
+        (ReplyError("TRYAGAIN x"), Posted.NOT_EXECUTED),
+        (ReplyError("OOM no"), BackendUnavailableError),
+        (ReplyError("NOPERM no"), BackendRefusedError),
+        (PipeError("broke"), BackendUnavailableError),
+        (b"thirty-four", BackendUnavailableError),
+        (b"9007199254740992", BackendUnavailableError),
+        (["x", 0], BackendUnavailableError),
+    ],
+    ids=repr,
+)
+def test_what_a_reply_to_an_acquisition_means(reply, outcome):
+    wire, answers = Wire(), []
+    posts, _ = posts_on(wire)
+    posts.acquire(Claim("a", 15.0), answers.append)
+    wire.takes[0][0](reply)
+    (answer,) = answers
+    assert type(answer) is outcome if isinstance(outcome, type) else answer == outcome
+
+
+async def test_a_late_answer_does_not_take_the_place_of_the_next_grant():
+    """The waiter of that grant, which leaves the line, would give it back: it takes it for one that was not granted."""
+    wire = Wire()
+    posts, requests = posts_on(wire)
+    first, second = Claim("a", 15.0), Claim("a", 15.0)
+    posts.acquire(first, print)  # its answer comes late: a second try finds the grant
+    posts.acquire(first, print)
+    wire.takes[1][0](b"34")
+    posts.release(first, print)
+    posts.acquire(second, print)
+    wire.takes[3][0](b"35")
+    wire.takes[0][0](b"34")
+    assert posts._losses.holds(requests.lease("a"), second)
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome"),
+    [
+        (1, Posted.RELEASED),
+        (0, Renewal.REFUSED),
+        (-1, Renewal.TAKEN_OVER),
+        (NO_SCRIPT, Posted.NOT_EXECUTED),
+        (PipeError("broke"), None),
+    ],
+    ids=repr,
+)
+async def test_what_a_reply_to_a_release_means(reply, outcome):
+    wire, answers = Wire(), []
+    posts, _ = posts_on(wire)
+    posts.release(Claim("a", 15.0), answers.append)
+    wire.takes[0][0](reply)
+    await until(lambda: answers)  # a refusal is told when the server was asked for the reason
+    assert answers == [outcome] if outcome else isinstance(answers[0], BackendUnavailableError)
+
+
+def test_a_server_that_is_no_master_any_more_is_left():
+    wire = Wire()
+    posts, _ = posts_on(wire)
+    posts.acquire(Claim("a", 15.0), [].append)
+    wire.takes[0][0](ReplyError("READONLY You can't write against a read only replica."))
+    assert wire.closed
+
+
+def test_a_request_that_is_given_up_closes_a_silent_connection_and_no_other():
+    wire = Wire()
+    posts, _ = posts_on(wire)
+    sent = posts.acquire(Claim("a", 15.0), [].append)
+    sent.give_up()
+    assert not wire.closed
+    wire.silent_for = SILENCE
+    sent.give_up()
+    assert wire.closed
+
+
+def test_what_cannot_be_sent_is_left_to_the_full_call():
+    posts, _ = posts_on(Wire(usable=False))
+    assert posts.acquire(Claim("a", 15.0), pytest.fail) is None
+    assert posts.release(Claim("a", 15.0), pytest.fail) is None
+
+
+# On a real server.
+
+
+@pytest.fixture
+async def backend(redis_server: RedisServer) -> AsyncIterator[RedisBackend]:
+    backend = from_url(redis_server.url)
+    yield backend
+    await backend.aclose()
+
+
+async def posted(post, claim: Claim) -> object:
+    answer = asyncio.get_running_loop().create_future()
+    assert post(claim, answer.set_result) is not None
+    async with asyncio.timeout(PATIENCE):
+        return await answer
+
+
+@pytest.mark.every_loop
+async def test_posts_of_a_real_server_are_answered(backend):
+    await backend.open()
+    first, second = Claim("a", 15.0), Claim("a", 15.0)
+    assert await posted(backend.post_acquire, first) is Posted.NOT_EXECUTED  # no script is known to a new server
+    grant = await backend.acquire(first)
+    assert await posted(backend.post_acquire, first) == grant
+    held = await posted(backend.post_acquire, second)
+    assert isinstance(held, Held)
+    assert 10 < held.retry_after <= 15
+    assert await posted(backend.post_release, second) is Renewal.TAKEN_OVER
+    assert (await backend.inspect("a")).token == grant.token
+    assert await posted(backend.post_release, first) is Posted.RELEASED
+    assert await backend.inspect("a") is None
+    assert await posted(backend.post_release, first) is Renewal.REFUSED
+    assert await backend.revoke("a", (await backend.acquire(second)).token, "why")
+    assert await posted(backend.post_release, second) == Revoked("why")
+
+
+async def test_without_a_connection_nothing_is_posted(backend):
+    assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
+    await backend.open()
+    await backend.aclose()
+    assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
+
+
+async def test_a_forked_child_posts_nothing_on_the_connection_of_its_parent(backend, monkeypatch):
+    await backend.open()
+    monkeypatch.setattr(forks, "here", partial(int, forks.here() + 1))
+    assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
+    monkeypatch.undo()
+
+
+async def test_another_event_loop_posts_nothing_on_this_connection(backend):
+    await backend.open()
+
+    async def elsewhere() -> None:
+        assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
+
+    await asyncio.to_thread(asyncio.run, elsewhere())
+
+
+async def test_a_connection_that_breaks_answers_every_post(backend):
+    await backend.open()
+    pipe = backend._router.last_pipe("a")
+    assert isinstance(pipe, Pipe)
+    answers = []
+    for _ in range(3):
+        backend.post_acquire(Claim("a", 15.0), answers.append)
+    pipe.close()
+    assert [type(answer) for answer in answers] == [BackendUnavailableError] * 3
+
+
+async def test_where_replicas_have_to_confirm_nothing_is_posted(redis_server):
+    backend = from_url(redis_server.url, min_replicas=1)
+    await backend.open()
+    assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
+    await backend.aclose()

@@ -1,0 +1,77 @@
+"""The SQLite backend keeps the contract, between objects, loops and processes that share a file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+
+from fencing_sdk.abc import LOCK, READER, Backend, Claim, Grant, Mode, Renewal
+from fencing_sdk.backends.sqlite import SqliteBackend
+from fencing_sdk.backends.sqlite import file as _file
+from fencing_sdk.testing import BackendSuite
+
+
+class TestSqliteBackend(BackendSuite):
+    queues = True
+    shares = True
+    lists = revokes = notices = transfers = True
+    ttl = 0.7
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "locks.db"
+
+    @pytest.fixture
+    def url(self, path: Path) -> str:
+        return f"sqlite:///{path}"
+
+    @pytest.fixture
+    def reopen(self, path: Path) -> Callable[[], SqliteBackend]:
+        return lambda: SqliteBackend(path)
+
+    @pytest.fixture
+    async def backend(self, reopen: Callable[[], SqliteBackend]) -> AsyncIterator[SqliteBackend]:
+        made = reopen()
+        yield made
+        await made.aclose()
+
+    @asynccontextmanager
+    async def break_store(self, backend: Backend) -> AsyncIterator[None]:
+        """Take the write lock of the file and do not give it back; nobody waits for it for long."""
+        assert isinstance(backend, SqliteBackend)
+        hog = sqlite3.connect(backend._path, isolation_level=None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_file, "PATIENCE", 0.2)
+            try:
+                hog.execute("BEGIN IMMEDIATE")
+                yield
+            finally:
+                hog.close()
+
+    async def revoke(self, backend: Backend, name: str) -> None:
+        async with aclosing(SqliteBackend(backend._path)) as operator:
+            if (holder := await operator.inspect(name)) is not None:
+                assert await operator.revoke(name, holder.token, "an operator")
+
+    async def purge(self, backend: Backend) -> None:
+        """The clean-up runs whenever the file is opened."""
+        await backend.aclose()
+        await backend.inspect("anything")
+
+    @pytest.mark.parametrize(("mode", "told"), [(LOCK, Renewal.TAKEN_OVER), (READER, Renewal.REFUSED)])
+    async def test_a_reader_that_an_operator_has_deleted_takes_nothing_from_the_next_holder(
+        self, backend: SqliteBackend, path: Path, mode: Mode, told: Renewal
+    ):
+        reader, later = Claim("a", 9.0, "reader", mode=READER), Claim("a", 9.0, "later", mode=mode)
+        first = await backend.acquire(reader)
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute("DELETE FROM fencing_lock")
+        second = await backend.acquire(later)
+        assert isinstance(first, Grant)
+        assert isinstance(second, Grant)
+        assert second.token > first.token
+        assert await backend.renew([reader, later]) == [told, Renewal.RENEWED]

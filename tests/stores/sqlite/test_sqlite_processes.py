@@ -1,0 +1,307 @@
+"""Processes that share a lock file, and that are killed, stopped and forked at the worst moments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+from worker_processes import LIMIT, WorkerProcess, worker_processes
+
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk.abc import Claim, Grant, Held
+from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL
+from fencing_sdk.backends.sqlite import SqliteBackend
+from fencing_sdk.testing.promises.under_test import in_line
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+WORKERS = Path(__file__).parent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "locks.db"
+
+
+@pytest.fixture
+async def backend(path: Path) -> AsyncIterator[SqliteBackend]:
+    made = SqliteBackend(path)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def start(path: Path) -> AsyncIterator[Callable[..., Awaitable[WorkerProcess]]]:
+    async with worker_processes() as start:
+        yield lambda command, *arguments: start(WORKERS / "sqlite_worker.py", command, path, *arguments)
+
+
+def intact(path: Path) -> bool:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    finally:
+        connection.close()
+
+
+# Kills.
+
+
+async def test_eight_processes_that_are_killed_all_the_time_never_share_a_token(path, backend, start, tmp_path):
+    journals: list[Path] = []
+
+    async def fighter() -> WorkerProcess:
+        journals.append(tmp_path / f"journal-{len(journals)}")
+        return await start("fight", journals[-1])
+
+    fighters = [await fighter() for _ in range(8)]
+    for _ in range(20):
+        grants = len(_grants(journals))
+        while len(_grants(journals)) < grants + 10:  # noqa: ASYNC110  (other processes write them)
+            await asyncio.sleep(0.01)
+        number = random.randrange(len(fighters))
+        await fighters[number].kill()
+        fighters[number] = await fighter()
+    for process in fighters:
+        await process.kill()
+    grants = _grants(journals)
+    assert len({grant["token"] for grant in grants}) == len(grants) >= 200
+    for journal in journals:
+        tokens = [grant["token"] for grant in _grants([journal])]
+        assert tokens == sorted(tokens)
+    _check_exclusion(grants)
+    assert intact(path)
+    last = await _next_count(path)
+    assert last > max(grant["token"] for grant in grants)
+
+
+async def _next_count(path: Path) -> int:
+    backend = SqliteBackend(path, tokens="counter")
+    try:
+        outcome = await backend.acquire(Claim("another", 60.0))
+        assert isinstance(outcome, Grant)
+        return outcome.token
+    finally:
+        await backend.aclose()
+
+
+def _grants(journals: list[Path]) -> list[dict]:
+    """Every grant that was written down, with the moment its holder let it go, if it came so far."""
+    grants: dict[int, list[dict]] = {}
+    for journal in journals:
+        if not journal.exists():
+            continue
+        for line in journal.read_text().split("\n")[:-1]:
+            facts = json.loads(line)
+            if "name" in facts:
+                grants.setdefault(facts["token"], []).append(facts)
+            else:
+                grants[facts["token"]][-1]["held_until"] = facts["held_until"]
+    return [grant for same in grants.values() for grant in same]
+
+
+def _check_exclusion(grants: list[dict]) -> None:
+    """Nobody was granted a lock while another one held it within its ttl."""
+    checked = 0
+    for earlier in grants:
+        held_until = earlier.get("held_until", 0)
+        if held_until > earlier["ends"]:
+            continue
+        for later in grants:
+            if later["name"] == earlier["name"] and later["token"] > earlier["token"]:
+                assert later["granted_by"] >= held_until
+                checked += 1
+    assert checked > 1000
+
+
+async def test_a_transaction_that_was_killed_never_happened(path, backend, start):
+    half = await start("half")
+    await half.says("half")
+    blocked = asyncio.create_task(backend.acquire(Claim("half", 60.0)))
+    await asyncio.sleep(0.1)
+    assert not blocked.done()
+    await half.kill()
+    async with asyncio.timeout(LIMIT):
+        assert isinstance(await blocked, Grant)
+    assert intact(path)
+
+
+async def test_the_lock_of_a_killed_holder_is_free_after_its_ttl_and_not_before(backend, start):
+    clock = BootClock()
+    for ttl in (2.0, 4.0, 8.0):  # the longer ones on a machine that stands still meanwhile
+        killed = await start("hold", "a", ttl)
+        await killed.says("granted")
+        await killed.kill()
+        asked_at = clock.now()
+        holder = await backend.inspect("a")
+        if holder is not None:
+            break
+    assert holder is not None
+    async with asyncio.timeout(LIMIT):
+        while isinstance(outcome := await backend.acquire(Claim("a", 60.0)), Held):
+            assert outcome.retry_after is not None
+            await asyncio.sleep(outcome.retry_after / 2)
+    assert clock.now() >= asked_at + holder.remaining
+
+
+# The line.
+
+
+async def test_a_waiter_in_another_process_is_woken_and_does_not_poll(backend, start):
+    claim = Claim("a", 60.0)
+    await backend.acquire(claim)
+    waiter = await start("stand", "a")
+    await waiter.says("standing")
+    await asyncio.sleep(2 * LINE_POLL)
+    await backend.release(claim)
+    (tries,) = await waiter.says("granted")
+    assert int(tries) <= 2, "once to be refused and once to be granted"
+    await waiter.go_on()
+    await waiter.ended()
+
+
+async def test_processes_are_served_in_the_order_in_which_they_came(backend, start):
+    claim = Claim("a", 60.0)
+    await backend.acquire(claim)
+    waiters = []
+    for _ in range(4):
+        waiters.append(await start("stand", "a"))
+        await waiters[-1].says("standing")
+    await backend.release(claim)
+    for waiter in waiters:
+        assert int((await waiter.says("granted"))[0]) <= 2
+        await waiter.go_on()
+    for waiter in waiters:
+        await waiter.ended()
+
+
+async def test_killed_waiters_do_not_hold_up_the_line(backend, start):
+    claim = Claim("a", 60.0)
+    await backend.acquire(claim)
+    waiters = []
+    for _ in range(3):
+        waiters.append(await start("stand", "a"))
+        await waiters[-1].says("standing")
+    await waiters[0].kill()
+    await waiters[1].kill()
+    await backend.release(claim)
+    (tries,) = await waiters[2].says("granted")
+    assert int(tries) <= 2, "woken at once by the release, not by a timer"  # one if it tried only after the release
+    await waiters[2].go_on()
+    await waiters[2].ended()
+
+
+async def test_a_head_that_is_stopped_holds_up_the_line_for_a_bounded_time_only(backend, start):
+    clock = BootClock()
+    claim = Claim("a", 60.0)
+    await backend.acquire(claim)
+    head = await start("poll", "a")
+    await head.says("standing")
+    second = await start("poll", "a")
+    await second.says("standing")
+    head.stop()
+    await backend.release(claim)
+    released = clock.now()
+    await second.says("granted")
+    assert clock.now() - released < LINE_TTL + LINE_POLL + 10.0  # ten seconds for a machine that is busy
+    head.cont()
+    await second.go_on()
+    await second.ended()
+    await head.says("granted")
+    await head.go_on()
+    await head.ended()
+
+
+async def test_sixteen_processes_that_fight_without_a_line_all_get_their_turn(backend, start):
+    await backend.open()
+    racers = [await start("race", 20) for _ in range(16)]
+    assert [int(await racer.ended()) for racer in racers] == [0] * 16, "the store was called unavailable"
+
+
+# Forks, threads and loops.
+
+
+def _forked(command: str, path: Path) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(WORKERS / "sqlite_fork.py"), command, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_forked_child_has_a_connection_and_a_socket_of_its_own(path: Path):
+    told = _forked("idle", path)
+    assert told["child"] == {"granted": True, "locks": 1}, (
+        "the kernel knows of no lock: SQLite took the parent's for its own"
+    )
+    assert told["woken"], "the child took away the parent's socket"
+    assert told["renewed"] == ["RENEWED"]
+    assert intact(path)
+
+
+def test_a_fork_waits_for_the_transaction_that_is_under_way(path: Path):
+    assert _forked("busy", path) == {"child": {"sees": True, "granted": True}, "parent": True}
+
+
+def test_a_child_of_a_process_whose_connection_is_stuck_is_refused_instead_of_hanging(path: Path):
+    told = _forked("stuck", path)
+    assert len(told["child"]) == 4, "the inherited object and a new one, in the child and in its child"
+    assert all("spawn" in refused for refused in told["child"])
+    assert told["parent"]
+
+
+async def test_two_event_loops_of_one_process_share_a_file(path, backend):
+    claim = Claim("a", 60.0)
+    await backend.acquire(claim)
+    standing = threading.Event()
+    granted: list[object] = []
+
+    async def stand() -> None:
+        other = SqliteBackend(path)
+        waiter = Claim("a", 60.0)
+        async with in_line(other, waiter) as turn, asyncio.timeout(LIMIT):
+            assert isinstance(await other.acquire(waiter), Held)
+            standing.set()
+            await turn.wait()
+            granted.append(await other.acquire(waiter))
+        await other.aclose()
+
+    thread = threading.Thread(target=lambda: asyncio.run(stand()))
+    thread.start()
+    await asyncio.to_thread(standing.wait, LIMIT)
+    await backend.release(claim)
+    await asyncio.to_thread(thread.join, LIMIT)
+    assert [type(outcome) for outcome in granted] == [Grant]
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_one_backend_may_be_used_in_one_loop_after_the_other(path: Path, new_loop: LoopFactory):
+    backend = SqliteBackend(path)
+
+    async def stand(*, close: bool) -> None:
+        holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
+        await backend.acquire(holder)
+        async with in_line(backend, waiter) as turn, asyncio.timeout(LIMIT):
+            await backend.release(holder)
+            await turn.wait()
+            assert isinstance(await backend.acquire(waiter), Grant)
+        await backend.release(waiter)
+        if close:
+            await backend.aclose()
+
+    for close in (False, True):
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(stand(close=close))
+    assert list(path.parent.iterdir()) == [path]

@@ -1,0 +1,569 @@
+"""Who may connect to ZooKeeper and how a client shows who it is; who may touch the nodes, and what the sessions are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import digest_md5
+import pytest
+from event_log import CLOCK
+from fault_proxy import FaultProxy
+from kazoo.client import KazooClient
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.security import Permissions, make_digest_acl
+from local_ports import free_port
+from patience import until
+from throwaway_certificates import make_certificates
+from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
+from zookeeper_stage import granted
+
+from fencing_sdk import connect
+from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
+from fencing_sdk.backends.zookeeper.connection.dial import Dial
+from fencing_sdk.backends.zookeeper.connection.driver import KazooDriver, NodeEnds, ZooKeeperSettings
+from fencing_sdk.backends.zookeeper.connection.session import MOST_SESSIONS
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError
+
+pytest_plugins = ["zookeeper_fixtures"]
+
+
+# Who may connect to ZooKeeper, who may touch the nodes, and what the sessions are.
+
+
+SECRET = "hunter2"
+
+
+@pytest.fixture
+def root():
+    return fresh_root()
+
+
+@pytest.fixture
+async def opened():
+    """Make backends that are closed after the test."""
+    backends = []
+
+    def make(url: str, **options: object) -> ZooKeeperBackend:
+        backends.append(from_url(url, **options))
+        return backends[-1]
+
+    yield make
+    for backend in backends:
+        await backend.aclose()
+
+
+# Logins.
+
+
+async def test_only_the_login_that_made_the_nodes_may_touch_them(zookeeper_server, root, opened):
+    address = zookeeper_server.address
+    ours = opened(f"zk://app:{SECRET}@{address}{root}")
+    assert isinstance(await ours.acquire(Claim("a", 20.0)), Grant)
+    for stranger in (opened(f"zk://app:wrong@{address}{root}"), opened(f"zk://{address}{root}")):
+        with pytest.raises(BackendRefusedError, match="root"):
+            await stranger.acquire(Claim("b", 20.0))
+        with pytest.raises(BackendRefusedError):
+            await stranger.inspect("a")
+    same = opened(f"zk://app:{SECRET}@{address}{root}")
+    assert isinstance(await same.acquire(Claim("a", 20.0)), Held)
+
+
+async def test_an_acl_of_kazoo_is_given_to_every_node(zookeeper_server, root, opened):
+    acl = [make_digest_acl("app", SECRET, all=True), make_digest_acl("auditor", "x", read=True)]
+    backend = opened(f"zk://app:{SECRET}@{zookeeper_server.address}{root}", acl=acl)
+    await backend.acquire(Claim("a", 20.0))
+
+    def look() -> list[set[int]]:
+        client = KazooClient(zookeeper_server.address, auth_data=[("digest", f"app:{SECRET}")])
+        client.start()
+        (node,) = client.get_children(f"{root}/a")
+        paths = (root, f"{root}/a", f"{root}/a/{node}")
+        found = [{entry.perms for entry in client.get_acls(path)[0]} for path in paths]
+        client.stop()
+        client.close()
+        return found
+
+    assert await asyncio.to_thread(look) == [{Permissions.ALL, Permissions.READ}] * 3
+
+
+async def test_a_password_is_in_no_log(zookeeper_server, root, opened, caplog):
+    caplog.set_level(logging.DEBUG)
+    caplog.set_level(1, "kazoo")
+    backend = opened(f"zk://app:{SECRET}@{zookeeper_server.address}{root}")
+    claim = Claim("a", 20.0)
+    await backend.acquire(claim)
+    await backend.release(claim)
+    assert SECRET not in caplog.text
+    assert SECRET not in repr(vars(backend))
+
+
+# Sessions.
+
+
+async def test_locks_of_one_ttl_share_a_session_and_the_number_of_sessions_is_bounded(zookeeper_url, opened):
+    backend = opened(zookeeper_url)
+    claims = [Claim(f"a/{number}", 20.0 + number % 12) for number in range(60)]
+    for claim in claims:
+        assert isinstance(await backend.acquire(claim), Grant)
+    sessions = {own_node.session for own_node in backend._own_nodes.all()}
+    assert len(sessions) == MOST_SESSIONS
+    assert all(
+        own_node.session.lease >= own_node.claim.ttl
+        for own_node in backend._own_nodes.all()
+        if own_node.claim.ttl <= 27
+    )
+    assert await backend.renew(claims) == [Renewal.RENEWED] * 60
+
+
+async def test_a_session_is_half_as_long_again_as_the_ttl_that_it_is_for(zookeeper_url, opened):
+    """The server may not know of the last third of a session's signs of life."""
+    backend = opened(zookeeper_url)
+    grant = await backend.acquire(Claim("a", 4.0))
+    assert isinstance(grant, Grant)
+    assert grant.ttl is None
+    assert backend._sessions.of(4.0).timeout == pytest.approx(6.0, abs=0.01)
+
+
+async def test_a_ttl_that_the_server_does_not_allow_is_granted_as_far_as_it_does(start_zookeeper, opened):
+    server = start_zookeeper(settings=["maxSessionTimeout=9000"])
+    grant = await opened(server.url).acquire(Claim("a", 60.0))
+    assert isinstance(grant, Grant)
+    assert grant.ttl == pytest.approx(6.0)
+
+
+async def test_what_the_user_did_not_set_follows_the_longest_session_of_the_server(start_zookeeper):
+    server = start_zookeeper(settings=["maxSessionTimeout=9000"])
+    async with connect(server.url) as locks:
+        asked_at = CLOCK.now()
+        async with locks.lock("a", ttl=60) as lease:
+            assert lease.ttl == pytest.approx(6.0)
+            left = lease.remaining
+            assert left <= 4.74
+            assert CLOCK.now() + left > asked_at + 4.7
+            await lease.renew()
+            assert lease.remaining <= 4.74
+        async with locks.lock("a", ttl=60, safety_buffer=1, heartbeat_interval=1) as lease:
+            assert lease.remaining <= 4.94
+        with pytest.raises(
+            BackendRefusedError, match=r"grants less: heartbeat_interval=2 was set for ttl=60.*leave it"
+        ):
+            await locks.lock("a", ttl=60, heartbeat_interval=2).acquire()
+        with pytest.raises(BackendRefusedError, match=r"grants less: safety_buffer=6 was set for ttl=60.*leave it out"):
+            await locks.lock("a", ttl=60, safety_buffer=6).acquire()
+        async with locks.lock("a", wait=20):  # what was refused is given back, in the background
+            pass
+
+
+async def test_a_thousand_watched_locks_are_renewed_by_one_request(zookeeper_url, opened):
+    backend = opened(zookeeper_url)
+    claims = [Claim(f"a/{number}", 60.0) for number in range(300)]
+    await asyncio.gather(*(backend.acquire(claim) for claim in claims))
+    await until(lambda: all(own_node.surely_there for own_node in backend._own_nodes.all()), what="all are watched")
+    session = backend._sessions.of(60.0)
+    asked: list[object] = []
+    send = session.call
+    session.call = lambda request: asked.append(request) or send(request)
+    assert await backend.renew(claims) == [Renewal.RENEWED] * 300
+    assert len(asked) == 1
+
+
+async def test_closing_leaves_no_thread_and_no_connection_behind(zookeeper_url):
+    before = set(threading.enumerate())  # a thread of another test may be about to end
+    async with connect(zookeeper_url) as locks:
+        for ttl in (20, 30):
+            async with locks.lock("a", ttl=ttl):
+                pass
+        assert set(threading.enumerate()) - before
+    await until(lambda: not set(threading.enumerate()) - before, what="the threads end")
+
+
+async def test_closing_is_bounded_although_the_server_hangs(zookeeper_server, zookeeper_url):
+    backend = from_url(zookeeper_url)
+    await backend.acquire(Claim("a", 60.0))
+    await backend.acquire(Claim("b", 40.0))
+    zookeeper_server.pause()
+    try:
+        async with asyncio.timeout(60):
+            await backend.aclose()
+    finally:
+        zookeeper_server.resume()
+
+
+def test_a_backend_goes_on_in_another_loop(zookeeper_url):
+    """Also when the first loop ended without closing it: the same session, the same grants."""
+    backend = from_url(zookeeper_url)
+    claim = Claim("a", 20.0)
+    grant = asyncio.run(backend.acquire(claim))
+    assert isinstance(grant, Grant)
+
+    async def again() -> None:
+        assert await backend.renew([claim]) == [Renewal.RENEWED]
+        assert await backend.acquire(claim) == grant
+        await backend.release(claim)
+        await backend.aclose()
+
+    asyncio.run(again())
+
+
+# A driver that has changed inside.
+
+
+def without(kind: type, attribute: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda monkeypatch: monkeypatch.delattr(kind, attribute)
+
+
+def with_other(kind: type, attribute: str, other: object) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda monkeypatch: monkeypatch.setattr(kind, attribute, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (with_other(KazooClient, "__init__", lambda self, *, hosts: None), "TypeError"),
+        (without(ConnectionHandler, "_connect"), "AttributeError"),
+        (without(ConnectionHandler, "_read_response"), "AttributeError"),
+        (without(KazooClient, "_call"), "AttributeError"),
+        (with_other(KazooClient, "_call", lambda self, *, request: None), "TypeError"),
+        (
+            with_other(ConnectionHandler, "_connect", lambda self, *_: self.client._session_callback("CONNECTED")),
+            "TypeError",
+        ),
+    ],
+    ids=["arguments", "connect", "answers", "requests", "a request's arguments", "what connecting returns"],
+)
+async def test_a_driver_that_has_changed_inside_is_refused_by_its_version(
+    zookeeper_url, opened, monkeypatch, change, error
+):
+    change(monkeypatch)
+    backend = opened(zookeeper_url)
+    with pytest.raises(BackendRefusedError) as refused:
+        await backend.acquire(Claim("a", 20.0))
+    assert str(refused.value).endswith(
+        f"failed: kazoo {version('kazoo')} has changed inside ({error}); fencing_sdk works with kazoo>=2.11,<2.12"
+    )
+    await backend.aclose()
+    names = ("zk_loop", "fencing-zookeeper")
+    await until(
+        lambda: not any(name in thread.name for thread in threading.enumerate() for name in names),
+        what="no thread is left",
+    )
+
+
+# How a client shows ZooKeeper who it is: by a certificate, or by SASL; and what it says when it is not believed.
+
+
+LIMIT = 60.0
+
+
+async def refusal(backend: ZooKeeperBackend) -> BackendRefusedError:
+    """What the backend is told in the end; a busy server may not get as far as that within its first connections."""
+    async with asyncio.timeout(LIMIT):
+        while True:
+            try:
+                await backend.acquire(Claim("a", 300.0))
+            except BackendUnavailableError:
+                continue
+            except BackendRefusedError as error:
+                return error
+            finally:
+                await backend.aclose()
+
+
+# Certificates.
+
+
+@pytest.mark.parametrize(
+    ("version", "ciphers"),
+    [("TLSv1.2", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"), ("TLSv1.3", "TLS_AES_128_GCM_SHA256")],
+)
+async def test_client_and_server_check_the_certificates_of_each_other(version, ciphers, start_zookeeper, tmp_path):
+    """With TLS 1.3 a client hears only after its own handshake that the server does not want it."""
+    made = make_certificates(tmp_path)
+    (tmp_path / "strange").mkdir()
+    strange = make_certificates(tmp_path / "strange")
+    store = tmp_path / "store.pem"
+    store.write_bytes(made.key.read_bytes() + made.certificate.read_bytes())
+    port = free_port()
+    server = start_zookeeper(
+        settings=[
+            f"secureClientPort={port}",
+            "ssl.clientAuth=need",
+            f"ssl.protocol={version}",
+            f"ssl.enabledProtocols={version}",
+            f"ssl.ciphersuites={ciphers}",
+            f"ssl.keyStore.location={store}",
+            "ssl.keyStore.type=PEM",
+            f"ssl.trustStore.location={made.authority}",
+            "ssl.trustStore.type=PEM",
+        ],
+        jvm=["-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory", "-Xmx128m"],
+    )
+    url = f"zk://localhost:{port}?tls=true"
+    ours = f"&certfile={made.client_certificate}&keyfile={made.client_key}"
+    backend = from_url(f"{url}&ca={made.authority}{ours}&connect_timeout=5")
+    assert isinstance(await backend.acquire(Claim("a", 300.0)), Grant)
+    without, strangers, trusting_nobody = await asyncio.gather(
+        refusal(from_url(f"{url}&ca={made.authority}")),
+        refusal(
+            from_url(f"{url}&ca={made.authority}&certfile={strange.client_certificate}&keyfile={strange.client_key}")
+        ),
+        refusal(from_url(f"{url}{ours}")),
+    )
+    assert "certificate of the client" in str(without)
+    assert "certificate of the client" in str(strangers)
+    assert "server's certificate is not trusted; name its authority with ca=" in str(trusting_nobody)
+    plain = from_url(f"zk://localhost:{port}")
+    with pytest.raises(BackendUnavailableError, match=rf"localhost:{port} \(.*does it want TLS, which is tls=true"):
+        await plain.open()
+    secret = from_url(f"zk://localhost:{server.port}?tls=true&ca={made.authority}{ours}&connect_timeout=5")
+    with pytest.raises(BackendUnavailableError, match=rf"localhost:{server.port} \(.*; does it speak TLS\?"):
+        await secret.open()
+    await secret.aclose()
+    with pytest.raises(ConfigurationError, match=f"ca must .*'{tmp_path}/none.pem' cannot be read"):
+        from_url(f"{url}&ca={tmp_path}/none.pem")
+    assert await backend.renew([Claim("a", 300.0)]) == [Renewal.TAKEN_OVER]
+    await plain.aclose()
+    await asyncio.to_thread(server.kill)
+    renewed = await asyncio.to_thread(make_certificates, tmp_path)  # of another authority, under the same names
+    store.write_bytes(renewed.key.read_bytes() + renewed.certificate.read_bytes())
+    await asyncio.to_thread(server.start)
+    await granted(backend, Claim("b", 20.0))
+    await backend.aclose()
+
+
+# SASL.
+
+
+PROVIDER = "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
+
+
+def allowing(folder: Path) -> str:
+    """The option by which a server knows two users."""
+    jaas = folder / "jaas.conf"
+    module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+    jaas.write_text(f'Server {{ {module} required user_app="hunter2" user_other="hunter3"; }};')
+    return f"-Djava.security.auth.login.config={jaas}"
+
+
+@pytest.fixture(scope="module")
+def _sasl_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    """A server that knows two users by SASL, and nobody else may have a session."""
+    require_zookeeper()
+    jvm = [allowing(tmp_path_factory.mktemp("sasl"))]
+    with ZooKeeperServer(settings=[PROVIDER, "sessionRequireClientSASLAuth=true"], jvm=jvm) as server:
+        yield server
+
+
+@pytest.fixture
+def sasl_address(_sasl_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    digest_md5.install(monkeypatch)
+    return _sasl_server.address
+
+
+def by_sasl(address: str, root: str, user: str = "app", password: str = "hunter2") -> ZooKeeperBackend:
+    return from_url(f"zk://{address}{root}", sasl={"mechanism": "DIGEST-MD5", "username": user, "password": password})
+
+
+async def test_a_login_by_sasl_owns_its_nodes(sasl_address):
+    root = fresh_root()
+    ours, theirs = by_sasl(sasl_address, root), by_sasl(sasl_address, root, "other", "hunter3")
+    assert isinstance(await ours.acquire(Claim("a", 300.0)), Grant)
+    with pytest.raises(BackendRefusedError, match="has no right to do this below the root"):
+        await theirs.acquire(Claim("b", 20.0))
+
+    def look() -> list[str]:
+        options = {"mechanism": "DIGEST-MD5", "username": "app", "password": "hunter2"}
+        client = KazooClient(sasl_address, sasl_options=options)
+        client.start()
+        (node,) = client.get_children(f"{root}/a")
+        found = [entry.id for path in (root, f"{root}/a/{node}") for entry in client.get_acls(path)[0]]
+        client.stop()
+        client.close()
+        return [f"{entry.scheme}:{entry.id}" for entry in found]
+
+    assert await asyncio.to_thread(look) == ["sasl:app"] * 2
+    await ours.aclose()
+    await theirs.aclose()
+
+
+async def test_a_wrong_password_is_refused_by_sasl(sasl_address):
+    assert "SASL" in str(await refusal(by_sasl(sasl_address, fresh_root(), password="hunter1")))
+
+
+async def test_a_wrong_password_is_refused_where_sessions_need_no_login(start_zookeeper, tmp_path, monkeypatch):
+    digest_md5.install(monkeypatch)
+    server = start_zookeeper(settings=[PROVIDER], jvm=[allowing(tmp_path)])
+    refused = await refusal(by_sasl(server.address, fresh_root(), password="hunter1"))
+    assert "the server refuses the login" in str(refused)
+    backend = by_sasl(server.address, fresh_root())
+    assert isinstance(await backend.acquire(Claim("a", 300.0)), Grant)
+    await backend.aclose()
+
+
+async def test_a_server_that_hangs_up_on_every_login_refuses_it(sasl_address, monkeypatch):
+    """Some say nothing else to a wrong password."""
+    loop, prove = asyncio.get_running_loop(), digest_md5.SASLClient._prove
+
+    def break_always(self: digest_md5.SASLClient, realm: str, nonce: str) -> str:
+        asyncio.run_coroutine_threadsafe(hold_and_cut(), loop).result()
+        return prove(self, realm, nonce)
+
+    async def hold_and_cut() -> None:
+        proxy.blackhole()
+        loop.call_later(0.1, hang_up)
+
+    def hang_up() -> None:
+        proxy.cut()
+        proxy.heal()
+
+    async with FaultProxy(int(sasl_address.rpartition(":")[2])) as proxy:
+        monkeypatch.setattr(digest_md5.SASLClient, "_prove", break_always)
+        refused = await refusal(by_sasl(f"127.0.0.1:{proxy.port}", fresh_root()))
+    assert "the server refuses the login" in str(refused)
+
+
+async def test_a_client_without_a_login_hears_that_the_server_wants_one(sasl_address):
+    assert "SASL" in str(await refusal(from_url(f"zk://{sasl_address}{fresh_root()}")))
+
+
+async def test_a_login_that_cannot_be_made_is_refused_and_ends_no_thread_with_a_traceback(sasl_address, capfd):
+    backend = from_url(f"zk://{sasl_address}", sasl={"mechanism": "CRAM-MD5"})
+    assert "the login by SASL failed" in str(await refusal(backend))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_sasl_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "puresasl", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'kazoo\[sasl\]'"):
+        connect("zk://localhost", sasl={"mechanism": "DIGEST-MD5", "username": "app", "password": "hunter2"})
+
+
+async def test_a_connection_that_breaks_in_the_middle_of_a_login_is_no_refused_login(sasl_address, monkeypatch):
+    """The session goes on by way of the next connection, and the lease with it."""
+    loop, broken = asyncio.get_running_loop(), asyncio.Event()
+    prove = digest_md5.SASLClient._prove
+
+    def break_once(self: digest_md5.SASLClient, realm: str, nonce: str) -> str:
+        if not broken.is_set():
+            asyncio.run_coroutine_threadsafe(hold_and_cut(), loop).result()
+        return prove(self, realm, nonce)
+
+    async def hold_and_cut() -> None:
+        broken.set()
+        proxy.blackhole()
+        loop.call_later(0.3, proxy.cut)
+
+    async with FaultProxy(int(sasl_address.rpartition(":")[2])) as proxy:
+        backend = by_sasl(f"127.0.0.1:{proxy.port}", fresh_root())
+        claim = Claim("a", 60.0)
+        grant = await backend.acquire(claim)
+        session = backend._sessions.of(60.0)
+        monkeypatch.setattr(digest_md5.SASLClient, "_prove", break_once)
+        proxy.cut()
+        await asyncio.wait_for(broken.wait(), LIMIT)
+        with pytest.raises(BackendUnavailableError):
+            await backend.acquire(Claim("b", 60.0))
+        proxy.cut()
+        proxy.heal()
+        await until(lambda: session.connections == 2 or session.error, what="another connection")
+        assert session.error is None
+        assert await backend.renew([claim]) == [Renewal.RENEWED]
+        assert await backend.acquire(claim) == grant
+        await backend.release(claim)
+        await backend.aclose()
+
+
+# How long a server has to accept a connection and a session: little at first, where there is another server.
+
+
+@pytest.fixture
+def silent():
+    """The address of a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()
+
+
+def _tried(dial: Dial, address) -> float:
+    """Connect and wait for the first byte of the handshake; return for how long."""
+    with dial.create_connection(address, timeout=60.0) as link:
+        started = time.monotonic()
+        assert dial.select([link], [], [], 60.0) == ([], [], [])
+        return time.monotonic() - started
+
+
+def test_a_server_that_hangs_has_little_time_until_as_many_tries_have_hung(silent):
+    dial = Dial(connect_timeout=5.0, first_timeout=0.05, servers=2, tls=None)
+    waits = [_tried(dial, silent) for _ in range(4)]
+    assert all(wait < 4 for wait in waits), "the whole limit was 5 s"
+    assert min(waits[:2]) >= 0.05
+    assert min(waits[2:]) >= 0.1, "all may be slow: each gets twice the time"
+
+
+def test_a_server_that_refuses_at_once_gives_the_next_one_no_more_time():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()
+    dial = Dial(connect_timeout=5.0, first_timeout=0.05, servers=2, tls=None)
+    for _ in range(10):
+        with pytest.raises(ConnectionRefusedError):
+            dial.create_connection(closed)
+    assert dial._limit_of_try() == 0.05
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_address_at_which_nobody_listens_does_not_hide_what_another_one_does(silent, order):
+    """A name may have an IPv6 address that its server does not listen at."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()
+    dial = Dial(connect_timeout=0.05, first_timeout=0.05, servers=1, tls=ssl.create_default_context)
+    for place in order:
+        with pytest.raises(OSError, match=r"refused|timed out"):
+            dial.create_connection((silent, closed)[place], hostname="localhost")
+    assert isinstance(dial.last_error, TimeoutError)
+
+
+def test_the_limit_is_reached_and_never_passed(silent):
+    dial = Dial(connect_timeout=0.12, first_timeout=0.05, servers=1, tls=None)
+    assert [_tried(dial, silent) >= least for least in (0.05, 0.1, 0.12)] == [True] * 3
+    dial._hangs = 10_000
+    assert dial._limit_of_try() == 0.12
+
+
+def test_a_connection_that_serves_has_the_whole_limit_for_the_rest_of_a_message(silent):
+    dial = Dial(connect_timeout=5.0, first_timeout=0.05, servers=3, tls=None)
+    _tried(dial, silent)
+    dial.serves()
+    assert dial._limit_of_try() == 5.0
+    assert _tried(dial, silent) < 4, "and the next handshake has little time again"
+
+
+def test_a_single_server_has_the_whole_limit():
+    dial = Dial(connect_timeout=5.0, first_timeout=math.inf, servers=1, tls=None)
+    dial._connecting = True
+    assert dial._limit_of_try() == 5.0
+
+
+def test_a_server_that_hung_is_tried_after_all_others_until_it_serves(silent):
+    host, port = silent
+    settings = ZooKeeperSettings(hosts=[(host, port), (host, 1), (host, 2)], root="/fencing", connect_timeout=1.0)
+    driver = KazooDriver(settings, 9.0, None, NodeEnds())
+    orders = [driver._client._connection._expand_client_hosts() for _ in range(20)]
+    assert len({order[-1][2] for order in orders}) > 1, "the first server is chosen at random"
+    _tried(driver._dial, silent)
+    orders = [driver._client._connection._expand_client_hosts() for _ in range(20)]
+    assert {order[-1][2] for order in orders} == {port}
+    driver._dial.serves()
+    driver._dial._address = (host, 2)
+    driver.hang_up()
+    orders = [driver._client._connection._expand_client_hosts() for _ in range(20)]
+    assert {order[-1][2] for order in orders} == {2}, "a connection that was silent counts as well"

@@ -1,0 +1,642 @@
+"""ZooKeeper on one server, and everything that can happen to a client of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from typing import Self
+
+import pytest
+from event_log import CLOCK, ticks
+from fault_proxy import FaultProxy
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss
+from patience import wait_until
+from stays import PATIENCE, eventually, opened, staying
+from zookeeper_server import CLEARING, ZooKeeperServer, fresh_root, require_zookeeper
+from zookeeper_stage import granted, in_place, kill_session, operating
+
+from fencing_sdk import BackendUnavailableError, LossReason, Renewed
+from fencing_sdk._lease import state_of
+from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.backends._shared.error_translation import NoConnectionError
+from fencing_sdk.backends.zookeeper import from_url
+from fencing_sdk.backends.zookeeper.connection import kazoo_requests as _requests
+from fencing_sdk.errors import BackendRefusedError, LockHeldError
+from fencing_sdk.testing.promises.under_test import in_line
+
+pytest_plugins = ["zookeeper_fixtures"]
+
+
+# ZooKeeper on one server, and everything that can happen to a client of it.
+
+
+@pytest.fixture
+def by_proxy(zookeeper_proxy, zookeeper_url):
+    """The URL of the store, by way of a network with faults."""
+    return f"zk://127.0.0.1:{zookeeper_proxy.port}/{zookeeper_url.rsplit('/', 1)[1]}"
+
+
+async def test_a_release_that_finds_no_node_is_refused_although_zookeeper_is_away_for_the_next_question(
+    by_proxy, zookeeper_proxy, zookeeper_url, monkeypatch
+):
+    """The engine repeats a release that fails, and a repeated one shows no loss."""
+    backend = from_url(by_proxy)
+    claim = Claim("a", 30.0)
+    async with operating(zookeeper_url) as operator:
+        await granted(backend, claim)
+        (node,) = await operator.line("a")
+        await operator.delete("a", node)
+        look = backend._recipe.look
+
+        async def look_in_vain(session, name):
+            zookeeper_proxy.refuse()
+            zookeeper_proxy.cut()
+            return await look(session, name)
+
+        monkeypatch.setattr(backend._recipe, "look", look_in_vain)
+        assert await backend.release(claim) is Renewal.REFUSED
+    zookeeper_proxy.heal()
+    await backend.aclose()
+
+
+async def test_a_lock_that_goes_on_while_it_is_looked_at_is_shown_with_its_next_holder(zookeeper_url, monkeypatch):
+    first, second = Claim("a", 30.0), Claim("a", 30.0)
+    async with aclosing(from_url(zookeeper_url)) as backend:
+        await granted(backend, first)
+        look, earlier = backend._recipe.look_at_all, []
+        session = backend._sessions.of(first.ttl)
+        before = await look(session, ["a"])
+        await backend.release(first)
+        await granted(backend, second)
+
+        async def look_too_early(session, names):
+            return earlier.pop() if earlier else await look(session, names)
+
+        monkeypatch.setattr(backend._recipe, "look_at_all", look_too_early)
+        earlier.append(before)
+        assert (await backend.inspect("a")).holder == second.holder
+        earlier.append(before)
+        assert [one.holder for one in (await backend.list_held("", None, 10)).holders] == [second.holder]
+        await backend.release(second)
+
+
+# A lost reply.
+
+
+async def test_an_owner_whose_grant_was_not_answered_finds_its_own_node(by_proxy, zookeeper_proxy, zookeeper_url):
+    """The create is carried out and its answer lost: the retry gets that very grant, and leaves no second node."""
+    backend = from_url(by_proxy)
+    claim = Claim("a", 20.0)
+    async with operating(zookeeper_url) as operator:
+        await operator.keep_folder("a")
+        await backend.acquire(Claim("b", 20.0))
+        zookeeper_proxy.half_open()
+        lost = asyncio.ensure_future(backend.acquire(claim))
+        await operator.stands("a", 1)
+        (node,) = await operator.line("a")
+        zookeeper_proxy.cut()
+        zookeeper_proxy.heal()
+        with pytest.raises(BackendUnavailableError):
+            await lost
+        grant = await granted(backend, claim)
+        assert await operator.line("a") == [node]
+        held = await backend.inspect("a")
+        assert held is not None
+        assert held.token == grant.token
+        assert (await backend.renew([claim])) == [Renewal.RENEWED]
+    await backend.aclose()
+
+
+async def test_a_waiter_whose_place_was_not_answered_keeps_it(by_proxy, zookeeper_proxy, zookeeper_url):
+    """The place is the one that was taken first, not a new one at the end of the line."""
+    async with opened(zookeeper_url) as (locks, _), operating(zookeeper_url) as operator:
+        backend, holder = from_url(by_proxy), await locks.lock("a", ttl=60).acquire()
+        claim = Claim("a", 20.0)
+        await operator.keep_folder("a")
+        await backend.acquire(Claim("b", 20.0))
+        zookeeper_proxy.half_open()
+        lost = asyncio.ensure_future(backend.acquire(claim))
+        await operator.stands("a", 2)
+        later = asyncio.ensure_future(locks.lock("a", ttl=60, wait=PATIENCE).acquire())
+        await in_place(locks)
+        zookeeper_proxy.cut()
+        zookeeper_proxy.heal()
+        with pytest.raises(BackendUnavailableError):
+            await lost
+        await eventually(lambda: _answered(backend), what="another connection")
+        async with asyncio.timeout(PATIENCE), in_line(backend, claim):
+            await operator.stands("a", 3)
+            await holder.release()
+            await granted(backend, claim)
+        assert not later.done()
+        await backend.release(claim)
+        await (await later).release()
+        await backend.aclose()
+
+
+async def test_what_an_unanswered_acquisition_left_is_gone_after_its_ttl(by_proxy, zookeeper_proxy, zookeeper_url):
+    """Nobody comes back for it, and the session lives on: the node goes all the same."""
+    backend = from_url(by_proxy)
+    async with operating(zookeeper_url) as operator:
+        await operator.keep_folder("a")
+        await backend.acquire(Claim("b", 4.0))
+        zookeeper_proxy.half_open()
+        lost = asyncio.ensure_future(backend.acquire(Claim("a", 4.0)))
+        await operator.stands("a", 1)
+        zookeeper_proxy.cut()
+        zookeeper_proxy.heal()
+        with pytest.raises(BackendUnavailableError):
+            await lost
+        session = next(iter(backend._sessions._by_ttl.values()))
+        await operator.stands("a", 0)
+        assert session.error is None
+    await backend.aclose()
+
+
+async def _answered(backend) -> bool:
+    try:
+        return bool(await backend.renew([Claim("b", 20.0)]))
+    except BackendUnavailableError:
+        return False
+
+
+# A connection that breaks.
+
+
+async def test_a_short_outage_of_the_network_costs_nothing(by_proxy, zookeeper_proxy):
+    """SUSPENDED is not LOST: the same session goes on, the lease with it, and a waiter keeps its place."""
+    async with opened(by_proxy) as (locks, log):
+        async with staying(locks.lock("a", ttl=10, heartbeat_interval=0.2)) as stay:
+            waiting = asyncio.ensure_future(locks.lock("a", ttl=10).acquire())
+            await in_place(locks)
+            session = locks._backend._sessions.of(10.0)
+            identity = session.id
+            zookeeper_proxy.refuse()
+            zookeeper_proxy.cut()
+            await eventually(lambda: _has(log, "renewal_failed"), what="a renewal failed")
+            zookeeper_proxy.heal()
+            before = len(log.events)
+            await eventually(lambda: _has(log, "renewed", since=before), what="a renewal again")
+            assert session.id == identity
+            await stay.end()
+        lease = await asyncio.wait_for(waiting, PATIENCE)
+        assert lease.token > stay.token
+        await lease.release()
+
+
+async def test_a_connection_that_hangs_is_given_up_for_another_one(by_proxy, zookeeper_proxy):
+    """No answer comes and nothing is closed: another connection is tried long before the session ends."""
+    async with opened(by_proxy) as (locks, log):
+        async with staying(locks.lock("a", ttl=10, heartbeat_interval=0.2)) as stay:
+            accepted = zookeeper_proxy.accepted
+            zookeeper_proxy.blackhole()
+            await eventually(lambda: _true(zookeeper_proxy.accepted > accepted), what="another connection")
+            zookeeper_proxy.cut()
+            zookeeper_proxy.heal()
+            before = len(log.events)
+            await eventually(lambda: _has(log, "renewed", since=before), what="a renewal again")
+            await stay.end()
+
+
+async def _true(value: object) -> bool:
+    return bool(value)
+
+
+async def _has(log, kind: str, *, since: int = 0) -> bool:
+    return any(event.kind == kind for event in log.events[since:])
+
+
+# Sessions and nodes that go.
+
+
+async def test_a_session_that_the_server_ends_ends_its_leases_at_once(zookeeper_url):
+    """Not at the next heartbeat, and those of another session go on; the next lock has a session again."""
+    async with opened(zookeeper_url) as (locks, _):
+        async with staying(locks.lock("a", ttl=600)) as stay, staying(locks.lock("b", ttl=50)) as other:
+            await kill_session(locks._backend._sessions.of(600.0))
+            await stay.over()
+            assert stay.lost is LossReason.REFUSED
+            async with staying(locks.lock("a", ttl=600, wait=PATIENCE)) as again:
+                assert again.token > stay.token
+            await other.end()
+
+
+async def test_a_waiter_whose_session_ended_stands_in_line_again(zookeeper_url):
+    async with opened(zookeeper_url) as (locks, _), opened(zookeeper_url) as (others, _):
+        holder = await others.lock("a", ttl=50).acquire()
+        waiting = asyncio.ensure_future(locks.lock("a", ttl=60).acquire())
+        await in_place(locks)
+        own_nodes = locks._backend._own_nodes
+        (former,) = own_nodes.all()
+        await kill_session(former.session)
+        await eventually(
+            lambda: _true(any(node is not former and node.watched for node in own_nodes.all())),
+            what="it stands in line again",
+        )
+        await holder.release()
+        lease = await asyncio.wait_for(waiting, PATIENCE)
+        assert lease.token > state_of(holder).number
+        await lease.release()
+
+
+async def test_a_renewal_after_the_end_of_the_session_is_refused(zookeeper_url):
+    """Its nodes are gone, even if another session has the same locks now; and nothing is created anew."""
+    backend = from_url(zookeeper_url)
+    claims = [Claim("a", 60.0), Claim("b", 60.0)]
+    for claim in claims:
+        await backend.acquire(claim)
+    session = backend._sessions.of(60.0)
+    await kill_session(session)
+    await eventually(lambda: _true(session.error), what="the client has heard of it")
+    other = Claim("b", 60.0)
+    assert isinstance(await backend.acquire(other), Grant)
+    assert await backend.renew(claims) == [Renewal.REFUSED, Renewal.TAKEN_OVER]
+    assert await backend.inspect("a") is None
+    await backend.release(other)
+    await backend.aclose()
+
+
+async def test_a_session_that_ended_while_the_backend_was_closed_is_told_when_it_opens_again(zookeeper_url):
+    """Not followed by another one in silence."""
+    backend = from_url(zookeeper_url)
+    told: list[LossReason] = []
+    backend.on_loss(lambda _, reason, *_rest: told.append(reason))
+    await backend.acquire(Claim("a", 60.0))
+    session = backend._sessions.of(60.0)
+    await backend.aclose()
+    await kill_session(session)
+    with pytest.raises(BackendUnavailableError):
+        await backend.inspect("a")
+    assert told == [LossReason.REFUSED]
+    assert await backend.inspect("a") is None
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("way", ["renew", "acquire"])
+async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(way, zookeeper_url):
+    """The first client's session ends: the grant is the second one's by now, with its token and at its place."""
+    first, second, rival = (from_url(zookeeper_url) for _ in range(3))
+    told: list[LossReason] = []
+    first.on_loss(lambda _, reason, *_rest: told.append(reason))
+    claim, waiter = Claim("a", 60.0), Claim("a", 50.0)
+    grant = await first.acquire(claim)
+    async with in_line(rival, waiter):
+        if way == "renew":
+            assert await second.renew([claim]) == [Renewal.RENEWED]
+        else:
+            assert await second.acquire(claim) == grant
+        assert isinstance(await rival.acquire(waiter), Held)
+        await eventually(lambda: _true(not first._own_nodes.all()), what="the first has seen that its node moved")
+        await kill_session(first._sessions.of(60.0))
+        assert isinstance(await rival.acquire(waiter), Held)
+        assert await second.renew([claim]) == [Renewal.RENEWED]
+        assert await second.acquire(claim) == grant
+        await second.release(claim)
+        assert isinstance(await rival.acquire(waiter), Grant)
+    assert told == []
+    for backend in (first, second, rival):
+        await backend.aclose()
+
+
+async def test_a_folder_that_the_server_removed_is_made_again_and_tokens_grow(start_zookeeper):
+    """Containers without children are removed; numbers start again at 0 then, and tokens do not."""
+    url = start_zookeeper(jvm=[CLEARING]).url
+    async with opened(url) as (locks, _), operating(url) as operator:
+        tokens, numbers = [], []
+        for _ in range(2):
+            for _ in range(3):  # the folder may go after each of them: it is empty in between
+                async with locks.lock("a", ttl=20) as lease:
+                    tokens.append(lease.token)
+                    numbers.append((await operator.line("a"))[0][-10:])
+            await eventually(lambda: _no_folder(operator), what="the folder is removed")
+        assert tokens == sorted(set(tokens))
+        assert numbers[0] == numbers[3] == "0000000000"
+
+
+async def _no_folder(operator) -> bool:
+    return not await operator.has_folder("a")
+
+
+async def test_tokens_grow_when_an_operator_deletes_the_folder_of_a_held_lock(zookeeper_url):
+    """The holder learns at once that its grant is gone, and the next one's token is higher."""
+    async with opened(zookeeper_url) as (locks, _), operating(zookeeper_url) as operator:
+        async with staying(locks.lock("a", ttl=60)) as stay:
+            await operator.delete("a")
+            await stay.over()
+            assert stay.lost is LossReason.REVOKED
+            async with staying(locks.lock("a", ttl=60)) as again:
+                assert again.token > stay.token
+                assert (await operator.line("a"))[0].endswith("-0000000000")
+
+
+async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted(zookeeper_url):
+    """Deleted and created again by somebody else: the path is the same, the transaction is not."""
+    from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent
+
+    backend = from_url(zookeeper_url)
+    backend._losses.watch_soon = lambda _: None  # no notice, so that the renewal has to find out
+    claim = Claim("a", 60.0)
+    await backend.acquire(claim)
+    async with operating(zookeeper_url) as operator:
+        await operator.keep_folder("a")
+        (node,) = await operator.line("a")
+        await operator.delete("a", node)
+        session = await operator.session()
+        await session.call(create_persistent(f"{operator._paths.folder('a')}/{node}", ALL_CLIENTS))
+        assert await backend.renew([claim]) == [Renewal.REFUSED]
+        await operator.delete("a", node)
+    await backend.aclose()
+
+
+async def test_a_node_that_goes_while_the_loop_stands_still_is_not_renewed(zookeeper_server, zookeeper_url):
+    """The answer that the node is watched, and the event that it has gone, are heard in the same turn of the loop."""
+    backend, operator, claim = from_url(zookeeper_url), KazooClient(zookeeper_server.address), Claim("a", 60.0)
+    await asyncio.to_thread(operator.start)
+    await backend.acquire(claim)
+    (own_node,) = backend._own_nodes.all()
+    posted, told = own_node.session._letters, asyncio.Event()
+    backend._losses._look = lambda _: told.wait()  # the notice is slow, so that the renewal has to find out
+    backend._losses.watch(own_node)
+    wait_until(lambda: len(posted) == 1, what="the node is watched")
+    operator.delete(own_node.path)
+    wait_until(lambda: len(posted) == 2, what="the event has come")
+    await ticks(5)
+    assert not posted
+    assert await backend.renew([claim]) == [Renewal.REFUSED]
+    told.set()
+    await backend.aclose()
+    operator.stop()
+    operator.close()
+
+
+async def test_a_place_that_an_operator_deleted_is_taken_again(zookeeper_url):
+    async with opened(zookeeper_url) as (locks, _), operating(zookeeper_url) as operator:
+        holder = await locks.lock("a", ttl=60).acquire()
+        waiting = asyncio.ensure_future(locks.lock("a", ttl=60).acquire())
+        await in_place(locks)
+        await operator.delete("a", (await operator.line("a"))[1])
+        await holder.release()
+        lease = await asyncio.wait_for(waiting, PATIENCE)
+        await lease.release()
+
+
+# Where the servers are.
+
+
+async def test_members_that_are_down_are_passed_over(zookeeper_server, monkeypatch):
+    """Whichever is asked first: one that refuses, one that never answers, one whose name nobody knows."""
+    monkeypatch.setattr("fencing_sdk._engine.terms._LAST_CALL", 60.0)  # a machine may stand still
+    silent = socket.create_server(("127.0.0.1", 0))  # the kernel takes connections, and nobody answers
+    port = silent.getsockname()[1]
+    dead = f"127.0.0.1:1,127.0.0.1:{port},no-such-host.invalid"
+    for _ in range(3):
+        url = f"zk://{dead},{zookeeper_server.address}{fresh_root()}?connect_timeout=5"
+        async with opened(url) as (locks, _), asyncio.timeout(PATIENCE):
+            async with locks.lock("a", ttl=600):
+                with pytest.raises(LockHeldError):
+                    await locks.lock("a", wait=0).acquire()
+    silent.close()
+
+
+# A server that hangs, beside one that does not.
+
+
+async def test_a_connection_that_hangs_is_left_early_where_there_is_another_server(zookeeper_server, zookeeper_url):
+    """A twelfth of a ttl after the renewal that it owes, and not after a third: the lease is not near its end."""
+    root = zookeeper_url.rsplit("/", 1)[1]
+    async with FaultProxy(zookeeper_server.port) as one, FaultProxy(zookeeper_server.port) as other:
+        url = f"zk://127.0.0.1:{one.port},127.0.0.1:{other.port}/{root}"
+        async with opened(url) as (locks, log), staying(locks.lock("a", ttl=20, heartbeat_interval=1)) as stay:
+            (one if one.connections else other).blackhole()
+            silent_at = CLOCK.now()
+            while (renewed := await log.seen(Renewed, len(log.of(Renewed)) + 1)).at < silent_at + 0.3:
+                pass
+            assert renewed.spare > 10.8, "10.7 s at most would be left if it were left as late as a single server"
+            await stay.end()
+
+
+async def test_a_single_server_that_is_slow_is_not_left_early(by_proxy, zookeeper_proxy):
+    """There is no other one to ask."""
+    backend, claim = from_url(by_proxy), Claim("a", 16.0)
+    await backend.acquire(claim)
+    zookeeper_proxy.delay(replies=1.6)
+    assert await backend.renew([claim]) == [Renewal.RENEWED]
+    session = backend._sessions.any()
+    assert session.connections == 1
+    assert not session._driver._dial._connecting, "a connection that serves has the whole limit"
+    zookeeper_proxy.heal()
+    await backend.release(claim)
+    await backend.aclose()
+
+
+# A quota on the root that is used up: ZooKeeper enforces it from 3.7 on, if ``zookeeper.enforceQuota`` is set.
+
+
+SetQuota = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def _strict_server() -> Iterator[ZooKeeperServer]:
+    require_zookeeper()
+    with ZooKeeperServer(jvm=["-Dzookeeper.enforceQuota=true"]) as server:
+        yield server
+
+
+@pytest.fixture
+def strict_url(_strict_server: ZooKeeperServer) -> str:
+    return f"{_strict_server.url}{fresh_root()}"
+
+
+@pytest.fixture
+def set_quota(_strict_server: ZooKeeperServer, strict_url: str) -> Iterator[SetQuota]:
+    """``setquota -N`` or ``-B`` of ZooKeeper's shell: a hard limit, such as ``count=3``, on the root of the test."""
+    folder = f"/zookeeper/quota/{strict_url.rpartition('/')[2]}"
+    client = KazooClient(_strict_server.address)
+    client.start()
+
+    def set_quota(limit: str) -> None:
+        kind, _, number = limit.partition("=")
+        hard = {"count": -1, "byte": -1, kind: int(number)}
+        data = f"count=-1,bytes=-1=;byteHardLimit={hard['byte']};countHardLimit={hard['count']}".encode()
+        if client.exists(folder):
+            client.set(f"{folder}/zookeeper_limits", data)
+        else:
+            client.create(f"{folder}/zookeeper_limits", data, makepath=True)
+            client.create(f"{folder}/zookeeper_stats", b"count=0,bytes=0")
+            client.set(f"{folder}/zookeeper_limits", data)
+
+    yield set_quota
+    client.stop()
+    client.close()
+
+
+@pytest.mark.parametrize("limit", ["count=3", "byte=20"])
+async def test_who_is_above_the_quota_is_refused_and_leaves_nothing_behind(limit, strict_url, set_quota):
+    """The root, the folder and the node of the holder are allowed, and 20 bytes of data: not a second node."""
+    backend, other, claim, waiter = from_url(strict_url), from_url(strict_url), Claim("a", 20.0), Claim("a", 20.0)
+    async with operating(strict_url) as operator:
+        assert isinstance(await backend.acquire(claim), Grant)
+        line = await operator.line("a")
+        await asyncio.to_thread(set_quota, limit)
+        with pytest.raises(BackendRefusedError, match="quota of the root is used up"):
+            await other.acquire(waiter)
+        with pytest.raises(BackendRefusedError, match="quota of the root is used up"):
+            async with other._in_line(waiter):
+                pytest.fail("there is no place for it")
+        assert await operator.line("a") == line
+        assert await backend.renew([claim]) == [Renewal.RENEWED]
+        await backend.release(claim)
+        assert isinstance(await other.acquire(waiter), Grant)
+    await other.aclose()
+    await backend.aclose()
+
+
+async def test_a_lock_for_which_there_is_no_folder_left_is_refused_until_the_quota_is_lifted(strict_url, set_quota):
+    async with opened(strict_url) as (locks, _), operating(strict_url) as operator:
+        async with locks.lock("a", ttl=20):
+            await asyncio.to_thread(set_quota, "count=3")
+            with pytest.raises(BackendRefusedError, match="quota of the root is used up"):
+                await locks.lock("b", ttl=20).acquire()
+            assert not await operator.has_folder("b")
+            await asyncio.to_thread(set_quota, "count=9")
+            async with locks.lock("b", ttl=20):
+                pass
+
+
+async def test_a_waiter_that_finds_a_place_again_when_the_quota_is_lifted_keeps_it(strict_url, set_quota):
+    backend, other, claim, waiter = from_url(strict_url), from_url(strict_url), Claim("a", 20.0), Claim("a", 20.0)
+    await backend.acquire(claim)
+    await asyncio.to_thread(set_quota, "count=3")
+    with pytest.raises(BackendRefusedError):
+        await other.acquire(waiter)
+    await asyncio.to_thread(set_quota, "count=9")
+    async with in_line(other, waiter) as turn:
+        assert isinstance(await other.acquire(waiter), Held)
+        await backend.release(claim)
+        async with asyncio.timeout(60):
+            await turn.wait()
+        assert isinstance(await other.acquire(waiter), Grant)
+    await other.release(waiter)
+    await other.aclose()
+    await backend.aclose()
+
+
+# A request that comes in the very moment in which ZooKeeper is lost, and answers that come out of turn.
+
+
+@pytest.fixture
+def server(start_zookeeper):
+    return start_zookeeper()
+
+
+@pytest.fixture
+async def backend(server):
+    backend = from_url(server.url)
+    await backend.acquire(Claim("a", 60.0))
+    yield backend
+    await backend.aclose()
+
+
+def lose(server, session) -> None:
+    """Kill the server while the loop stands still, so that it does not hear what the driver sees."""
+    server.kill()
+    client, end = session._driver._client, time.monotonic() + 20
+    while client.connected:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert session.connected
+
+
+@pytest.mark.parametrize("call", ["inspect", "acquire"])
+async def test_it_fails_as_soon_as_the_loss_is_known(call, server, backend):
+    session = backend._sessions.of(60.0)
+    lose(server, session)
+    async with asyncio.timeout(20.0):  # and not when the server comes back: it does not
+        with pytest.raises(BackendUnavailableError):
+            await (backend.inspect("a") if call == "inspect" else backend.acquire(Claim("b", 60.0)))
+
+
+async def test_it_is_not_sent_when_the_connection_is_back(server, backend):
+    session = backend._sessions.of(60.0)
+    lose(server, session)
+    asked = session.call(_requests.create_persistent("/late", _requests.ALL_CLIENTS))
+    assert not asked.done()
+    await asyncio.to_thread(server.start)
+    with pytest.raises((NoConnectionError, ConnectionLoss)):
+        await asked
+    async with asyncio.timeout(20.0):
+        assert await session.settled()
+        assert await session.call(_requests.exists("/late")) is None
+
+
+class Relay:
+    """Passes everything on, but for one answer."""
+
+    def __init__(self, port: int) -> None:
+        self.port = 0
+        self.losing = False
+        self._target = port
+        self._links: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._link, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self._links:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection("127.0.0.1", self._target)
+        self._links += [writer, requests]
+        await asyncio.gather(self._requests(reader, requests), self._answers(answers, writer))
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(65536):
+                writer.write(chunk)
+        writer.close()
+
+    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                size = await reader.readexactly(4)
+                answer = await reader.readexactly(int.from_bytes(size, "big"))
+                if self.losing and int.from_bytes(answer[:4], "big", signed=True) > 0:  # no ping, no watch
+                    self.losing = False
+                else:
+                    writer.write(size + answer)
+        writer.close()
+
+
+async def test_an_answer_out_of_turn_costs_the_connection_and_neither_session_nor_lease(server):
+    claim = Claim("a", 60.0)
+    async with Relay(server.port) as relay:
+        backend = from_url(f"zk://127.0.0.1:{relay.port}/app")
+        await backend.acquire(claim)
+        driver = backend._sessions.of(60.0)._driver
+        relay.losing = True
+        both = await asyncio.gather(backend.inspect("a"), backend.inspect("b"), return_exceptions=True)
+        assert not relay.losing
+        assert any(isinstance(outcome, BackendUnavailableError) for outcome in both)
+        renewal: list[Renewal] = []
+        for _ in range(200):
+            with contextlib.suppress(BackendUnavailableError):
+                renewal = list(await backend.renew([claim]))
+            if renewal not in ([], [Renewal.UNKNOWN]):
+                break
+            await asyncio.sleep(0.1)
+        assert renewal == [Renewal.RENEWED]
+        assert backend._sessions.of(60.0)._driver is driver
+        await backend.release(claim)
+        await backend.aclose()
