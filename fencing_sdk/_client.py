@@ -182,7 +182,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
                 others wait at most this long. From 50 ms to one day; use 1 s or more over a network.
 
             wait: Seconds to wait for another holder, and for a store that does not answer. 0 asks once. None waits for
-                ever for a holder, and one ttl for the store. A request that is on its way has one second nevertheless,
+                ever for a holder, and one ttl for the store. A request that is on its way has two seconds nevertheless,
                 with ``wait=0`` too, and the first connection of a client has five.
 
             safety_buffer: Seconds before the ttl ends at which the work is cancelled. A fifth of

@@ -25,7 +25,7 @@ Backoff = Callable[[tenacity.RetryCallState], float]
 DEFAULT_BACKOFF: Backoff = tenacity.wait_random_exponential(multiplier=0.05, max=1.0)
 NO_FENCES: tuple[()] = ()
 
-_LAST_CALL = 1.0
+_LAST_CALL = 2.0
 """Seconds that a request may take although the patience ends meanwhile."""
 
 
