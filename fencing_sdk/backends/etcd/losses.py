@@ -156,13 +156,15 @@ class EtcdLossWatcher(LossNotices):
                 self._held.pop(key, None)
                 continue
             _, held = found
-            requests.append({"create_request": self._new_watch(key, held.proven + 1)})
+            requests.append({"create_request": self._new_watch(key, held.proven)})
         self._to_cancel, self._lasting = {}, set()
         if self._new:
             self._changed.set()
         return requests
 
     def _new_watch(self, key: bytes, start_revision: int) -> Json:
+        # From the revision at which the key was last proven, not a later one: etcd 3.5 answers no request for progress
+        # of a stream with a watch that begins at a revision which is not written yet.
         self._last_id += 1
         self._watched[key] = self._last_id
         self._watch_ids.add(self._last_id)
