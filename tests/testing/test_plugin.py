@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from page_project import run_pytest, write_from_page
 from patience import wait_until
 
 from fencing_sdk import (
@@ -32,18 +31,8 @@ pytest_plugins = ["fencing_sdk.testing.plugin"]
 # The plugin in a project of its own: real pytest in its own process, on a service with a bug and on the mended one.
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
-BLOCK = re.compile(r"^```python skip\n# (?P<file>[\w/]+\.py)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
 ALONE = "--disable-plugin-autoload"
 IN_PROJECT = 'pytest_plugins = ["fencing_sdk.testing.plugin"]\n'
-
-
-def run_pytest(folder: Path, *options: str) -> tuple[int, str]:
-    """Run the tests in *folder*; no configuration of ours is in reach."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", "-c", "/dev/null"]
-    command += [f"--rootdir={folder}", *options, str(folder)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
-    return done.returncode, done.stdout + done.stderr
 
 
 def write_project(folder: Path, **files: str) -> None:
@@ -86,16 +75,10 @@ class Seat(models.Model):
 """What a project with the view and the task of the page has besides."""
 
 
-def write_from_page(folder: Path, *files: str) -> None:
-    blocks = {match["file"]: match["code"] for match in BLOCK.finditer(PAGE.read_text())}
-    for file in files:
-        (folder / file).write_text(blocks[file])
-
-
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """The project of the page for coroutines."""
-    write_from_page(tmp_path, "shop.py", "test_shop.py")
+    write_from_page("testing.md", tmp_path, "shop.py", "test_shop.py")
     return tmp_path
 
 
@@ -105,7 +88,7 @@ def booking(tmp_path: Path) -> Path:
     (tmp_path / "booking").mkdir()
     for name, text in DJANGO_PROJECT.items():
         (tmp_path / name).write_text(text)
-    write_from_page(tmp_path, "booking/seats.py", "test_booking.py")
+    write_from_page("testing.md", tmp_path, "booking/seats.py", "test_booking.py")
     return tmp_path
 
 
