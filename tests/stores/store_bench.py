@@ -43,6 +43,10 @@ class WaitersBench(Protocol):
 
     url: str
 
+    async def in_line(self, name: str) -> int:
+        """How many wait for the lock now; -1 while the nodes of a store differ."""
+        ...
+
     async def waiting(self, name: str, count: int) -> None:
         """Return when the store knows of *count* waiters of the lock."""
         ...
@@ -95,13 +99,23 @@ async def _counted(ask: Callable[[], Awaitable[int]], count: int) -> None:
     await eventually(reached, what=f"{count} wait", within=BUSY)
 
 
+class Line:
+    """A bench of a store that knows who waits."""
+
+    async def in_line(self, name: str) -> int:
+        raise NotImplementedError
+
+    async def waiting(self, name: str, count: int) -> None:
+        await _counted(lambda: self.in_line(name), count)
+
+
 class MemoryBench:
     """The store that lives in the process of a client: there is nothing to ask beside it."""
 
     url = "memory://"
 
 
-class SqliteBench:
+class SqliteBench(Line):
     def __init__(self, path: Path) -> None:
         self.url, self._path = f"sqlite:///{path}", path
 
@@ -112,12 +126,8 @@ class SqliteBench:
             with connection:
                 return connection.execute(statement, arguments).fetchall()
 
-    async def waiting(self, name: str, count: int) -> None:
-        async def line() -> int:
-            statement = "SELECT owner FROM fencing_waiter WHERE name = ?"
-            return len(await asyncio.to_thread(self.ask, statement, name))
-
-        await _counted(line, count)
+    async def in_line(self, name: str) -> int:
+        return len(await asyncio.to_thread(self.ask, "SELECT owner FROM fencing_waiter WHERE name = ?", name))
 
     async def leavings(self) -> list[object]:
         waiters = await asyncio.to_thread(self.ask, "SELECT name FROM fencing_waiter")
@@ -125,7 +135,7 @@ class SqliteBench:
         return [*waiters, *holders]
 
 
-class RedisBench:
+class RedisBench(Line):
     connections = 1
 
     def __init__(self, server: RedisServer, proxy: FaultProxy) -> None:
@@ -136,17 +146,14 @@ class RedisBench:
     def seconds_left(self, name: str) -> float:
         return max(0, int(self.server.ask("PTTL", redis_stage.key(name)))) / 1000
 
-    async def waiting(self, name: str, count: int) -> None:
-        async def line() -> int:
-            return int(await self.server.command("ZCARD", redis_stage.key(name, "q")))
-
-        await _counted(line, count)
+    async def in_line(self, name: str) -> int:
+        return int(await self.server.command("ZCARD", redis_stage.key(name, "q")))
 
     async def leavings(self) -> list[object]:
         return [*await redis_stage.keys(self.server), *await redis_stage.connections(self.server)]
 
 
-class QuorumBench:
+class QuorumBench(Line):
     """Three nodes. A fault of the server is one of a majority, a fault of the network one before every node."""
 
     connections = 1
@@ -168,12 +175,9 @@ class QuorumBench:
         left = sorted(max(0, int(node.ask("PTTL", redis_stage.key(name, "h")))) for node in self.quorum.nodes)
         return left[self.quorum.majority - 1] / 1000
 
-    async def waiting(self, name: str, count: int) -> None:
-        async def line() -> int:
-            lines = [await node.command("ZCARD", redis_stage.key(name, "hq")) for node in self.quorum.nodes]
-            return count if all(int(length) == count for length in lines) else -1
-
-        await _counted(line, count)
+    async def in_line(self, name: str) -> int:
+        lines = {int(await node.command("ZCARD", redis_stage.key(name, "hq"))) for node in self.quorum.nodes}
+        return lines.pop() if len(lines) == 1 else -1
 
     async def leavings(self) -> list[object]:
         left: list[object] = []
@@ -183,7 +187,7 @@ class QuorumBench:
         return left
 
 
-class PostgresqlBench:
+class PostgresqlBench(Line):
     connections = 1
 
     def __init__(self, server: PostgresqlServer, proxy: PostgresqlProxy) -> None:
@@ -194,14 +198,14 @@ class PostgresqlBench:
     def seconds_left(self, name: str) -> float:
         return max(0.0, *(left for (left,) in self.server.ask(postgresql_stage.LEFT, name)), 0.0)
 
-    async def waiting(self, name: str, count: int) -> None:
-        await postgresql_stage.waiting(self.server, count, name, within=BUSY)
+    async def in_line(self, name: str) -> int:
+        return await postgresql_stage.line(self.server, name)
 
     async def leavings(self) -> list[object]:
         return await postgresql_stage.leavings(self.server)
 
 
-class EtcdBench:
+class EtcdBench(Line):
     connections = 100  # the limit of the pool
 
     def __init__(self, cluster: EtcdCluster, proxy: FaultProxy) -> None:
@@ -219,17 +223,14 @@ class EtcdBench:
         left = [int(lease.get("TTL", 0)) for lease in told]  # -1: the lease is gone
         return max([0.0, *(max(0.001, seconds) for seconds in left if seconds >= 0)])
 
-    async def waiting(self, name: str, count: int) -> None:
-        async def line() -> int:
-            return len(await asyncio.to_thread(self._keys, name)) - 1  # without the holder
-
-        await _counted(line, count)
+    async def in_line(self, name: str) -> int:
+        return len(await asyncio.to_thread(self._keys, name)) - 1  # without the holder
 
     async def leavings(self) -> list[object]:
         return list(await asyncio.to_thread(self.cluster.keys))
 
 
-class ZooKeeperBench:
+class ZooKeeperBench(Line):
     connections = 2  # a session for each ttl, and the one with which the client was opened
 
     def __init__(self, server: ZooKeeperServer, url: str, proxy: FaultProxy, operator: KazooClient) -> None:
@@ -268,11 +269,14 @@ class ZooKeeperBench:
         pairs = itertools.pairwise(self._line(name))
         return sum((f"{folder}/{ahead.name}", node.session) in watched for ahead, node in pairs)
 
+    async def in_line(self, name: str) -> int:
+        return len(await asyncio.to_thread(self._line, name)) - 1  # without the holder
+
     async def waiting(self, name: str, count: int) -> None:
-        async def line() -> int:
+        async def watching() -> int:
             return await asyncio.to_thread(self._waiters, name)
 
-        await _counted(line, count)
+        await _counted(watching, count)
 
     async def leavings(self) -> list[object]:
         return [node for name in "ab" for node in await asyncio.to_thread(self._line, name)]

@@ -281,7 +281,7 @@ class WaitersSuite:
                 await bench.waiting("a", 5)
             for waiter in stays:
                 await waiter.over()
-            await bench.waiting("a", 0)
+            assert await bench.in_line("a") == 0, "nobody has to wait until a silent place is lost"
             await stay.end()
         await nothing_left(bench)
 
